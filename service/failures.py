@@ -1,0 +1,76 @@
+"""What to do when an attempt fails: a pure decision.
+
+The class of the failure decides. A failure of the machine is not the run's fault and is
+counted apart from the run's own; what would fail again unchanged is not tried again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainers.errors import FailureClass
+
+INFRASTRUCTURE_LIMIT = 20
+"""Attempts that a run may lose to machines before it fails; bounds a crash loop."""
+
+FIRST_DELAY_S = 1.0
+LONGEST_DELAY_S = 300.0
+
+_COUNTED = frozenset({FailureClass.bug, FailureClass.not_finite})
+_NOT_THE_RUNS_FAULT = frozenset({FailureClass.infrastructure, FailureClass.lost})
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCounts:
+    """How often a run has failed so far, this failure included."""
+
+    own: int
+    """Failures of the run itself."""
+    infrastructure: int
+    """Failures of machines, processes or networks under it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDecision:
+    """Try again after a delay, or fail for good; `reason` says why in words."""
+
+    retry: bool
+    delay_s: float
+    reason: str
+
+
+def decide_retry(
+    failure: FailureClass, counts: FailureCounts, *, max_restarts: int, progressed: bool
+) -> RetryDecision:
+    """Decide whether a failed attempt is followed by another.
+
+    Args:
+        failure: class of the failure that just happened.
+        counts: failures so far, this one included.
+        max_restarts: how many failures of its own the spec allows a run to recover from.
+        progressed: whether the attempt got further than the one before; a run that
+            moves on between machine failures is retried without delay.
+    """
+    if failure is FailureClass.preempted:
+        return RetryDecision(True, 0.0, "preempted: the run resumes when resources are back")
+    if failure in _NOT_THE_RUNS_FAULT:
+        if counts.infrastructure > INFRASTRUCTURE_LIMIT:
+            return RetryDecision(
+                False,
+                0.0,
+                f"lost to machines {counts.infrastructure} times; the limit is {INFRASTRUCTURE_LIMIT}",
+            )
+        delay = FIRST_DELAY_S if progressed else backoff_s(counts.infrastructure)
+        return RetryDecision(True, delay, f"{failure}: retried, not counted against max_restarts")
+    if failure in _COUNTED:
+        if counts.own <= max_restarts:
+            return RetryDecision(
+                True, backoff_s(counts.own), f"{failure}: restart {counts.own} of {max_restarts}"
+            )
+        return RetryDecision(False, 0.0, f"{failure}: max_restarts {max_restarts} is used up")
+    return RetryDecision(False, 0.0, f"{failure}: would fail again unchanged")
+
+
+def backoff_s(failures: int) -> float:
+    """Delay before the retry that follows the n-th failure: doubling from 1 s to 300 s."""
+    return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 30))

@@ -1,0 +1,197 @@
+"""Rows of the store as frozen records: what every reader of the database gets.
+
+Times are Unix seconds (float, UTC). Each record is built from a row by `from_row`, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Self, TypeVar
+
+from service.states import ExperimentState, RunState
+from trainers.errors import FailureClass
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Build the record from a row that has a column for each field."""
+        return cls(**{field.name: row[field.name] for field in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment(_Record):
+    """One submitted experiment; lists carry no spec text and no series."""
+
+    id: int
+    name: str
+    owner: str
+    state: ExperimentState
+    priority: int
+    attempt: int
+    """Ray Jobs started for it; the fence for every write of a driver."""
+    spec_sha256: str
+    run_count: int
+    submission_id: str | None
+    """Ray Job of the current attempt, `stillhouse-<id>-<attempt>`."""
+    lease_owner: str | None
+    lease_until_s: float | None
+    cancel_requested_s: float | None
+    pause_requested_s: float | None
+    not_before_s: float
+    """Earliest time of the next claim; set by the delay before a retry."""
+    failure_class: FailureClass | None
+    failure_message: str | None
+    created_s: float
+    queued_s: float
+    started_s: float | None
+    ended_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run(_Record):
+    """One point of the grid with one seed, with its latest progress and figures."""
+
+    id: int
+    experiment_id: int
+    index: int
+    cell: str
+    seed: int
+    point: dict[str, Any]
+    """Axis values by dotted name."""
+    state: RunState
+    attempt: int
+    """Attempts opened so far; the fence for every write of a worker."""
+    own_failures: int
+    infrastructure_failures: int
+    not_before_s: float
+    failure_class: FailureClass | None
+    failure_message: str | None
+    cancel_requested_s: float | None
+    step: int
+    total_steps: int | None
+    phase: str | None
+    checkpoint: str | None
+    """Last verified checkpoint."""
+    checkpoint_step: int | None
+    started_s: float | None
+    ended_s: float | None
+    # Typed columns that people filter on, known at submission:
+    task: str
+    student: str
+    precision: str
+    optimizer: str
+    implementation: str
+    global_batch_size: int
+    strategy: str
+    workers: int
+    hardware: str
+    # Typed columns that people filter on, from the summary; None until known:
+    accuracy: float | None
+    f1: float | None
+    train_loss: float | None
+    validation_loss: float | None
+    total_time_s: float | None
+    train_time_s: float | None
+    cost_usd: float | None
+    energy_kwh: float | None
+    energy_provenance: str | None
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    peak_memory_mib: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(_Record):
+    """One try at a run."""
+
+    run_id: int
+    number: int
+    experiment_attempt: int
+    state: RunState
+    started_s: float
+    ended_s: float | None
+    resumed_from_step: int | None
+    last_step: int
+    node: str | None
+    pid: int | None
+    failure_class: FailureClass | None
+    failure_message: str | None
+    facts: dict[str, Any] | None
+    """Reproducibility: versions, commit, fingerprints, hardware, threads, resolved config."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event(_Record):
+    """Something that happened to an experiment; numbered from 1 in commit order."""
+
+    experiment_id: int
+    number: int
+    run_id: int | None
+    attempt: int | None
+    at_s: float
+    kind: str
+    """Dotted word: `experiment.submitted`, `run.started`, `run.failed`, ..."""
+    message: str
+    data: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine(_Record):
+    """One line for people, numbered within its attempt."""
+
+    run_id: int
+    attempt: int
+    number: int
+    at_s: float
+    level: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PointRow(_Record):
+    """One metric value at one step; `value` may be NaN or infinite."""
+
+    name: str
+    step: int
+    attempt: int
+    at_s: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementRow(_Record):
+    """A quantity with a unit over a window."""
+
+    run_id: int
+    attempt: int
+    name: str
+    value: float
+    unit: str
+    provenance: str
+    scope: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """One waiting experiment: where it stands and why it waits."""
+
+    experiment: Experiment
+    position: int
+    """From 1, in the order in which the scheduler would claim."""
+    reason: str
+    """Why it waits, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Record]):
+    """One page of a list; `next_token` is None on the last."""
+
+    items: list[Record]
+    next_token: str | None

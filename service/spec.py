@@ -1,0 +1,481 @@
+"""The spec of an experiment: the immutable, validated, hashed text of what a user asks for.
+
+Pure: no I/O. `parse` turns bytes into a document under limits, `validate` turns a document
+into an `ExperimentSpec`, `ExperimentSpec.runs()` expands it. A problem is a field path, the
+value, the constraint and the fix, in one line (`SpecError`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+
+from service import grid
+from service.grid import MAX_RUNS, AxisValue
+from service.hardware import CATALOGUE, Hardware, lookup, nearest
+from trainers.availability import AVAILABLE
+from trainers.config import Section, TrainingSections
+
+MAX_BYTES = 1 << 20
+"""Longest spec, in bytes."""
+MAX_DEPTH = 16
+"""Deepest nesting of a spec."""
+MAX_NODES = 100_000
+"""Most values in a spec."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a spec.
+
+    Attributes:
+        type: stable identifier, for instance `unknown-key`; `docs/errors.md` lists them.
+        path: dotted path of the field; empty for the document as a whole.
+        message: one line with value, constraint and fix.
+    """
+
+    type: str
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class SpecError(ValueError):
+    """A spec that cannot be accepted, with all its problems."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(str(problem) for problem in self.problems))
+
+
+class Search(Section):
+    """How the axes are walked."""
+
+    name: Literal["grid", "random", "asha"] = "grid"
+    """grid = every combination; random = `samples` of them."""
+    axes: dict[str, list[AxisValue]] = Field(default_factory=dict)
+    """Values by dotted field name, for instance `batch.global_size: [16, 32]`; the first varies slowest."""
+    samples: int | None = Field(default=None, ge=1, le=MAX_RUNS)
+    """random only: how many combinations to draw."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """random only: seed of the draw."""
+
+    @field_validator("name")
+    @classmethod
+    def _runnable(cls, value: str) -> str:
+        if value not in AVAILABLE["search.name"]:
+            raise ValueError(
+                f"'{value}' is not available in this version; choose one of: "
+                + ", ".join(AVAILABLE["search.name"])
+            )
+        return value
+
+    @field_validator("axes")
+    @classmethod
+    def _not_empty(cls, axes: dict[str, list[AxisValue]]) -> dict[str, list[AxisValue]]:
+        for name, values in axes.items():
+            if not values:
+                raise ValueError(f"axis '{name}' is empty; give at least one value or remove it")
+            if len({json.dumps(value) for value in values}) < len(values):
+                raise ValueError(f"axis '{name}' lists a value twice; repeat runs with seeds instead")
+        return axes
+
+    @model_validator(mode="after")
+    def _samples_for_random(self) -> Search:
+        if (self.name == "random") != (self.samples is not None):
+            raise ValueError("samples belongs to search.name: random, which needs it")
+        return self
+
+
+class Resources(Section):
+    """What one worker reserves in the cluster."""
+
+    cpus_per_worker: int = Field(default=1, ge=1, le=1024)
+    """CPUs that each worker reserves, and its default number of threads."""
+    memory_gib_per_worker: float | None = Field(default=None, gt=0, le=65536)
+    """Memory that each worker reserves, in GiB; unset = not reserved."""
+
+
+class Budget(Section):
+    """Limits over all runs of the experiment; when one is reached the rest is stopped."""
+
+    cost_usd: float | None = Field(default=None, gt=0)
+    """Most money, in USD; unset = no limit."""
+    energy_kwh: float | None = Field(default=None, gt=0)
+    """Most energy, in kWh; unset = no limit."""
+    hours: float | None = Field(default=None, gt=0)
+    """Most device time, in hours summed over runs; unset = no limit."""
+
+
+class Queue(Section):
+    """The experiment's place among others."""
+
+    priority: int = Field(default=50, ge=0, le=100)
+    """Higher goes first; experiments of one priority share fairly between owners, then by age."""
+    max_concurrent_runs: int | None = Field(default=None, ge=1, le=10_000)
+    """Most runs at a time; unset = as many as fit into the cluster."""
+    wait_for_capacity: bool = False
+    """Accept what the present cluster could never run, and wait for nodes to join."""
+
+
+class ExperimentSpec(TrainingSections):
+    """One experiment: training sections, hardware, axes, seeds, limits and queue."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}$")]
+    """Name for people; need not be unique. Letters, digits, space, dot, underscore, hyphen."""
+    description: str = Field(default="", max_length=10_000)
+    """What the experiment is for."""
+    hardware: str = "cpu"
+    """Name of the hardware in the catalogue."""
+    resources: Resources = Resources()
+    """What one worker reserves."""
+    search: Search = Search()
+    """How the axes are walked."""
+    seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field(
+        default_factory=lambda: [0], min_length=1, max_length=MAX_RUNS
+    )
+    """Each grid point runs once per seed."""
+    isolation: Literal["shared", "process"] = "shared"
+    """shared = single-worker runs reuse a worker process, reset between runs; process = each has its own."""
+    budget: Budget = Budget()
+    """Limits over all runs."""
+    queue: Queue = Queue()
+    """The experiment's place among others."""
+    max_restarts: int = Field(default=2, ge=0, le=100)
+    """Failures of its own that a run recovers from; failures of machines are not counted."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("a seed is listed twice; list each once")
+        return seeds
+
+    @model_validator(mode="after")
+    def _fits_grid(self) -> ExperimentSpec:
+        count = self.run_count()
+        if count > MAX_RUNS:
+            raise ValueError(
+                f"the grid has {count:,} runs, the limit is {MAX_RUNS:,}; "
+                "shorten search.axes or seeds, or draw with search.name: random"
+            )
+        return self
+
+    def run_count(self) -> int:
+        """Number of runs; computed from lengths, without expanding."""
+        return grid.cardinality(self.search.axes, len(self.seeds), self.search.samples)
+
+    def canonical_json(self) -> str:
+        """The spec with all defaults, keys sorted, no white space: what is hashed."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    def sha256(self) -> str:
+        """Hash of the canonical JSON."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+
+    def runs(self, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Iterator[RunPlan]:
+        """The runs, in product order, each validated as if it had been written out by hand.
+
+        Raises:
+            SpecError: naming the axis values of the first grid point that is not valid.
+        """
+        base = self.model_dump(mode="json", exclude={"search", "seeds"})
+        axes = self.search.axes
+        points = (
+            grid.grid_points(axes)
+            if self.search.samples is None
+            else grid.sampled_points(axes, self.search.samples, self.search.seed)
+        )
+        index = 0
+        for point in points:
+            resolved = validate(grid.with_axis_values(base, point), catalogue, point=point)
+            cell = hashlib.sha256(canonical_json(point).encode()).hexdigest()[:12]
+            for seed in self.seeds:
+                yield RunPlan(index=index, cell=cell, seed=seed, point=point, spec=resolved)
+                index += 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """One run of the grid before it is stored.
+
+    Attributes:
+        index: position in product order, from 0.
+        cell: short hash of the axis values; runs that differ by seed alone share it.
+        seed: the run's seed.
+        point: axis values by dotted name.
+        spec: the spec with the axis values written in, and no axes of its own.
+    """
+
+    index: int
+    cell: str
+    seed: int
+    point: dict[str, AxisValue]
+    spec: ExperimentSpec
+
+
+def canonical_json(value: object) -> str:
+    """JSON with sorted keys, no white space and no NaN: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+class _Loader(yaml.CSafeLoader):
+    """YAML with YAML 1.2's scalars: only true/false are booleans, `1e-4` is a number, and a
+    date is a string. A key given twice is an error."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key '{key.value}' is given twice; keep one", key.start_mark
+                )
+            seen.add(str(key.value))
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep=True)
+        return mapping
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(null|~|)$"), ["n", "~", ""])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false)$"), ["t", "f"])
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
+    list("-+.0123456789"),
+)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?\d{1,4000}$"), list("-+0123456789"))
+_Loader.yaml_implicit_resolvers = {
+    # An integer also matches the float pattern; the first match wins.
+    first: sorted(resolvers, key=lambda entry: not entry[0].endswith(":int"))
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+
+
+def parse(text: bytes) -> dict[str, JsonValue]:
+    """Turn the bytes of a spec, YAML or JSON, into a document.
+
+    Raises:
+        SpecError: with one problem of type `too-large`, `not-utf-8`, `yaml-alias`, `too-deep`,
+            `not-yaml` or `not-a-mapping`, before anything large is built.
+    """
+    if len(text) > MAX_BYTES:
+        raise _refusal("too-large", f"{len(text):,} bytes; the limit is {MAX_BYTES:,}")
+    try:
+        decoded = text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _refusal("not-utf-8", f"byte {error.start} is not UTF-8; save the file as UTF-8") from None
+    try:
+        _check_shape(yaml.parse(decoded, Loader=yaml.CSafeLoader))
+        document = yaml.load(decoded, Loader=_Loader)
+    except SpecError:
+        raise
+    except yaml.YAMLError as error:
+        raise _refusal("not-yaml", _one_line(error)) from None
+    except (ValueError, OverflowError) as error:
+        raise _refusal("not-yaml", str(error).splitlines()[0]) from None
+    if not isinstance(document, dict):
+        kind = "empty" if document is None else f"a {type(document).__name__}"
+        raise _refusal("not-a-mapping", f"the document is {kind}; a spec is a mapping of fields")
+    return document
+
+
+def _check_shape(events: Iterator[yaml.Event]) -> None:
+    """Refuse aliases, deep nesting and too many values from the event stream alone."""
+    depth = nodes = 0
+    for event in events:
+        line = event.start_mark.line + 1 if event.start_mark else 0
+        if isinstance(event, yaml.AliasEvent):
+            raise _refusal("yaml-alias", f"line {line}: alias *{event.anchor}; write the value out instead")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise _refusal("too-deep", f"line {line}: nested deeper than {MAX_DEPTH} levels")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if isinstance(event, yaml.NodeEvent):
+            nodes += 1
+            if nodes > MAX_NODES:
+                raise _refusal("too-large", f"line {line}: more than {MAX_NODES:,} values")
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    text = str(getattr(error, "problem", None) or error).splitlines()[0]
+    return f"line {mark.line + 1}: {text}" if mark is not None else text
+
+
+def _refusal(kind: str, message: str) -> SpecError:
+    return SpecError([Problem(kind, "", message)])
+
+
+def validate(
+    document: Mapping[str, object],
+    catalogue: Mapping[str, Hardware] = CATALOGUE,
+    *,
+    point: Mapping[str, AxisValue] | None = None,
+) -> ExperimentSpec:
+    """Turn a document into a spec, checking every field, the hardware and the axes' names.
+
+    Args:
+        document: the parsed text.
+        catalogue: known hardware.
+        point: axis values already written into the document; named in the problems.
+
+    Raises:
+        SpecError: with every problem found, in the order of the fields.
+    """
+    prefix = f"grid point {canonical_json(dict(point))}: " if point else ""
+    document = _with_first_point(document)
+    try:
+        spec = ExperimentSpec.model_validate_json(json.dumps(document), strict=True)
+    except ValidationError as error:
+        raise SpecError(
+            [_problem(entry, document, prefix) for entry in error.errors(include_url=False)]
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise _refusal("wrong-type", f"{prefix}{error}") from None
+    problems = [*_hardware_problems(spec, catalogue, prefix), *_axis_problems(spec)]
+    if problems:
+        raise SpecError(problems)
+    return spec
+
+
+def _with_first_point(document: Mapping[str, object]) -> Mapping[str, object]:
+    """A field that is an axis takes the axis' first value, so that no default is judged unused."""
+    search = document.get("search")
+    axes = search.get("axes") if isinstance(search, Mapping) else None
+    if not isinstance(axes, Mapping):
+        return document
+    known = set(axis_names())
+    first = {
+        name: values[0]
+        for name, values in axes.items()
+        if name in known and isinstance(values, list) and values
+    }
+    try:
+        return grid.with_axis_values(document, first)
+    except ValueError:
+        return document  # Validation names the value that should be a section.
+
+
+def _hardware_problems(
+    spec: ExperimentSpec, catalogue: Mapping[str, Hardware], prefix: str
+) -> Iterator[Problem]:
+    if "hardware" in spec.search.axes:
+        return  # Each grid point is checked on its own.
+    try:
+        hardware = lookup(spec.hardware, catalogue)
+        hardware.rates(spec.resources.cpus_per_worker)
+    except ValueError as error:
+        yield Problem("unknown-hardware", "hardware", f"{prefix}{error}")
+        return
+    if "precision" not in spec.search.axes and spec.precision not in hardware.precisions:
+        yield Problem(
+            "precision-not-on-hardware",
+            "precision",
+            f"{prefix}{spec.hardware} does not compute {spec.precision}; "
+            f"it computes {', '.join(hardware.precisions)}",
+        )
+
+
+def _axis_problems(spec: ExperimentSpec) -> Iterator[Problem]:
+    known = set(axis_names())
+    for name in spec.search.axes:
+        if name not in known:
+            yield Problem(
+                "unknown-axis", f"search.axes.{name}", f"no field is called '{name}'; {nearest(name, known)}"
+            )
+
+
+_NOT_AXES = frozenset({"name", "description", "search", "seeds", "queue", "budget", "isolation"})
+
+
+def axis_names() -> list[str]:
+    """Dotted names of all fields that may be an axis."""
+    names: list[str] = []
+    for name, field in ExperimentSpec.model_fields.items():
+        if name in _NOT_AXES:
+            continue
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            names += [f"{name}.{inner}" for inner in section.model_fields]
+        else:
+            names.append(name)
+    return names
+
+
+_TYPES = {
+    "extra_forbidden": "unknown-key",
+    "missing": "missing-field",
+    "value_error": "invalid-value",
+    "finite_number": "not-finite",
+    "string_pattern_mismatch": "invalid-value",
+    "enum": "invalid-value",
+    "literal_error": "invalid-value",
+}
+_RANGE = ("greater_than", "less_than", "too_short", "too_long", "string_too")
+
+
+def _problem(entry: Any, document: Mapping[str, object], prefix: str) -> Problem:
+    location = [str(part) for part in entry["loc"]]
+    kind = entry["type"]
+    path = _document_path(location, document)
+    if kind == "extra_forbidden":
+        return Problem("unknown-key", path, f"{prefix}unknown key; {_nearest_key(location)}")
+    if kind == "missing":
+        return Problem("missing-field", path, f"{prefix}this field is required")
+    if kind == "value_error":
+        message = str(entry["ctx"]["error"])
+        stable = "grid-too-large" if "the grid has" in message else "invalid-value"
+        return Problem(stable, path, prefix + message)
+    stable = _TYPES.get(kind, "out-of-range" if kind.startswith(_RANGE) else "wrong-type")
+    shown = json.dumps(entry["input"], default=str)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    message = entry["msg"][0].lower() + entry["msg"][1:]
+    return Problem(stable, path, f"{prefix}{shown}: {message}")
+
+
+def _document_path(location: Sequence[str], document: Mapping[str, object]) -> str:
+    """The part of pydantic's location that exists in the document: union branches are dropped."""
+    path: list[str] = []
+    value: object = document
+    for position, part in enumerate(location):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, Sequence) and not isinstance(value, str) and part.isdigit():
+            value = value[int(part)] if int(part) < len(value) else None
+        elif position != len(location) - 1 or not isinstance(value, Mapping):
+            continue
+        path.append(part)
+    return ".".join(path)
+
+
+def _nearest_key(location: Sequence[str]) -> str:
+    fields: Mapping[str, Any] = ExperimentSpec.model_fields
+    for part in location[:-1]:
+        annotation = fields[part].annotation if part in fields else None
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            fields = annotation.model_fields
+    return nearest(location[-1], fields)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a spec, as published at `/api/v1/spec.schema.json`."""
+    schema = ExperimentSpec.model_json_schema(mode="validation")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:stillhouse:spec:v1",
+        **schema,
+        "title": "Stillhouse experiment spec",
+    }

@@ -1,0 +1,23 @@
+"""What this version can run, of all the words that a spec may use.
+
+The vocabulary of a spec is the design's; a part that is not built yet is refused when the
+spec is validated, never in a worker. Building a part means adding its word here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+AVAILABLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "task.name": ("imdb",),
+        "model.encoder": ("huggingface",),
+        "distillation": (),
+        "precision": ("fp32", "bf16"),
+        "optimizer.implementation[adamw]": ("auto", "single_unfused", "multi_unfused", "multi_fused"),
+        "optimizer.implementation[adan]": ("auto", "single_unfused", "multi_unfused"),
+        "parallel.strategy": ("single", "ddp"),
+        "search.name": ("grid", "random"),
+    }
+)

@@ -1,0 +1,359 @@
+"""What one run trains, as frozen pydantic models.
+
+The experiment spec (`service.spec`) is built from these sections, so a section's fields are
+described once, here, with their owner. Importing this module imports neither torch nor
+transformers.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from trainers.availability import AVAILABLE
+
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)]
+
+
+class Section(BaseModel):
+    """A closed, frozen group of fields: unknown keys and NaN are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+def _available(kind: str, value: str) -> str:
+    """Refuse a word of the vocabulary that this version cannot run yet.
+
+    Raises:
+        ValueError: naming the value and the choices that do run.
+    """
+    if value not in AVAILABLE[kind]:
+        raise ValueError(
+            f"'{value}' is not available in this version; choose one of: " + ", ".join(AVAILABLE[kind])
+        )
+    return value
+
+
+class TaskName(StrEnum):
+    """What is learned: data, head and metrics."""
+
+    imdb = "imdb"
+    squad_v2 = "squad_v2"
+    wikiqa = "wikiqa"
+    tariff = "tariff"
+    mlm = "mlm"
+
+
+class Precision(StrEnum):
+    """The number format of the forward and backward pass."""
+
+    fp32 = "fp32"
+    tf32 = "tf32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+class Strategy(StrEnum):
+    """How a step is spread over workers."""
+
+    single = "single"
+    ddp = "ddp"
+    pipeline = "pipeline"
+
+
+class Task(Section):
+    """What is learned, and from which data."""
+
+    name: TaskName
+    """Task: data format, head and metrics."""
+    path: str | None = Field(default=None, max_length=4096)
+    """Dataset: a folder or file under a configured data root, or `hub:<id>`; unset = the task's hub id."""
+    max_length: int = Field(default=512, ge=8, le=512)
+    """Longest sequence, in tokens; longer texts are cut."""
+    train_examples: int | None = Field(default=None, ge=1)
+    """How many training examples to draw, balanced by label; unset = all."""
+    validation_examples: int | None = Field(default=None, ge=1)
+    """How many validation examples to draw, balanced by label; unset = all."""
+    validation_fraction: float = Field(default=0.1, gt=0.0, lt=1.0)
+    """Share of the training data held out when the dataset has no validation or test part."""
+    split_seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of the subset and of the split; the same for all runs, so that they see the same data."""
+
+    @field_validator("name")
+    @classmethod
+    def _runnable(cls, value: TaskName) -> TaskName:
+        _available("task.name", value)
+        return value
+
+
+class Model(Section):
+    """The model that is trained."""
+
+    student: Identifier | Annotated[str, Field(max_length=4096)] = "mini"
+    """A preset (tiny mini small medium base), a folder under a model root, or `hub:<id>`."""
+    teacher: str | None = Field(default=None, max_length=4096)
+    """Frozen source model for distillation: a folder or `hub:<id>`; unset = no distillation."""
+    encoder: Literal["huggingface", "fused", "binary"] = "huggingface"
+    """Implementation of the encoder layers."""
+    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Dropout probability of hidden states and attention, dimensionless; 0 = off."""
+
+    @field_validator("encoder")
+    @classmethod
+    def _runnable(cls, value: str) -> str:
+        return _available("model.encoder", value)
+
+    @field_validator("teacher")
+    @classmethod
+    def _no_teacher_yet(cls, value: str | None) -> str | None:
+        if value is not None and not AVAILABLE["distillation"]:
+            raise ValueError("distillation is not available in this version; remove the field")
+        return value
+
+
+class OptimizerName(StrEnum):
+    """The update rule."""
+
+    adamw = "adamw"
+    adan = "adan"
+
+
+class Implementation(StrEnum):
+    """How the update rule is executed; the result is the same to rounding."""
+
+    auto = "auto"
+    single_unfused = "single_unfused"
+    multi_unfused = "multi_unfused"
+    single_fused = "single_fused"
+    multi_fused = "multi_fused"
+
+
+class Optimizer(Section):
+    """The update rule, its hyperparameters and its schedule."""
+
+    name: OptimizerName = OptimizerName.adamw
+    """Update rule. Adan: arXiv 2208.06677, in the official code's convention of betas."""
+    implementation: Implementation = Implementation.auto
+    """How the step is executed; auto = the fastest that is available here."""
+    learning_rate: float = Field(default=1e-4, gt=0.0, le=10.0)
+    """Peak learning rate, dimensionless."""
+    betas: tuple[float, ...] | None = None
+    """Decay rates: two for adamw, three for adan; unset = (0.9, 0.999) or (0.98, 0.92, 0.99)."""
+    eps: float = Field(default=1e-8, gt=0.0, le=1.0)
+    """Added to the denominator, dimensionless."""
+    weight_decay: float = Field(default=0.01, ge=0.0, le=10.0)
+    """Decoupled weight decay, dimensionless; 0 = off. Not applied to biases and LayerNorm."""
+    no_prox: bool = False
+    """Adan only: decay as in AdamW instead of the proximal form."""
+    max_grad_norm: float = Field(default=1.0, ge=0.0)
+    """Clip gradients to this global L2 norm; 0 = no clipping."""
+    warmup_fraction: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Share of all steps over which the learning rate rises linearly from 0; 0 = no warm-up."""
+    schedule: Literal["linear", "constant"] = "linear"
+    """After the warm-up: linear decay to 0, or constant."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Optimizer:
+        _available(f"optimizer.implementation[{self.name}]", self.implementation)
+        wanted = 2 if self.name is OptimizerName.adamw else 3
+        if self.betas is not None:
+            if len(self.betas) != wanted:
+                raise ValueError(
+                    f"betas has {len(self.betas)} values, but {self.name} takes {wanted}; "
+                    "change optimizer.betas or optimizer.name"
+                )
+            for beta in self.betas:
+                if not 0.0 <= beta < 1.0:
+                    raise ValueError(f"beta {beta} is outside [0, 1); change optimizer.betas")
+        if self.no_prox and self.name is not OptimizerName.adan:
+            raise ValueError(
+                f"no_prox belongs to adan, not {self.name}; "
+                "remove optimizer.no_prox or set optimizer.name: adan"
+            )
+        return self
+
+
+class Batch(Section):
+    """How many examples one step sees."""
+
+    global_size: int = Field(default=16, ge=1, le=65536)
+    """Examples per optimizer update, over all workers and accumulation steps."""
+    micro_size: int | Literal["auto"] = "auto"
+    """Examples per forward-backward on one worker; auto = the worker's whole share of the global batch."""
+
+    @field_validator("micro_size")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and not 1 <= value <= 65536:
+            raise ValueError(f"{value} is outside [1, 65536]; give a size or 'auto'")
+        return value
+
+
+class Length(Section):
+    """When training ends: exactly one of the two."""
+
+    epochs: float | None = Field(default=None, gt=0.0, le=10_000)
+    """Passes over the training data."""
+    steps: int | None = Field(default=None, ge=1, le=100_000_000)
+    """Optimizer updates."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Length:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give exactly one of epochs and steps")
+        return self
+
+    def total_steps(self, examples: int, global_size: int) -> int:
+        """Optimizer updates for a dataset of `examples`, dropping no example of an epoch."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return max(1, math.ceil(self.epochs * math.ceil(examples / global_size)))
+
+
+class Parallel(Section):
+    """How a step is spread over workers."""
+
+    strategy: Strategy = Strategy.single
+    """single = one worker; ddp = replicas that average gradients; pipeline = layers in stages."""
+    workers: int = Field(default=1, ge=1, le=4096)
+    """Worker processes (one device each)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Parallel:
+        _available("parallel.strategy", self.strategy)
+        if self.strategy is Strategy.single and self.workers != 1:
+            raise ValueError(
+                f"strategy single has one worker, not {self.workers}; "
+                "set parallel.strategy: ddp or parallel.workers: 1"
+            )
+        return self
+
+
+class Evaluation(Section):
+    """When the model is evaluated; never inside the timed region."""
+
+    every_epochs: float = Field(default=1.0, gt=0.0, le=10_000)
+    """Evaluate each time this many epochs have passed, and at the end."""
+    batch_size: int = Field(default=64, ge=1, le=65536)
+    """Examples per forward pass on one worker."""
+
+
+class Checkpointing(Section):
+    """What a killed run loses at most."""
+
+    every_steps: int | None = Field(default=None, ge=1)
+    """Write a checkpoint each time this many steps have passed; unset = by time alone."""
+    every_s: float = Field(default=30.0, ge=0.0)
+    """Write a checkpoint when this many seconds have passed since the last; 0 = by steps alone."""
+    keep: int = Field(default=2, ge=1, le=100)
+    """How many of the newest checkpoints stay on disk."""
+
+
+class TrainingSections(Section):
+    """The sections that describe training: shared by a spec and by each resolved run."""
+
+    task: Task
+    """What is learned, and from which data."""
+    model: Model = Model()
+    """The model that is trained."""
+    precision: Precision = Precision.fp32
+    """Number format of forward and backward; parameters and optimizer state stay fp32."""
+    optimizer: Optimizer = Optimizer()
+    """Update rule and schedule."""
+    batch: Batch = Batch()
+    """How many examples one step sees."""
+    length: Length = Length(epochs=1)
+    """When training ends."""
+    parallel: Parallel = Parallel()
+    """How a step is spread over workers."""
+    evaluation: Evaluation = Evaluation()
+    """When the model is evaluated."""
+    checkpoint: Checkpointing = Checkpointing()
+    """How often a resumable checkpoint is written."""
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    """CPU threads of each worker; unset = the CPUs that the worker reserves."""
+    deterministic: bool = False
+    """Deterministic kernels: a resumed run ends bitwise where the uninterrupted one ends."""
+    log_every_steps: int = Field(default=1, ge=1)
+    """Report points each time this many steps have passed."""
+
+    @field_validator("precision")
+    @classmethod
+    def _runnable(cls, value: Precision) -> Precision:
+        _available("precision", value)
+        return value
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> TrainingSections:
+        size, workers = self.batch.global_size, self.parallel.workers
+        if size % workers:
+            raise ValueError(
+                f"batch.global_size {size} does not divide by parallel.workers {workers}; "
+                f"use a multiple of {workers}, such as {math.ceil(size / workers) * workers}"
+            )
+        share = size // workers
+        micro = self.batch.micro_size
+        if isinstance(micro, int) and share % micro:
+            raise ValueError(
+                f"batch.micro_size {micro} does not divide a worker's share of {share} examples "
+                f"(batch.global_size {size} / parallel.workers {workers}); choose a divisor of {share}"
+            )
+        return self
+
+    @property
+    def micro_size(self) -> int:
+        """Examples per forward-backward on one worker, with `auto` resolved."""
+        share = self.batch.global_size // self.parallel.workers
+        return share if self.batch.micro_size == "auto" else int(self.batch.micro_size)
+
+    @property
+    def accumulation(self) -> int:
+        """Forward-backward passes per optimizer update on one worker."""
+        return self.batch.global_size // self.parallel.workers // self.micro_size
+
+
+class Rates(Section):
+    """What the hardware of a run costs, for the cost and energy figures."""
+
+    hardware: str
+    """Name of the hardware in the catalogue."""
+    device: Literal["cpu", "cuda"]
+    """Torch device type that a worker uses."""
+    price_usd_per_hour: float = Field(ge=0.0)
+    """Price of one device, in USD per hour."""
+    price_date: str
+    """Date of the price, ISO 8601."""
+    tdp_w: float = Field(gt=0.0)
+    """Thermal design power of one device, in watts; the basis of modelled energy."""
+    devices_per_worker: int = Field(default=1, ge=1)
+    """Devices that one worker occupies: its reserved CPUs on `cpu`, else 1."""
+
+
+class Workspace(Section):
+    """Where a run reads and writes on the worker's file system."""
+
+    checkpoints: str
+    """Folder for this run's checkpoints, shared by all attempts and workers of the run."""
+    cache: str
+    """Folder for tokenised data, shared by all runs."""
+    data_roots: tuple[str, ...] = ()
+    """Folders that dataset paths may lie in."""
+    model_roots: tuple[str, ...] = ()
+    """Folders that model paths may lie in."""
+    offline: bool = False
+    """Never ask the hub; a hub id must then be in the local hub cache."""
+
+
+class RunConfig(TrainingSections):
+    """One run, fully resolved: what `trainers.entrypoint.train` needs and nothing else."""
+
+    seed: int = Field(ge=0, lt=2**32)
+    """Seed of initialisation, data order and dropout."""
+    rates: Rates
+    """Price and power of the hardware."""
+    workspace: Workspace
+    """Where the run reads and writes."""

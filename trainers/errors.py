@@ -1,0 +1,63 @@
+"""Errors that end a training run, each with the failure class that decides the retry."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+
+class FailureClass(StrEnum):
+    """Why an attempt failed; the retry decision and people's filters go by it."""
+
+    infrastructure = "infrastructure"
+    """A machine, process or network went away. Retried; counted apart from the run's own failures."""
+    out_of_memory = "out_of_memory"
+    """The batch does not fit: a result of the grid, never retried unchanged."""
+    not_finite = "not_finite"
+    """Loss or gradients became NaN or infinite."""
+    bad_data = "bad_data"
+    """The dataset is missing, empty, malformed or has changed between attempts."""
+    bad_spec = "bad_spec"
+    """The spec asks for what cannot be done."""
+    preempted = "preempted"
+    """The cluster took the resources back. Retried without being counted."""
+    lost = "lost"
+    """Nobody knows what happened: the driver and its lease are gone."""
+    bug = "bug"
+    """An error that nobody foresaw; the traceback is in the log."""
+
+
+class TrainingError(Exception):
+    """Base of all errors that a run ends with. The message is one line that says what to do."""
+
+    failure_class: ClassVar[FailureClass] = FailureClass.bug
+
+
+class BadSpecError(TrainingError):
+    """The run's configuration cannot be carried out here."""
+
+    failure_class = FailureClass.bad_spec
+
+
+class BadDataError(TrainingError):
+    """The dataset cannot be read: names file, line and field."""
+
+    failure_class = FailureClass.bad_data
+
+
+class NotFiniteError(TrainingError):
+    """Loss or gradient norm is NaN or infinite on some worker."""
+
+    failure_class = FailureClass.not_finite
+
+
+class OutOfMemoryError(TrainingError):
+    """A step does not fit into the device's memory."""
+
+    failure_class = FailureClass.out_of_memory
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint cannot be written or read back."""
+
+    failure_class = FailureClass.infrastructure

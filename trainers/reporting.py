@@ -1,0 +1,167 @@
+"""How a training run talks to the outside: it reports through a `Sink` and asks a `Stop`.
+
+The loop never asks whether somebody listens: `NullSink` and `NeverStop` are the null forms.
+Only the worker of rank 0 holds a real sink unless a method says otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, Protocol
+
+
+class Provenance(StrEnum):
+    """How a measurement came to be; different provenances never mix in one number."""
+
+    counter = "counter"
+    """Read from a hardware or operating-system counter, or a clock."""
+    sampled = "sampled"
+    """Integrated from samples."""
+    modelled = "modelled"
+    """Computed from rated power, price or another assumption."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A quantity with a unit over a window.
+
+    Attributes:
+        name: for instance `train_time_s`; carries its unit.
+        value: in `unit`.
+        unit: `s`, `kWh`, `MiB`, `USD`, `1/s`, ...
+        provenance: how the value came to be.
+        scope: what it covers: `run`, `worker:0`, `device:0`, ...
+        start_s, end_s: the window, in Unix time.
+    """
+
+    name: str
+    value: float
+    unit: str
+    provenance: Provenance
+    scope: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One metric value at one step. NaN and infinities are allowed and kept."""
+
+    name: str
+    step: int
+    value: float
+    at_s: float = field(default_factory=time.time)
+
+
+class StopReason(StrEnum):
+    """Why a run is asked to end before its length is reached."""
+
+    cancel = "cancel"
+    pause = "pause"
+    early_stop = "early_stop"
+    preempted = "preempted"
+
+
+class Stop(Protocol):
+    """Asked at each step boundary; must return at once."""
+
+    def requested(self) -> StopReason | None:
+        """The reason to stop now, or None to go on."""
+        ...
+
+
+class Sink(Protocol):
+    """Where a run's facts go. No method blocks the loop or raises for a slow receiver."""
+
+    def started(self, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, object]) -> None:
+        """Called once, before the first step.
+
+        Args:
+            total_steps: optimizer updates of the whole run.
+            resumed_from_step: step of the checkpoint that was restored; 0 = from the beginning.
+            facts: reproducibility (versions, commit, data fingerprint, parameters, threads, ...).
+        """
+        ...
+
+    def points(self, points: Sequence[Point]) -> None:
+        """Metric values; (name, step) is unique within an attempt."""
+        ...
+
+    def progress(self, *, step: int, total_steps: int, phase: str) -> None:
+        """Where the run is: phase is `preparing`, `training`, `validating` or `saving`."""
+        ...
+
+    def measurement(self, measurement: Measurement) -> None:
+        """A quantity over a window."""
+        ...
+
+    def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None:
+        """One line for people."""
+        ...
+
+    def checkpoint(self, *, step: int, path: str, verified: bool) -> None:
+        """A checkpoint is complete on disk (manifest renamed into place)."""
+        ...
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was reported is acknowledged; False when time ran out."""
+        ...
+
+
+class NullSink:
+    """Takes everything and keeps nothing."""
+
+    def started(self, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, object]) -> None:
+        """Ignore."""
+
+    def points(self, points: Sequence[Point]) -> None:
+        """Ignore."""
+
+    def progress(self, *, step: int, total_steps: int, phase: str) -> None:
+        """Ignore."""
+
+    def measurement(self, measurement: Measurement) -> None:
+        """Ignore."""
+
+    def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None:
+        """Ignore."""
+
+    def checkpoint(self, *, step: int, path: str, verified: bool) -> None:
+        """Ignore."""
+
+    def flush(self, timeout_s: float) -> bool:
+        """Nothing is pending."""
+        return True
+
+
+class NeverStop:
+    """A stop that never comes."""
+
+    def requested(self) -> StopReason | None:
+        """Go on."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a call of `train` ended; returned on every rank, figures on rank 0.
+
+    Attributes:
+        status: `completed` when the whole length was trained, else `stopped`.
+        stop_reason: set when status is `stopped`.
+        step: the last finished step.
+        total_steps: steps of the whole run.
+        summary: final figures by name with unit (`accuracy`, `total_time_s`, ...); the
+            names are columns of the run's summary and are listed in `docs/metrics.md`.
+        checkpoint: path of the last verified checkpoint, when there is one.
+    """
+
+    status: Literal["completed", "stopped"]
+    stop_reason: StopReason | None
+    step: int
+    total_steps: int
+    summary: Mapping[str, float | int | str | None]
+    checkpoint: str | None
