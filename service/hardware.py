@@ -127,7 +127,8 @@ def lookup(name: str, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Hardware
 def nearest(word: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?`, or all the known words when none is near."""
     words = sorted(known)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    folded = {candidate.casefold(): candidate for candidate in words}
+    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
     if close:
-        return f"did you mean '{close[0]}'?"
+        return f"did you mean '{folded[close[0]]}'?"
     return "known: " + ", ".join(words[:20]) + (", ..." if len(words) > 20 else "")

@@ -10,10 +10,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
 from pydantic import AnyHttpUrl, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from service.document import SpecError, parse
 from service.hardware import CATALOGUE, Hardware
 
 
@@ -67,9 +67,16 @@ class Settings(BaseSettings):
         path = self.data_dir / "hardware.yaml"
         if not path.exists():
             return CATALOGUE
-        entries = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        own: dict[str, Hardware] = {}
         try:
-            own = {name: Hardware(name=name, **entry) for name, entry in entries.items()}
-        except (ValidationError, TypeError) as error:
+            for name, entry in parse(path.read_bytes()).items():
+                own[name] = Hardware.model_validate(
+                    {"name": name, **entry} if isinstance(entry, dict) else entry
+                )
+        except SpecError as error:
             raise ValueError(f"{path}: {error}") from None
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(map(str, (name, *first["loc"])))
+            raise ValueError(f"{path}: {field}: {first['msg']}") from None
         return {**CATALOGUE, **own}

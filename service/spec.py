@@ -1,60 +1,37 @@
 """The spec of an experiment: the immutable, validated, hashed text of what a user asks for.
 
-Pure: no I/O. `parse` turns bytes into a document under limits, `validate` turns a document
-into an `ExperimentSpec`, `ExperimentSpec.runs()` expands it. A problem is a field path, the
-value, the constraint and the fix, in one line (`SpecError`).
+Pure: no I/O. `parse` (`service.document`) turns bytes into a document under limits, `validate`
+turns a document into an `ExperimentSpec`, `ExperimentSpec.runs()` expands it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from service import grid
+from service.document import Problem, SpecError, parse, refusal
 from service.grid import MAX_RUNS, AxisValue
 from service.hardware import CATALOGUE, Hardware, lookup, nearest
 from trainers.availability import AVAILABLE
 from trainers.config import Section, TrainingSections
 
-MAX_BYTES = 1 << 20
-"""Longest spec, in bytes."""
-MAX_DEPTH = 16
-"""Deepest nesting of a spec."""
-MAX_NODES = 100_000
-"""Most values in a spec."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong with a spec.
-
-    Attributes:
-        type: stable identifier, for instance `unknown-key`; `docs/errors.md` lists them.
-        path: dotted path of the field; empty for the document as a whole.
-        message: one line with value, constraint and fix.
-    """
-
-    type: str
-    path: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
-
-
-class SpecError(ValueError):
-    """A spec that cannot be accepted, with all its problems."""
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("; ".join(str(problem) for problem in self.problems))
+__all__ = [
+    "ExperimentSpec",
+    "Problem",
+    "RunPlan",
+    "SpecError",
+    "axis_names",
+    "canonical_json",
+    "json_schema",
+    "parse",
+    "validate",
+]
 
 
 class Search(Section):
@@ -228,96 +205,6 @@ def canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-class _Loader(yaml.CSafeLoader):
-    """YAML with YAML 1.2's scalars: only true/false are booleans, `1e-4` is a number, and a
-    date is a string. A key given twice is an error."""
-
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key '{key.value}' is given twice; keep one", key.start_mark
-                )
-            seen.add(str(key.value))
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep=True)
-        return mapping
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(null|~|)$"), ["n", "~", ""])
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false)$"), ["t", "f"])
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
-    list("-+.0123456789"),
-)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?\d{1,4000}$"), list("-+0123456789"))
-_Loader.yaml_implicit_resolvers = {
-    # An integer also matches the float pattern; the first match wins.
-    first: sorted(resolvers, key=lambda entry: not entry[0].endswith(":int"))
-    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
-}
-
-
-def parse(text: bytes) -> dict[str, JsonValue]:
-    """Turn the bytes of a spec, YAML or JSON, into a document.
-
-    Raises:
-        SpecError: with one problem of type `too-large`, `not-utf-8`, `yaml-alias`, `too-deep`,
-            `not-yaml` or `not-a-mapping`, before anything large is built.
-    """
-    if len(text) > MAX_BYTES:
-        raise _refusal("too-large", f"{len(text):,} bytes; the limit is {MAX_BYTES:,}")
-    try:
-        decoded = text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _refusal("not-utf-8", f"byte {error.start} is not UTF-8; save the file as UTF-8") from None
-    try:
-        _check_shape(yaml.parse(decoded, Loader=yaml.CSafeLoader))
-        document = yaml.load(decoded, Loader=_Loader)
-    except SpecError:
-        raise
-    except yaml.YAMLError as error:
-        raise _refusal("not-yaml", _one_line(error)) from None
-    except (ValueError, OverflowError) as error:
-        raise _refusal("not-yaml", str(error).splitlines()[0]) from None
-    if not isinstance(document, dict):
-        kind = "empty" if document is None else f"a {type(document).__name__}"
-        raise _refusal("not-a-mapping", f"the document is {kind}; a spec is a mapping of fields")
-    return document
-
-
-def _check_shape(events: Iterator[yaml.Event]) -> None:
-    """Refuse aliases, deep nesting and too many values from the event stream alone."""
-    depth = nodes = 0
-    for event in events:
-        line = event.start_mark.line + 1 if event.start_mark else 0
-        if isinstance(event, yaml.AliasEvent):
-            raise _refusal("yaml-alias", f"line {line}: alias *{event.anchor}; write the value out instead")
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise _refusal("too-deep", f"line {line}: nested deeper than {MAX_DEPTH} levels")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if isinstance(event, yaml.NodeEvent):
-            nodes += 1
-            if nodes > MAX_NODES:
-                raise _refusal("too-large", f"line {line}: more than {MAX_NODES:,} values")
-
-
-def _one_line(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    text = str(getattr(error, "problem", None) or error).splitlines()[0]
-    return f"line {mark.line + 1}: {text}" if mark is not None else text
-
-
-def _refusal(kind: str, message: str) -> SpecError:
-    return SpecError([Problem(kind, "", message)])
-
-
 def validate(
     document: Mapping[str, object],
     catalogue: Mapping[str, Hardware] = CATALOGUE,
@@ -343,7 +230,7 @@ def validate(
             [_problem(entry, document, prefix) for entry in error.errors(include_url=False)]
         ) from None
     except (TypeError, ValueError) as error:
-        raise _refusal("wrong-type", f"{prefix}{error}") from None
+        raise refusal("wrong-type", f"{prefix}{error}") from None
     problems = [*_hardware_problems(spec, catalogue, prefix), *_axis_problems(spec)]
     if problems:
         raise SpecError(problems)

@@ -1,0 +1,55 @@
+# Everything a developer or a new user runs. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve test test-postgres lint format bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(READY) ## Make the virtual environment (the other targets do it when it is missing)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); \
+	  sys.exit(None if ok else "Python %d.%d: Stillhouse runs on 3.11 to 3.13; set PYTHON=python3.12" % sys.version_info[:2])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (torch is large: some minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY) ## Run a small sweep end to end and print the comparison (under 4 minutes)
+	@$(BIN)/stillhouse demo
+
+serve: $(READY) ## Start the service on this machine: database, Ray with dashboard, API, scheduler
+	@$(BIN)/stillhouse up
+
+test: $(READY) ## Run all tests (PostgreSQL's run when its server is installed)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-postgres: $(READY) ## Run the tests that need PostgreSQL
+	@$(BIN)/python -m pytest -m postgresql $(PYTEST_ARGS)
+
+lint: $(READY) ## Check style, types and import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(READY) ## Rewrite files in the project's format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(READY) ## Run every benchmark; each prints one JSON object as its last line
+	@for module in benchmarks/[a-z]*.py; do \
+	  name=$$(basename $$module .py); echo "== benchmarks.$$name"; \
+	  $(BIN)/python -m benchmarks.$$name || exit 1; \
+	done
+
+clean: ## Remove caches and build products, but not the virtual environment
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

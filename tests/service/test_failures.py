@@ -1,0 +1,60 @@
+"""The retry decision: the class of the failure decides."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.failures import INFRASTRUCTURE_LIMIT, LONGEST_DELAY_S, FailureCounts, backoff_s, decide_retry
+from trainers.errors import FailureClass
+
+
+@pytest.mark.parametrize(
+    "failure", [FailureClass.out_of_memory, FailureClass.bad_data, FailureClass.bad_spec]
+)
+def test_what_would_fail_again_unchanged_is_not_retried(failure: FailureClass) -> None:
+    decision = decide_retry(failure, FailureCounts(own=1, infrastructure=0), max_restarts=5, progressed=True)
+    assert not decision.retry
+    assert "unchanged" in decision.reason
+
+
+@pytest.mark.parametrize("failure", [FailureClass.bug, FailureClass.not_finite])
+def test_the_runs_own_failures_are_retried_max_restarts_times(failure: FailureClass) -> None:
+    retried = [
+        decide_retry(failure, FailureCounts(own=n, infrastructure=0), max_restarts=2, progressed=False).retry
+        for n in (1, 2, 3)
+    ]
+    assert retried == [True, True, False]
+
+
+@pytest.mark.parametrize("failure", [FailureClass.infrastructure, FailureClass.lost])
+def test_failures_of_machines_are_not_counted_against_max_restarts(failure: FailureClass) -> None:
+    decision = decide_retry(failure, FailureCounts(own=0, infrastructure=9), max_restarts=0, progressed=False)
+    assert decision.retry
+
+
+def test_a_crash_loop_of_machines_ends() -> None:
+    counts = FailureCounts(own=0, infrastructure=INFRASTRUCTURE_LIMIT + 1)
+    assert not decide_retry(FailureClass.infrastructure, counts, max_restarts=0, progressed=False).retry
+
+
+def test_a_run_that_moves_on_between_machine_failures_is_not_delayed_further() -> None:
+    counts = FailureCounts(own=0, infrastructure=8)
+    slow = decide_retry(FailureClass.infrastructure, counts, max_restarts=0, progressed=False)
+    fast = decide_retry(FailureClass.infrastructure, counts, max_restarts=0, progressed=True)
+    assert fast.delay_s < slow.delay_s
+
+
+def test_preemption_is_retried_at_once_however_often() -> None:
+    counts = FailureCounts(own=99, infrastructure=99)
+    decision = decide_retry(FailureClass.preempted, counts, max_restarts=0, progressed=False)
+    assert (decision.retry, decision.delay_s) == (True, 0.0)
+
+
+def test_every_class_gets_a_decision_with_a_reason() -> None:
+    for failure in FailureClass:
+        assert decide_retry(failure, FailureCounts(1, 1), max_restarts=1, progressed=False).reason
+
+
+def test_backoff_doubles_up_to_its_limit() -> None:
+    assert [backoff_s(n) for n in (1, 2, 3)] == [1.0, 2.0, 4.0]
+    assert backoff_s(50) == backoff_s(10**6) == LONGEST_DELAY_S

@@ -1,0 +1,259 @@
+"""The spec: what is accepted, what each bad input is told, and what the hash depends on."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.document import MAX_BYTES
+from service.spec import (
+    ExperimentSpec,
+    SpecError,
+    axis_names,
+    canonical_json,
+    json_schema,
+    parse,
+    validate,
+)
+
+MINIMAL = {"name": "a", "task": {"name": "imdb"}}
+
+
+def problems(text: str | bytes) -> list[tuple[str, str, str]]:
+    """Problems of a spec's text as (type, path, message); an empty list when it is accepted."""
+    raw = text.encode() if isinstance(text, str) else text
+    try:
+        list(validate(parse(raw)).runs())
+    except SpecError as error:
+        return [(problem.type, problem.path, problem.message) for problem in error.problems]
+    return []
+
+
+def only_problem(extra: str) -> tuple[str, str, str]:
+    """The single problem of the minimal spec with `extra` lines."""
+    found = problems(f"name: a\ntask: {{name: imdb}}\n{extra}\n")
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_minimal_spec_is_accepted_and_has_one_run() -> None:
+    spec = validate(MINIMAL)
+    [run] = spec.runs()
+    assert (run.index, run.seed, run.point) == (0, 0, {})
+    assert run.spec == spec
+
+
+def test_json_is_accepted_too() -> None:
+    assert validate(parse(json.dumps(MINIMAL).encode())) == validate(MINIMAL)
+
+
+def test_scientific_notation_is_a_number() -> None:
+    spec = validate(parse(b"name: a\ntask: {name: imdb}\noptimizer: {learning_rate: 1e-4}"))
+    assert spec.optimizer.learning_rate == 1e-4
+
+
+def test_dates_and_words_like_on_stay_strings() -> None:
+    assert validate(parse(b"name: 2026-01-01\ntask: {name: imdb}")).name == "2026-01-01"
+    kind, path, _ = only_problem("deterministic: on")
+    assert (kind, path) == ("wrong-type", "deterministic")
+
+
+@pytest.mark.parametrize(
+    ("extra", "kind", "path", "says"),
+    [
+        ("optimzer: {}", "unknown-key", "optimzer", "did you mean 'optimizer'?"),
+        ("batch: {global_sice: 8}", "unknown-key", "batch.global_sice", "did you mean 'global_size'?"),
+        ("batch: {global_size: '16'}", "wrong-type", "batch.global_size", '"16"'),
+        ("batch: {global_size: 0}", "out-of-range", "batch.global_size", "greater than or equal to 1"),
+        ("batch: {global_size: " + "9" * 5000 + "}", "wrong-type", "batch.global_size", "Infinity"),
+        ("optimizer: {learning_rate: .nan}", "not-finite", "optimizer.learning_rate", "NaN"),
+        ("optimizer: {learning_rate: .inf}", "not-finite", "optimizer.learning_rate", "Infinity"),
+        ("optimizer: {learning_rate: 1e400}", "not-finite", "optimizer.learning_rate", "finite"),
+        ("optimizer: {weight_decay: 99999999999999999999}", "out-of-range", "optimizer.weight_decay", "10"),
+        ("precision: fp16", "invalid-value", "precision", "not available in this version"),
+        ("precision: fp64", "invalid-value", "precision", "'fp32'"),
+        ("length: {epochs: 1, steps: 3}", "invalid-value", "length", "exactly one"),
+        ("optimizer: {betas: [0.9]}", "invalid-value", "optimizer", "takes 2"),
+        ("optimizer: {no_prox: true}", "invalid-value", "optimizer", "belongs to adan"),
+        ("parallel: {workers: 2}", "invalid-value", "parallel", "strategy: ddp"),
+        ("parallel: {strategy: ddp, workers: 3}", "invalid-value", "", "such as 18"),
+        ("batch: {micro_size: 3}", "invalid-value", "", "divisor of 16"),
+        ("hardware: A1000", "unknown-hardware", "hardware", "did you mean 'A100'?"),
+        ("hardware: TPUv3", "unknown-hardware", "hardware", "TPU"),
+        ("hardware: T4\nprecision: bf16", "precision-not-on-hardware", "precision", "fp32, fp16"),
+        ("seeds: []", "out-of-range", "seeds", "at least 1"),
+        ("seeds: [1, 1]", "invalid-value", "seeds", "twice"),
+        ("search: {axes: {batch.global_size: []}}", "invalid-value", "search.axes", "is empty"),
+        ("search: {axes: {precision: [fp32, fp32]}}", "invalid-value", "search.axes", "twice"),
+        ("search: {axes: {batch.size: [2]}}", "unknown-axis", "search.axes.batch.size", "no field"),
+        ("search: {axes: {queue.priority: [2]}}", "unknown-axis", "search.axes.queue.priority", "no field"),
+        ("search: {name: random}", "invalid-value", "search", "samples"),
+        ("search: {name: asha}", "invalid-value", "search.name", "grid, random"),
+        ("model: {teacher: x}", "invalid-value", "model.teacher", "distillation"),
+        ("name: b", "not-yaml", "", "given twice"),
+        ("batch: 3", "wrong-type", "batch", "3"),
+        ("model: &x {}\nbatch: *x", "yaml-alias", "", "alias *x"),
+    ],
+)
+def test_a_bad_field_gets_one_line_that_says_what_to_do(extra: str, kind: str, path: str, says: str) -> None:
+    found = only_problem(extra)
+    assert found[:2] == (kind, path)
+    assert says in found[2]
+    assert "\n" not in found[2]
+
+
+def test_all_problems_are_named_at_once() -> None:
+    found = problems("name: a\ntask: {name: imdb, pth: x}\noptimzer: {}\nprecision: fp64")
+    assert [kind for kind, _, _ in found] == ["unknown-key", "invalid-value", "unknown-key"]
+
+
+def test_a_bad_axis_value_names_its_grid_point() -> None:
+    [(kind, path, message)] = problems(
+        "name: a\ntask: {name: imdb}\nsearch: {axes: {precision: [bf16, fp64]}}"
+    )
+    assert (kind, path) == ("invalid-value", "precision")
+    assert 'grid point {"precision":"fp64"}' in message
+
+
+def test_a_field_that_is_an_axis_takes_its_first_value() -> None:
+    text = b"name: a\ntask: {name: imdb}\nparallel: {strategy: ddp}\nbatch: {global_size: 30}\n"
+    spec = validate(parse(text + b"search: {axes: {parallel.workers: [3, 2]}}"))
+    assert spec.parallel.workers == 3
+    assert [run.spec.parallel.workers for run in spec.runs()] == [3, 2]
+
+
+def test_product_order_is_axes_as_listed_then_seeds_fastest() -> None:
+    spec = validate(
+        {
+            **MINIMAL,
+            "seeds": [7, 8],
+            "search": {"axes": {"precision": ["fp32", "bf16"], "batch.global_size": [8, 16]}},
+        }
+    )
+    runs = list(spec.runs())
+    assert [run.index for run in runs] == list(range(8))
+    assert [(run.point["precision"], run.point["batch.global_size"], run.seed) for run in runs[:5]] == [
+        ("fp32", 8, 7),
+        ("fp32", 8, 8),
+        ("fp32", 16, 7),
+        ("fp32", 16, 8),
+        ("bf16", 8, 7),
+    ]
+    assert runs[0].cell == runs[1].cell != runs[2].cell
+    assert runs[4].spec.precision == "bf16"
+    assert not runs[4].spec.search.axes
+
+
+def test_random_search_draws_distinct_points_and_repeats_itself() -> None:
+    document = {
+        **MINIMAL,
+        "search": {
+            "name": "random",
+            "samples": 20,
+            "seed": 3,
+            "axes": {
+                "optimizer.eps": [10.0**-n for n in range(1, 15)],
+                "batch.global_size": list(range(1, 1001)),
+            },
+        },
+    }
+    spec = validate(document)
+    first = [canonical_json(run.point) for run in spec.runs()]
+    assert len(set(first)) == 20 == spec.run_count()
+    assert first == [canonical_json(run.point) for run in validate(document).runs()]
+
+
+def test_a_huge_grid_is_refused_before_it_is_expanded() -> None:
+    axes = {
+        name: list(range(1, 1001)) for name in ("batch.global_size", "task.train_examples", "log_every_steps")
+    }
+    started = time.perf_counter()
+    found = problems(yaml.safe_dump({**MINIMAL, "search": {"axes": axes}}))
+    assert [kind for kind, _, _ in found] == ["grid-too-large"]
+    assert "1,000,000,000 runs, the limit is 10,000" in found[0][2]
+    assert time.perf_counter() - started < 5  # Expanding it would take hours.
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (b"\xff\xfe", "not-utf-8"),
+        (b"", "not-a-mapping"),
+        (b"[1, 2]", "not-a-mapping"),
+        (b"just words", "not-a-mapping"),
+        (b"{{{{", "not-yaml"),
+        (b"a: b: c", "not-yaml"),
+        (b"[" * 100_000, "too-deep"),
+        (b"[" + b"1," * 200_000 + b"1]", "too-large"),
+        (b"a" * (MAX_BYTES + 1), "too-large"),
+        (b"a: &a [1]\nb: &b [*a, *a]\nc: [*b, *b]", "yaml-alias"),
+        (b"x: !!python/object/apply:os.system ['true']", "not-yaml"),
+    ],
+)
+def test_a_hostile_document_is_refused_with_its_type(text: bytes, kind: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        validate(parse(text))
+    [problem] = caught.value.problems
+    assert problem.type == kind
+    assert "\n" not in str(problem)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_accepted_or_refused_but_never_crash(text: bytes) -> None:
+    try:
+        validate(parse(text))
+    except SpecError as error:
+        assert all(problem.message and "\n" not in problem.message for problem in error.problems)
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(ExperimentSpec.model_fields)), _json, max_size=4))
+def test_any_value_in_any_field_is_accepted_or_refused_in_one_line(document: dict[str, object]) -> None:
+    try:
+        validate({**MINIMAL, **document})
+    except SpecError as error:
+        assert all(problem.type and "\n" not in str(problem) for problem in error.problems)
+
+
+def test_the_hash_depends_on_meaning_not_on_text() -> None:
+    one = validate(parse(b"name: a\ntask: {name: imdb}\nseeds: [0]"))
+    other = validate(parse(b"task:\n  name: imdb\n# a comment\nname: a\n"))
+    changed = validate(parse(b"name: a\ntask: {name: imdb}\nseeds: [1]"))
+    assert one.sha256() == other.sha256() != changed.sha256()
+
+
+def test_a_spec_survives_its_canonical_json() -> None:
+    spec = validate({**MINIMAL, "optimizer": {"name": "adan", "betas": [0.9, 0.9, 0.99]}})
+    again = validate(json.loads(spec.canonical_json()))
+    assert again == spec
+    assert again.sha256() == spec.sha256()
+
+
+def test_every_field_of_the_schema_is_described() -> None:
+    schema = json_schema()
+    sections = [schema, *schema["$defs"].values()]
+    missing = [
+        f"{section.get('title')}.{name}"
+        for section in sections
+        for name, field in section.get("properties", {}).items()
+        if "description" not in field
+        and "description" not in schema["$defs"].get(field.get("$ref", "").rpartition("/")[2], {})
+    ]
+    assert not missing
+
+
+def test_every_axis_name_is_a_field() -> None:
+    names = axis_names()
+    assert {"precision", "batch.global_size", "optimizer.implementation", "hardware"} <= set(names)
+    assert not {name for name in names if name.startswith(("search", "queue", "seeds"))}

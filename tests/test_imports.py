@@ -1,0 +1,24 @@
+"""What importing a package must not load: `import api.app` and the client stay light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("service.spec", {"torch", "ray", "sqlalchemy", "transformers"}),
+        ("trainers.config", {"torch", "ray", "transformers"}),
+        ("trainers.entrypoint", {"torch", "ray", "transformers"}),
+        ("api.app", {"torch", "ray", "transformers"}),
+        ("service.cli", {"torch", "ray", "transformers"}),
+    ],
+)
+def test_import_leaves_out(module: str, absent: set[str]) -> None:
+    code = f"import sys, {module}; print(*(name for name in {sorted(absent)!r} if name in sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []
