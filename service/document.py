@@ -36,8 +36,20 @@ class Problem:
     path: str
     message: str
 
+    def __post_init__(self) -> None:
+        # Keys and values of the user's are quoted in both: whatever they hold, it stays one line.
+        object.__setattr__(self, "path", _printable(self.path))
+        object.__setattr__(self, "message", _printable(self.message))
+
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
+
+
+def _printable(text: str) -> str:
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 class SpecError(ValueError):
