@@ -1,0 +1,5 @@
+"""`python -m service.cli` is `stillhouse`."""
+
+from service.cli import main
+
+main()

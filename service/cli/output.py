@@ -1,0 +1,79 @@
+"""The door to the terminal: text for people, JSON for programs, one line for an error.
+
+Standard output carries the answer and nothing else: with `--json` it is one JSON document
+(or one per line where a command follows something). Errors and notes go to standard error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import sys
+from collections.abc import Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
+
+_WIDTH_WITHOUT_TERMINAL = 100
+
+
+def console() -> Console:
+    """Standard output for people: the terminal's width, or `COLUMNS`, or 100 in a pipe."""
+    from rich.console import Console
+
+    stream = sys.stdout
+    width = None
+    if not stream.isatty() and "COLUMNS" not in os.environ:
+        width = _WIDTH_WITHOUT_TERMINAL
+    return Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+
+
+def say(text: str) -> None:
+    """One line of the answer, at any width."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """One line beside the answer, on standard error."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def print_json(value: Any) -> None:
+    """The answer as one JSON document on one line, or indented on a terminal."""
+    indent = 2 if sys.stdout.isatty() else None
+    say(json_text(value, indent=indent))
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """JSON of records, models and plain values; what JSON cannot say (NaN) becomes a string."""
+    import json
+
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """Records, models and enumerations as plain JSON values."""
+    if hasattr(value, "model_dump"):
+        return plain(value.model_dump(mode="json"))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    return str(value)
