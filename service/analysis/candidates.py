@@ -1,0 +1,50 @@
+"""What is compared: configurations with one value per metric, and what a metric is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from service.analysis.errors import AnalysisError
+
+Better = Literal["lower", "higher"]
+Matrix = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One configuration: its label and its figures by metric name, in the metric's unit."""
+
+    label: str
+    values: Mapping[str, float | None]
+
+
+def matrix(candidates: Sequence[Candidate], metrics: Sequence[str]) -> Matrix:
+    """Values as an array of shape (candidates, metrics).
+
+    Raises:
+        AnalysisError: without candidates or metrics, or naming every candidate that lacks a
+            metric or has NaN there; nothing is dropped in silence.
+    """
+    if not candidates:
+        raise AnalysisError("there is nothing to compare: no run has a result")
+    if not metrics:
+        raise AnalysisError("no metric is given; name at least one")
+    values = np.array(
+        [[_number(candidate.values.get(metric)) for metric in metrics] for candidate in candidates]
+    )
+    absent = np.argwhere(~np.isfinite(values))
+    if len(absent):
+        named = [f"{candidates[row].label} has no {metrics[column]}" for row, column in absent[:5]]
+        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+        raise AnalysisError("; ".join(named) + more + "; leave the metric or the runs out")
+    return values
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,173 @@
+"""One number per configuration: a weighted score over max-normalised metrics, lower is better.
+
+score = sum over metrics of weight x (value / largest value), with a minus sign where higher is
+better. Seven named strategies order time, cost and energy by weight; a user's own weights work
+alike. Because the score is linear in each weight, the weight at which the winner changes is
+found exactly, as the corners of a lower envelope of lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from service.analysis.candidates import Better, Candidate, Matrix, matrix
+from service.analysis.errors import AnalysisError
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """One metric's part in the score; `weight` is dimensionless and not negative."""
+
+    metric: str
+    weight: float
+    better: Better = "lower"
+
+
+def _strategy(time: float, cost: float, energy: float) -> tuple[Criterion, ...]:
+    return (
+        Criterion("total_time_s", time),
+        Criterion("cost_usd", cost),
+        Criterion("energy_kwh", energy),
+        Criterion("occupancy_pct", 0.1, "higher"),
+    )
+
+
+STRATEGIES: Mapping[str, tuple[Criterion, ...]] = MappingProxyType(
+    {
+        "balance": _strategy(0.3, 0.3, 0.3),
+        "time_cost_energy": _strategy(0.5, 0.3, 0.1),
+        "time_energy_cost": _strategy(0.5, 0.1, 0.3),
+        "cost_time_energy": _strategy(0.3, 0.5, 0.1),
+        "cost_energy_time": _strategy(0.1, 0.5, 0.3),
+        "energy_time_cost": _strategy(0.3, 0.1, 0.5),
+        "energy_cost_time": _strategy(0.1, 0.3, 0.5),
+    }
+)
+"""Named weightings; the name lists what matters from most to least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A configuration's score and its parts (weight x normalised value, signed) by metric."""
+
+    label: str
+    score: float
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRange:
+    """Weights of one metric, the others scaled to fill up, over which one configuration wins."""
+
+    low: float
+    high: float
+    winner: str
+
+
+def normalised(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> Matrix:
+    """Values divided by each metric's largest, of shape (candidates, criteria).
+
+    Raises:
+        AnalysisError: for a missing or negative value; a metric that is zero everywhere stays zero.
+    """
+    values = matrix(candidates, [criterion.metric for criterion in criteria])
+    if (values < 0).any():
+        row, column = np.argwhere(values < 0)[0]
+        raise AnalysisError(
+            f"{candidates[row].label} has a negative {criteria[column].metric}; "
+            "a max-normalised score needs values of 0 or more"
+        )
+    largest = values.max(axis=0)
+    return values / np.where(largest > 0, largest, 1.0)
+
+
+def rank(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> list[Ranked]:
+    """All configurations, the best (lowest score) first; ties keep their order.
+
+    Raises:
+        AnalysisError: for weights that say nothing, or values that are missing.
+    """
+    _check(criteria)
+    parts = normalised(candidates, criteria) * _signed(criteria)
+    scores = parts.sum(axis=1)
+    return [
+        Ranked(
+            candidates[row].label,
+            float(scores[row]),
+            {criterion.metric: float(parts[row, column]) for column, criterion in enumerate(criteria)},
+        )
+        for row in np.argsort(scores, kind="stable")
+    ]
+
+
+def sensitivity(
+    candidates: Sequence[Candidate], criteria: Sequence[Criterion], metric: str
+) -> list[WeightRange]:
+    """Who wins as the weight of `metric` goes from 0 to all, the others keeping their proportions.
+
+    Returns:
+        Ranges of the share of the total weight, in [0, 1], that cover it without gaps.
+
+    Raises:
+        AnalysisError: when `metric` is no criterion, or is the only one with a weight.
+    """
+    _check(criteria)
+    names = [criterion.metric for criterion in criteria]
+    if metric not in names:
+        raise AnalysisError(f"'{metric}' has no weight; weights are given for: {', '.join(names)}")
+    at = names.index(metric)
+    weights = np.array([criterion.weight for criterion in criteria])
+    rest = weights.copy()
+    rest[at] = 0.0
+    if rest.sum() == 0:
+        raise AnalysisError(f"only '{metric}' has a weight; there is nothing to trade it against")
+    directions = np.sign(_signed([Criterion(c.metric, 1.0, c.better) for c in criteria]))
+    values = normalised(candidates, criteria) * directions
+    without = values @ (rest / rest.sum())
+    return _lower_envelope(without, values[:, at], [candidate.label for candidate in candidates])
+
+
+def _lower_envelope(at_zero: Matrix, at_one: Matrix, labels: Sequence[str]) -> list[WeightRange]:
+    """Winners of the lines from `at_zero` (share 0) to `at_one` (share 1), left to right."""
+    slopes = at_one - at_zero
+    share = 0.0
+    current = int(np.lexsort((slopes, at_zero))[0])
+    ranges: list[WeightRange] = []
+    while True:
+        steeper = slopes < slopes[current]
+        gap = at_zero - at_zero[current]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            crossing = np.where(steeper, gap / (slopes[current] - slopes), np.inf)
+        crossing = np.where(crossing >= share, crossing, np.inf)
+        first = float(crossing.min())
+        if first >= 1.0:
+            return [*ranges, WeightRange(share, 1.0, labels[current])]
+        rivals = np.flatnonzero(crossing == first)
+        if first > share:
+            ranges.append(WeightRange(share, first, labels[current]))
+        share, current = first, int(rivals[np.argmin(slopes[rivals])])
+
+
+def _signed(criteria: Sequence[Criterion]) -> Matrix:
+    return np.array(
+        [criterion.weight if criterion.better == "lower" else -criterion.weight for criterion in criteria]
+    )
+
+
+def _check(criteria: Sequence[Criterion]) -> None:
+    if not criteria:
+        raise AnalysisError("no weights are given; name at least one metric with a weight")
+    for criterion in criteria:
+        if not 0.0 <= criterion.weight < float("inf"):
+            raise AnalysisError(
+                f"weight {criterion.weight} of '{criterion.metric}' is not a number of 0 or more"
+            )
+    if sum(criterion.weight for criterion in criteria) == 0:
+        raise AnalysisError("all weights are 0, so every configuration scores alike; give one a weight")
+    names = [criterion.metric for criterion in criteria]
+    if len(set(names)) < len(names):
+        raise AnalysisError("a metric has two weights; give each one")

@@ -1,0 +1,50 @@
+"""Pareto sets against their definition."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.analysis import AnalysisError
+from service.analysis.candidates import Candidate
+from service.analysis.frontier import frontier
+
+
+def test_a_dominated_configuration_names_who_dominates_it() -> None:
+    candidates = [
+        Candidate("cheap", {"cost_usd": 1.0, "accuracy": 0.8}),
+        Candidate("good", {"cost_usd": 3.0, "accuracy": 0.9}),
+        Candidate("bad", {"cost_usd": 4.0, "accuracy": 0.8}),
+    ]
+    result = frontier(candidates, {"cost_usd": "lower", "accuracy": "higher"})
+    assert result.members == ("cheap", "good")
+    assert result.dominated == {"bad": ("cheap", "good")}
+
+
+def test_equal_configurations_are_both_members() -> None:
+    twins = [Candidate("a", {"t": 1.0}), Candidate("b", {"t": 1.0})]
+    assert frontier(twins, {"t": "lower"}).members == ("a", "b")
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12))
+def test_members_are_exactly_what_nothing_dominates(rows: list[tuple[int, int, int]]) -> None:
+    def beats(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
+        costs = [(one[0], other[0]), (one[1], other[1]), (-one[2], -other[2])]
+        return all(x <= y for x, y in costs) and any(x < y for x, y in costs)
+
+    candidates = [
+        Candidate(str(number), dict(zip("abc", map(float, row), strict=True)))
+        for number, row in enumerate(rows)
+    ]
+    result = frontier(candidates, {"a": "lower", "b": "lower", "c": "higher"})
+    for number, row in enumerate(rows):
+        dominators = {str(other) for other, rival in enumerate(rows) if beats(rival, row)}
+        assert (str(number) in result.members) == (not dominators)
+        if dominators:
+            assert set(result.dominated[str(number)]) == dominators & set(result.members)
+
+
+def test_a_missing_metric_is_named() -> None:
+    with pytest.raises(AnalysisError, match="b has no t"):
+        frontier([Candidate("a", {"t": 1.0}), Candidate("b", {"t": None})], {"t": "lower"})
