@@ -18,7 +18,7 @@ Record = TypeVar("Record")
 @dataclass(frozen=True, slots=True)
 class _Record:
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
+    def from_row(cls, row: Mapping[Any, Any]) -> Self:
         """Build the record from a row that has a column for each field."""
         return cls(**{field.name: row[field.name] for field in fields(cls)})
 
@@ -150,6 +150,11 @@ class LogLine(_Record):
     at_s: float
     level: str
     message: str
+
+    @property
+    def cursor(self) -> int:
+        """Place of the line among all lines of its run, over its attempts."""
+        return (self.attempt << 32) + self.number
 
 
 @dataclass(frozen=True, slots=True)

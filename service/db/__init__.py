@@ -1,1 +1,1 @@
-"""."""
+"""The database: engine, tables, statements and migrations."""

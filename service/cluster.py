@@ -1,0 +1,187 @@
+"""What the cluster has, as the scheduler last saw it, and what could never run there. Pure.
+
+The scheduler writes the snapshot; the API and the preview read it, so that neither needs Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from service.hardware import CATALOGUE, Hardware, lookup
+from service.spec import ExperimentSpec
+
+CPU = "CPU"
+GPU = "GPU"
+MEMORY = "memory"
+"""Ray's names of resources; memory is in bytes."""
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """One node of the cluster.
+
+    Attributes:
+        id: Ray's id of the node.
+        name: host name or address.
+        alive: whether it answers.
+        resources: what it has, by Ray's resource name.
+        available: what of that is free.
+    """
+
+    id: str
+    name: str
+    alive: bool
+    resources: dict[str, float]
+    available: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """The cluster at one time.
+
+    Attributes:
+        at_s: when it was looked at, Unix seconds.
+        reachable: whether Ray answered.
+        dashboard_url: for people, when there is a dashboard.
+        nodes: as Ray lists them.
+    """
+
+    at_s: float
+    reachable: bool
+    dashboard_url: str | None
+    nodes: tuple[ClusterNode, ...]
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """What all live nodes have together, by resource name."""
+        return _sum(node.resources for node in self.nodes if node.alive)
+
+    @property
+    def available(self) -> dict[str, float]:
+        """What is free on all live nodes together, by resource name."""
+        return _sum(node.available for node in self.nodes if node.alive)
+
+    def to_document(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "at_s": self.at_s,
+            "reachable": self.reachable,
+            "dashboard_url": self.dashboard_url,
+            "nodes": [
+                {
+                    "id": node.id,
+                    "name": node.name,
+                    "alive": node.alive,
+                    "resources": dict(node.resources),
+                    "available": dict(node.available),
+                }
+                for node in self.nodes
+            ],
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> ClusterSnapshot:
+        """The inverse of `to_document`."""
+        return cls(
+            at_s=document["at_s"],
+            reachable=document["reachable"],
+            dashboard_url=document["dashboard_url"],
+            nodes=tuple(ClusterNode(**node) for node in document["nodes"]),
+        )
+
+
+def _sum(parts: Any) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total
+
+
+def worker_resources(spec: ExperimentSpec, catalogue: Mapping[str, Hardware] = CATALOGUE) -> dict[str, float]:
+    """What one worker of a resolved spec reserves, by Ray's resource name.
+
+    Raises:
+        ValueError: for hardware that is not in the catalogue.
+    """
+    hardware = lookup(spec.hardware, catalogue)
+    wanted: dict[str, float] = {CPU: float(spec.resources.cpus_per_worker)}
+    if hardware.device == "cuda":
+        wanted[GPU] = 1.0
+    if hardware.accelerator_type is not None:
+        wanted[f"accelerator_type:{hardware.accelerator_type}"] = 0.001
+    if spec.resources.memory_gib_per_worker is not None:
+        wanted[MEMORY] = spec.resources.memory_gib_per_worker * _GIB
+    return wanted
+
+
+def unsatisfiable(
+    spec: ExperimentSpec,
+    snapshot: ClusterSnapshot | None,
+    catalogue: Mapping[str, Hardware] = CATALOGUE,
+) -> str | None:
+    """Why the present cluster could never run a resolved spec, even when idle; None when it could.
+
+    What is not known (no snapshot, Ray unreachable) is not held against the spec.
+
+    Args:
+        spec: without axes, as in `RunPlan.spec`.
+        snapshot: the cluster, or None when nobody has looked yet.
+        catalogue: known hardware.
+    """
+    if snapshot is None or not snapshot.reachable:
+        return None
+    wanted = worker_resources(spec, catalogue)
+    workers = spec.parallel.workers
+    nodes = [node.resources for node in snapshot.nodes if node.alive]
+    if not nodes:
+        return "the cluster has no live node"
+    places = sum(_workers_on(node, wanted) for node in nodes)
+    if places >= workers:
+        return None
+    if places:
+        return (
+            f"{workers} workers of {_in_words(wanted)} are wanted, and the cluster has room for {places} "
+            "at a time; lower parallel.workers or resources.cpus_per_worker, or add nodes"
+        )
+    return f"no node has {_missing(wanted, nodes, spec.hardware)}; {_remedy(wanted, nodes)}"
+
+
+def _workers_on(node: Mapping[str, float], wanted: Mapping[str, float]) -> int:
+    return int(min(node.get(name, 0.0) // amount for name, amount in wanted.items()))
+
+
+def _missing(wanted: Mapping[str, float], nodes: list[dict[str, float]], hardware: str) -> str:
+    """The resource that no node has enough of, or all when it is the combination."""
+    for name, amount in reversed(wanted.items()):
+        most = max(node.get(name, 0.0) for node in nodes)
+        if most < amount:
+            if name.startswith("accelerator_type:"):
+                return f"hardware {hardware} (Ray resource {name})"
+            return f"{_in_words({name: amount})} (the most is {_in_words({name: most})})"
+    return f"{_in_words(wanted)} at once"
+
+
+def _remedy(wanted: Mapping[str, float], nodes: list[dict[str, float]]) -> str:
+    accelerators = sorted(
+        {name.partition(":")[2] for node in nodes for name in node if name.startswith("accelerator_type:")}
+    )
+    if any(name.startswith("accelerator_type:") for name in wanted):
+        return f"it has {', '.join(accelerators)}" if accelerators else "it has no accelerator at all"
+    return "lower resources, or add nodes"
+
+
+def _in_words(amounts: Mapping[str, float]) -> str:
+    words = []
+    for name, amount in amounts.items():
+        if name == MEMORY:
+            words.append(f"{amount / _GIB:g} GiB memory")
+        elif name in (CPU, GPU):
+            words.append(f"{amount:g} {name}{'' if amount == 1 else 's'}")
+        else:
+            words.append(name.partition(":")[2] or name)
+    return " + ".join(words)

@@ -1,0 +1,187 @@
+"""Statements of points, logs and measurements: the ones that run for every batch of a recorder.
+
+They are the driver's own SQL, because a batch has thousands of rows and the time of a batch is
+spent per row. SQLite takes rows; PostgreSQL takes one array per column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Select, bindparam, func, select, update
+
+from service.db.engine import driver_connection
+from service.db.schema import attempts, latest_points, metric_names, points, runs
+from service.db.statements import ACTIVE_RUN_STATES
+
+_p = points.c
+
+_TABLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "points": (
+        ("run_id", "int8"), ("name_id", "int4"), ("attempt", "int4"), ("step", "int8"),
+        ("at_s", "float8"), ("value", "float8"),
+    ),
+    "log_lines": (
+        ("run_id", "int8"), ("attempt", "int4"), ("number", "int4"), ("at_s", "float8"),
+        ("level", "text"), ("message", "text"),
+    ),
+    "measurements": (
+        ("run_id", "int8"), ("attempt", "int4"), ("name", "text"), ("scope", "text"),
+        ("start_s", "float8"), ("end_s", "float8"), ("value", "float8"), ("unit", "text"),
+        ("provenance", "text"),
+    ),
+}  # fmt: skip
+
+_NEWER_POINT = """
+    ON CONFLICT (run_id, name_id) DO UPDATE
+    SET attempt = excluded.attempt, step = excluded.step, at_s = excluded.at_s, value = excluded.value
+    WHERE (excluded.attempt, excluded.step) > (latest_points.attempt, latest_points.step)
+"""
+
+
+def add_rows(connection: Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Insert rows of `points`, `log_lines` or `measurements`; a row that is there already is left as it is."""
+    _insert(connection, table, _TABLES[table], rows, "ON CONFLICT DO NOTHING")
+
+
+def raise_latest(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Replace the latest point of (run, name) by a newer one; at most one row per (run, name)."""
+    _insert(connection, "latest_points", _TABLES["points"], rows, _NEWER_POINT)
+
+
+def _insert(
+    connection: Connection,
+    table: str,
+    columns: Sequence[tuple[str, str]],
+    rows: Sequence[tuple[Any, ...]],
+    conflict: str,
+) -> None:
+    if not rows:
+        return
+    names = ", ".join(name for name, _ in columns)
+    if connection.dialect.name == "sqlite":
+        marks = ", ".join("?" * len(columns))
+        connection.exec_driver_sql(f"INSERT INTO {table} ({names}) VALUES ({marks}) {conflict}", list(rows))
+        return
+    arrays = ", ".join(f"%s::{kind}[]" for _, kind in columns)
+    sql = f"INSERT INTO {table} ({names}) SELECT * FROM unnest({arrays}) {conflict}"
+    with driver_connection(connection).cursor() as cursor:
+        cursor.execute(sql, [list(column) for column in zip(*rows, strict=True)])
+
+
+def lock_attempts(connection: Connection, run_ids: Iterable[int]) -> dict[int, tuple[int, str]]:
+    """Lock runs in the order of their ids; (attempt, state) of each that exists."""
+    statement = (
+        select(runs.c.id, runs.c.attempt, runs.c.state)
+        .where(runs.c.id.in_(sorted(run_ids)))
+        .order_by(runs.c.id)
+        .with_for_update(key_share=True)
+    )
+    return {row.id: (row.attempt, row.state) for row in connection.execute(statement)}
+
+
+_active = runs.c.state.in_(sorted(ACTIVE_RUN_STATES))
+
+SET_PROGRESS = (
+    update(runs)
+    .where(runs.c.id == bindparam("run"), runs.c.attempt == bindparam("current"), _active)
+    .values(
+        step=bindparam("at_step"),
+        total_steps=func.coalesce(bindparam("of_steps", type_=sa.BigInteger()), runs.c.total_steps),
+        phase=bindparam("in_phase"),
+    )
+)
+"""Where a run is; only while its attempt is open."""
+
+SET_LAST_STEP = (
+    update(attempts)
+    .where(
+        attempts.c.run_id == bindparam("run"),
+        attempts.c.number == bindparam("current"),
+        attempts.c.last_step < bindparam("at_step"),
+    )
+    .values(last_step=bindparam("at_step"))
+)
+"""How far an attempt got."""
+
+SET_CHECKPOINT = (
+    update(runs)
+    .where(
+        runs.c.id == bindparam("run"),
+        runs.c.attempt == bindparam("current"),
+        func.coalesce(runs.c.checkpoint_step, -1) <= bindparam("at_step"),
+    )
+    .values(checkpoint=bindparam("path"), checkpoint_step=bindparam("at_step"))
+)
+"""The last verified checkpoint of a run."""
+
+# -- Reading ---------------------------------------------------------------------------------
+
+
+def resumptions(run_id: int) -> Select[Any]:
+    """From which step each attempt went on, oldest first."""
+    c = attempts.c
+    return select(c.number, c.resumed_from_step).where(c.run_id == run_id).order_by(c.number)
+
+
+def names_of_run(run_id: int) -> Select[Any]:
+    """Names that a run has points of."""
+    return (
+        select(metric_names.c.name, metric_names.c.id)
+        .join(latest_points, latest_points.c.name_id == metric_names.c.id)
+        .where(latest_points.c.run_id == run_id)
+        .order_by(metric_names.c.name)
+    )
+
+
+def latest_of_run(run_id: int) -> Select[Any]:
+    """The latest point of each name of a run."""
+    c = latest_points.c
+    return (
+        select(metric_names.c.name, c.step, c.attempt, c.at_s, c.value)
+        .join(metric_names, metric_names.c.id == c.name_id)
+        .where(c.run_id == run_id)
+        .order_by(metric_names.c.name)
+    )
+
+
+_series = (_p.run_id == bindparam("run"), _p.name_id == bindparam("name"), _p.attempt == bindparam("number"))
+_between = _p.step.between(bindparam("low"), bindparam("high"))
+
+SERIES = select(_p.step, _p.at_s, _p.value).where(*_series, _between).order_by(_p.step)
+"""Points of one name and attempt in a range of steps."""
+
+SERIES_BOUNDS = select(
+    select(func.min(_p.step)).where(*_series, _between).scalar_subquery().label("first"),
+    select(func.max(_p.step)).where(*_series, _between).scalar_subquery().label("last"),
+)
+"""First and last step of a series in a range."""
+
+_bucket = select(sa.literal(0, sa.BigInteger()).label("number")).cte("buckets", recursive=True)
+_bucket = _bucket.union_all(
+    select(_bucket.c.number + 1).where(_bucket.c.number + 1 < bindparam("buckets", type_=sa.BigInteger()))
+)
+_low = bindparam("first", type_=sa.BigInteger()) + _bucket.c.number * bindparam(
+    "width", type_=sa.BigInteger()
+)
+_inside = (
+    *_series,
+    _p.step >= _low,
+    _p.step < _low + bindparam("width", type_=sa.BigInteger()),
+    _p.step <= bindparam("last", type_=sa.BigInteger()),
+)
+_step = select(_p.step).where(*_inside).limit(1).correlate(_bucket)
+
+SERIES_EXTREMES = select(
+    _step.where(_p.value.is_not(None)).order_by(_p.value, _p.step).scalar_subquery().label("lowest"),
+    _step.where(_p.value.is_not(None)).order_by(_p.value.desc(), _p.step).scalar_subquery().label("highest"),
+    _step.where(_p.value.is_(None)).order_by(_p.step).scalar_subquery().label("not_a_number"),
+).select_from(_bucket)
+"""Steps of the least, the greatest and the first NaN value in each bucket of `width` steps."""
+
+
+def series_at(steps: Sequence[int]) -> Select[Any]:
+    """Points of one name and attempt at given steps."""
+    return select(_p.step, _p.at_s, _p.value).where(*_series, _p.step.in_(steps)).order_by(_p.step)

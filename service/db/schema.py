@@ -1,0 +1,367 @@
+"""The tables.
+
+Times are Unix seconds. Three rules of representation hold on both databases:
+
+- a figure that is NaN is stored as NULL (SQLite has no NaN, and PostgreSQL's NaN is greater than
+  every number, so that `accuracy > 0.9` would find it); infinities are stored as they are;
+- documents are JSON text, because PostgreSQL's JSONB refuses strings that a spec may hold;
+- what is written often and what is listed often live apart: points and log lines carry no
+  foreign key (a check per row would cost more than the row) and go with their run in `delete`.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator
+
+from service.states import ExperimentState, RunState
+from trainers.errors import FailureClass
+
+Word = TypeVar("Word", bound=StrEnum)
+
+BigId = sa.BigInteger().with_variant(Integer, "sqlite")
+"""An id: SQLite's rowid alias must be spelled INTEGER."""
+Real = Float(53)
+"""A double."""
+
+
+class WordOf(TypeDecorator[Word]):
+    """A word of a closed vocabulary, stored as text."""
+
+    impl = sa.String
+    cache_ok = True
+
+    def __init__(self, vocabulary: type[Word]) -> None:
+        super().__init__(32)
+        self.vocabulary = vocabulary
+
+    def process_bind_param(self, value: Word | None, dialect: Dialect) -> str | None:
+        return None if value is None else str(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Word | None:
+        return None if value is None else self.vocabulary(value)
+
+
+class Document(TypeDecorator[dict[str, Any]]):
+    """A mapping, stored as JSON text; numbers that are not finite come back as they were."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: dict[str, Any] | None, dialect: Dialect) -> str | None:
+        return None if value is None else dump_document(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> dict[str, Any] | None:
+        return None if value is None else load_document(value)
+
+
+_TAG = "$float"
+
+
+def dump_document(value: object) -> str:
+    """JSON text in which NaN and infinities are tagged, because JSON has none."""
+    try:
+        return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_tagged(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+def load_document(text: str) -> Any:
+    """The inverse of `dump_document`."""
+    return json.loads(text, object_hook=_untagged if _TAG in text else None)
+
+
+def _tagged(value: object) -> object:
+    if isinstance(value, float) and not (float("-inf") < value < float("inf")):
+        return {_TAG: repr(value)}
+    if isinstance(value, dict):
+        return {key: _tagged(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_tagged(inner) for inner in value]
+    return value
+
+
+def _untagged(value: dict[str, Any]) -> Any:
+    return float(value[_TAG]) if value.keys() == {_TAG} else value
+
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+experiments = Table(
+    "experiments",
+    metadata,
+    Column("id", BigId, primary_key=True, autoincrement=True),
+    Column("name", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("state", WordOf(ExperimentState), nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("spec_sha256", Text, nullable=False),
+    Column("run_count", Integer, nullable=False),
+    Column("event_count", Integer, nullable=False),  # Numbers events under the row's lock: no gaps.
+    Column("submission_id", Text),
+    Column("lease_owner", Text),
+    Column("lease_until_s", Real),
+    Column("cancel_requested_s", Real),
+    Column("pause_requested_s", Real),
+    Column("not_before_s", Real, nullable=False),
+    Column("failure_class", WordOf(FailureClass)),
+    Column("failure_message", Text),
+    Column("created_s", Real, nullable=False),
+    Column("queued_s", Real, nullable=False),
+    Column("started_s", Real),
+    Column("ended_s", Real),
+    sqlite_autoincrement=True,
+)
+QUEUED = experiments.c.state == sa.literal_column(f"'{ExperimentState.queued}'")
+ACTIVE = experiments.c.state.in_(
+    [
+        sa.literal_column(f"'{ExperimentState.starting}'"),
+        sa.literal_column(f"'{ExperimentState.running}'"),
+    ]
+)
+Index(
+    "ix_experiments_claim",
+    experiments.c.priority.desc(),
+    experiments.c.owner,
+    experiments.c.queued_s,
+    experiments.c.id,
+    sqlite_where=QUEUED,
+    postgresql_where=QUEUED,
+)
+Index(
+    "ix_experiments_active",
+    experiments.c.owner,
+    experiments.c.lease_until_s,
+    sqlite_where=ACTIVE,
+    postgresql_where=ACTIVE,
+)
+Index("ix_experiments_owner_id", experiments.c.owner, experiments.c.id)
+Index("ix_experiments_state_id", experiments.c.state, experiments.c.id)
+
+experiment_specs = Table(
+    "experiment_specs",
+    metadata,
+    Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
+    Column("text", Text, nullable=False),
+    Column("canonical", Text, nullable=False),
+)
+
+cell_specs = Table(  # Runs that differ by seed alone share their resolved spec.
+    "cell_specs",
+    metadata,
+    Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
+    Column("cell", Text, primary_key=True),
+    Column("canonical", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", BigId, primary_key=True, autoincrement=True),
+    Column("experiment_id", BigId, ForeignKey(experiments.c.id), nullable=False),
+    Column("index", Integer, nullable=False),
+    Column("cell", Text, nullable=False),
+    Column("seed", sa.BigInteger, nullable=False),
+    Column("point", Document, nullable=False),
+    Column("state", WordOf(RunState), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("own_failures", Integer, nullable=False),
+    Column("infrastructure_failures", Integer, nullable=False),
+    Column("not_before_s", Real, nullable=False),
+    Column("failure_class", WordOf(FailureClass)),
+    Column("failure_message", Text),
+    Column("cancel_requested_s", Real),
+    Column("step", sa.BigInteger, nullable=False),
+    Column("total_steps", sa.BigInteger),
+    Column("phase", Text),
+    Column("checkpoint", Text),
+    Column("checkpoint_step", sa.BigInteger),
+    Column("started_s", Real),
+    Column("ended_s", Real),
+    Column("task", Text, nullable=False),
+    Column("student", Text, nullable=False),
+    Column("precision", Text, nullable=False),
+    Column("optimizer", Text, nullable=False),
+    Column("implementation", Text, nullable=False),
+    Column("global_batch_size", Integer, nullable=False),
+    Column("strategy", Text, nullable=False),
+    Column("workers", Integer, nullable=False),
+    Column("hardware", Text, nullable=False),
+    # What an hour of the run's devices costs and draws, for totals while it still runs:
+    Column("devices", Integer, nullable=False),
+    Column("price_usd_per_hour", Real, nullable=False),
+    Column("power_w", Real, nullable=False),
+    # From the summary:
+    Column("accuracy", Real),
+    Column("f1", Real),
+    Column("train_loss", Real),
+    Column("validation_loss", Real),
+    Column("total_time_s", Real),
+    Column("train_time_s", Real),
+    Column("cost_usd", Real),
+    Column("energy_kwh", Real),
+    Column("energy_provenance", Text),
+    Column("samples_per_s", Real),
+    Column("tokens_per_s", Real),
+    Column("peak_memory_mib", Real),
+    sa.UniqueConstraint("experiment_id", "index"),
+    sqlite_autoincrement=True,
+)
+SUMMARY_COLUMNS = (
+    "accuracy", "f1", "train_loss", "validation_loss", "total_time_s", "train_time_s", "cost_usd",
+    "energy_kwh", "energy_provenance", "samples_per_s", "tokens_per_s", "peak_memory_mib",
+)  # fmt: skip
+"""Columns of `runs` that are filled from the summary."""
+Index("ix_runs_experiment_id_state", runs.c.experiment_id, runs.c.state)
+_CANCELLED = runs.c.cancel_requested_s.is_not(None)
+Index(
+    "ix_runs_cancel_requested",
+    runs.c.experiment_id,
+    sqlite_where=_CANCELLED,
+    postgresql_where=_CANCELLED,
+)
+for _name in ("state", "accuracy", "total_time_s", "cost_usd", "energy_kwh", "samples_per_s"):
+    Index(f"ix_runs_{_name}_id", runs.c[_name], runs.c.id)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("run_id", BigId, ForeignKey(runs.c.id), primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("experiment_attempt", Integer, nullable=False),
+    Column("state", WordOf(RunState), nullable=False),
+    Column("started_s", Real, nullable=False),
+    Column("ended_s", Real),
+    Column("resumed_from_step", sa.BigInteger),
+    Column("last_step", sa.BigInteger, nullable=False),
+    Column("node", Text),
+    Column("pid", Integer),
+    Column("failure_class", WordOf(FailureClass)),
+    Column("failure_message", Text),
+    Column("facts", Document),
+    sqlite_with_rowid=False,
+)
+
+metric_names = Table(
+    "metric_names",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("name", Text, nullable=False, unique=True),
+)
+
+points = Table(
+    "points",
+    metadata,
+    Column("run_id", BigId, primary_key=True, autoincrement=False),
+    Column("name_id", Integer, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    Column("at_s", Real, nullable=False),
+    Column("value", Real),
+    sqlite_with_rowid=False,
+)
+
+latest_points = Table(
+    "latest_points",
+    metadata,
+    Column("run_id", BigId, primary_key=True, autoincrement=False),
+    Column("name_id", Integer, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, nullable=False),
+    Column("step", sa.BigInteger, nullable=False),
+    Column("at_s", Real, nullable=False),
+    Column("value", Real),
+    sqlite_with_rowid=False,
+)
+
+measurements = Table(
+    "measurements",
+    metadata,
+    Column("run_id", BigId, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    Column("scope", Text, primary_key=True),
+    Column("start_s", Real, primary_key=True, autoincrement=False),
+    Column("end_s", Real, primary_key=True, autoincrement=False),
+    Column("value", Real),
+    Column("unit", Text, nullable=False),
+    Column("provenance", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+run_summaries = Table(
+    "run_summaries",
+    metadata,
+    Column("run_id", BigId, ForeignKey(runs.c.id), primary_key=True, autoincrement=False),
+    Column("attempt", Integer, nullable=False),
+    Column("summary", Document, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("run_id", BigId),
+    Column("attempt", Integer),
+    Column("at_s", Real, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("data", Document),
+    sqlite_with_rowid=False,
+)
+
+log_lines = Table(
+    "log_lines",
+    metadata,
+    Column("run_id", BigId, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("at_s", Real, nullable=False),
+    Column("level", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("body_sha256", Text, nullable=False),
+    Column("experiment_id", BigId, nullable=False, index=True),
+    Column("created_s", Real, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+schedulers = Table(
+    "schedulers",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("started_s", Real, nullable=False),
+    Column("heartbeat_s", Real, nullable=False),
+)
+
+cluster_snapshots = Table(
+    "cluster_snapshots",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("at_s", Real, nullable=False),
+    Column("snapshot", Document, nullable=False),
+)

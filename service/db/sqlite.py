@@ -1,0 +1,191 @@
+"""What SQLite needs to be safe with several processes: pragmas, one writer at a time, checkpoints.
+
+SQLite before 3.51.3 can corrupt a database when one connection resets the write-ahead log in a
+checkpoint while another commits. Here every write transaction and every checkpoint, of any
+process, holds `WriterLock`, so that the two never meet. The lock has a second use: SQLite's own
+waiting sleeps up to 100 ms and lets a busy writer starve the others; this one takes turns.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from service.db.errors import StoreUnavailable, UnusableDatabase
+
+logger = logging.getLogger(__name__)
+
+BUSY_TIMEOUT_S = 5.0
+"""How long a writer waits for its turn before it gives up."""
+CHECKPOINT_BYTES = 32 << 20
+"""The write-ahead log is copied into the database when it has grown to this size."""
+LARGEST_QUICK_CHECK_BYTES = 256 << 20
+"""Databases beyond this size are checked by `stillhouse db check` alone, not at every start."""
+
+_FIXED_VERSION = (3, 51, 3)
+_NETWORK_FILE_SYSTEMS = frozenset(
+    {
+        "nfs", "nfs3", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "afpfs", "afs", "ncpfs", "ceph",
+        "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.ceph", "glusterfs", "lustre",
+        "beegfs", "gpfs", "davfs", "webdav", "fuse.davfs2",
+    }
+)  # fmt: skip
+
+
+class WriterLock:
+    """One writer of a database at a time, over threads and processes, taking turns.
+
+    Two advisory locks on files next to the database: who waits for the second holds the first, so
+    that a process that writes without pause meets a closed door after its transaction. The
+    operating system releases both when a process dies.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self._paths = [database.with_name(f"{database.name}-{name}") for name in ("turn.lock", "write.lock")]
+        self._threads = threading.Lock()
+        self._files: list[int] = []
+        self._owner_pid: int | None = None
+
+    @contextmanager
+    def held(self, timeout_s: float = BUSY_TIMEOUT_S) -> Iterator[None]:
+        """Hold the lock.
+
+        Raises:
+            StoreUnavailable: when others held it for `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self._threads.acquire(timeout=timeout_s):
+            raise StoreUnavailable("the database is locked by another writer; try again later")
+        try:
+            turn, write = self._descriptors()
+            _lock(turn, deadline)
+            try:
+                _lock(write, deadline)
+            finally:
+                fcntl.flock(turn, fcntl.LOCK_UN)
+            try:
+                yield
+            finally:
+                fcntl.flock(write, fcntl.LOCK_UN)
+        finally:
+            self._threads.release()
+
+    def _descriptors(self) -> list[int]:
+        # A forked child shares its parent's open files, and with them the parent's lock.
+        if self._owner_pid != os.getpid():
+            self._files = [
+                os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) for path in self._paths
+            ]
+            self._owner_pid = os.getpid()
+        return self._files
+
+    def close(self) -> None:
+        """Close the lock's files."""
+        with self._threads:
+            if self._owner_pid == os.getpid():
+                for descriptor in self._files:
+                    os.close(descriptor)
+            self._files, self._owner_pid = [], None
+
+
+def _lock(descriptor: int, deadline: float) -> None:
+    pause_s = 0.0002
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise StoreUnavailable("the database is locked by another process; try again later") from None
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, 0.002)
+
+
+def prepare_reader(connection: sqlite3.Connection) -> None:
+    """Set up a connection that never writes."""
+    _prepare(connection)
+    connection.execute("PRAGMA query_only = ON")
+
+
+def prepare_writer(connection: sqlite3.Connection) -> None:
+    """Set up the connection that writes: durable commits, checkpoints only where `checkpoint` is called."""
+    _prepare(connection)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA cache_size = -16384")
+    connection.execute("PRAGMA mmap_size = 268435456")
+    connection.execute("PRAGMA temp_store = MEMORY")
+
+
+def checkpoint(connection: sqlite3.Connection, database: Path, *, at_least: int = CHECKPOINT_BYTES) -> None:
+    """Copy the write-ahead log into the database when it has grown; call under `WriterLock`.
+
+    Readers that still need the old pages hold it up; the next call goes on where this one ended.
+    """
+    try:
+        size = database.with_name(database.name + "-wal").stat().st_size
+    except FileNotFoundError:
+        return
+    if size >= at_least:
+        # A log that never shrank back needs a moment without readers; ask for it only then.
+        mode = "RESTART" if size >= 8 * at_least else "PASSIVE"
+        connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+
+
+def version_warning(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> str | None:
+    """What is to be said about this version of SQLite, if anything."""
+    if version >= _FIXED_VERSION:
+        return None
+    return (
+        f"SQLite {'.'.join(map(str, version))} is older than 3.51.3, which fixes a rare corruption when "
+        "a checkpoint meets a commit; Stillhouse keeps the two apart with a lock, so let no other "
+        "program write to this database"
+    )
+
+
+def file_system_problem(database: Path) -> str | None:
+    """Why the database must not lie where it lies: write-ahead logging needs shared memory."""
+    folder = database.resolve().parent
+    best = ""
+    kind = ""
+    for partition in psutil.disk_partitions(all=True):
+        mount = partition.mountpoint
+        if folder.is_relative_to(mount) and len(mount) >= len(best):
+            best, kind = mount, partition.fstype
+    if kind.lower() in _NETWORK_FILE_SYSTEMS:
+        return (
+            f"{database} lies on {best}, a network file system ({kind}), where SQLite is not safe; "
+            "set STILLHOUSE_DATA_DIR to a local disk or STILLHOUSE_DATABASE_URL to PostgreSQL"
+        )
+    return None
+
+
+def integrity_problems(connection: sqlite3.Connection) -> list[str]:
+    """What `PRAGMA quick_check` finds; empty when the database is sound."""
+    try:
+        found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(10)")]
+    except sqlite3.DatabaseError as error:
+        found = [str(error)]
+    return [] if found == ["ok"] else [f"integrity: {line}; restore a backup" for line in found]
+
+
+def refuse_unsafe_place(database: Path) -> None:
+    """Raise `UnusableDatabase` for a file system on which SQLite is not safe."""
+    problem = file_system_problem(database)
+    if problem is not None:
+        raise UnusableDatabase(problem)

@@ -1,0 +1,535 @@
+"""Every statement that changes or reads experiments, runs and the queue, named by intent.
+
+Statements of points are in `service.db.point_statements`. The guards of transitions come from
+the tables in `service.states`: an UPDATE that changes no row was refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import sqlalchemy as sa
+from sqlalchemy import Select, Update, bindparam, func, select, update
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects import sqlite as sqlite_dialect
+from sqlalchemy.sql.dml import Delete, Insert
+
+from service.db.schema import (
+    ACTIVE,
+    QUEUED,
+    SUMMARY_COLUMNS,
+    attempts,
+    cell_specs,
+    cluster_snapshots,
+    events,
+    experiment_specs,
+    experiments,
+    idempotency_keys,
+    latest_points,
+    log_lines,
+    measurements,
+    metric_names,
+    points,
+    run_summaries,
+    runs,
+    schedulers,
+)
+from service.records import Experiment, Run
+from service.states import (
+    EXPERIMENT_TRANSITIONS,
+    RUN_TRANSITIONS,
+    TERMINAL_EXPERIMENT_STATES,
+    TERMINAL_RUN_STATES,
+    ExperimentState,
+    RunState,
+)
+from trainers.errors import FailureClass
+
+ACTIVE_EXPERIMENT_STATES = frozenset({ExperimentState.starting, ExperimentState.running})
+ACTIVE_RUN_STATES = frozenset({RunState.starting, RunState.running})
+
+_x = experiments.c
+_r = runs.c
+_a = attempts.c
+
+EXPERIMENT_COLUMNS = [_x[name] for name in Experiment.__dataclass_fields__]
+RUN_COLUMNS = [_r[name] for name in Run.__dataclass_fields__]
+
+
+def experiment_sources(target: ExperimentState) -> frozenset[ExperimentState]:
+    """States from which an experiment may move to `target`."""
+    return frozenset(state for state, targets in EXPERIMENT_TRANSITIONS.items() if target in targets)
+
+
+def run_sources(target: RunState) -> frozenset[RunState]:
+    """States from which a run may move to `target`."""
+    return frozenset(state for state, targets in RUN_TRANSITIONS.items() if target in targets)
+
+
+def insert_or_keep(connection: sa.Connection, table: sa.Table, keys: Sequence[str]) -> Insert:
+    """INSERT that leaves an existing row of the same key as it is."""
+    if connection.dialect.name == "sqlite":
+        return sqlite_dialect.insert(table).on_conflict_do_nothing(index_elements=list(keys))
+    return postgresql.insert(table).on_conflict_do_nothing(index_elements=list(keys))
+
+
+def insert_or_replace(connection: sa.Connection, table: sa.Table, keys: Sequence[str]) -> Insert:
+    """INSERT that overwrites an existing row of the same key."""
+    others = [column.name for column in table.columns if column.name not in keys]
+    if connection.dialect.name == "sqlite":
+        lite = sqlite_dialect.insert(table)
+        return lite.on_conflict_do_update(
+            index_elements=list(keys), set_={name: lite.excluded[name] for name in others}
+        )
+    post = postgresql.insert(table)
+    return post.on_conflict_do_update(
+        index_elements=list(keys), set_={name: post.excluded[name] for name in others}
+    )
+
+
+# -- Submission ------------------------------------------------------------------------------
+
+
+def reserve_ids(connection: sa.Connection, table: sa.Table, count: int) -> range | list[int]:
+    """Take `count` fresh ids of a table; on SQLite only inside a write transaction."""
+    if connection.dialect.name == "sqlite":
+        last = connection.execute(
+            sa.text("SELECT seq FROM sqlite_sequence WHERE name = :name"), {"name": table.name}
+        ).scalar()
+        first = (last or 0) + 1
+        return range(first, first + count)
+    rows = connection.execute(
+        sa.text("SELECT nextval(pg_get_serial_sequence(:name, 'id')) FROM generate_series(1, :count)"),
+        {"name": table.name, "count": count},
+    )
+    return [row[0] for row in rows]
+
+
+def idempotency_rows(keys: Iterable[tuple[str, str]]) -> Select[Any]:
+    """Stored requests by (owner, key)."""
+    c = idempotency_keys.c
+    return select(c.owner, c.key, c.body_sha256, c.experiment_id).where(
+        sa.tuple_(c.owner, c.key).in_(list(keys))
+    )
+
+
+# -- Reading ---------------------------------------------------------------------------------
+
+
+def experiment_by_id(id: int) -> Select[Any]:
+    """One experiment."""
+    return select(*EXPERIMENT_COLUMNS).where(_x.id == id)
+
+
+def experiments_by_id(ids: Iterable[int]) -> Select[Any]:
+    """Several experiments."""
+    return select(*EXPERIMENT_COLUMNS).where(_x.id.in_(list(ids)))
+
+
+def spec_of_experiment(id: int) -> Select[Any]:
+    """The spec as submitted and in canonical form."""
+    c = experiment_specs.c
+    return select(c.text, c.canonical).where(c.experiment_id == id)
+
+
+def run_by_id(id: int) -> Select[Any]:
+    """One run."""
+    return select(*RUN_COLUMNS).where(_r.id == id)
+
+
+def experiment_of_run(id: int) -> Select[Any]:
+    """The id of a run's experiment."""
+    return select(_r.experiment_id).where(_r.id == id)
+
+
+def spec_of_run(id: int) -> Select[Any]:
+    """The resolved spec of a run, shared by the seeds of its cell."""
+    c = cell_specs.c
+    return (
+        select(c.canonical)
+        .join(runs, (_r.experiment_id == c.experiment_id) & (_r.cell == c.cell))
+        .where(_r.id == id)
+    )
+
+
+def runs_by_state(experiment_id: int) -> Select[Any]:
+    """How many runs of an experiment are in each state."""
+    return select(_r.state, func.count()).where(_r.experiment_id == experiment_id).group_by(_r.state)
+
+
+def attempts_of_run(run_id: int) -> Select[Any]:
+    """All attempts at a run, oldest first."""
+    return select(attempts).where(_a.run_id == run_id).order_by(_a.number)
+
+
+def measurements_of_run(run_id: int) -> Select[Any]:
+    """All measurements of a run."""
+    c = measurements.c
+    return select(measurements).where(c.run_id == run_id).order_by(c.attempt, c.start_s, c.name, c.scope)
+
+
+def summary_of_run(run_id: int) -> Select[Any]:
+    """The whole summary of a run."""
+    return select(run_summaries.c.summary).where(run_summaries.c.run_id == run_id)
+
+
+def log_lines_of_run(run_id: int, *, after: tuple[int, int], attempt: int | None, limit: int) -> Select[Any]:
+    """Log lines that follow (attempt, number), in order."""
+    c = log_lines.c
+    statement = select(log_lines).where(
+        c.run_id == run_id, sa.tuple_(c.attempt, c.number) > sa.tuple_(*after)
+    )
+    if attempt is not None:
+        statement = statement.where(c.attempt == attempt)
+    return statement.order_by(c.attempt, c.number).limit(limit)
+
+
+def events_after(experiment_id: int, after: int, limit: int) -> Select[Any]:
+    """Events of an experiment that follow a number, in order."""
+    c = events.c
+    return (
+        select(events)
+        .where(c.experiment_id == experiment_id, c.number > after)
+        .order_by(c.number)
+        .limit(limit)
+    )
+
+
+def attempts_for_totals(experiment_id: int) -> Select[Any]:
+    """What each run of an experiment reported, and the time that its attempts took."""
+    return (
+        select(
+            _r.id, _r.devices, _r.price_usd_per_hour, _r.power_w, _r.energy_kwh, _r.attempt,
+            _a.number, _a.started_s, _a.ended_s,
+        )
+        .join(attempts, _a.run_id == _r.id)
+        .where(_r.experiment_id == experiment_id)
+    )  # fmt: skip
+
+
+# -- Events ----------------------------------------------------------------------------------
+
+ADVANCE_EVENTS = (
+    update(experiments)
+    .where(_x.id == bindparam("experiment"))
+    .values(event_count=_x.event_count + bindparam("count"))
+    .returning(
+        _x.event_count, _x.state, _x.attempt, _x.lease_owner, _x.cancel_requested_s, _x.pause_requested_s
+    )
+)
+"""Lock the experiment's row, take the next event numbers and say where the experiment stands."""
+
+# -- Transitions of experiments --------------------------------------------------------------
+
+
+def move_experiment(
+    id: int, target: ExperimentState, *, sources: Iterable[ExperimentState] | None = None, **values: Any
+) -> Update:
+    """Move an experiment to `target` from the states that allow it, and set columns."""
+    allowed = experiment_sources(target) if sources is None else experiment_sources(target) & set(sources)
+    return (
+        update(experiments).where(_x.id == id, _x.state.in_(sorted(allowed))).values(state=target, **values)
+    )
+
+
+def set_experiment(id: int, **values: Any) -> Update:
+    """Set columns that are no transition."""
+    return update(experiments).where(_x.id == id).values(**values)
+
+
+RENEW_LEASE = (
+    update(experiments)
+    .where(
+        _x.id == bindparam("experiment"),
+        _x.attempt == bindparam("current"),
+        _x.state.in_(sorted(ACTIVE_EXPERIMENT_STATES)),
+    )
+    .values(lease_until_s=bindparam("until"))
+    .returning(_x.cancel_requested_s, _x.pause_requested_s)
+)
+"""The driver's heartbeat; answers what people asked for."""
+
+RUNS_TO_CANCEL = select(_r.id).where(
+    _r.experiment_id == bindparam("experiment"),
+    _r.cancel_requested_s.is_not(None),
+    _r.state.not_in(sorted(TERMINAL_RUN_STATES)),
+)
+"""Runs whose cancellation was asked for one by one."""
+
+
+def adopt_expired(id: int, attempt: int, owner: str, *, now: float, until: float) -> Update:
+    """Take over a lease that ran out, unless somebody else did first."""
+    return (
+        update(experiments)
+        .where(
+            _x.id == id,
+            _x.attempt == attempt,
+            _x.state.in_(sorted(ACTIVE_EXPERIMENT_STATES)),
+            _x.lease_until_s < now,
+        )
+        .values(lease_owner=owner, lease_until_s=until)
+    )
+
+
+# -- Transitions of runs ---------------------------------------------------------------------
+
+
+def move_run(
+    id: int,
+    target: RunState,
+    *,
+    attempt: int | None = None,
+    sources: Iterable[RunState] | None = None,
+    **values: Any,
+) -> Update:
+    """Move one run to `target` from the states that allow it; with `attempt`, fenced by it."""
+    allowed = run_sources(target) if sources is None else run_sources(target) & set(sources)
+    statement = update(runs).where(_r.id == id, _r.state.in_(sorted(allowed)))
+    if attempt is not None:
+        statement = statement.where(_r.attempt == attempt)
+    return statement.values(state=target, **values)
+
+
+def move_runs(experiment_id: int, target: RunState, *, sources: Iterable[RunState], **values: Any) -> Update:
+    """Move all runs of an experiment that are in `sources` to `target`."""
+    allowed = run_sources(target) & set(sources)
+    return (
+        update(runs)
+        .where(_r.experiment_id == experiment_id, _r.state.in_(sorted(allowed)))
+        .values(state=target, **values)
+    )
+
+
+def set_run(id: int, **values: Any) -> Update:
+    """Set columns of a run that are no transition."""
+    return update(runs).where(_r.id == id).values(**values)
+
+
+def active_attempts(experiment_id: int) -> Select[Any]:
+    """Runs of an experiment that have an open attempt."""
+    return (
+        select(_r.id, _r.attempt, _r.cancel_requested_s, _a.experiment_attempt)
+        .join(attempts, (_a.run_id == _r.id) & (_a.number == _r.attempt))
+        .where(_r.experiment_id == experiment_id, _r.state.in_(sorted(ACTIVE_RUN_STATES)))
+        .order_by(_r.id)
+    )
+
+
+def end_attempt(run_id: int, number: int, state: RunState, **values: Any) -> Update:
+    """Close an attempt that is still open."""
+    return (
+        update(attempts)
+        .where(_a.run_id == run_id, _a.number == number, _a.ended_s.is_(None))
+        .values(state=state, **values)
+    )
+
+
+def end_open_attempts(experiment_id: int, state: RunState, **values: Any) -> Update:
+    """Close all open attempts of an experiment's runs."""
+    mine = select(_r.id).where(_r.experiment_id == experiment_id)
+    return update(attempts).where(_a.run_id.in_(mine), _a.ended_s.is_(None)).values(state=state, **values)
+
+
+def set_attempt(run_id: int, number: int, **values: Any) -> Update:
+    """Set columns of an attempt."""
+    return update(attempts).where(_a.run_id == run_id, _a.number == number).values(**values)
+
+
+def summary_values(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The typed columns of a summary."""
+    return {name: summary[name] for name in SUMMARY_COLUMNS if name in summary}
+
+
+def failure_counter(failure: FailureClass) -> dict[str, Any]:
+    """The counter that a failure raises; preemption raises none."""
+    if failure is FailureClass.preempted:
+        return {}
+    if failure in (FailureClass.infrastructure, FailureClass.lost):
+        return {"infrastructure_failures": _r.infrastructure_failures + 1}
+    return {"own_failures": _r.own_failures + 1}
+
+
+def runs_unfinished(experiment_id: int) -> Select[Any]:
+    """How many runs of an experiment have not ended."""
+    return select(func.count()).where(
+        _r.experiment_id == experiment_id, _r.state.not_in(sorted(TERMINAL_RUN_STATES))
+    )
+
+
+# -- Queue -----------------------------------------------------------------------------------
+
+_owners = (
+    select(_x.owner.label("owner"))
+    .where(QUEUED, _x.priority == bindparam("priority"))
+    .order_by(_x.owner)
+    .limit(1)
+    .subquery()
+)
+_waiting = select(_owners.c.owner).cte("waiting", recursive=True)
+_next = experiments.alias("following")
+_waiting = _waiting.union_all(
+    select(
+        select(func.min(_next.c.owner))
+        .where(
+            _next.c.state == sa.literal_column(f"'{ExperimentState.queued}'"),
+            _next.c.priority == bindparam("priority"),
+            _next.c.owner > _waiting.c.owner,
+        )
+        .scalar_subquery()
+    ).where(_waiting.c.owner.is_not(None))
+)
+_busy = select(_x.owner, func.count().label("active")).where(ACTIVE).group_by(_x.owner).subquery()
+_head = experiments.alias("head")
+_oldest = (
+    select(_head.c.queued_s)
+    .where(
+        _head.c.state == sa.literal_column(f"'{ExperimentState.queued}'"),
+        _head.c.priority == bindparam("priority"),
+        _head.c.owner == _waiting.c.owner,
+        _head.c.not_before_s <= bindparam("now"),
+    )
+    .order_by(_head.c.queued_s)
+    .limit(1)
+    .correlate(_waiting)
+    .scalar_subquery()
+)
+_shares = (
+    select(_waiting.c.owner, func.coalesce(_busy.c.active, 0).label("active"), _oldest.label("oldest"))
+    .outerjoin(_busy, _busy.c.owner == _waiting.c.owner)
+    .where(_waiting.c.owner.is_not(None))
+    .subquery()
+)
+OWNERS_BY_SHARE = (
+    select(_shares.c.owner)
+    .where(_shares.c.oldest.is_not(None))
+    .order_by(_shares.c.active, _shares.c.oldest, _shares.c.owner)
+)
+"""Owners with something claimable at a priority: fewest active experiments first, then age.
+
+Walks the index from owner to owner, so that its cost grows with owners, not with what they queued.
+"""
+
+HIGHEST_PRIORITY = select(func.max(_x.priority)).where(QUEUED, _x.priority < bindparam("below"))
+"""The next lower priority that has something queued."""
+
+_candidate = (
+    select(_x.id)
+    .where(
+        QUEUED,
+        _x.priority == bindparam("of_priority"),
+        _x.owner == bindparam("of_owner"),
+        _x.not_before_s <= bindparam("now"),
+    )
+    .order_by(_x.queued_s, _x.id)
+    .limit(1)
+    .with_for_update(skip_locked=True)  # Left out on SQLite, where writers take turns.
+    .scalar_subquery()
+)
+CLAIM_OLDEST = (
+    update(experiments)
+    .where(_x.id == _candidate, _x.state == ExperimentState.queued)
+    .values(
+        state=ExperimentState.starting,
+        attempt=_x.attempt + 1,
+        submission_id=sa.literal("stillhouse-")
+        .concat(sa.cast(_x.id, sa.Text))
+        .concat("-")
+        .concat(sa.cast(_x.attempt + 1, sa.Text)),
+        lease_owner=bindparam("scheduler"),
+        lease_until_s=bindparam("until"),
+        event_count=_x.event_count + 1,
+        failure_class=None,
+        failure_message=None,
+    )
+    .returning(*EXPERIMENT_COLUMNS, _x.event_count)
+)
+"""Claim an owner's oldest experiment at a priority; no row when others were faster."""
+
+COUNT_QUEUED = select(func.count()).select_from(experiments).where(QUEUED)
+"""How many experiments wait."""
+
+COUNT_ACTIVE = select(func.count()).select_from(experiments).where(ACTIVE)
+"""How many experiments are starting or running."""
+
+CLAIMS_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305411)")
+"""PostgreSQL: claims that count what is active must not count at the same time."""
+
+
+def active_experiments() -> Select[Any]:
+    """Experiments that are starting or running, oldest lease first."""
+    return select(*EXPERIMENT_COLUMNS).where(ACTIVE).order_by(_x.lease_until_s, _x.id)
+
+
+def expired_experiments(now: float) -> Select[Any]:
+    """Experiments that are starting or running under a lease that ran out."""
+    return active_experiments().where(_x.lease_until_s < now)
+
+
+def queued_in_order_of_age() -> Select[Any]:
+    """What the order of claims depends on, for everything queued."""
+    return (
+        select(_x.id, _x.owner, _x.priority, _x.queued_s, _x.not_before_s)
+        .where(QUEUED)
+        .order_by(_x.priority.desc(), _x.owner, _x.queued_s, _x.id)
+    )
+
+
+def active_by_owner() -> Select[Any]:
+    """How many experiments each owner has starting or running."""
+    return select(_x.owner, func.count()).where(ACTIVE).group_by(_x.owner)
+
+
+def canonical_specs(experiment_ids: Iterable[int]) -> Select[Any]:
+    """Canonical specs by experiment."""
+    c = experiment_specs.c
+    return select(c.experiment_id, c.canonical).where(c.experiment_id.in_(list(experiment_ids)))
+
+
+def scheduler_heartbeat(connection: sa.Connection) -> Insert:
+    """A scheduler's sign of life; its first one dates its start."""
+    dialect: Any = sqlite_dialect if connection.dialect.name == "sqlite" else postgresql
+    statement = dialect.insert(schedulers)
+    again = statement.on_conflict_do_update(
+        index_elements=["name"],
+        set_={name: statement.excluded[name] for name in ("node", "pid", "heartbeat_s")},
+    )
+    return cast(Insert, again)
+
+
+def forget_scheduler(name: str) -> Delete:
+    """Drop one scheduler."""
+    return sa.delete(schedulers).where(schedulers.c.name == name)
+
+
+def live_schedulers(since: float) -> Select[Any]:
+    """Schedulers with a heartbeat since a time."""
+    return select(schedulers).where(schedulers.c.heartbeat_s >= since).order_by(schedulers.c.name)
+
+
+def forget_schedulers(before: float) -> Delete:
+    """Drop schedulers that have long been silent."""
+    return sa.delete(schedulers).where(schedulers.c.heartbeat_s < before)
+
+
+CLUSTER = select(cluster_snapshots.c.snapshot).where(cluster_snapshots.c.id == 1)
+"""The last snapshot of the cluster."""
+
+# -- Deletion --------------------------------------------------------------------------------
+
+
+def delete_experiment(id: int) -> list[Delete]:
+    """All rows of an experiment, children first."""
+    mine = select(_r.id).where(_r.experiment_id == id)
+    by_run = [points, latest_points, log_lines, measurements, run_summaries, attempts]
+    by_experiment = [runs, cell_specs, experiment_specs, events, idempotency_keys]
+    return [
+        *(sa.delete(table).where(table.c.run_id.in_(mine)) for table in by_run),
+        *(sa.delete(table).where(table.c.experiment_id == id) for table in by_experiment),
+        sa.delete(experiments).where(_x.id == id, _x.state.in_(sorted(TERMINAL_EXPERIMENT_STATES))),
+    ]
+
+
+def metric_ids(names: Iterable[str]) -> Select[Any]:
+    """Ids of metric names."""
+    return select(metric_names.c.name, metric_names.c.id).where(metric_names.c.name.in_(list(names)))

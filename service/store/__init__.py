@@ -1,0 +1,110 @@
+"""The store: what people submitted, what became of it, and every figure, in SQL.
+
+`Store` is one object per process, thread-safe. Its parts: `submission` (experiments come in),
+`reading` and `series` (lists, records, points), `requests` (what people ask of an experiment),
+`driving` (what the driver of an experiment does to it, fenced by attempts) and `recording`
+(batches of points, logs and measurements). `service.queue.Queue` claims from the same database.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from service.db.engine import Database
+from service.db.errors import (
+    BadPageToken,
+    Conflict,
+    FilterError,
+    IdempotencyMismatch,
+    NotFound,
+    StaleAttempt,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    UnusableDatabase,
+)
+from service.settings import Settings
+from service.store.driving import Driving, Requests
+from service.store.reading import Reading, Totals
+from service.store.recording import (
+    CheckpointRow,
+    PointBatch,
+    ProgressRow,
+    RecordBatch,
+    Recording,
+)
+from service.store.requests import Requesting
+from service.store.series import Series
+from service.store.submission import Submission
+
+__all__ = [
+    "BadPageToken",
+    "CheckpointRow",
+    "Conflict",
+    "FilterError",
+    "IdempotencyMismatch",
+    "NotFound",
+    "PointBatch",
+    "ProgressRow",
+    "RecordBatch",
+    "Requests",
+    "StaleAttempt",
+    "Store",
+    "StoreError",
+    "StoreFull",
+    "StoreUnavailable",
+    "Totals",
+    "UnusableDatabase",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class Store(Submission, Reading, Series, Requesting, Driving, Recording):
+    """The database of one installation.
+
+    Args:
+        database: where the rows are.
+        settings: of this installation; the catalogue prices the runs.
+        clock: Unix seconds; tests move it.
+    """
+
+    def __init__(
+        self, database: Database, settings: Settings, clock: Callable[[], float] = time.time
+    ) -> None:
+        super().__init__(database, settings, clock)
+
+    @classmethod
+    def open(
+        cls, settings: Settings, *, migrate: bool = False, clock: Callable[[], float] = time.time
+    ) -> Store:
+        """Connect, and check that the database can be used.
+
+        Args:
+            settings: of this installation.
+            migrate: bring the tables up to date first, and create them in an empty database.
+            clock: Unix seconds.
+
+        Raises:
+            UnusableDatabase: migrations are missing, the file is damaged, or lies on a network
+                file system.
+            StoreUnavailable: the database is away.
+        """
+        from service.db import migrate as migration
+
+        if migrate:
+            migration.upgrade(settings)
+        migration.refuse_unusable(settings)
+        return cls(Database(settings.resolved_database_url()), settings, clock)
+
+    @property
+    def path(self) -> Path | None:
+        """The SQLite file; None for PostgreSQL."""
+        return self.database.path
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.database.close()

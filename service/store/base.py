@@ -1,0 +1,135 @@
+"""What all parts of the store share: the database, the clock, and how events are numbered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from service.db import schema, statements
+from service.db.engine import Database
+from service.db.errors import NotFound
+from service.records import Experiment, Run
+from service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event before it has its number."""
+
+    kind: str
+    message: str
+    run_id: int | None = None
+    attempt: int | None = None
+    data: dict[str, Any] | None = None
+
+
+class Part:
+    """Base of the parts of the store."""
+
+    def __init__(self, database: Database, settings: Settings, clock: Callable[[], float]) -> None:
+        self.database = database
+        self.settings = settings
+        self.clock = clock
+
+
+def storable(text: str) -> str:
+    """Text that both databases accept: no NUL, no lone surrogate."""
+    if "\x00" in text:
+        text = text.replace("\x00", "\ufffd")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def announce(connection: Connection, experiment_id: int, new: Sequence[NewEvent], now: float) -> sa.Row[Any]:
+    """Lock the experiment, number the events and store them; returns where the experiment stands.
+
+    Every transition begins here: the lock on the experiment's row puts transitions of one
+    experiment in an order, and makes that order the order of its events.
+
+    Raises:
+        NotFound: when there is no such experiment.
+    """
+    row = lock_experiment(connection, experiment_id, len(new))
+    insert_events(connection, experiment_id, row.event_count, new, now)
+    return row
+
+
+def lock_experiment(connection: Connection, experiment_id: int, event_count: int = 0) -> sa.Row[Any]:
+    """Lock the experiment's row and reserve the next event numbers.
+
+    Raises:
+        NotFound: when there is no such experiment.
+    """
+    row = connection.execute(
+        statements.ADVANCE_EVENTS, {"experiment": experiment_id, "count": event_count}
+    ).one_or_none()
+    if row is None:
+        raise NotFound("experiment", experiment_id)
+    return row
+
+
+def insert_events(
+    connection: Connection, experiment_id: int, last_number: int, new: Sequence[NewEvent], now: float
+) -> None:
+    """Store events whose numbers end at `last_number`."""
+    first = last_number - len(new) + 1
+    if new:
+        connection.execute(
+            sa.insert(schema.events),
+            [
+                {
+                    "experiment_id": experiment_id,
+                    "number": number,
+                    "run_id": event.run_id,
+                    "attempt": event.attempt,
+                    "at_s": now,
+                    "kind": event.kind,
+                    "message": storable(event.message),
+                    "data": event.data,
+                }
+                for number, event in enumerate(new, first)
+            ],
+        )
+
+
+def read_experiment(connection: Connection, id: int) -> Experiment:
+    """One experiment.
+
+    Raises:
+        NotFound: when there is none.
+    """
+    row = connection.execute(statements.experiment_by_id(id)).mappings().one_or_none()
+    if row is None:
+        raise NotFound("experiment", id)
+    return Experiment.from_row(row)
+
+
+def read_run(connection: Connection, id: int) -> Run:
+    """One run.
+
+    Raises:
+        NotFound: when there is none.
+    """
+    row = connection.execute(statements.run_by_id(id)).mappings().one_or_none()
+    if row is None:
+        raise NotFound("run", id)
+    return Run.from_row(row)
+
+
+def experiment_id_of(connection: Connection, run_id: int) -> int:
+    """The experiment of a run.
+
+    Raises:
+        NotFound: when there is no such run.
+    """
+    found: int | None = connection.execute(statements.experiment_of_run(run_id)).scalar()
+    if found is None:
+        raise NotFound("run", run_id)
+    return found

@@ -1,0 +1,546 @@
+"""What the driver of an experiment does to it and to its runs.
+
+Every write is fenced: one of an experiment carries the experiment's attempt, one of a run the
+run's attempt. A write that changes no row raises `StaleAttempt` when somebody else holds the
+attempt now (stop), or `Conflict` when the thing has moved on under the same attempt (look again).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from service.db import schema, statements
+from service.db.errors import Conflict, StaleAttempt
+from service.db.statements import ACTIVE_EXPERIMENT_STATES, ACTIVE_RUN_STATES
+from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, ExperimentState, RunState
+from service.store.base import (
+    NewEvent,
+    Part,
+    announce,
+    experiment_id_of,
+    insert_events,
+    lock_experiment,
+    read_run,
+    storable,
+)
+from trainers.errors import FailureClass
+
+_UNFINISHED = frozenset(RunState) - TERMINAL_RUN_STATES
+_LEFT_OVER = {
+    ExperimentState.succeeded: RunState.stopped,
+    ExperimentState.failed: RunState.failed,
+    ExperimentState.cancelled: RunState.cancelled,
+    ExperimentState.paused: RunState.paused,
+}
+"""Where runs go that have not ended when their experiment does."""
+
+LONGEST_MESSAGE = 4000
+"""Failure messages are cut to this many characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What people asked of a running experiment.
+
+    Attributes:
+        cancel: end it.
+        pause: end it at a step boundary, to go on later.
+        cancel_runs: runs to end one by one.
+    """
+
+    cancel: bool
+    pause: bool
+    cancel_runs: frozenset[int]
+
+
+class Driving(Part):
+    """The part of the store that drivers and schedulers write through."""
+
+    def driver_started(
+        self, experiment_id: int, attempt: int, node: str, pid: int, *, lease_s: float | None = None
+    ) -> None:
+        """starting -> running. The same driver may repeat the call.
+
+        Args:
+            experiment_id: the experiment.
+            attempt: the experiment's attempt that the driver was started for.
+            node: host of the driver.
+            pid: process of the driver.
+            lease_s: length of the lease; None = as configured.
+
+        Raises:
+            StaleAttempt: another attempt is current, or this one has ended.
+        """
+        now = self.clock()
+        until = now + (self.settings.lease_s if lease_s is None else lease_s)
+        owner = storable(f"{node}:{pid}")
+
+        def body(connection: Connection) -> None:
+            row = lock_experiment(connection, experiment_id)
+            _check_experiment_attempt(experiment_id, attempt, row)
+            if row.state is ExperimentState.running:
+                connection.execute(
+                    statements.set_experiment(experiment_id, lease_owner=owner, lease_until_s=until)
+                )
+                return
+            connection.execute(
+                statements.move_experiment(
+                    experiment_id,
+                    ExperimentState.running,
+                    lease_owner=owner,
+                    lease_until_s=until,
+                    started_s=sa.func.coalesce(schema.experiments.c.started_s, now),
+                )
+            )
+            new = NewEvent(
+                "experiment.started",
+                f"driver started on {node}, process {pid}, attempt {attempt}",
+                attempt=attempt,
+                data={"node": node, "pid": pid},
+            )
+            announce(connection, experiment_id, [new], now)
+
+        self.database.write(body)
+
+    def renew_lease(self, experiment_id: int, attempt: int, lease_s: float) -> Requests:
+        """The driver's heartbeat: keep the experiment, and hear what people asked for.
+
+        Raises:
+            StaleAttempt: the attempt is over; end now and write nothing.
+        """
+        until = self.clock() + lease_s
+
+        def body(connection: Connection) -> Requests:
+            row = connection.execute(
+                statements.RENEW_LEASE, {"experiment": experiment_id, "current": attempt, "until": until}
+            ).one_or_none()
+            if row is None:
+                raise StaleAttempt(f"attempt {attempt} at experiment {experiment_id} is over")
+            cancelled = connection.execute(statements.RUNS_TO_CANCEL, {"experiment": experiment_id})
+            return Requests(
+                cancel=row.cancel_requested_s is not None,
+                pause=row.pause_requested_s is not None,
+                cancel_runs=frozenset(cancelled.scalars()),
+            )
+
+        return self.database.write(body)
+
+    def open_attempt(
+        self, run_id: int, experiment_attempt: int, *, node: str | None = None, pid: int | None = None
+    ) -> int:
+        """queued -> starting under a new attempt of the run; returns its number.
+
+        Raises:
+            NotFound: there is no such run.
+            StaleAttempt: the experiment's attempt is over.
+            Conflict: the run is not queued any more, or cancel or pause was requested.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> int:
+            experiment_id = experiment_id_of(connection, run_id)
+            row = lock_experiment(connection, experiment_id)
+            _check_experiment_attempt(experiment_id, experiment_attempt, row)
+            if row.cancel_requested_s is not None or row.pause_requested_s is not None:
+                asked = "cancel" if row.cancel_requested_s is not None else "pause"
+                raise Conflict(
+                    f"experiment {experiment_id} was asked to {asked}; no further attempt is opened"
+                )
+            run = read_run(connection, run_id)
+            number = run.attempt + 1
+            moved = connection.execute(
+                statements.move_run(
+                    run_id,
+                    RunState.starting,
+                    attempt=run.attempt,
+                    sources={RunState.queued},
+                    failure_class=None,
+                    failure_message=None,
+                    phase="preparing",
+                )
+                .where(schema.runs.c.cancel_requested_s.is_(None))
+                .values(attempt=number)
+            )
+            if not moved.rowcount:
+                raise Conflict(f"run {run_id} is {run.state}; only a queued one can be started")
+            connection.execute(
+                sa.insert(schema.attempts).values(
+                    run_id=run_id,
+                    number=number,
+                    experiment_attempt=experiment_attempt,
+                    state=RunState.starting,
+                    started_s=now,
+                    last_step=0,
+                    node=None if node is None else storable(node),
+                    pid=pid,
+                )
+            )
+            new = NewEvent("run.starting", f"run {run.index}, attempt {number}", run_id, number)
+            announce(connection, experiment_id, [new], now)
+            return number
+
+        return self.database.write(body)
+
+    def run_started(
+        self,
+        run_id: int,
+        attempt: int,
+        *,
+        total_steps: int,
+        resumed_from_step: int,
+        facts: Mapping[str, Any],
+    ) -> None:
+        """starting -> running, with what the worker found out about itself.
+
+        Args:
+            run_id: the run.
+            attempt: the run's attempt.
+            total_steps: optimizer updates of the whole run.
+            resumed_from_step: step of the restored checkpoint; points of older attempts beyond
+                it are hidden from now on.
+            facts: reproducibility; JSON values.
+
+        Raises:
+            StaleAttempt: another attempt is current.
+            Conflict: the attempt has ended.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> None:
+            experiment_id = experiment_id_of(connection, run_id)
+            row = lock_experiment(connection, experiment_id, 1)
+            moved = connection.execute(
+                statements.move_run(
+                    run_id,
+                    RunState.running,
+                    attempt=attempt,
+                    total_steps=total_steps,
+                    step=resumed_from_step,
+                    started_s=sa.func.coalesce(schema.runs.c.started_s, now),
+                )
+            )
+            if not moved.rowcount:
+                raise _refused_run(connection, run_id, attempt)
+            connection.execute(
+                statements.set_attempt(
+                    run_id,
+                    attempt,
+                    state=RunState.running,
+                    resumed_from_step=resumed_from_step,
+                    last_step=resumed_from_step,
+                    facts=dict(facts),
+                )
+            )
+            resumed = f"resumed from step {resumed_from_step}" if resumed_from_step else "from the beginning"
+            new = NewEvent(
+                "run.started",
+                f"attempt {attempt}, {total_steps} steps, {resumed}",
+                run_id,
+                attempt,
+                {"total_steps": total_steps, "resumed_from_step": resumed_from_step},
+            )
+            insert_events(connection, experiment_id, row.event_count, [new], now)
+
+        self.database.write(body)
+
+    def finish_run(
+        self,
+        run_id: int,
+        attempt: int,
+        state: RunState,
+        *,
+        summary: Mapping[str, float | int | str | None] | None = None,
+        failure: tuple[FailureClass, str] | None = None,
+        retry_delay_s: float | None = None,
+    ) -> RunState:
+        """End an attempt: the one transition out of starting and running.
+
+        Args:
+            run_id: the run.
+            attempt: the run's attempt.
+            state: succeeded, stopped, cancelled, paused or failed; with `retry_delay_s`, failed.
+            summary: final figures.
+            failure: class and one line, for failed.
+            retry_delay_s: queue the run again after this delay instead of failing it for good.
+
+        Returns:
+            Where the run went: a cancellation that was requested beats retry and pause.
+
+        Raises:
+            StaleAttempt: another attempt is current.
+            Conflict: the attempt has ended already.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> RunState:
+            experiment_id = experiment_id_of(connection, run_id)
+            row = lock_experiment(connection, experiment_id, 1)
+            run = read_run(connection, run_id)
+            target = RunState.queued if retry_delay_s is not None else state
+            cancelled = row.cancel_requested_s is not None or run.cancel_requested_s is not None
+            if cancelled and target in (RunState.queued, RunState.paused):
+                target = RunState.cancelled
+            ended = target in TERMINAL_RUN_STATES
+            values: dict[str, Any] = {
+                "phase": None,
+                "ended_s": now if ended else None,
+                "not_before_s": now + (retry_delay_s or 0.0) if target is RunState.queued else 0.0,
+                **_failure_values(failure if target is not RunState.succeeded else None),
+                **(statements.failure_counter(failure[0]) if failure else {}),
+                **statements.summary_values(storable_figures(summary or {})),
+            }
+            moved = connection.execute(
+                statements.move_run(run_id, target, attempt=attempt, sources=ACTIVE_RUN_STATES, **values)
+            )
+            if not moved.rowcount:
+                raise _refused_run(connection, run_id, attempt)
+            own_end = state if retry_delay_s is None else RunState.failed
+            connection.execute(
+                statements.end_attempt(run_id, attempt, own_end, ended_s=now, **_failure_values(failure))
+            )
+            if summary:
+                connection.execute(
+                    statements.insert_or_replace(connection, schema.run_summaries, ("run_id",)),
+                    {"run_id": run_id, "attempt": attempt, "summary": dict(summary)},
+                )
+            new = _end_event(run.index, run_id, attempt, target, failure, retry_delay_s)
+            insert_events(connection, experiment_id, row.event_count, [new], now)
+            return target
+
+        return self.database.write(body)
+
+    def finish_experiment(
+        self,
+        experiment_id: int,
+        attempt: int,
+        state: ExperimentState,
+        *,
+        failure: tuple[FailureClass, str] | None = None,
+    ) -> ExperimentState:
+        """End an experiment's attempt: succeeded, failed, cancelled or paused.
+
+        Runs that have not ended go with it: to stopped (a budget was reached), failed,
+        cancelled or paused.
+
+        Returns:
+            Where the experiment went: a cancellation that was requested beats a pause.
+
+        Raises:
+            StaleAttempt: another attempt is current, or this one has ended.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> ExperimentState:
+            row = lock_experiment(connection, experiment_id, 1)
+            _check_experiment_attempt(experiment_id, attempt, row)
+            target = state
+            if row.cancel_requested_s is not None and state is ExperimentState.paused:
+                target = ExperimentState.cancelled
+            _end_experiment(connection, experiment_id, target, row, failure, now)
+            message = str(target) if failure is None else f"{target}: {failure[0]}: {failure[1]}"
+            new = NewEvent(f"experiment.{target}", message[:LONGEST_MESSAGE], attempt=attempt)
+            insert_events(connection, experiment_id, row.event_count, [new], now)
+            return target
+
+        return self.database.write(body)
+
+    def release_experiment(
+        self,
+        experiment_id: int,
+        attempt: int,
+        *,
+        delay_s: float,
+        failure: tuple[FailureClass, str] | None = None,
+    ) -> ExperimentState:
+        """Give the experiment back to the queue for another attempt.
+
+        Its runs stay as they are: the next driver resets those of this attempt.
+
+        Args:
+            experiment_id: the experiment.
+            attempt: its attempt that is over.
+            delay_s: earliest next claim, from now.
+            failure: why, when something failed; shown with the experiment while it waits.
+
+        Returns:
+            queued; or cancelled or paused, when that was requested.
+
+        Raises:
+            StaleAttempt: another attempt is current, or this one has ended.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> ExperimentState:
+            row = lock_experiment(connection, experiment_id, 1)
+            _check_experiment_attempt(experiment_id, attempt, row)
+            if row.cancel_requested_s is not None:
+                target = ExperimentState.cancelled
+            elif row.pause_requested_s is not None:
+                target = ExperimentState.paused
+            else:
+                target = ExperimentState.queued
+            if target is ExperimentState.queued:
+                connection.execute(
+                    statements.move_experiment(
+                        experiment_id,
+                        target,
+                        sources=ACTIVE_EXPERIMENT_STATES,
+                        not_before_s=now + delay_s,
+                        lease_owner=None,
+                        lease_until_s=None,
+                        **_failure_values(failure),
+                    )
+                )
+                kind, message = "experiment.released", f"queued again, not before {delay_s:g} s from now"
+            else:
+                _end_experiment(connection, experiment_id, target, row, failure, now)
+                kind, message = f"experiment.{target}", str(target)
+            if failure is not None:
+                message += f"; {failure[0]}: {failure[1]}"
+            new = NewEvent(kind, message[:LONGEST_MESSAGE], attempt=attempt)
+            insert_events(connection, experiment_id, row.event_count, [new], now)
+            return target
+
+        return self.database.write(body)
+
+    def reset_runs_of_dead_attempt(self, experiment_id: int, attempt: int) -> list[int]:
+        """Queue the runs again that an older attempt at the experiment left starting or running.
+
+        Called by the next driver at its start. A run whose cancellation was requested is
+        cancelled instead.
+
+        Args:
+            experiment_id: the experiment.
+            attempt: the present attempt at the experiment.
+
+        Returns:
+            Ids of the runs that were left over.
+
+        Raises:
+            StaleAttempt: `attempt` is over.
+        """
+        now = self.clock()
+        failure = (FailureClass.lost, "the driver and its lease are gone")
+
+        def body(connection: Connection) -> list[int]:
+            row = lock_experiment(connection, experiment_id)
+            _check_experiment_attempt(experiment_id, attempt, row)
+            left = [
+                run
+                for run in connection.execute(statements.active_attempts(experiment_id)).all()
+                if run.experiment_attempt < attempt
+            ]
+            new: list[NewEvent] = []
+            for run in left:
+                target = RunState.queued if run.cancel_requested_s is None else RunState.cancelled
+                connection.execute(
+                    statements.move_run(
+                        run.id,
+                        target,
+                        attempt=run.attempt,
+                        sources=ACTIVE_RUN_STATES,
+                        phase=None,
+                        not_before_s=0.0,
+                        ended_s=None if target is RunState.queued else now,
+                        **_failure_values(failure),
+                        **statements.failure_counter(failure[0]),
+                    )
+                )
+                connection.execute(
+                    statements.end_attempt(
+                        run.id, run.attempt, RunState.failed, ended_s=now, **_failure_values(failure)
+                    )
+                )
+                new.append(NewEvent("run.lost", failure[1], run.id, run.attempt))
+            if new:
+                announce(connection, experiment_id, new, now)
+            return [run.id for run in left]
+
+        return self.database.write(body)
+
+
+def _check_experiment_attempt(experiment_id: int, attempt: int, row: sa.Row[Any]) -> None:
+    if row.attempt != attempt:
+        raise StaleAttempt(f"experiment {experiment_id}: attempt {attempt} is over, {row.attempt} is current")
+    if row.state not in ACTIVE_EXPERIMENT_STATES:
+        raise StaleAttempt(
+            f"experiment {experiment_id}: attempt {attempt} is over, the experiment is {row.state}"
+        )
+
+
+def _refused_run(connection: Connection, run_id: int, attempt: int) -> StaleAttempt | Conflict:
+    run = read_run(connection, run_id)
+    if run.attempt != attempt:
+        return StaleAttempt(f"run {run_id}: attempt {attempt} is over, {run.attempt} is current")
+    if run.state is RunState.queued:
+        return StaleAttempt(f"run {run_id}: attempt {attempt} is over, the run waits for the next")
+    return Conflict(f"run {run_id} is {run.state} already")
+
+
+def _end_experiment(
+    connection: Connection,
+    experiment_id: int,
+    target: ExperimentState,
+    row: sa.Row[Any],
+    failure: tuple[FailureClass, str] | None,
+    now: float,
+) -> None:
+    """Move the experiment and what is left of its runs; the caller holds the lock."""
+    moved = connection.execute(
+        statements.move_experiment(
+            experiment_id,
+            target,
+            sources=ACTIVE_EXPERIMENT_STATES,
+            ended_s=now if target in TERMINAL_EXPERIMENT_STATES else None,
+            lease_owner=None,
+            lease_until_s=None,
+            **_failure_values(failure),
+        )
+    )
+    if not moved.rowcount:
+        raise Conflict(f"experiment {experiment_id} is {row.state}; it cannot become {target}")
+    left = _LEFT_OVER[target]
+    ended = now if left in TERMINAL_RUN_STATES else None
+    run_failure = (
+        (failure or (FailureClass.lost, "the experiment failed")) if left is RunState.failed else None
+    )
+    values = {"ended_s": ended, "phase": None, **_failure_values(run_failure)}
+    connection.execute(
+        statements.end_open_attempts(experiment_id, left, ended_s=now, **_failure_values(run_failure))
+    )
+    connection.execute(statements.move_runs(experiment_id, left, sources=_UNFINISHED, **values))
+
+
+def _failure_values(failure: tuple[FailureClass, str] | None) -> dict[str, Any]:
+    if failure is None:
+        return {"failure_class": None, "failure_message": None}
+    return {"failure_class": failure[0], "failure_message": storable(failure[1])[:LONGEST_MESSAGE]}
+
+
+def _end_event(
+    index: int,
+    run_id: int,
+    attempt: int,
+    target: RunState,
+    failure: tuple[FailureClass, str] | None,
+    retry_delay_s: float | None,
+) -> NewEvent:
+    why = "" if failure is None else f": {failure[0]}: {failure[1]}"
+    if target is RunState.queued:
+        message = f"run {index} is tried again in {retry_delay_s or 0:g} s{why}"
+        return NewEvent("run.retrying", message[:LONGEST_MESSAGE], run_id, attempt)
+    data = None if failure is None else {"failure_class": str(failure[0])}
+    return NewEvent(f"run.{target}", f"run {index} {target}{why}"[:LONGEST_MESSAGE], run_id, attempt, data)
+
+
+def storable_figures(summary: Mapping[str, float | int | str | None]) -> dict[str, Any]:
+    """Figures as the typed columns take them: NaN becomes NULL."""
+    return {
+        name: None if isinstance(value, float) and value != value else value
+        for name, value in summary.items()
+    }

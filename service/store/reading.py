@@ -1,0 +1,260 @@
+"""Records and lists, as people see them; lists never load series."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from service.db import schema, statements
+from service.db.errors import NotFound
+from service.db.listing import EXPERIMENT_NAMES, RUN_NAMES, Listing, read_page
+from service.filters import Order, parse_filter, parse_order
+from service.records import Attempt, Event, Experiment, LogLine, MeasurementRow, Page, Run
+from service.states import RunState
+from service.store.base import Part, read_experiment, read_run
+
+MAX_PAGE_SIZE = 1000
+"""Most rows of one page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What an experiment has used so far, all attempts at all runs charged, lost work included.
+
+    Attributes:
+        cost_usd: price of the devices x time of the attempts.
+        energy_kwh: as the run reported it; for attempts without a report rated power x time.
+        device_hours: time of the attempts x devices, in hours.
+    """
+
+    cost_usd: float
+    energy_kwh: float
+    device_hours: float
+
+
+class Reading(Part):
+    """The part of the store that reads records."""
+
+    def experiment(self, id: int) -> Experiment:
+        """One experiment.
+
+        Raises:
+            NotFound: there is none with this id.
+        """
+        with self.database.read() as connection:
+            return read_experiment(connection, id)
+
+    def experiment_spec(self, id: int) -> tuple[str, str]:
+        """The spec's text as submitted, and its canonical JSON.
+
+        Raises:
+            NotFound: there is no such experiment.
+        """
+        with self.database.read() as connection:
+            row = connection.execute(statements.spec_of_experiment(id)).one_or_none()
+        if row is None:
+            raise NotFound("experiment", id)
+        return row.text, row.canonical
+
+    def experiments(
+        self,
+        *,
+        filter: str | None = None,
+        order_by: str | None = None,
+        page_size: int = 50,
+        page_token: str | None = None,
+    ) -> Page[Experiment]:
+        """A page of experiments, newest first unless `order_by` says otherwise.
+
+        Args:
+            filter: grammar of `service.filters`, over the fields of `Experiment`.
+            order_by: a field, optionally followed by `asc` or `desc`; no value = last.
+            page_size: 1 to 1000.
+            page_token: `next_token` of the page before.
+
+        Raises:
+            FilterError: filter or order cannot be understood.
+            BadPageToken: the token is not of this list.
+        """
+        listing = Listing(
+            schema.experiments,
+            statements.EXPERIMENT_COLUMNS,
+            {},
+            parse_filter(filter or "", EXPERIMENT_NAMES, axes=False),
+            parse_order(order_by, EXPERIMENT_NAMES, default=Order("id", descending=True)),
+        )
+        with self.database.read() as connection:
+            rows, token = read_page(connection, listing, _clamped(page_size), page_token)
+        return Page([Experiment.from_row(row) for row in rows], token)
+
+    def run(self, id: int) -> Run:
+        """One run.
+
+        Raises:
+            NotFound: there is none with this id.
+        """
+        with self.database.read() as connection:
+            return read_run(connection, id)
+
+    def runs(
+        self,
+        *,
+        experiment_id: int | None = None,
+        filter: str | None = None,
+        order_by: str | None = None,
+        page_size: int = 100,
+        page_token: str | None = None,
+    ) -> Page[Run]:
+        """A page of runs: of one experiment in grid order, or of all, newest first.
+
+        Args:
+            experiment_id: only runs of this experiment.
+            filter: grammar of `service.filters`, over the fields of `Run` and `axis.<name>`.
+            order_by: a field, optionally followed by `asc` or `desc`; no value = last.
+            page_size: 1 to 1000.
+            page_token: `next_token` of the page before.
+
+        Raises:
+            NotFound: there is no such experiment.
+            FilterError: filter or order cannot be understood.
+            BadPageToken: the token is not of this list.
+        """
+        default = Order("id", descending=True) if experiment_id is None else Order("index", descending=False)
+        listing = Listing(
+            schema.runs,
+            statements.RUN_COLUMNS,
+            {} if experiment_id is None else {"experiment_id": experiment_id},
+            parse_filter(filter or "", RUN_NAMES),
+            parse_order(order_by, RUN_NAMES, default=default),
+        )
+        with self.database.read() as connection:
+            if experiment_id is not None:
+                read_experiment(connection, experiment_id)
+            rows, token = read_page(connection, listing, _clamped(page_size), page_token)
+        return Page([Run.from_row(row) for row in rows], token)
+
+    def run_config(self, id: int) -> str:
+        """Canonical JSON of the run's spec with its axis values written in.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        with self.database.read() as connection:
+            found: str | None = connection.execute(statements.spec_of_run(id)).scalar()
+        if found is None:
+            raise NotFound("run", id)
+        return found
+
+    def run_counts(self, experiment_id: int) -> dict[RunState, int]:
+        """How many runs are in each state; every state is a key.
+
+        Raises:
+            NotFound: there is no such experiment.
+        """
+        with self.database.read() as connection:
+            read_experiment(connection, experiment_id)
+            found = {row[0]: row[1] for row in connection.execute(statements.runs_by_state(experiment_id))}
+        return {state: found.get(state, 0) for state in RunState}
+
+    def attempts(self, run_id: int) -> list[Attempt]:
+        """All attempts at a run, oldest first.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        with self.database.read() as connection:
+            rows = connection.execute(statements.attempts_of_run(run_id)).mappings().all()
+            if not rows:
+                read_run(connection, run_id)
+        return [Attempt.from_row(row) for row in rows]
+
+    def measurements(self, run_id: int) -> list[MeasurementRow]:
+        """All measurements of a run, of all attempts; one that is not a number is NaN.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        with self.database.read() as connection:
+            rows = connection.execute(statements.measurements_of_run(run_id)).mappings().all()
+            if not rows:
+                read_run(connection, run_id)
+        return [MeasurementRow.from_row({**row, "value": as_float(row["value"])}) for row in rows]
+
+    def summary(self, run_id: int) -> dict[str, float | int | str | None]:
+        """All figures that the run ended with; empty until then.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        with self.database.read() as connection:
+            found: dict[str, Any] | None = connection.execute(statements.summary_of_run(run_id)).scalar()
+            if found is None:
+                read_run(connection, run_id)
+        return found or {}
+
+    def logs(
+        self, run_id: int, *, after: int | None = None, limit: int = 1000, attempt: int | None = None
+    ) -> list[LogLine]:
+        """Log lines of a run in order.
+
+        Args:
+            run_id: the run.
+            after: `LogLine.cursor` of the last line that the caller has; None = from the first.
+            limit: most lines.
+            attempt: only lines of this attempt.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        place = (-1, -1) if after is None else divmod(after, 1 << 32)
+        with self.database.read() as connection:
+            rows = (
+                connection.execute(
+                    statements.log_lines_of_run(run_id, after=place, attempt=attempt, limit=limit)
+                )
+                .mappings()
+                .all()
+            )
+            if not rows:
+                read_run(connection, run_id)
+        return [LogLine.from_row(row) for row in rows]
+
+    def events(self, experiment_id: int, *, after: int = 0, limit: int = 500) -> list[Event]:
+        """Events of an experiment that follow number `after`; without gaps, in commit order.
+
+        Raises:
+            NotFound: there is no such experiment.
+        """
+        with self.database.read() as connection:
+            rows = connection.execute(statements.events_after(experiment_id, after, limit)).mappings().all()
+            if not rows:
+                read_experiment(connection, experiment_id)
+        return [Event.from_row(row) for row in rows]
+
+    def experiment_totals(self, experiment_id: int) -> Totals:
+        """What the experiment has used so far; open attempts count up to now.
+
+        Raises:
+            NotFound: there is no such experiment.
+        """
+        now = self.clock()
+        cost = energy = hours = 0.0
+        with self.database.read() as connection:
+            read_experiment(connection, experiment_id)
+            rows = connection.execute(statements.attempts_for_totals(experiment_id)).all()
+        for row in rows:
+            taken_h = max(0.0, (row.ended_s or now) - row.started_s) / 3600
+            hours += taken_h * row.devices
+            cost += taken_h * row.price_usd_per_hour
+            reported = row.energy_kwh if row.number == row.attempt else None
+            energy += taken_h * row.power_w / 1000 if reported is None else reported
+        return Totals(cost, energy, hours)
+
+
+def as_float(value: float | None) -> float:
+    """A stored figure: NULL stands for NaN."""
+    return float("nan") if value is None else value
+
+
+def _clamped(page_size: int) -> int:
+    return max(1, min(page_size, MAX_PAGE_SIZE))

@@ -1,0 +1,251 @@
+"""Batches of points, logs, measurements and progress of many runs, one transaction each.
+
+A batch can be written twice: rows that are there already are left as they are. Rows of an
+attempt that is not the current one change nothing, and the answer names it, so that its writer
+is stopped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection
+
+from service.db import point_statements, schema, statements
+from service.db.engine import Database
+from service.records import LogLine, MeasurementRow
+from service.settings import Settings
+from service.states import RunState
+from service.store.base import Part, storable
+
+LONGEST_LOG_LINE = 16_000
+"""Log messages are cut to this many characters."""
+LONGEST_NAME = 200
+"""Names of metrics are cut to this many characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class PointBatch:
+    """Values of one metric of one attempt, by step; the three lists are of one length.
+
+    Attributes:
+        run_id: the run.
+        attempt: its attempt that reports.
+        name: name of the metric.
+        steps: optimizer updates done.
+        values: may be NaN or infinite.
+        at_s: Unix seconds of each value.
+    """
+
+    run_id: int
+    attempt: int
+    name: str
+    steps: list[int]
+    values: list[float]
+    at_s: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressRow:
+    """Where a run is."""
+
+    run_id: int
+    attempt: int
+    step: int
+    total_steps: int | None
+    phase: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """A verified checkpoint that is complete on disk."""
+
+    run_id: int
+    attempt: int
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatch:
+    """What a recorder writes at a time."""
+
+    points: list[PointBatch] = field(default_factory=list)
+    logs: list[LogLine] = field(default_factory=list)
+    measurements: list[MeasurementRow] = field(default_factory=list)
+    progress: list[ProgressRow] = field(default_factory=list)
+    checkpoints: list[CheckpointRow] = field(default_factory=list)
+
+    def attempts(self) -> frozenset[tuple[int, int]]:
+        """(run, attempt) of everything in the batch."""
+        rows: list[Any] = [*self.points, *self.logs, *self.measurements, *self.progress, *self.checkpoints]
+        return frozenset((row.run_id, row.attempt) for row in rows)
+
+
+class Recording(Part):
+    """The part of the store that recorders write through."""
+
+    def __init__(self, database: Database, settings: Settings, clock: Callable[[], float]) -> None:
+        super().__init__(database, settings, clock)
+        self._name_ids: dict[str, int] = {}
+        self._name_lock = threading.Lock()
+
+    def record(self, batch: RecordBatch) -> frozenset[tuple[int, int]]:
+        """Write a batch, durable when this returns.
+
+        Points, logs and measurements of an attempt that ended in the ordinary way are still taken
+        (they may come late from a spool); progress and checkpoints are not.
+
+        Returns:
+            (run, attempt) whose rows were dropped, because the attempt is not the current one:
+            stop their writers.
+
+        Raises:
+            StoreUnavailable: locked or away; nothing was written, keep the batch and repeat it.
+            StoreFull: the disk is full; as above.
+        """
+        attempts = batch.attempts()
+        if not attempts:
+            return frozenset()
+        names = self._names({points.name[:LONGEST_NAME] for points in batch.points})
+
+        def body(connection: Connection) -> frozenset[tuple[int, int]]:
+            current = point_statements.lock_attempts(connection, {run_id for run_id, _ in attempts})
+            stale = frozenset(pair for pair in attempts if not _accepted(current.get(pair[0]), pair[1]))
+            _write_points(connection, batch.points, stale, names)
+            _write_logs(connection, batch.logs, stale)
+            _write_measurements(connection, batch.measurements, stale)
+            _write_progress(connection, batch.progress, stale)
+            _write_checkpoints(connection, batch.checkpoints, stale)
+            return stale
+
+        return self.database.write(body)
+
+    def _names(self, wanted: set[str]) -> dict[str, int]:
+        """Ids of metric names, in a transaction of its own: a name is never taken back."""
+        with self._name_lock:
+            missing = wanted - self._name_ids.keys()
+            if missing:
+                self._name_ids.update(self.database.write(lambda connection: _add_names(connection, missing)))
+            return {name: self._name_ids[name] for name in wanted}
+
+
+def _add_names(connection: Connection, names: Iterable[str]) -> dict[str, int]:
+    stored = {name: storable(name) for name in names}
+    connection.execute(
+        statements.insert_or_keep(connection, schema.metric_names, ("name",)),
+        [{"name": name} for name in sorted(set(stored.values()))],
+    )
+    ids = {row.name: row.id for row in connection.execute(statements.metric_ids(set(stored.values())))}
+    return {name: ids[kept] for name, kept in stored.items()}
+
+
+def _accepted(current: tuple[int, str] | None, attempt: int) -> bool:
+    """Whether rows of an attempt are taken: it is the last one, and the run does not wait for another."""
+    return current is not None and current[0] == attempt and current[1] != RunState.queued
+
+
+def _write_points(
+    connection: Connection,
+    batches: list[PointBatch],
+    stale: frozenset[tuple[int, int]],
+    names: dict[str, int],
+) -> None:
+    rows: list[tuple[Any, ...]] = []
+    latest: dict[tuple[int, int], tuple[Any, ...]] = {}
+    for batch in batches:
+        if (batch.run_id, batch.attempt) in stale or not batch.steps:
+            continue
+        run_id, attempt, name = batch.run_id, batch.attempt, names[batch.name[:LONGEST_NAME]]
+        first = len(rows)
+        rows += [
+            (run_id, name, attempt, step, at_s, value if value == value else None)
+            for step, at_s, value in zip(batch.steps, batch.at_s, batch.values, strict=True)
+        ]
+        newest = max(rows[first:], key=_step_of)
+        key = (run_id, name)
+        if key not in latest or (latest[key][2], latest[key][3]) < (attempt, newest[3]):
+            latest[key] = newest
+    rows.sort()  # In the order of the key: pages are filled one after the other.
+    point_statements.add_rows(connection, "points", rows)
+    point_statements.raise_latest(connection, list(latest.values()))
+
+
+def _step_of(row: tuple[Any, ...]) -> int:
+    step: int = row[3]
+    return step
+
+
+def _write_logs(connection: Connection, lines: list[LogLine], stale: frozenset[tuple[int, int]]) -> None:
+    rows = [
+        (
+            line.run_id,
+            line.attempt,
+            line.number,
+            line.at_s,
+            line.level,
+            storable(line.message[:LONGEST_LOG_LINE]),
+        )
+        for line in lines
+        if (line.run_id, line.attempt) not in stale
+    ]
+    point_statements.add_rows(connection, "log_lines", rows)
+
+
+def _write_measurements(
+    connection: Connection, measured: list[MeasurementRow], stale: frozenset[tuple[int, int]]
+) -> None:
+    rows = [
+        (
+            row.run_id,
+            row.attempt,
+            storable(row.name[:LONGEST_NAME]),
+            storable(row.scope),
+            row.start_s,
+            row.end_s,
+            row.value if row.value == row.value else None,
+            storable(row.unit),
+            str(row.provenance),
+        )
+        for row in measured
+        if (row.run_id, row.attempt) not in stale
+    ]
+    point_statements.add_rows(connection, "measurements", rows)
+
+
+def _write_progress(
+    connection: Connection, progress: list[ProgressRow], stale: frozenset[tuple[int, int]]
+) -> None:
+    last = {(row.run_id, row.attempt): row for row in progress}
+    rows = [
+        {
+            "run": row.run_id,
+            "current": row.attempt,
+            "at_step": row.step,
+            "of_steps": row.total_steps,
+            "in_phase": row.phase,
+        }
+        for pair, row in sorted(last.items())
+        if pair not in stale
+    ]
+    if rows:
+        connection.execute(point_statements.SET_PROGRESS, rows)
+        connection.execute(
+            point_statements.SET_LAST_STEP,
+            [{name: row[name] for name in ("run", "current", "at_step")} for row in rows],
+        )
+
+
+def _write_checkpoints(
+    connection: Connection, checkpoints: list[CheckpointRow], stale: frozenset[tuple[int, int]]
+) -> None:
+    rows = [
+        {"run": row.run_id, "current": row.attempt, "at_step": row.step, "path": storable(row.path)}
+        for row in checkpoints
+        if (row.run_id, row.attempt) not in stale
+    ]
+    if rows:
+        connection.execute(point_statements.SET_CHECKPOINT, rows)

@@ -1,0 +1,314 @@
+"""What people ask of experiments and runs.
+
+What waits is moved at once; what a driver holds gets a column with the time of the request, and
+the driver carries it out. Cancel beats retry; a finished result beats cancel.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from service.db import statements
+from service.db.errors import Conflict
+from service.db.schema import SUMMARY_COLUMNS
+from service.records import Experiment, Run
+from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, ExperimentState, RunState
+from service.store.base import (
+    NewEvent,
+    Part,
+    announce,
+    experiment_id_of,
+    lock_experiment,
+    read_experiment,
+    read_run,
+)
+
+_WAITING = frozenset({ExperimentState.queued, ExperimentState.paused})
+_WAITING_RUN = frozenset({RunState.queued, RunState.paused})
+_AFRESH = {"own_failures": 0, "infrastructure_failures": 0, **dict.fromkeys(SUMMARY_COLUMNS)}
+"""A retried run starts with no failures counted and no figures of the try before."""
+
+
+class Requesting(Part):
+    """The part of the store that takes people's requests."""
+
+    def request_cancel(self, experiment_id: int) -> Experiment:
+        """Cancel at once what waits; ask the driver to cancel what runs; leave what has ended.
+
+        Raises:
+            NotFound: there is no such experiment.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> Experiment:
+            row = lock_experiment(connection, experiment_id)
+            if row.state in _WAITING:
+                connection.execute(
+                    statements.move_experiment(
+                        experiment_id,
+                        ExperimentState.cancelled,
+                        sources=_WAITING,
+                        cancel_requested_s=now,
+                        ended_s=now,
+                        lease_owner=None,
+                        lease_until_s=None,
+                    )
+                )
+                connection.execute(
+                    statements.move_runs(
+                        experiment_id, RunState.cancelled, sources=_WAITING_RUN, ended_s=now, phase=None
+                    )
+                )
+                announce(connection, experiment_id, [NewEvent("experiment.cancelled", "cancelled")], now)
+            elif row.state not in TERMINAL_EXPERIMENT_STATES and row.cancel_requested_s is None:
+                connection.execute(statements.set_experiment(experiment_id, cancel_requested_s=now))
+                announce(
+                    connection,
+                    experiment_id,
+                    [NewEvent("experiment.cancel_requested", "cancellation requested")],
+                    now,
+                )
+            return read_experiment(connection, experiment_id)
+
+        return self.database.write(body)
+
+    def request_pause(self, experiment_id: int) -> Experiment:
+        """Pause at once what waits in the queue; ask the driver to pause what runs.
+
+        Raises:
+            NotFound: there is no such experiment.
+            Conflict: it has ended.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> Experiment:
+            row = lock_experiment(connection, experiment_id)
+            if row.state in TERMINAL_EXPERIMENT_STATES:
+                raise Conflict(
+                    f"experiment {experiment_id} is {row.state}; only a queued or running one can pause"
+                )
+            if row.state is ExperimentState.queued:
+                connection.execute(
+                    statements.move_experiment(experiment_id, ExperimentState.paused, pause_requested_s=now)
+                )
+                connection.execute(
+                    statements.move_runs(experiment_id, RunState.paused, sources={RunState.queued})
+                )
+                announce(connection, experiment_id, [NewEvent("experiment.paused", "paused")], now)
+            elif row.state is not ExperimentState.paused and row.pause_requested_s is None:
+                connection.execute(statements.set_experiment(experiment_id, pause_requested_s=now))
+                announce(
+                    connection,
+                    experiment_id,
+                    [NewEvent("experiment.pause_requested", "pause requested")],
+                    now,
+                )
+            return read_experiment(connection, experiment_id)
+
+        return self.database.write(body)
+
+    def resume(self, experiment_id: int) -> Experiment:
+        """Queue a paused experiment again; take back a pause that the driver has not carried out.
+
+        Raises:
+            NotFound: there is no such experiment.
+            Conflict: it has ended, or its cancellation was requested.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> Experiment:
+            row = lock_experiment(connection, experiment_id)
+            if row.state in TERMINAL_EXPERIMENT_STATES:
+                raise Conflict(f"experiment {experiment_id} is {row.state}; use retry to queue it again")
+            if row.cancel_requested_s is not None:
+                raise Conflict(f"experiment {experiment_id} is being cancelled; use retry when it has ended")
+            if row.state is ExperimentState.paused:
+                self._queue_again(connection, experiment_id, {RunState.paused}, now)
+                announce(connection, experiment_id, [NewEvent("experiment.resumed", "queued again")], now)
+            elif row.pause_requested_s is not None:
+                connection.execute(statements.set_experiment(experiment_id, pause_requested_s=None))
+                announce(connection, experiment_id, [NewEvent("experiment.resumed", "pause taken back")], now)
+            return read_experiment(connection, experiment_id)
+
+        return self.database.write(body)
+
+    def retry(self, experiment_id: int) -> Experiment:
+        """Queue an ended experiment again with its failed, cancelled and stopped runs.
+
+        Raises:
+            NotFound: there is no such experiment.
+            Conflict: it has not ended, or every run has succeeded.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> Experiment:
+            row = lock_experiment(connection, experiment_id)
+            if row.state not in TERMINAL_EXPERIMENT_STATES:
+                raise Conflict(f"experiment {experiment_id} is {row.state}; only an ended one can be retried")
+            unfinished = TERMINAL_RUN_STATES - {RunState.succeeded}
+            queued = self._queue_again(connection, experiment_id, unfinished, now)
+            if not queued:
+                raise Conflict(
+                    f"experiment {experiment_id}: all runs have succeeded; there is nothing to retry"
+                )
+            announce(
+                connection,
+                experiment_id,
+                [NewEvent("experiment.retried", f"{queued} runs queued again")],
+                now,
+            )
+            return read_experiment(connection, experiment_id)
+
+        return self.database.write(body)
+
+    def _queue_again(
+        self,
+        connection: Connection,
+        experiment_id: int,
+        runs: frozenset[RunState] | set[RunState],
+        now: float,
+    ) -> int:
+        """Queue the experiment and its runs in these states; returns how many runs."""
+        connection.execute(
+            statements.move_experiment(
+                experiment_id,
+                ExperimentState.queued,
+                queued_s=now,
+                not_before_s=0.0,
+                ended_s=None,
+                cancel_requested_s=None,
+                pause_requested_s=None,
+                lease_owner=None,
+                lease_until_s=None,
+                failure_class=None,
+                failure_message=None,
+            )
+        )
+        return connection.execute(
+            statements.move_runs(
+                experiment_id,
+                RunState.queued,
+                sources=runs,
+                not_before_s=0.0,
+                ended_s=None,
+                cancel_requested_s=None,
+                failure_class=None,
+                failure_message=None,
+                **({} if RunState.paused in runs else _AFRESH),
+            )
+        ).rowcount
+
+    def set_priority(self, experiment_id: int, priority: int) -> Experiment:
+        """Move the experiment in the queue; higher goes first.
+
+        Raises:
+            NotFound: there is no such experiment.
+            Conflict: it has ended.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> Experiment:
+            row = lock_experiment(connection, experiment_id)
+            if row.state in TERMINAL_EXPERIMENT_STATES:
+                raise Conflict(f"experiment {experiment_id} is {row.state}; its priority no longer matters")
+            connection.execute(statements.set_experiment(experiment_id, priority=priority))
+            announce(
+                connection,
+                experiment_id,
+                [NewEvent("experiment.priority", f"priority set to {priority}", data={"priority": priority})],
+                now,
+            )
+            return read_experiment(connection, experiment_id)
+
+        return self.database.write(body)
+
+    def delete(self, experiment_id: int) -> None:
+        """Remove an ended experiment with all its rows; checkpoints on disk are not touched.
+
+        Raises:
+            NotFound: there is no such experiment.
+            Conflict: it has not ended.
+        """
+
+        def body(connection: Connection) -> None:
+            row = lock_experiment(connection, experiment_id)
+            if row.state not in TERMINAL_EXPERIMENT_STATES:
+                raise Conflict(f"experiment {experiment_id} is {row.state}; cancel it before it is deleted")
+            for statement in statements.delete_experiment(experiment_id):
+                connection.execute(statement)
+
+        self.database.write(body)
+
+    def request_cancel_run(self, run_id: int) -> Run:
+        """Cancel a waiting run at once; ask the driver to cancel one that runs; leave an ended one.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> Run:
+            experiment_id = experiment_id_of(connection, run_id)
+            lock_experiment(connection, experiment_id)
+            run = read_run(connection, run_id)
+            if run.state in _WAITING_RUN:
+                connection.execute(
+                    statements.move_run(
+                        run_id, RunState.cancelled, sources=_WAITING_RUN, cancel_requested_s=now, ended_s=now
+                    )
+                )
+                new = NewEvent("run.cancelled", f"run {run.index} cancelled", run_id, run.attempt)
+            elif run.state not in TERMINAL_RUN_STATES and run.cancel_requested_s is None:
+                connection.execute(statements.set_run(run_id, cancel_requested_s=now))
+                new = NewEvent(
+                    "run.cancel_requested", f"cancellation of run {run.index} requested", run_id, run.attempt
+                )
+            else:
+                return run
+            announce(connection, experiment_id, [new], now)
+            return read_run(connection, run_id)
+
+        return self.database.write(body)
+
+    def retry_run(self, run_id: int) -> Run:
+        """Queue a failed, cancelled or stopped run again, and with it an experiment that has ended.
+
+        Raises:
+            NotFound: there is no such run.
+            Conflict: the run has not ended, has succeeded, or its experiment is being cancelled.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> Run:
+            experiment_id = experiment_id_of(connection, run_id)
+            row = lock_experiment(connection, experiment_id)
+            run = read_run(connection, run_id)
+            if run.state not in TERMINAL_RUN_STATES or run.state is RunState.succeeded:
+                raise Conflict(
+                    f"run {run_id} is {run.state}; only a failed, cancelled or stopped one can be retried"
+                )
+            ended = row.state in TERMINAL_EXPERIMENT_STATES
+            if row.cancel_requested_s is not None and not ended:
+                raise Conflict(f"experiment {experiment_id} is being cancelled; retry when it has ended")
+            if ended:
+                self._queue_again(connection, experiment_id, frozenset(), now)
+            connection.execute(
+                statements.move_run(
+                    run_id,
+                    RunState.queued,
+                    sources=TERMINAL_RUN_STATES,
+                    not_before_s=0.0,
+                    ended_s=None,
+                    cancel_requested_s=None,
+                    failure_class=None,
+                    failure_message=None,
+                    **_AFRESH,
+                )
+            )
+            new = [NewEvent("run.retried", f"run {run.index} queued again", run_id, run.attempt)]
+            if ended:
+                new.append(NewEvent("experiment.retried", "queued again"))
+            announce(connection, experiment_id, new, now)
+            return read_run(connection, run_id)
+
+        return self.database.write(body)

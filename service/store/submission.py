@@ -1,0 +1,348 @@
+"""Experiments come in: one transaction each, or one for many that come at the same time."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from service.db import schema, statements
+from service.db.engine import Database
+from service.db.errors import IdempotencyMismatch, StoreFull, StoreUnavailable
+from service.hardware import lookup
+from service.records import Experiment
+from service.settings import Settings
+from service.spec import ExperimentSpec, RunPlan
+from service.states import ExperimentState, RunState
+from service.store.base import Part, storable
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+LARGEST_GROUP = 256
+"""Submissions that share one transaction at most."""
+LARGEST_GROUP_RUNS = 20_000
+"""Runs that share one transaction at most, unless one submission alone has more."""
+
+
+@dataclass(slots=True)
+class _Ticket(Generic[Item, Answer]):
+    item: Item
+    answer: Answer | BaseException | None = None
+    done: bool = False
+
+
+class GroupCommit(Generic[Item, Answer]):
+    """Whoever comes first commits for all that wait; each is answered after the commit.
+
+    Args:
+        commit: stores a group and answers each item, with an exception for an item that failed.
+        weight: what an item counts towards `limit`.
+        limit: heaviest group.
+    """
+
+    def __init__(
+        self,
+        commit: Callable[[list[Item]], list[Answer | BaseException]],
+        weight: Callable[[Item], int],
+        limit: int,
+    ) -> None:
+        self._commit = commit
+        self._weight = weight
+        self._limit = limit
+        self._leader = threading.Lock()
+        self._mutex = threading.Lock()
+        self._waiting: list[_Ticket[Item, Answer]] = []
+
+    def __call__(self, item: Item) -> Answer:
+        """Store an item; returns when it is committed."""
+        ticket: _Ticket[Item, Answer] = _Ticket(item)
+        with self._mutex:
+            self._waiting.append(ticket)
+        with self._leader:
+            while not ticket.done:
+                self._commit_group(self._next_group())
+        if isinstance(ticket.answer, BaseException):
+            raise ticket.answer
+        assert ticket.answer is not None
+        return ticket.answer
+
+    def _next_group(self) -> list[_Ticket[Item, Answer]]:
+        with self._mutex:
+            size = weight = 0
+            for ticket in self._waiting[:LARGEST_GROUP]:
+                weight += self._weight(ticket.item)
+                if size and weight > self._limit:
+                    break
+                size += 1
+            group, self._waiting = self._waiting[:size], self._waiting[size:]
+        return group
+
+    def _commit_group(self, group: list[_Ticket[Item, Answer]]) -> None:
+        answers: Sequence[Answer | BaseException]
+        try:
+            answers = self._commit([ticket.item for ticket in group])
+        except BaseException as error:
+            answers = [error] * len(group)
+        for ticket, answer in zip(group, answers, strict=True):
+            ticket.answer, ticket.done = answer, True
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """One submission, turned into rows; ids are added when they are known."""
+
+    owner: str
+    key: str | None
+    body_sha256: str
+    experiment: dict[str, Any]
+    text: str
+    canonical: str
+    cells: dict[str, str]
+    runs: list[dict[str, Any]]
+
+
+_INITIAL = {
+    "state": ExperimentState.queued,
+    "attempt": 0,
+    "event_count": 1,
+    "submission_id": None,
+    "lease_owner": None,
+    "lease_until_s": None,
+    "cancel_requested_s": None,
+    "pause_requested_s": None,
+    "not_before_s": 0.0,
+    "failure_class": None,
+    "failure_message": None,
+    "started_s": None,
+    "ended_s": None,
+}
+_INITIAL_RUN = {
+    "state": RunState.queued,
+    "attempt": 0,
+    "own_failures": 0,
+    "infrastructure_failures": 0,
+    "not_before_s": 0.0,
+    "step": 0,
+}
+
+
+class Submission(Part):
+    """The part of the store that takes experiments in."""
+
+    def __init__(self, database: Database, settings: Settings, clock: Callable[[], float]) -> None:
+        super().__init__(database, settings, clock)
+        self._group = GroupCommit[_Submitted, tuple[Experiment, bool]](
+            self._store, lambda item: len(item.runs), LARGEST_GROUP_RUNS
+        )
+        self._catalogue = settings.catalogue()
+
+    def submit(
+        self,
+        spec: ExperimentSpec,
+        plans: Sequence[RunPlan],
+        *,
+        spec_text: str,
+        owner: str,
+        idempotency_key: str | None = None,
+    ) -> tuple[Experiment, bool]:
+        """Store an experiment with all its runs, or nothing.
+
+        Args:
+            spec: the validated spec.
+            plans: its runs, from `spec.runs()`.
+            spec_text: the text as submitted, kept verbatim.
+            owner: who submits.
+            idempotency_key: the same key with the same text answers the same experiment.
+
+        Returns:
+            The experiment, and True when it was created, False when it was replayed.
+
+        Raises:
+            IdempotencyMismatch: the owner used the key for another text.
+            StoreUnavailable: the database is locked or away.
+            StoreFull: its disk is full.
+        """
+        return self._group(self._rows(spec, plans, spec_text, owner, idempotency_key))
+
+    def _rows(
+        self, spec: ExperimentSpec, plans: Sequence[RunPlan], text: str, owner: str, key: str | None
+    ) -> _Submitted:
+        now = self.clock()
+        canonical = spec.canonical_json()
+        cells: dict[str, str] = {}
+        typed: dict[str, dict[str, Any]] = {}
+        runs: list[dict[str, Any]] = []
+        for plan in plans:
+            if plan.cell not in cells:
+                cells[plan.cell] = plan.spec.canonical_json()
+                typed[plan.cell] = self._typed_columns(plan.spec)
+            runs.append(
+                {
+                    **_INITIAL_RUN,
+                    **typed[plan.cell],
+                    "index": plan.index,
+                    "cell": plan.cell,
+                    "seed": plan.seed,
+                    "point": plan.point,
+                }
+            )
+        return _Submitted(
+            owner=storable(owner),
+            key=None if key is None else storable(key),
+            body_sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
+            experiment={
+                **_INITIAL,
+                "name": spec.name,
+                "owner": storable(owner),
+                "priority": spec.queue.priority,
+                "spec_sha256": hashlib.sha256(canonical.encode()).hexdigest(),
+                "run_count": len(runs),
+                "created_s": now,
+                "queued_s": now,
+            },
+            text=storable(text),
+            canonical=canonical,
+            cells=cells,
+            runs=runs,
+        )
+
+    def _typed_columns(self, spec: ExperimentSpec) -> dict[str, Any]:
+        """The columns that are known at submission."""
+        hardware = lookup(spec.hardware, self._catalogue)
+        devices = spec.parallel.workers * hardware.rates(spec.resources.cpus_per_worker).devices_per_worker
+        return {
+            "task": str(spec.task.name),
+            "student": storable(spec.model.student),
+            "precision": str(spec.precision),
+            "optimizer": str(spec.optimizer.name),
+            "implementation": str(spec.optimizer.implementation),
+            "global_batch_size": spec.batch.global_size,
+            "strategy": str(spec.parallel.strategy),
+            "workers": spec.parallel.workers,
+            "hardware": spec.hardware,
+            "devices": devices,
+            "price_usd_per_hour": devices * hardware.price_usd_per_hour,
+            "power_w": devices * hardware.tdp_w,
+        }
+
+    def _store(self, group: list[_Submitted]) -> list[tuple[Experiment, bool] | BaseException]:
+        """Commit a group; when the database refuses it, each on its own, so that one fails alone."""
+        try:
+            return self.database.write(lambda connection: _insert_group(connection, group, self.clock()))
+        except (StoreUnavailable, StoreFull):
+            raise
+        except Exception as error:
+            if len(group) == 1:
+                return [error]
+        answers: list[tuple[Experiment, bool] | BaseException] = []
+        for item in group:
+            try:
+                answers += self._store([item])
+            except (StoreUnavailable, StoreFull) as error:
+                answers.append(error)
+        return answers
+
+
+def _insert_group(
+    connection: Connection, group: list[_Submitted], now: float
+) -> list[tuple[Experiment, bool] | BaseException]:
+    ids = list(statements.reserve_ids(connection, schema.experiments, len(group)))
+    first_with_key: dict[tuple[str, str], int] = {}
+    for id, item in zip(ids, group, strict=True):
+        if item.key is not None:
+            first_with_key.setdefault((item.owner, item.key), id)
+    keepers = _claim_keys(connection, group, ids, first_with_key, now)
+
+    answers: list[tuple[Experiment, bool] | BaseException] = []
+    fresh: list[tuple[int, _Submitted]] = []
+    replayed: list[tuple[int, int]] = []
+    for id, item in zip(ids, group, strict=True):
+        keeper = None if item.key is None else keepers[item.owner, item.key]
+        if keeper is None or keeper.experiment_id == id:
+            fresh.append((id, item))
+            answers.append((Experiment.from_row({**item.experiment, "id": id}), True))
+        elif keeper.body_sha256 != item.body_sha256:
+            assert item.key is not None
+            answers.append(IdempotencyMismatch(item.key))
+        else:
+            replayed.append((len(answers), keeper.experiment_id))
+            answers.append(IdempotencyMismatch(item.key or ""))  # Replaced below.
+    _insert_rows(connection, fresh, now)
+    if replayed:
+        rows = connection.execute(statements.experiments_by_id(id for _, id in replayed)).mappings()
+        found = {row["id"]: Experiment.from_row(row) for row in rows}
+        for position, id in replayed:
+            answers[position] = (found[id], False)
+    return answers
+
+
+def _claim_keys(
+    connection: Connection,
+    group: list[_Submitted],
+    ids: list[int],
+    first_with_key: dict[tuple[str, str], int],
+    now: float,
+) -> dict[tuple[str, str], Any]:
+    """Who holds each idempotency key of the group: one of the group, or an earlier request."""
+    if not first_with_key:
+        return {}
+    bodies = {id: item.body_sha256 for id, item in zip(ids, group, strict=True)}
+    table = schema.idempotency_keys
+    connection.execute(
+        statements.insert_or_keep(connection, table, ("owner", "key")),
+        [
+            {
+                "owner": owner,
+                "key": key,
+                "body_sha256": bodies[id],
+                "experiment_id": id,
+                "created_s": now,
+            }
+            for (owner, key), id in sorted(first_with_key.items())  # In one order: no deadlock.
+        ],
+    )
+    rows = connection.execute(statements.idempotency_rows(first_with_key))
+    return {(row.owner, row.key): row for row in rows}
+
+
+def _insert_rows(connection: Connection, fresh: list[tuple[int, _Submitted]], now: float) -> None:
+    if not fresh:
+        return
+    connection.execute(sa.insert(schema.experiments), [{**item.experiment, "id": id} for id, item in fresh])
+    connection.execute(
+        sa.insert(schema.experiment_specs),
+        [{"experiment_id": id, "text": item.text, "canonical": item.canonical} for id, item in fresh],
+    )
+    connection.execute(
+        sa.insert(schema.cell_specs),
+        [
+            {"experiment_id": id, "cell": cell, "canonical": canonical}
+            for id, item in fresh
+            for cell, canonical in item.cells.items()
+        ],
+    )
+    connection.execute(
+        sa.insert(schema.runs), [{**run, "experiment_id": id} for id, item in fresh for run in item.runs]
+    )
+    connection.execute(
+        sa.insert(schema.events),
+        [
+            {
+                "experiment_id": id,
+                "number": 1,
+                "run_id": None,
+                "attempt": None,
+                "at_s": now,
+                "kind": "experiment.submitted",
+                "message": f"submitted by {item.owner} with {len(item.runs):,} runs",
+                "data": None,
+            }
+            for id, item in fresh
+        ],
+    )
