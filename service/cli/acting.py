@@ -1,0 +1,95 @@
+"""Commands that steer: cancel, pause, resume, retry, priority, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from service.cli.connection import connected
+from service.cli.output import Json, print_json, say
+from service.cli.references import RunRef, experiment_reference, reference
+
+Either = Annotated[
+    str, typer.Argument(metavar="ID", help="An experiment, such as 17, or a run, such as run:42.")
+]
+Experiment = Annotated[str, typer.Argument(metavar="ID", help="An experiment, such as 17.")]
+
+
+def cancel(target: Either, as_json: Json = False) -> None:
+    """End an experiment or run at its next step boundary; what has finished stays."""
+    found = reference(target)
+    with connected() as client:
+        answer = client.cancel_run(found.id) if isinstance(found, RunRef) else client.cancel(found.id)
+    _answer(str(found), answer, as_json, requested=answer.cancel_requested_s, word="cancel")
+
+
+def pause(target: Experiment, as_json: Json = False) -> None:
+    """Hold an experiment: runs stop at a step boundary with a checkpoint."""
+    number = experiment_reference(target)
+    with connected() as client:
+        answer = client.pause(number)
+    _answer(f"experiment {number}", answer, as_json, requested=answer.pause_requested_s, word="pause")
+
+
+def resume(target: Experiment, as_json: Json = False) -> None:
+    """Queue a paused experiment again; its runs go on from their checkpoints."""
+    number = experiment_reference(target)
+    with connected() as client:
+        answer = client.resume(number)
+    _answer(f"experiment {number}", answer, as_json)
+
+
+def retry(target: Either, as_json: Json = False) -> None:
+    """Queue again what failed or was cancelled; what succeeded stays."""
+    found = reference(target)
+    with connected() as client:
+        answer = client.retry_run(found.id) if isinstance(found, RunRef) else client.retry(found.id)
+    _answer(str(found), answer, as_json)
+
+
+def priority(
+    target: Experiment,
+    value: Annotated[
+        int, typer.Argument(metavar="PRIORITY", min=0, max=100, help="0 to 100; higher goes first.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Give an experiment a new place in the queue."""
+    number = experiment_reference(target)
+    with connected() as client:
+        answer = client.set_priority(number, value)
+    if as_json:
+        print_json(answer)
+    else:
+        say(f"experiment {number}: priority {answer.priority}")
+
+
+def delete(
+    target: Experiment,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove an experiment that has ended, with its runs and results."""
+    number = experiment_reference(target)
+    with connected() as client:
+        experiment = client.experiment(number)
+        if not yes and not typer.confirm(
+            f"delete experiment {number} ({experiment.name}, {experiment.run_count} runs) with all results?",
+            err=True,
+        ):
+            raise typer.Abort
+        client.delete(number)
+    if as_json:
+        print_json({"deleted": number})
+    else:
+        say(f"experiment {number} is deleted")
+
+
+def _answer(name: str, answer: Any, as_json: bool, *, requested: float | None = None, word: str = "") -> None:
+    if as_json:
+        print_json(answer)
+    elif requested is not None and answer.ended_s is None and answer.state not in ("paused", "cancelled"):
+        say(f"{name} is {answer.state}; {word} is asked for and reaches it at the next step boundary")
+    else:
+        say(f"{name} is {answer.state}")

@@ -1,0 +1,163 @@
+"""Live progress of an experiment: bars on a terminal, lines in a pipe, messages as JSON.
+
+`Board` holds what is known of the runs and takes the messages of the live stream; it does no
+I/O, so that what it shows can be tested at any width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from service.cli.formats import axis_value, counts_text, duration, point_text, short_names
+from service.cli.rendering import grid_table, state_text, step_text
+from service.states import TERMINAL_RUN_STATES, RunState
+
+if TYPE_CHECKING:
+    from service.client import Experiment, Run
+
+_BAR_WIDTH = 14
+_ACTIVE = (RunState.running, RunState.starting)
+
+
+@dataclass
+class Board:
+    """What is known of an experiment while it is followed.
+
+    Attributes:
+        experiment: as last heard.
+        runs: by number, in grid order.
+        latest: last value of each metric, by run number and metric name.
+    """
+
+    experiment: Experiment
+    runs: dict[int, Run] = field(default_factory=dict)
+    latest: dict[int, Mapping[str, float]] = field(default_factory=dict)
+
+    def take_runs(self, runs: Iterable[Run]) -> None:
+        """Replace what is known of these runs."""
+        for run in runs:
+            self.runs[run.id] = run
+
+    def counts(self) -> dict[str, int]:
+        """Runs by state."""
+        counts: dict[str, int] = {}
+        for run in self.runs.values():
+            counts[run.state.value] = counts.get(run.state.value, 0) + 1
+        return counts
+
+    def heading(self, now_s: float) -> Text:
+        """One line over everything."""
+        experiment = self.experiment
+        line = Text.assemble(
+            (f"experiment {experiment.id}", "bold"), f"  {experiment.name}  ", state_text(experiment.state)
+        )
+        counts = counts_text(self.counts())
+        if counts:
+            line.append(f"  {counts}")
+        if experiment.started_s is not None:
+            line.append(f"  {duration((experiment.ended_s or now_s) - experiment.started_s)}", style="dim")
+        return line
+
+    def picture(self, width: int, height: int, now_s: float) -> RenderableType:
+        """Heading, then a bar per run: what is active first when not all of them fit.
+
+        Args:
+            width, height: room, in characters and lines.
+            now_s: for the elapsed time.
+        """
+        room = max(3, height - 5)
+        shown = self._most_interesting(room)
+        parts: list[RenderableType] = [self.heading(now_s), self._table(shown, width)]
+        hidden = len(self.runs) - len(shown)
+        if hidden:
+            parts.append(Text(f"and {hidden} more runs", style="dim"))
+        return Group(*parts)
+
+    def _most_interesting(self, room: int) -> list[Run]:
+        runs = list(self.runs.values())
+        if len(runs) <= room:
+            return runs
+
+        def rank(run: Run) -> tuple[int, float]:
+            if run.state in _ACTIVE:
+                return (0, run.index)
+            if run.state in TERMINAL_RUN_STATES:
+                return (1, -(run.ended_s or 0.0))
+            return (2, run.index)
+
+        chosen = sorted(runs, key=rank)[:room]
+        return sorted(chosen, key=lambda run: run.index)
+
+    def _table(self, runs: list[Run], width: int) -> Table:
+        names = short_names(list(dict.fromkeys(axis for run in runs for axis in run.point)))
+        numbers = {"seed", "step", "loss", "accuracy"}
+        # run, seed, state, step, loss, accuracy take about 46 columns; axes and the bar share the rest.
+        axes_width = sum(
+            2 + max([len(name), *(len(axis_value(run.point.get(axis))) for run in runs)])
+            for axis, name in names.items()
+        )
+        with_axes = axes_width <= width - 48
+        with_bar = width - 48 - (axes_width if with_axes else 0) >= _BAR_WIDTH
+        table = grid_table(
+            "run",
+            *(names.values() if with_axes else ()),
+            "seed",
+            *(["progress"] if with_bar else []),
+            "step",
+            "state",
+            "loss",
+            "accuracy",
+            right=numbers,
+        )
+        for run in runs:
+            latest = self.latest.get(run.id, {})
+            table.add_row(
+                f"run:{run.id}",
+                *(axis_value(run.point[axis]) if axis in run.point else "" for axis in names if with_axes),
+                str(run.seed),
+                *([_bar(run)] if with_bar else []),
+                step_text(run),
+                _phase(run),
+                _number(latest.get("loss", run.train_loss)),
+                _number(run.accuracy if run.accuracy is not None else latest.get("accuracy")),
+            )
+        return table
+
+    def line(self, run: Run) -> str:
+        """One run in one line, for output that is no terminal."""
+        latest = self.latest.get(run.id, {})
+        parts = [f"run:{run.id}", point_text(run.point), f"seed={run.seed}", str(run.state), step_text(run)]
+        loss = latest.get("loss", run.train_loss)
+        accuracy = run.accuracy if run.accuracy is not None else latest.get("accuracy")
+        if loss is not None:
+            parts.append(f"loss={loss:.4f}")
+        if accuracy is not None:
+            parts.append(f"accuracy={accuracy:.3f}")
+        return " ".join(part for part in parts if part and part != "-")
+
+
+def _bar(run: Run) -> ProgressBar:
+    total = run.total_steps or 1
+    done = total if run.state is RunState.succeeded else min(run.step, total)
+    return ProgressBar(total=float(total), completed=float(done), width=_BAR_WIDTH)
+
+
+def _phase(run: Run) -> Text:
+    if run.state is RunState.running and run.phase:
+        return Text(run.phase, style="cyan")
+    if run.state is RunState.queued and run.attempt > 0:
+        return Text("waits for retry", style="yellow")
+    if run.state is RunState.failed and run.failure_class is not None:
+        return Text(str(run.failure_class), style="red")
+    return state_text(run.state)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,304 @@
+"""Commands that look: list, runs, show, watch, logs, wait, queue, compare, export."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.connection import connected
+from service.cli.exits import ExitCode, Failure
+from service.cli.output import Json, console, json_text, note, print_json, say
+from service.cli.references import RunRef, experiment_reference, reference
+
+if TYPE_CHECKING:
+    from service.client import Client
+    from service.records import Event, LogLine, Run
+
+Either = Annotated[
+    str, typer.Argument(metavar="ID", help="An experiment, such as 17, or a run, such as run:42.")
+]
+Filter = Annotated[
+    str | None, typer.Option(help="Conditions, such as: precision = 'bf16' and accuracy > 0.9")
+]
+OrderBy = Annotated[str | None, typer.Option(help="Column, with ASC or DESC, such as: cost_usd ASC")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")]
+
+_POLL_S = 0.5
+_PAGE_LINES = 1000
+
+
+def list_experiments(
+    filter: Filter = None, order_by: OrderBy = None, limit: Limit = 20, as_json: Json = False
+) -> None:
+    """List experiments, the newest first."""
+    with connected() as client:
+        found = list(islice(client.all_experiments(filter=filter, order_by=order_by), limit + 1))
+    if as_json:
+        print_json(found[:limit])
+        return
+    if not found:
+        note("no experiments; submit one: stillhouse submit examples/demo.yaml")
+        return
+    from service.cli.rendering import experiments_lines, experiments_table, print_fitting
+
+    print_fitting(console(), experiments_table(found[:limit]), experiments_lines(found[:limit]))
+    _say_more(len(found) > limit, limit)
+
+
+def runs(filter: Filter = None, order_by: OrderBy = None, limit: Limit = 20, as_json: Json = False) -> None:
+    """List runs over all experiments."""
+    with connected() as client:
+        found = list(islice(client.all_runs(filter=filter, order_by=order_by), limit + 1))
+    if as_json:
+        print_json(found[:limit])
+        return
+    if not found:
+        note("no runs" + (" match the filter" if filter else ""))
+        return
+    from service.cli.rendering import print_fitting, runs_lines, runs_table
+
+    shown = found[:limit]
+    print_fitting(console(), runs_table(shown, with_experiment=True), runs_lines(shown))
+    _say_more(len(found) > limit, limit)
+
+
+def _say_more(more: bool, limit: int) -> None:
+    if more:
+        note(f"more than {limit}; see further with --limit, or narrow down with --filter")
+
+
+def show(target: Either, as_json: Json = False) -> None:
+    """Tell the story of an experiment or run: state, attempts, failures, resumes, events."""
+    from service.cli.rendering import experiment_story, run_story
+
+    found = reference(target)
+    with connected() as client:
+        if isinstance(found, RunRef):
+            run = client.run(found.id)
+            attempts = client.attempts(found.id)
+            summary = client.summary(found.id)
+            events = [e for e in _all_events(client, run.experiment_id) if e.run_id == run.id]
+            if as_json:
+                print_json({"run": run, "attempts": attempts, "summary": summary, "events": events})
+            else:
+                run_story(run, attempts, events, summary, console())
+            return
+        experiment = client.experiment(found.id)
+        runs_of_it = list(client.all_runs(experiment_id=found.id))
+        events = list(_all_events(client, found.id))
+    if as_json:
+        print_json({"experiment": experiment, "runs": runs_of_it, "events": events})
+    else:
+        experiment_story(experiment, runs_of_it, events, console())
+
+
+def _all_events(client: Client, experiment_id: int) -> Iterator[Event]:
+    after = 0
+    while page := client.events(experiment_id, after=after, limit=1000):
+        yield from page
+        after = page[-1].number
+
+
+def watch(
+    target: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="17 or run:42; unset = the newest experiment.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show progress and last metrics live until the end; Ctrl-C leaves the experiment running."""
+    from service.cli.following import exit_for, follow_experiment, follow_run
+
+    with connected(patient=True) as client:
+        if target is None:
+            newest = client.experiments(page_size=1).items
+            if not newest:
+                raise Failure("there is no experiment yet; submit one", ExitCode.not_found)
+            target = str(newest[0].id)
+        found = reference(target)
+        try:
+            if isinstance(found, RunRef):
+                exit_for(follow_run(client, found.id, as_json=as_json))
+            else:
+                exit_for(follow_experiment(client, found.id, as_json=as_json))
+        except KeyboardInterrupt:
+            note(f"{found} goes on; look again with: stillhouse watch {target}")
+            raise typer.Exit(ExitCode.interrupted) from None
+
+
+def wait(
+    target: Either,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", min=0.0, help="Give up after this many seconds.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Return when an experiment or run has ended; the exit code says how."""
+    from service.cli.following import exit_for, wait_for_experiment, wait_for_run
+
+    found = reference(target)
+    with connected(patient=True) as client:
+        ended = (
+            wait_for_run(client, found.id, timeout_s=timeout_s)
+            if isinstance(found, RunRef)
+            else wait_for_experiment(client, found.id, timeout_s=timeout_s)
+        )
+    if as_json:
+        print_json(ended)
+    else:
+        say(f"{found} {ended.state}")
+    exit_for(ended)
+
+
+def logs(
+    target: Either,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the end.")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Lines of this attempt only.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the log lines of a run, or of all runs of an experiment."""
+    found = reference(target)
+    with connected(patient=follow) as client:
+        if isinstance(found, RunRef):
+            several = False
+            ids = [client.run(found.id).id]
+        else:
+            several = True
+            ids = [run.id for run in client.all_runs(experiment_id=client.experiment(found.id).id)]
+        places = dict.fromkeys(ids, 0)
+        everything: list[LogLine] = []
+        while True:
+            # Asked before the lines are read: what was written before the end is then read too.
+            ended = not follow or _has_ended(client, found.id, isinstance(found, RunRef))
+            fresh = [line for id in ids for line in _new_lines(client, id, places, attempt)]
+            fresh.sort(key=lambda line: line.at_s)
+            if as_json and not follow:
+                everything += fresh
+            else:
+                for line in fresh:
+                    say(json_text(line) if as_json else _log_text(line, several))
+            if ended:
+                break
+            time.sleep(_POLL_S)
+    if as_json and not follow:
+        print_json(everything)
+
+
+def _has_ended(client: Client, id: int, is_run: bool) -> bool:
+    from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES
+
+    if is_run:
+        return client.run(id).state in TERMINAL_RUN_STATES
+    return client.experiment(id).state in TERMINAL_EXPERIMENT_STATES
+
+
+def _new_lines(client: Client, run_id: int, places: dict[int, int], attempt: int | None) -> Iterator[LogLine]:
+    while True:
+        lines = client.logs(run_id, after=places[run_id], limit=_PAGE_LINES, attempt=attempt)
+        if lines:
+            places[run_id] = lines[-1].cursor
+        yield from lines
+        if len(lines) < _PAGE_LINES:
+            return
+
+
+def _log_text(line: LogLine, several: bool) -> str:
+    from service.cli.formats import clock
+
+    about = f"run:{line.run_id} " if several else ""
+    level = "" if line.level == "info" else f"{line.level}: "
+    return f"{clock(line.at_s)} {about}{level}{line.message}"
+
+
+def queue(as_json: Json = False) -> None:
+    """Show what waits, in the order of claims, and why each waits."""
+    from service.cli.rendering import queue_table
+
+    with connected() as client:
+        answer = client.queue()
+    if as_json:
+        print_json(answer)
+        return
+    if answer.items:
+        console().print(queue_table(answer.items))
+    else:
+        say("nothing waits")
+    if not answer.schedulers_alive:
+        note("no scheduler is alive: nothing will be claimed; start one with `stillhouse scheduler`")
+
+
+def compare(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="One or more experiments, such as 17.")
+    ],
+    by: Annotated[
+        list[str] | None,
+        typer.Option("--by", metavar="AXIS", help="Only this axis; may be repeated; unset = all axes."),
+    ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metric", metavar="NAME", help="Only this figure; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Set runs beside each other by axis: time, cost, energy, accuracy; mean ± sd over seeds."""
+    from service.comparison import DEFAULT_METRICS
+    from service.comparison import compare as compared
+
+    found: list[Run] = []
+    with connected() as client:
+        for target in targets:
+            found += client.all_runs(experiment_id=experiment_reference(target))
+    try:
+        comparison = compared(found, by=by, metrics=metrics or DEFAULT_METRICS)
+    except ValueError as error:
+        raise Failure(str(error), ExitCode.usage) from None
+    if as_json:
+        print_json(comparison)
+    else:
+        from service.cli.rendering import print_comparison
+
+        print_comparison(comparison, console())
+
+
+class Format(StrEnum):
+    """How a table is written."""
+
+    csv = "csv"
+    jsonl = "jsonl"
+    parquet = "parquet"
+
+
+def export(
+    target: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="An experiment, such as 17; unset = all runs.")
+    ] = None,
+    format: Annotated[Format, typer.Option("--format", help="csv, jsonl or parquet.")] = Format.csv,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File; unset = standard output.")
+    ] = None,
+    filter: Filter = None,
+    as_json: Json = False,
+) -> None:
+    """Write everything about runs as a table; --json is --format jsonl."""
+    form = Format.jsonl if as_json else format
+    number = experiment_reference(target) if target is not None else None
+    if output is None and form is Format.parquet and sys.stdout.isatty():
+        raise Failure("parquet is binary; give a file with -o, or pipe it on", ExitCode.usage)
+    with connected() as client:
+        if output is None:
+            for chunk in client.export_chunks(number, format=form.value, filter=filter):
+                sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+            return
+        try:
+            client.export(output, experiment_id=number, format=form.value, filter=filter)
+        except OSError as error:
+            raise Failure(f"{output}: {error.strerror or error}", ExitCode.usage) from None
+    note(f"{output}: {output.stat().st_size:,} bytes")

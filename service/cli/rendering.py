@@ -1,0 +1,364 @@
+"""Answers as text for people: tables and stories that fit into 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from service.cli.formats import (
+    ago,
+    axis_value,
+    clock,
+    counts_text,
+    duration,
+    figure,
+    point_text,
+    scale_for,
+    short_names,
+    title,
+)
+from service.comparison import Comparison, Row
+from service.states import RunState
+
+if TYPE_CHECKING:
+    from service.client import Experiment, ExperimentDetail, PlannedRun, QueueEntry
+    from service.records import Attempt, Event, Run
+
+_STYLES = {
+    "succeeded": "green",
+    "running": "cyan",
+    "starting": "cyan",
+    "failed": "red",
+    "cancelled": "yellow",
+    "stopped": "yellow",
+    "paused": "yellow",
+    "queued": "dim",
+}
+
+
+def state_text(state: Any) -> Text:
+    """A state in its colour."""
+    return Text(str(state), style=_STYLES.get(str(state), ""))
+
+
+def grid_table(*headings: str, right: Iterable[str] = ()) -> Table:
+    """A table in the house's form: no frame, one rule under the headings."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    for heading in headings:
+        is_number = heading in set(right)
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number)
+    return table
+
+
+def print_fitting(console: Console, table: Table, otherwise: Iterable[str]) -> None:
+    """Print a table, or plain lines when its columns would have to be cut."""
+    wanted = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    if wanted <= console.width:
+        console.print(table)
+    else:
+        for line in otherwise:
+            console.print(Text(line), soft_wrap=True)
+
+
+def experiments_table(experiments: Sequence[Experiment]) -> Table:
+    """One line per experiment."""
+    table = grid_table("id", "name", "owner", "state", "runs", "submitted", right=("id",))
+    for experiment in experiments:
+        done = sum(experiment.run_states.get(state, 0) for state in (RunState.succeeded, RunState.stopped))
+        table.add_row(
+            str(experiment.id),
+            experiment.name,
+            experiment.owner,
+            state_text(experiment.state),
+            f"{done}/{experiment.run_count}",
+            ago(experiment.created_s),
+        )
+    return table
+
+
+def experiments_lines(experiments: Sequence[Experiment]) -> list[str]:
+    """What `experiments_table` says, for a terminal too narrow for it."""
+    return [
+        f"{experiment.id} {experiment.state} {experiment.name} "
+        f"({counts_text(experiment.run_states)}), {experiment.owner}, {ago(experiment.created_s)}"
+        for experiment in experiments
+    ]
+
+
+def runs_table(runs: Sequence[Run], *, with_experiment: bool = False) -> Table:
+    """One line per run with its latest figures."""
+    names = short_names(list(dict.fromkeys(axis for run in runs for axis in run.point)))
+    headings = ["run", *(["exp."] if with_experiment else []), *names.values(), "seed", "state", "step"]
+    table = grid_table(*headings, "time", "accuracy", right=("exp.", "seed", "step", "time", "accuracy"))
+    for run in runs:
+        table.add_row(
+            f"run:{run.id}",
+            *([str(run.experiment_id)] if with_experiment else []),
+            *(axis_value(run.point[axis]) if axis in run.point else "" for axis in names),
+            str(run.seed),
+            state_text(run.state),
+            step_text(run),
+            figure("total_time_s", run.total_time_s),
+            figure("accuracy", run.accuracy),
+        )
+    return table
+
+
+def runs_lines(runs: Sequence[Run]) -> list[str]:
+    """What `runs_table` says, for a terminal too narrow for it."""
+    return [
+        f"run:{run.id} {run.state} {step_text(run)} {point_text(run.point)} seed={run.seed}"
+        + (f" accuracy={run.accuracy:.3f}" if run.accuracy is not None else "")
+        for run in runs
+    ]
+
+
+def step_text(run: Run) -> str:
+    """`40/126`, or `40` while the end is not known."""
+    if run.total_steps is None:
+        return "-" if run.step == 0 else str(run.step)
+    return f"{run.step}/{run.total_steps}"
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """A comparison with what its reader must know."""
+    if not comparison.rows:
+        console.print("no runs to compare")
+        return
+    print_fitting(console, comparison_table(comparison), comparison_lines(comparison))
+    for line in comparison_notes(comparison):
+        console.print(Text(line, style="dim"), soft_wrap=True)
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Rows of a comparison: mean ± standard deviation over seeds; the best mean is marked `*`."""
+    names = short_names(comparison.axes)
+    scales = {
+        metric.name: scale_for(
+            metric.name,
+            [spread.mean for row in comparison.rows if (spread := row.figures[metric.name]) is not None],
+        )
+        for metric in comparison.metrics
+    }
+    table = grid_table(*names.values())
+    table.add_column("runs", justify="right", no_wrap=True)
+    for metric in comparison.metrics:
+        unit = scales[metric.name].unit
+        heading = f"{title(metric.name)}\n{unit}" if unit else title(metric.name)
+        table.add_column(heading, justify="right", no_wrap=True)
+    for position, row in enumerate(comparison.rows):
+        cells = []
+        for metric in comparison.metrics:
+            text = scales[metric.name].spread(row.figures[metric.name])
+            best = comparison.best.get(metric.name) == position
+            cells.append(Text(text + (" *" if best else "  "), style="bold green" if best else ""))
+        table.add_row(
+            *(axis_value(row.point[axis]) for axis in comparison.axes),
+            f"{row.finished}/{row.planned}",
+            *cells,
+        )
+    return table
+
+
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """What `comparison_table` says, for a terminal too narrow for it."""
+    lines = []
+    for position, row in enumerate(comparison.rows):
+        lines.append(f"{point_text(row.point) or 'all runs'} ({row.finished} of {row.planned} runs)")
+        for metric in comparison.metrics:
+            spread = row.figures[metric.name]
+            scale = scale_for(metric.name, [spread.mean] if spread else [])
+            best = " *" if comparison.best.get(metric.name) == position else ""
+            lines.append(f"  {title(metric.name)} {scale.spread(spread)} {scale.unit}".rstrip() + best)
+    return lines
+
+
+def comparison_notes(comparison: Comparison) -> list[str]:
+    """What a reader of the comparison must know to read it rightly."""
+    notes = []
+    spreads = [spread for row in comparison.rows for spread in row.figures.values() if spread is not None]
+    if any(spread.sd is not None for spread in spreads):
+        notes.append("mean ± standard deviation between seeds; * best mean, which proves no difference yet")
+    elif spreads:
+        notes.append("one seed per cell: no spread is known; * best value, which proves no difference yet")
+    provenances = {row.energy_provenance for row in comparison.rows if row.energy_provenance is not None}
+    if provenances == {"modelled"}:
+        notes.append("energy is modelled from rated power and time, not measured")
+    elif "mixed" in provenances:
+        notes.append("energy is left out where measured and modelled runs would mix in one number")
+    elif len(provenances) > 1:
+        notes.append(f"energy comes from different sources by row: {', '.join(sorted(provenances))}")
+    for row in comparison.rows:
+        notes.extend(_row_notes(row))
+    return notes
+
+
+def _row_notes(row: Row) -> list[str]:
+    name = point_text(row.point) or "all runs"
+    notes = [f"{name}: {count} failed ({reason})" for reason, count in row.failures.items()]
+    if row.incomplete:
+        notes.append(f"{name}: {row.incomplete} ended early and count as incomplete results")
+    return notes
+
+
+def experiment_story(
+    experiment: ExperimentDetail, runs: Sequence[Run], events: Sequence[Event], console: Console
+) -> None:
+    """An experiment from submission to end: where it stands, its runs, what happened."""
+    console.print(
+        Text.assemble(
+            (f"experiment {experiment.id}", "bold"), f"  {experiment.name}  ", state_text(experiment.state)
+        )
+    )
+    facts = [("owner", experiment.owner), ("submitted", _when(experiment.created_s))]
+    if experiment.started_s is not None:
+        facts.append(("started", _when(experiment.started_s)))
+    if experiment.ended_s is not None:
+        facts.append(("ended", _when(experiment.ended_s)))
+    facts.append(("runs", counts_text(experiment.run_states) or "none"))
+    if experiment.waiting is not None:
+        facts.append(("waits", f"position {experiment.waiting.position}: {experiment.waiting.reason}"))
+    if experiment.cancel_requested_s is not None and experiment.ended_s is None:
+        facts.append(("cancel", f"asked {ago(experiment.cancel_requested_s)}"))
+    if experiment.pause_requested_s is not None and experiment.ended_s is None:
+        facts.append(("pause", f"asked {ago(experiment.pause_requested_s)}"))
+    if experiment.attempt > 1:
+        facts.append(("attempts", f"{experiment.attempt} Ray jobs so far; now {experiment.submission_id}"))
+    elif experiment.submission_id:
+        facts.append(("ray job", experiment.submission_id))
+    totals = experiment.totals
+    facts.append(
+        (
+            "used",
+            f"{figure('cost_usd', totals.cost_usd)}, {figure('energy_kwh', totals.energy_kwh)}, "
+            f"{duration(totals.device_hours * 3600)} of device time",
+        )
+    )
+    if experiment.failure_message:
+        facts.append(("failure", f"{experiment.failure_class}: {experiment.failure_message}"))
+    _print_facts(console, facts)
+    if runs:
+        console.print()
+        print_fitting(console, runs_table(runs), runs_lines(runs))
+    _print_events(console, events)
+
+
+def run_story(
+    run: Run,
+    attempts: Sequence[Attempt],
+    events: Sequence[Event],
+    summary: Mapping[str, Any],
+    console: Console,
+) -> None:
+    """A run from its first attempt to its figures."""
+    console.print(
+        Text.assemble(
+            (f"run:{run.id}", "bold"), f"  of experiment {run.experiment_id}  ", state_text(run.state)
+        )
+    )
+    facts = [
+        ("point", f"{point_text(run.point) or 'no axes'} seed={run.seed}"),
+        ("trains", f"{run.student} on {run.task}, {run.precision}, batch {run.global_batch_size}"),
+        ("with", f"{run.optimizer} ({run.implementation}), {run.workers} x {run.hardware}, {run.strategy}"),
+        ("progress", f"step {step_text(run)}" + (f", {run.phase}" if run.phase and not run.ended_s else "")),
+    ]
+    if run.checkpoint is not None:
+        facts.append(("checkpoint", f"step {run.checkpoint_step}: {run.checkpoint}"))
+    if run.failure_message:
+        facts.append(("failure", f"{run.failure_class}: {run.failure_message}"))
+    _print_facts(console, facts)
+    for attempt in attempts:
+        console.print(_attempt_line(attempt))
+    if summary:
+        console.print()
+        figures = grid_table("figure", "value", right=("value",))
+        for name, value in summary.items():
+            figures.add_row(name, figure(name, value))
+        console.print(figures)
+    _print_events(console, events)
+
+
+def _attempt_line(attempt: Attempt) -> Text:
+    line = Text.assemble((f"attempt {attempt.number}", "bold"), "  ", state_text(attempt.state))
+    line.append(f"  {clock(attempt.started_s)}")
+    if attempt.ended_s is not None:
+        line.append(f", {duration(attempt.ended_s - attempt.started_s)}")
+    if attempt.resumed_from_step:
+        line.append(f", resumed from step {attempt.resumed_from_step}")
+    line.append(f", reached step {attempt.last_step}")
+    if attempt.node:
+        line.append(f", on {attempt.node}")
+    if attempt.failure_message:
+        line.append(f"\n           {attempt.failure_class}: {attempt.failure_message}", style="red")
+    return line
+
+
+def _print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, value)
+    console.print(table)
+
+
+def _print_events(console: Console, events: Sequence[Event]) -> None:
+    if not events:
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for event in events:
+        about = f"run:{event.run_id}" if event.run_id is not None else ""
+        table.add_row(clock(event.at_s), about, event.message)
+    console.print()
+    console.print(table)
+
+
+def queue_table(entries: Sequence[QueueEntry]) -> Table:
+    """What waits, and why."""
+    table = grid_table("#", "id", "name", "owner", "priority", "why it waits", right=("#", "id", "priority"))
+    for entry in entries:
+        experiment = entry.experiment
+        table.add_row(
+            str(entry.position),
+            str(experiment.id),
+            experiment.name,
+            experiment.owner,
+            str(experiment.priority),
+            entry.reason,
+        )
+    return table
+
+
+def preview_table(runs: Sequence[PlannedRun]) -> Table:
+    """The runs that a spec would make, with what each reserves."""
+    names = short_names(list(dict.fromkeys(axis for run in runs for axis in run.point)))
+    table = grid_table(
+        "#", *names.values(), "seed", "hardware", "CPUs", "USD/h", "runs here",
+        right=("#", "seed", "CPUs", "USD/h"),
+    )  # fmt: skip
+    for run in runs:
+        here = Text("yes", style="green") if run.feasible else Text(run.reason or "no", style="red")
+        hardware = run.hardware if run.workers == 1 else f"{run.workers} x {run.hardware}"
+        table.add_row(
+            str(run.index),
+            *(axis_value(run.point[axis]) if axis in run.point else "" for axis in names),
+            str(run.seed),
+            hardware,
+            str(run.cpus),
+            f"{run.price_usd_per_hour:.2f}",
+            here,
+        )
+    return table
+
+
+def _when(at_s: float) -> str:
+    return f"{clock(at_s)} ({ago(at_s)})"

@@ -1,0 +1,175 @@
+"""Commands that serve: up, api, scheduler, demo."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.exits import ExitCode, Failure
+from service.cli.output import Json, note, print_json, say
+
+_LOOK_EVERY_S = 0.5
+
+EndWithParent = Annotated[
+    bool, typer.Option("--end-with-parent", hidden=True, help="End when standard input closes.")
+]
+
+
+def up(
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="CPUs that a local Ray hands out; unset = those of the machine.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Start everything on this machine: database, Ray with dashboard, API, scheduler.
+
+    Stays in the foreground; Ctrl-C or SIGTERM ends all of it. RAY_ADDRESS, when set, names the
+    cluster to use instead of a local one.
+    """
+    from service.cli.connection import read_settings
+    from service.local_service import LocalService, ServiceStartError
+
+    settings = read_settings()
+    service = LocalService(settings, num_cpus=cpus, report=note)
+    with stop_requests() as stop:
+        try:
+            addresses = service.start()
+            stop.interrupts = False
+        except ServiceStartError as error:
+            raise Failure(str(error), ExitCode.not_succeeded) from None
+        except KeyboardInterrupt:
+            note("stopped before it was up")
+            return
+        try:
+            if as_json:
+                print_json(addresses)
+            else:
+                say(f"API        {addresses.api_url}  (reference: {addresses.api_url}/docs)")
+                say(f"Ray        {addresses.ray_dashboard_url}")
+                if addresses.ray_token:
+                    say(f"           asks once for the token {addresses.ray_token}")
+                say(f"database   {shown_database(settings.resolved_database_url())}")
+                say(f"logs       {addresses.logs}")
+                if addresses.api_url != str(settings.url).rstrip("/"):
+                    say(f"for the other terminal: export STILLHOUSE_URL={addresses.api_url}")
+                say("Ctrl-C stops everything; experiments go on at the next start")
+            died = None
+            while not stop.asked.wait(_LOOK_EVERY_S) and died is None:
+                died = service.died()
+            note("stopping ...")
+        finally:
+            service.stop()
+        if died is not None:
+            raise Failure(died, ExitCode.not_succeeded)
+        note("stopped")
+
+
+def api(end_with_parent: EndWithParent = False) -> None:
+    """Serve the API alone; the database must be migrated (`stillhouse db upgrade`)."""
+    import importlib
+
+    from service.cli.connection import read_settings
+
+    settings = read_settings()
+    if end_with_parent:
+        _end_when_stdin_closes()
+    # Imports go api -> service; this is the one place where the command line starts the layer above.
+    from service.db.errors import StoreError
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        importlib.import_module("api.server").serve(settings)
+    except (StoreError, ValueError) as error:  # A database or address that cannot be used.
+        raise Failure(str(error), ExitCode.not_succeeded) from None
+
+
+def scheduler(end_with_parent: EndWithParent = False) -> None:
+    """Run a scheduler alone; several share the work by leases."""
+    from service.cli.connection import read_settings
+
+    settings = read_settings()
+    if end_with_parent:
+        _end_when_stdin_closes()
+    from service.execution.scheduler import main as run_scheduler
+
+    run_scheduler(settings)
+
+
+def demo(
+    texts: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Only write the generated texts there, and stop.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run eight small trainings from nothing to a comparison, in a temporary folder."""
+    from service import demo as demonstration
+
+    if texts is not None:
+        demonstration.write_texts(texts)
+        if as_json:
+            print_json({"texts": str(texts)})
+        else:
+            say(f"texts are in {texts}")
+        return
+    with stop_requests() as stop:
+        succeeded = demonstration.run(stop, as_json=as_json)
+    if not succeeded:
+        raise typer.Exit(ExitCode.not_succeeded)
+
+
+class StopRequests:
+    """Ctrl-C, SIGTERM and a closed terminal, as an event or as an exception.
+
+    Attributes:
+        asked: set when somebody asked.
+        interrupts: True = asking raises KeyboardInterrupt at once, for work that cannot look at
+            the event; asking a second time by Ctrl-C always does.
+    """
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.interrupts = True
+
+    def ask(self, number: int, _: object) -> None:
+        """The signal handler."""
+        again = self.asked.is_set() and number == signal.SIGINT
+        self.asked.set()
+        if self.interrupts or again:
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[StopRequests]:
+    """Take the signals that ask this process to stop, for the time of the block."""
+    requests = StopRequests()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, requests.ask)
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def shown_database(url: str) -> str:
+    """A database URL without its password."""
+    from sqlalchemy.engine import make_url
+
+    return make_url(url).render_as_string(hide_password=True)
+
+
+def _end_when_stdin_closes() -> None:
+    import os
+
+    from service.local_service import end_with_parent
+
+    end_with_parent(sys.stdin.buffer, lambda: os.kill(os.getpid(), signal.SIGTERM))

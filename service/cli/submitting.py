@@ -1,0 +1,120 @@
+"""Commands that bring a spec in: validate, preview, submit, schema."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.exits import ExitCode, Failure
+from service.cli.output import Json, console, note, print_json, say
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A spec in YAML or JSON; - is standard input.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a field, such as batch.global_size=32; may be repeated."
+    ),
+]
+
+
+def validate(file: File, assignments: Set = None, as_json: Json = False) -> None:
+    """Check a spec, every field, path and grid point, without a service."""
+    from service.admission import admit
+    from service.cli.connection import read_settings
+    from service.cli.overrides import spec_text
+    from service.document import SpecError
+
+    text = spec_text(file, assignments or [])
+    settings = read_settings()
+    try:
+        catalogue = settings.catalogue()
+    except ValueError as error:
+        raise Failure(" ".join(str(error).split()), ExitCode.usage) from None
+    try:
+        spec = admit(text, settings, catalogue, None, now_s=time.time()).spec
+    except SpecError as error:
+        raise Failure([f"{file}: {problem}" for problem in error.problems], ExitCode.usage) from None
+    if as_json:
+        print_json({"valid": True, "name": spec.name, "sha256": spec.sha256(), "run_count": spec.run_count()})
+    else:
+        say(f"{file}: valid, {spec.run_count():,} runs, sha256 {spec.sha256()[:12]}")
+
+
+def preview(
+    file: File,
+    assignments: Set = None,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many runs.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """Show the runs that a spec would make, and whether the cluster can serve each."""
+    from service.cli.connection import connected
+    from service.cli.overrides import spec_text
+    from service.cli.rendering import preview_table
+
+    text = spec_text(file, assignments or [])
+    with connected() as client:
+        answer = client.preview(text, limit=limit)
+    if as_json:
+        print_json(answer)
+        return
+    screen = console()
+    screen.print(preview_table(answer.items))
+    left = answer.run_count - len(answer.items)
+    say(f"{answer.run_count:,} runs in all" + (f", {left:,} not shown (--limit)" if left else ""))
+    if answer.cluster_age_s is None:
+        note("no scheduler has seen the cluster yet: capacity was not judged")
+
+
+def submit(
+    file: File,
+    assignments: Set = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the experiment has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Show progress live until the end.")] = False,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", min=0.0, help="With --wait: give up after this many seconds.")
+    ] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option(help="Submitting again under this key answers with the same experiment.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Submit an experiment."""
+    from service.cli.connection import connected
+    from service.cli.following import exit_for, follow_experiment, wait_for_experiment
+    from service.cli.overrides import spec_text
+
+    text = spec_text(file, assignments or [])
+    with connected() as client:
+        experiment = client.submit(text, idempotency_key=idempotency_key)
+        submitted = (
+            f"experiment {experiment.id} is submitted: {experiment.name}, {experiment.run_count:,} runs"
+        )
+        if follow:
+            note(submitted)
+            ended = follow_experiment(client, experiment.id, as_json=as_json)
+        elif wait:
+            note(submitted)
+            ended = wait_for_experiment(client, experiment.id, timeout_s=timeout_s)
+            if as_json:
+                print_json(ended)
+            else:
+                say(f"experiment {ended.id} {ended.state}")
+        else:
+            if as_json:
+                print_json(experiment)
+            else:
+                say(submitted)
+                say(f"watch it: stillhouse watch {experiment.id}")
+            return
+    exit_for(ended)
+
+
+def schema(as_json: Json = False) -> None:
+    """Print the JSON Schema of a spec, for editors and other programs."""
+    del as_json  # It is JSON either way.
+    from service.spec import json_schema
+
+    print_json(json_schema())

@@ -1,0 +1,94 @@
+"""Commands that look after an installation: doctor, db upgrade, db check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from service.cli.exits import ExitCode, Failure
+from service.cli.output import Json, console, print_json, say
+
+database = typer.Typer(no_args_is_help=True, help="Look after the database.")
+
+
+def doctor(as_json: Json = False) -> None:
+    """Say what this machine has and lacks, each with what to do about it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from service.cli.connection import read_settings
+    from service.doctor import Health, examine
+
+    styles = {Health.ok: "green", Health.note: "yellow", Health.broken: "bold red"}
+    findings = []
+    screen = console()
+    for finding in examine(read_settings()):
+        findings.append(finding)
+        if as_json:
+            continue
+        table = Table.grid(padding=(0, 1))
+        table.add_column(width=6)
+        table.add_column(width=16, overflow="fold")
+        table.add_column(overflow="fold")
+        detail = Text(finding.detail)
+        if finding.fix:
+            detail.append(f"\n-> {finding.fix}", style="bold")
+        table.add_row(Text(str(finding.health), style=styles[finding.health]), finding.subject, detail)
+        screen.print(table)
+    if as_json:
+        print_json(findings)
+    broken = sum(finding.health is Health.broken for finding in findings)
+    if not as_json:
+        say("everything needed works" if not broken else f"{broken} broken: see the lines marked ->")
+    if broken:
+        raise typer.Exit(ExitCode.not_succeeded)
+
+
+@database.command()
+def upgrade(as_json: Json = False) -> None:
+    """Bring the database to the schema of this version; does nothing when it is current."""
+    from service.cli.connection import read_settings
+    from service.store import Store
+
+    settings = read_settings()
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    with _as_failure():
+        Store.open(settings, migrate=True).close()
+    _report(settings.resolved_database_url(), as_json)
+
+
+@database.command()
+def check(as_json: Json = False) -> None:
+    """Say whether the database is reachable, sound and current."""
+    from service.cli.connection import read_settings
+    from service.store import Store
+
+    settings = read_settings()
+    with _as_failure():
+        Store.open(settings).close()
+    _report(settings.resolved_database_url(), as_json)
+
+
+@contextmanager
+def _as_failure() -> Iterator[None]:
+    """What the store refuses becomes one line; a database that cannot be used is a failed check."""
+    from service.db.errors import StoreError, StoreUnavailable
+
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise Failure(str(error), ExitCode.unreachable) from None
+    except StoreError as error:
+        raise Failure(str(error), ExitCode.not_succeeded) from None
+
+
+def _report(url: str, as_json: bool) -> None:
+    from sqlalchemy.engine import make_url
+
+    shown = make_url(url).render_as_string(hide_password=True)
+    if as_json:
+        print_json({"database": shown, "current": True})
+    else:
+        say(f"{shown}: reachable, migrations current")

@@ -1,0 +1,112 @@
+"""The demo: from nothing to a comparison of eight small runs, and nothing left running.
+
+It writes a text set that it generates, starts the whole service on free ports in a temporary
+folder (the same code as `stillhouse up`), submits `examples/demo.yaml`, follows it, prints the
+comparison, and stops everything. The folder stays, so that the results can be looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from service.cli.exits import ExitCode, Failure
+from service.cli.following import follow_experiment
+from service.cli.output import console, note, print_json, say
+from service.cli.rendering import print_comparison
+from service.cli.serving import StopRequests
+from service.client import Client
+from service.comparison import compare
+from service.local_service import LocalService, ServiceStartError
+from service.settings import Settings
+from service.states import RunState
+
+SPEC = Path(__file__).parents[1] / "examples" / "demo.yaml"
+TRAIN_TEXTS = 800
+TEST_TEXTS = 400
+TEXTS_SEED = 0
+
+
+def write_texts(folder: Path) -> None:
+    """Write the generated text set: sentences with a label that can be learned."""
+    from trainers.synthetic import write_corpus
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_corpus(folder, train=TRAIN_TEXTS, test=TEST_TEXTS, seed=TEXTS_SEED)
+
+
+def demo_settings(folder: Path) -> Settings:
+    """Settings of an installation that shares nothing with the user's own."""
+    return Settings(
+        data_dir=folder,
+        database_url=f"sqlite:///{folder / 'stillhouse.db'}",
+        data_roots=str(folder),
+        model_roots=str(folder),
+        host="127.0.0.1",
+        port=0,
+        token=None,
+        offline=True,
+    )
+
+
+def run(stop: StopRequests, *, as_json: bool = False) -> bool:
+    """Run the demo; True when every run succeeded.
+
+    Raises:
+        Failure: when a part cannot be started, or the spec is not there.
+        KeyboardInterrupt: on Ctrl-C, after everything was stopped.
+    """
+    started = time.monotonic()
+    if not SPEC.is_file():
+        raise Failure(f"{SPEC}: not found; the demo runs from a checkout of the project", ExitCode.not_found)
+    folder = Path(tempfile.mkdtemp(prefix="stillhouse-demo-")).resolve()
+    os.environ.pop("RAY_ADDRESS", None)  # A cluster elsewhere could not read the temporary folder.
+    note(f"demo in {folder}")
+    write_texts(folder / "demo-texts")
+    note(f"generated {TRAIN_TEXTS} training and {TEST_TEXTS} test texts")
+    service = LocalService(demo_settings(folder), report=note)
+    try:
+        addresses = service.start()
+        note(f"the service is up at {addresses.api_url}, Ray's dashboard at {addresses.ray_dashboard_url}")
+        succeeded, planned = _experiment(addresses.api_url, folder, as_json=as_json)
+    except ServiceStartError as error:
+        raise Failure(str(error), ExitCode.not_succeeded) from None
+    finally:
+        stop.interrupts = False  # From here on a first Ctrl-C does not break the stopping.
+        note("stopping everything ...")
+        service.stop()
+    line = f"demo: {succeeded} of {planned} runs succeeded in {time.monotonic() - started:.0f} s"
+    if as_json:
+        note(line)
+    else:
+        say(line)
+    return succeeded == planned
+
+
+def _experiment(url: str, folder: Path, *, as_json: bool) -> tuple[int, int]:
+    """Submit, follow and compare; how many runs succeeded, and of how many."""
+    client = Client(url)
+    with client:
+        experiment = client.submit(SPEC.read_bytes())
+        note(f"experiment {experiment.id} is submitted: {experiment.name}, {experiment.run_count} runs")
+        if as_json:
+            client.wait(experiment.id)
+        else:
+            follow_experiment(client, experiment.id)
+        runs = list(client.all_runs(experiment_id=experiment.id))
+    comparison = compare(runs)
+    if as_json:
+        print_json({"folder": folder, "comparison": comparison, "runs": runs})
+    else:
+        screen = console()
+        screen.print()
+        print_comparison(comparison, screen)
+        say("")
+        say(f"results     {folder} (database, logs, checkpoints); they stay until you delete them")
+        say(f"look again  STILLHOUSE_DATA_DIR={folder} stillhouse up")
+    for run in runs:
+        if run.failure_message:
+            note(f"run:{run.id} {run.failure_class}: {run.failure_message}")
+    return sum(run.state is RunState.succeeded for run in runs), len(runs)
