@@ -5,7 +5,7 @@ The scheduler writes the snapshot; the API and the preview read it, so that neit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 

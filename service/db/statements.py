@@ -158,6 +158,22 @@ def runs_by_state(experiment_id: int) -> Select[Any]:
     return select(_r.state, func.count()).where(_r.experiment_id == experiment_id).group_by(_r.state)
 
 
+def runs_by_experiment_and_state(experiment_ids: Iterable[int]) -> Select[Any]:
+    """How many runs of each of these experiments are in each state."""
+    return (
+        select(_r.experiment_id, _r.state, func.count())
+        .where(_r.experiment_id.in_(list(experiment_ids)))
+        .group_by(_r.experiment_id, _r.state)
+    )
+
+
+COUNT_EXPERIMENTS_BY_STATE = select(_x.state, func.count()).group_by(_x.state)
+"""How many experiments are in each state."""
+
+COUNT_RUNS_BY_STATE = select(_r.state, func.count()).group_by(_r.state)
+"""How many runs are in each state, over all experiments."""
+
+
 def attempts_of_run(run_id: int) -> Select[Any]:
     """All attempts at a run, oldest first."""
     return select(attempts).where(_a.run_id == run_id).order_by(_a.number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from service.db.errors import NotFound
 from service.db.listing import EXPERIMENT_NAMES, RUN_NAMES, Listing, read_page
 from service.filters import Order, parse_filter, parse_order
 from service.records import Attempt, Event, Experiment, LogLine, MeasurementRow, Page, Run
-from service.states import RunState
+from service.states import ExperimentState, RunState
 from service.store.base import Part, read_experiment, read_run
 
 MAX_PAGE_SIZE = 1000
@@ -155,6 +156,24 @@ class Reading(Part):
             read_experiment(connection, experiment_id)
             found = {row[0]: row[1] for row in connection.execute(statements.runs_by_state(experiment_id))}
         return {state: found.get(state, 0) for state in RunState}
+
+    def run_counts_of(self, experiment_ids: Sequence[int]) -> dict[int, dict[RunState, int]]:
+        """How many runs of each experiment are in each state that has any; for lists."""
+        counts: dict[int, dict[RunState, int]] = {id: {} for id in experiment_ids}
+        if counts:
+            with self.database.read() as connection:
+                for id, state, count in connection.execute(
+                    statements.runs_by_experiment_and_state(counts)
+                ):
+                    counts[id][state] = count
+        return counts
+
+    def state_counts(self) -> tuple[dict[ExperimentState, int], dict[RunState, int]]:
+        """How many experiments and how many runs are in each state, over everything."""
+        with self.database.read() as connection:
+            experiments = connection.execute(statements.COUNT_EXPERIMENTS_BY_STATE).all()
+            runs = connection.execute(statements.COUNT_RUNS_BY_STATE).all()
+        return {row[0]: row[1] for row in experiments}, {row[0]: row[1] for row in runs}
 
     def attempts(self, run_id: int) -> list[Attempt]:
         """All attempts at a run, oldest first.

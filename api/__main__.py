@@ -1,0 +1,25 @@
+"""`python -m api`: serve the API with settings from the environment."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from api.server import UnsafeAddress, serve
+from service.db.errors import StoreError
+from service.settings import Settings
+
+
+def main() -> int:
+    """Run until stopped; 2 when the settings or the database do not allow it."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        serve(Settings())
+    except (UnsafeAddress, StoreError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Assembly of the application: state, guard, problems, routes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import Depends, FastAPI
+from prometheus_client import CollectorRegistry
+
+from api import failures, openapi
+from api.auth import current_user
+from api.cluster_view import ClusterView
+from api.deps import known_parameters
+from api.guard import Guard
+from api.metrics import RequestMetrics, ServiceCollector
+from api.routes import docs, experiments, pages, queue, runs, specs, system
+from api.stream import Streams
+from service.queue import Queue
+from service.settings import Settings
+from service.store import Store
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application over the store that the settings name; migrations must be current.
+
+    Raises:
+        UnusableDatabase: when the database cannot be used as it is.
+    """
+    store = Store.open(settings)
+    registry = CollectorRegistry()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        app.state.streams.close()
+        store.close()
+
+    app = FastAPI(**openapi.DESCRIPTION, lifespan=lifespan)
+    app.state.settings = settings
+    app.state.store = store
+    app.state.queue = Queue(store)
+    app.state.cluster = ClusterView(app.state.queue)
+    app.state.catalogue = settings.catalogue()
+    app.state.streams = Streams(store)
+    app.state.registry = registry
+    registry.register(ServiceCollector(lambda: system.figures(store, app.state.queue)))
+    app.add_middleware(Guard, settings=settings, metrics=RequestMetrics(registry))
+    failures.install(app)
+    app.include_router(system.health)
+    guarded = [Depends(current_user), Depends(known_parameters)]
+    for router in (system.router, docs.router, pages.router):
+        app.include_router(router, dependencies=guarded)
+    for router in (experiments.router, runs.router, queue.router, specs.router):
+        app.include_router(router, prefix="/api/v1", dependencies=guarded)
+    openapi.install(app)
+    return app

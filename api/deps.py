@@ -1,0 +1,124 @@
+"""What routes ask for, as annotated types."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from fastapi import Depends, Header, Path, Query, Request
+from fastapi.dependencies.models import Dependant
+
+from api.auth import Principal, current_user
+from api.problems import ProblemError
+from api.stream import Streams
+from service.document import Problem
+from service.hardware import Hardware
+from service.queue import Queue
+from service.settings import Settings
+from service.store import Store
+
+MAX_ID = 2**63 - 1
+"""Largest integer that both databases hold."""
+MAX_PAGE_SIZE = 1000
+
+
+async def _store(request: Request) -> Store:
+    store: Store = request.app.state.store
+    return store
+
+
+async def _queue(request: Request) -> Queue:
+    queue: Queue = request.app.state.queue
+    return queue
+
+
+async def _settings(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+async def _catalogue(request: Request) -> Mapping[str, Hardware]:
+    catalogue: Mapping[str, Hardware] = request.app.state.catalogue
+    return catalogue
+
+
+async def _streams(request: Request) -> Streams:
+    streams: Streams = request.app.state.streams
+    return streams
+
+
+async def known_parameters(request: Request) -> None:
+    """Refuse query parameters that the operation does not have: a misspelt filter is not ignored.
+
+    Raises:
+        ProblemError: `invalid-parameter`, naming the nearest known one.
+    """
+    if not request.query_params:
+        return
+    known = set(_query_names(request.scope["route"].dependant))
+    problems = [
+        Problem("unknown-key", f"query.{name[:100]}", "unknown parameter; " + _nearest(name, known))
+        for name in request.query_params
+        if name not in known
+    ]
+    if problems:
+        raise ProblemError("invalid-parameter", str(problems[0]), errors=problems)
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    """Query parameters of an operation and of everything it depends on."""
+    yield from (field.alias for field in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _query_names(inner)
+
+
+def _nearest(name: str, known: set[str]) -> str:
+    close = difflib.get_close_matches(name[:100], sorted(known), n=1)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return "this operation takes " + (", ".join(sorted(known)) or "none")
+
+
+StoreDep = Annotated[Store, Depends(_store)]
+QueueDep = Annotated[Queue, Depends(_queue)]
+SettingsDep = Annotated[Settings, Depends(_settings)]
+CatalogueDep = Annotated[Mapping[str, Hardware], Depends(_catalogue)]
+StreamsDep = Annotated[Streams, Depends(_streams)]
+CurrentUser = Annotated[Principal, Depends(current_user)]
+
+ExperimentId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the experiment.", examples=[12])]
+RunId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the run.", examples=[40])]
+
+Filter = Annotated[
+    str | None,
+    Query(
+        max_length=4000,
+        description="Conditions joined by `and`, in MLflow's grammar.",
+        examples=["precision = 'fp16' and accuracy > 0.9"],
+    ),
+]
+OrderBy = Annotated[
+    str | None,
+    Query(
+        max_length=1000,
+        description="Fields with `asc` or `desc`, separated by commas; ties are broken by id.",
+        examples=["accuracy desc"],
+    ),
+]
+PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE, description="Most items in one page.")]
+PageToken = Annotated[str | None, Query(max_length=4000, description="`next_page_token` of the page before.")]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[\x21-\x7e]+$",
+        description="Any word that names this submission; sending it again replays the first answer.",
+        examples=["8f14e45f-ceea-467f-a9ab-0d4b0d2d6c6b"],
+    ),
+]
+LastEventId = Annotated[
+    str | None,
+    Header(max_length=100, description="Id of the last event received; the stream goes on after it."),
+]

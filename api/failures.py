@@ -1,0 +1,140 @@
+"""From exceptions to problems: the handlers that an application installs.
+
+Everything that the store, FastAPI or Starlette can raise has its problem here; what is left is a
+mistake of ours, logged under a number that the answer carries.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from api.auth import current_user
+from api.problems import RETRY_AFTER_S, ProblemError, from_spec_error, respond
+from service.db.errors import (
+    BadPageToken,
+    Conflict,
+    FilterError,
+    IdempotencyMismatch,
+    NotFound,
+    StaleAttempt,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    UnusableDatabase,
+)
+from service.document import MAX_BYTES, Problem, SpecError
+
+_logger = logging.getLogger(__name__)
+
+_STORE_PROBLEMS: dict[type[StoreError], str] = {
+    NotFound: "not-found",
+    Conflict: "conflict",
+    StaleAttempt: "conflict",
+    IdempotencyMismatch: "idempotency-mismatch",
+    FilterError: "invalid-filter",
+    BadPageToken: "invalid-page-token",
+    StoreUnavailable: "unavailable",
+    UnusableDatabase: "unavailable",
+    StoreFull: "storage-full",
+}
+
+_HTTP_PROBLEMS = {404: "not-found", 405: "method-not-allowed", 413: "body-too-large"}
+
+
+def install(app: FastAPI) -> None:
+    """Make the application answer every error with a problem document."""
+    app.add_exception_handler(ProblemError, _on_problem)
+    app.add_exception_handler(SpecError, _on_spec_error)
+    app.add_exception_handler(StoreError, _on_store_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(Exception, _on_mistake)
+
+
+def from_store_error(error: StoreError) -> ProblemError:
+    """The problem of something that the store refused or could not do."""
+    for kind in type(error).__mro__:
+        if kind in _STORE_PROBLEMS:
+            return ProblemError(_STORE_PROBLEMS[kind], str(error), headers=_retry_after(error))
+    raise error
+
+
+def _retry_after(error: StoreError) -> dict[str, str] | None:
+    if not isinstance(error, StoreUnavailable | UnusableDatabase):
+        return None
+    return {"Retry-After": str(getattr(error, "retry_after_s", RETRY_AFTER_S))}
+
+
+async def _on_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return respond(error, request.url.path)
+
+
+async def _on_spec_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, SpecError)
+    return respond(from_spec_error(error), request.url.path)
+
+
+async def _on_store_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StoreError)
+    return respond(from_store_error(error), request.url.path)
+
+
+async def _on_invalid_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problems = [_parameter_problem(entry) for entry in error.errors()]
+    slug = (
+        "invalid-body" if any(entry["loc"][0] == "body" for entry in error.errors()) else "invalid-parameter"
+    )
+    return respond(ProblemError(slug, str(problems[0]), errors=problems), request.url.path)
+
+
+def _parameter_problem(entry: dict[str, Any]) -> Problem:
+    place, *names = (str(part) for part in entry["loc"])
+    path = ".".join((place, *names))
+    message = str(entry["msg"])
+    shown = repr(entry.get("input"))
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    kind = "missing-field" if entry["type"] == "missing" else "invalid-value"
+    return Problem(kind, path, message if kind == "missing-field" else f"{shown}: {message}")
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    slug = _HTTP_PROBLEMS.get(error.status_code, "malformed-request")
+    if slug in ("not-found", "method-not-allowed"):
+        # No route took the request, so no dependency has looked at its token yet.
+        try:
+            await current_user(request)
+        except ProblemError as refusal:
+            return respond(refusal, request.url.path)
+    details = {
+        "not-found": f"nothing lies at {request.url.path}; /docs lists what does",
+        "method-not-allowed": f"{request.url.path} does not take {request.method}",
+        "body-too-large": f"the body is longer than {MAX_BYTES:,} bytes; data is named by path, never sent",
+    }
+    problem = ProblemError(slug, details.get(slug, str(error.detail)), headers=error.headers)
+    return respond(problem, request.url.path)
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return respond(ProblemError("malformed-request", "the client went away half-way"), request.url.path)
+
+
+async def _on_mistake(request: Request, error: Exception) -> Response:
+    incident = uuid.uuid4().hex[:12]
+    _logger.error("incident %s: %s %s", incident, request.method, request.url.path, exc_info=error)
+    return respond(
+        ProblemError("internal-error", f"incident {incident}; the server's log has the cause"),
+        request.url.path,
+    )

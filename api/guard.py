@@ -1,0 +1,126 @@
+"""What every request passes before it is routed: Host, Origin and size, then headers and metrics.
+
+Plain ASGI, because it is on the path of every request and must not buffer streams.
+"""
+
+from __future__ import annotations
+
+import time
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.metrics import RequestMetrics
+from api.problems import ProblemError, respond
+from service.document import MAX_BYTES
+from service.settings import Settings
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_WILDCARDS = frozenset({"0.0.0.0", "::", ""})
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_SECURITY_HEADERS = (
+    ("content-security-policy", CONTENT_SECURITY_POLICY),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+)
+
+
+class Guard:
+    """Refuses foreign Host and Origin headers, adds security headers and counts requests."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: RequestMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._hosts = allowed_hosts(settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status = 500
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in _SECURITY_HEADERS:
+                    headers.setdefault(name, value)
+            await send(message)
+
+        received = 0
+
+        async def receive_limited() -> Message:
+            nonlocal received
+            message = await receive()
+            if message["type"] == "http.request":
+                received += len(message.get("body", b""))
+                if received > MAX_BYTES:
+                    # Counted as it streams: Content-Length may be missing or lie.
+                    raise HTTPException(413, headers={"Connection": "close"})
+            return message
+
+        try:
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                await respond(refusal, scope["path"])(scope, receive, send_with_headers)
+            else:
+                await self._app(scope, receive_limited, send_with_headers)
+        finally:
+            self._metrics.observe(scope, status, time.perf_counter() - started)
+
+    def _refusal(self, scope: Scope) -> ProblemError | None:
+        headers = Headers(scope=scope)
+        authority = headers.get("host", "")
+        if self._hosts is not None and _host(authority) not in self._hosts:
+            return ProblemError(
+                "unknown-host",
+                f"this server does not answer to the name {authority!r}; use 127.0.0.1 or localhost, "
+                "or set STILLHOUSE_URL to the name in use",
+            )
+        origin = headers.get("origin")
+        if origin is not None and scope["method"] not in _SAFE_METHODS:
+            parts = urlsplit(origin) if origin != "null" else None
+            if parts is None or parts.netloc.lower() != authority.lower():
+                return ProblemError(
+                    "cross-origin",
+                    f"a page of {origin!r} may not change anything here; use this server's own",
+                )
+        length = headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length[:20]) > MAX_BYTES:
+            return ProblemError(
+                "body-too-large",
+                f"the body has {length[:20]} bytes, the limit is {MAX_BYTES:,}; "
+                "data is named by path, never sent",
+                headers={"Connection": "close"},
+            )
+        return None
+
+
+def allowed_hosts(settings: Settings) -> frozenset[str] | None:
+    """Names that the server answers to; None = any.
+
+    A server that listens on every address cannot know its names; it has a token then, which no
+    rebound page can send.
+    """
+    if settings.host in _WILDCARDS:
+        return None
+    return LOOPBACK_NAMES | {settings.host.lower(), (settings.url.host or "").strip("[]").lower()}
+
+
+def _host(authority: str) -> str:
+    """The name in a Host header, without port and brackets; empty when it cannot be read."""
+    try:
+        return (urlsplit("//" + authority).hostname or "").lower()
+    except ValueError:
+        return ""

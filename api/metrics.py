@@ -1,0 +1,92 @@
+"""What Prometheus reads: requests from memory, experiments, runs and the queue from the store.
+
+Each application has its own registry, so that two in one process do not add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.types import Scope
+
+_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class RequestMetrics:
+    """Requests by route, method and status, with their latency."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ("method", "route")
+        self._requests = Counter(
+            "stillhouse_http_requests",
+            "Requests answered, by method, route and status.",
+            (*labels, "status"),
+            registry=registry,
+        )
+        self._latency = Histogram(
+            "stillhouse_http_request_seconds",
+            "Time from the request's head to the end of the answer; streams last as long as they last.",
+            labels,
+            buckets=_BUCKETS_S,
+            registry=registry,
+        )
+
+    def observe(self, scope: Scope, status: int, elapsed_s: float) -> None:
+        """Count one answered request under its route's template, never under its raw path."""
+        route = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._requests.labels(method, route, str(status)).inc()
+        self._latency.labels(method, route).observe(elapsed_s)
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFigures:
+    """What the store says about the service at the time of a scrape."""
+
+    experiments: Mapping[str, int]
+    """Experiments by state."""
+    runs: Mapping[str, int]
+    """Runs by state."""
+    queue_length: int
+    schedulers_alive: int
+
+
+class ServiceCollector(Collector):
+    """Reads the store at each scrape; nothing is cached between scrapes."""
+
+    def __init__(self, read: Callable[[], ServiceFigures | None]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Nothing beforehand: registering must not read the store."""
+        return iter(())
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The figures as gauges."""
+        figures = self._read()
+        yield GaugeMetricFamily(
+            "stillhouse_store_up", "Whether the database answered this scrape.", int(figures is not None)
+        )
+        if figures is None:
+            return
+        for name, text, counts in (
+            ("stillhouse_experiments", "Experiments by state.", figures.experiments),
+            ("stillhouse_runs", "Runs by state.", figures.runs),
+        ):
+            family = GaugeMetricFamily(name, text, labels=("state",))
+            for state, count in sorted(counts.items()):
+                family.add_metric((state,), count)
+            yield family
+        yield GaugeMetricFamily(
+            "stillhouse_queue_length", "Experiments that wait to be claimed.", figures.queue_length
+        )
+        yield GaugeMetricFamily(
+            "stillhouse_schedulers_alive", "Schedulers with a recent heartbeat.", figures.schedulers_alive
+        )

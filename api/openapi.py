@@ -1,0 +1,114 @@
+"""The OpenAPI document: what FastAPI derives, with problem documents under their own media type."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api.problems import MEDIA_TYPE
+from service.spec import json_schema
+
+TAGS = [
+    {"name": "experiments", "description": "Submit specs, follow and steer them."},
+    {"name": "runs", "description": "Points of the grid: figures, curves, logs."},
+    {"name": "queue", "description": "What waits and why; the cluster and the hardware catalogue."},
+    {"name": "specs", "description": "Check and preview a spec without submitting it."},
+    {"name": "system", "description": "Health and metrics of this process."},
+]
+
+DESCRIPTION: dict[str, Any] = {
+    "title": "Stillhouse",
+    "version": version("stillhouse"),
+    "summary": "Which configuration trains this BERT most cheaply without losing accuracy.",
+    "description": (
+        "Errors are RFC 9457 problem documents with a stable `type`. Lists are paged by `page_token`. "
+        'Times are Unix seconds. A number that is not finite is the string "NaN", "Infinity" or '
+        '"-Infinity".'
+    ),
+    "openapi_tags": TAGS,
+    "openapi_url": None,
+    "docs_url": None,
+    "redoc_url": None,
+    "redirect_slashes": False,
+    "generate_unique_id_function": lambda route: route.name,
+    "telemetry": {"tracing": False, "metrics": False, "logs": False, "operation_spans": False,
+                  "auto_configure": False},
+}  # fmt: skip
+
+
+def install(app: FastAPI) -> None:
+    """Make `app.openapi()` give the finished document."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = build(app)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def build(app: FastAPI) -> dict[str, Any]:
+    """Derive the document from the routes."""
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        summary=app.summary,
+        description=app.description,
+        tags=app.openapi_tags,
+        routes=app.routes,
+    )
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for status, answer in operation["responses"].items():
+                _move_problem(status, answer)
+            # Each operation declares its own problems; FastAPI's validation error is one of them.
+    schemas = document["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas["ExperimentSpec"] = _spec_schema(schemas)
+    document["components"]["securitySchemes"] = {
+        "token": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "Needed when the server has a token configured.",
+        }
+    }
+    document["security"] = [{}, {"token": []}]
+    return document
+
+
+def _move_problem(status: str, answer: dict[str, Any]) -> None:
+    content = answer.get("content", {})
+    if status >= "4" and MEDIA_TYPE in content:
+        content[MEDIA_TYPE]["schema"] = {"$ref": "#/components/schemas/ProblemDocument"}
+        for other in [name for name in content if name != MEDIA_TYPE]:
+            del content[other]
+
+
+def _spec_schema(schemas: dict[str, Any]) -> dict[str, Any]:
+    """The spec's JSON Schema as a component, its definitions among the other components."""
+    schema = json_schema()
+    definitions = schema.pop("$defs", {})
+    names = {name: f"Spec{name}" for name in definitions}
+    for name, definition in definitions.items():
+        schemas[names[name]] = _renamed(definition, names)
+    for key in ("$schema", "$id"):
+        schema.pop(key, None)
+    renamed: dict[str, Any] = _renamed(schema, names)
+    return renamed
+
+
+def _renamed(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: f"#/components/schemas/{names[inner.rsplit('/', 1)[-1]]}"
+            if key == "$ref"
+            else _renamed(inner, names)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_renamed(inner, names) for inner in value]
+    return value

@@ -1,0 +1,1 @@
+"""One module per resource; each gives a router that `api.app` includes."""

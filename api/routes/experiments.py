@@ -1,0 +1,338 @@
+"""Experiments: submit, list, follow, steer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+
+from api import export
+from api.body import SPEC_BODY, SpecBody
+from api.deps import (
+    CatalogueDep,
+    CurrentUser,
+    ExperimentId,
+    Filter,
+    IdempotencyKey,
+    LastEventId,
+    OrderBy,
+    PageSize,
+    PageToken,
+    QueueDep,
+    SettingsDep,
+    StoreDep,
+    StreamsDep,
+)
+from api.problems import SPEC_PROBLEMS, declared
+from api.shapes import (
+    Events,
+    ExperimentDetailShape,
+    ExperimentPage,
+    ExperimentShape,
+    Priority,
+    RunPage,
+    RunShape,
+)
+from api.stream import parse_event_number
+from service.admission import admit
+from service.queue import Queue
+from service.records import Experiment
+from service.states import ExperimentState, RunState
+from service.store import Store
+
+router = APIRouter(prefix="/experiments", tags=["experiments"])
+
+_NO_SUCH = declared("not-found")
+_LIST = declared("invalid-filter", "invalid-page-token")
+_STEER = declared("not-found", "conflict", "storage-full")
+
+
+async def existing(experiment_id: ExperimentId, store: StoreDep) -> int:
+    """The id of an experiment that exists; a stream has no status once it has begun."""
+    return (await run_in_threadpool(store.experiment, experiment_id)).id
+
+
+async def _after_event(last_event_id: LastEventId = None) -> int:
+    return parse_event_number(last_event_id)
+
+
+Existing = Annotated[int, Depends(existing)]
+AfterEvent = Annotated[int, Depends(_after_event)]
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=ExperimentShape,
+    summary="Submit a spec",
+    openapi_extra=SPEC_BODY,
+    responses={
+        201: {
+            "description": "Stored with all its runs, durably. The same Idempotency-Key and body again "
+            "get the same experiment with `Idempotent-Replayed: true`.",
+            "headers": {
+                "Location": {"description": "Path of the experiment.", "schema": {"type": "string"}},
+                "Idempotent-Replayed": {
+                    "description": "`true` when the key was used before.",
+                    "schema": {"type": "string"},
+                },
+            },
+        },
+        **declared(
+            *SPEC_PROBLEMS, "malformed-request", "body-too-large", "idempotency-mismatch", "storage-full"
+        ),
+    },
+)
+async def submit_experiment(
+    request: Request,
+    text: SpecBody,
+    store: StoreDep,
+    queue: QueueDep,
+    settings: SettingsDep,
+    catalogue: CatalogueDep,
+    user: CurrentUser,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Check a spec completely, then store it with all its runs in one transaction."""
+
+    def store_it() -> tuple[Experiment, bool]:
+        # One thread does it all: parsing, expansion and the commit are one hop from the event loop.
+        now = time.time()
+        admission = admit(text, settings, catalogue, request.app.state.cluster.read(now), now_s=now)
+        return store.submit(
+            admission.spec,
+            admission.plans,
+            spec_text=admission.text,
+            owner=user.owner,
+            idempotency_key=idempotency_key,
+        )
+
+    experiment, created = await run_in_threadpool(store_it)
+    headers = {"Location": f"/api/v1/experiments/{experiment.id}"}
+    if created:
+        states = {RunState.queued: experiment.run_count}
+    else:
+        headers["Idempotent-Replayed"] = "true"
+        states = await run_in_threadpool(store.run_counts, experiment.id)
+    body = ExperimentShape.of(experiment, states).model_dump_json()
+    return Response(body, 201, headers, "application/json")
+
+
+@router.get("", response_model=ExperimentPage, responses=_LIST, summary="List experiments")
+def list_experiments(
+    store: StoreDep,
+    filter: Filter = None,
+    order_by: OrderBy = None,
+    page_size: PageSize = 50,
+    page_token: PageToken = None,
+) -> ExperimentPage:
+    """The newest first, or as `order_by` says; filters in MLflow's grammar."""
+    page = store.experiments(filter=filter, order_by=order_by, page_size=page_size, page_token=page_token)
+    states = store.run_counts_of([experiment.id for experiment in page.items])
+    return ExperimentPage(
+        items=[ExperimentShape.of(experiment, states[experiment.id]) for experiment in page.items],
+        next_page_token=page.next_token,
+    )
+
+
+@router.get(
+    "/{experiment_id}", response_model=ExperimentDetailShape, responses=_NO_SUCH, summary="Get an experiment"
+)
+def get_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetailShape:
+    """One experiment with its totals and, while it waits, its place in the queue."""
+    return _detail(store.experiment(experiment_id), store, queue)
+
+
+@router.delete(
+    "/{experiment_id}", status_code=204, responses=_STEER, summary="Delete an experiment that has ended"
+)
+def delete_experiment(experiment_id: ExperimentId, store: StoreDep) -> Response:
+    """Delete it with its runs, points and logs; only when it has ended."""
+    store.delete(experiment_id)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/{experiment_id}/cancel",
+    response_model=ExperimentDetailShape,
+    responses=_STEER,
+    summary="Cancel an experiment",
+)
+def cancel_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetailShape:
+    """Ask its runs to end; one that has ended stays as it is, which is not an error."""
+    return _detail(store.request_cancel(experiment_id), store, queue)
+
+
+@router.post(
+    "/{experiment_id}/pause",
+    response_model=ExperimentDetailShape,
+    responses=_STEER,
+    summary="Pause an experiment",
+)
+def pause_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetailShape:
+    """Hold it: running runs stop at a step boundary with a checkpoint."""
+    return _detail(store.request_pause(experiment_id), store, queue)
+
+
+@router.post(
+    "/{experiment_id}/resume",
+    response_model=ExperimentDetailShape,
+    responses=_STEER,
+    summary="Resume a paused experiment",
+)
+def resume_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetailShape:
+    """Put it back into the queue; its runs go on from their checkpoints."""
+    return _detail(store.resume(experiment_id), store, queue)
+
+
+@router.post(
+    "/{experiment_id}/retry",
+    response_model=ExperimentDetailShape,
+    responses=_STEER,
+    summary="Retry what failed or was cancelled",
+)
+def retry_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetailShape:
+    """Queue the runs without a result again."""
+    return _detail(store.retry(experiment_id), store, queue)
+
+
+@router.put(
+    "/{experiment_id}/priority",
+    response_model=ExperimentDetailShape,
+    responses=declared(
+        "invalid-body", "not-found", "conflict", "malformed-request", "body-too-large", "storage-full"
+    ),
+    summary="Set an experiment's priority",
+)
+def set_experiment_priority(
+    experiment_id: ExperimentId, priority: Priority, store: StoreDep, queue: QueueDep
+) -> ExperimentDetailShape:
+    """Move it among what waits."""
+    return _detail(store.set_priority(experiment_id, priority.priority), store, queue)
+
+
+@router.get(
+    "/{experiment_id}/spec",
+    response_class=Response,
+    summary="Get the spec as submitted",
+    responses={
+        200: {
+            "description": "The text as submitted, or with all defaults.",
+            "content": {
+                "text/yaml": {"schema": {"type": "string"}},
+                "application/json": {"schema": {"$ref": "#/components/schemas/ExperimentSpec"}},
+            },
+        },
+        **_NO_SUCH,
+    },
+)
+def get_experiment_spec(
+    experiment_id: ExperimentId,
+    store: StoreDep,
+    form: Annotated[
+        Literal["submitted", "canonical"],
+        Query(description="submitted = verbatim; canonical = JSON with all defaults, as hashed."),
+    ] = "submitted",
+) -> Response:
+    """The text that makes this experiment: submit it again for the same runs."""
+    submitted, canonical = store.experiment_spec(experiment_id)
+    if form == "canonical":
+        return Response(canonical, media_type="application/json")
+    return Response(submitted, media_type="text/yaml")
+
+
+@router.get(
+    "/{experiment_id}/runs",
+    response_model=RunPage,
+    responses=declared("invalid-filter", "invalid-page-token", "not-found"),
+    summary="List the runs of an experiment",
+)
+def list_experiment_runs(
+    experiment_id: ExperimentId,
+    store: StoreDep,
+    filter: Filter = None,
+    order_by: OrderBy = None,
+    page_size: PageSize = 100,
+    page_token: PageToken = None,
+) -> RunPage:
+    """In the order of the grid, or as `order_by` says."""
+    page = store.runs(
+        experiment_id=experiment_id,
+        filter=filter,
+        order_by=order_by,
+        page_size=page_size,
+        page_token=page_token,
+    )
+    return RunPage(items=[RunShape.of(run) for run in page.items], next_page_token=page.next_token)
+
+
+@router.get(
+    "/{experiment_id}/events",
+    response_model=Events,
+    responses=_NO_SUCH,
+    summary="List an experiment's events",
+)
+def list_events(
+    experiment_id: ExperimentId,
+    store: StoreDep,
+    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Events after this number.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Most events in the answer.")] = 500,
+) -> Events:
+    """What happened to it, the oldest first."""
+    return Events.of(store.events(experiment_id, after=after, limit=limit))
+
+
+@router.get(
+    "/{experiment_id}/stream",
+    response_class=EventSourceResponse,
+    summary="Follow an experiment",
+    responses=_NO_SUCH,
+)
+async def stream_experiment(
+    experiment_id: Existing, streams: StreamsDep, after: AfterEvent
+) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events until the experiment ends.
+
+    `event`: something happened; its id is its number, and a reconnect with Last-Event-ID goes on
+    after it without a gap. `run`: a run and its latest points, as they are now. `experiment`: its
+    state and how many runs are in each. `end`: it has ended, and so does the stream.
+    """
+    async for event in streams.follow_experiment(experiment_id, after):
+        yield event
+
+
+@router.get(
+    "/{experiment_id}/export",
+    response_class=StreamingResponse,
+    summary="Export the runs of an experiment",
+    responses={200: export.DECLARED, **declared("not-found", "invalid-filter")},
+)
+def export_experiment(
+    experiment_id: ExperimentId,
+    store: StoreDep,
+    format: export.FormatParameter = export.Format.csv,
+    filter: Filter = None,
+    order_by: OrderBy = None,
+) -> StreamingResponse:
+    """One row per run, with a column for each axis and each figure; streamed."""
+    experiment = store.experiment(experiment_id)
+    return export.answer(
+        store,
+        format,
+        f"experiment-{experiment.id}",
+        experiment_id=experiment_id,
+        filter=filter,
+        order_by=order_by,
+    )
+
+
+def _detail(experiment: Experiment, store: Store, queue: Queue) -> ExperimentDetailShape:
+    waiting = queue.position(experiment.id) if experiment.state is ExperimentState.queued else None
+    return ExperimentDetailShape.with_totals(
+        experiment, store.run_counts(experiment.id), store.experiment_totals(experiment.id), waiting
+    )

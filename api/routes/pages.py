@@ -1,0 +1,40 @@
+"""The web page: static files that read the API like any other client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from api.problems import ProblemError
+
+router = APIRouter(include_in_schema=False)
+
+_FILES = Path(__file__).parent.parent / "static"
+_TYPES = {
+    "index.html": "text/html",
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "chart.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+
+
+@router.get("/")
+def page() -> Response:
+    """The web page."""
+    return _file("index.html")
+
+
+@router.get("/static/{name}")
+def static(name: str) -> Response:
+    """One of the page's files."""
+    return _file(name)
+
+
+def _file(name: str) -> Response:
+    if name not in _TYPES:
+        raise ProblemError("not-found", "the web page has no such file")
+    content = (_FILES / name).read_bytes()
+    return Response(content, media_type=_TYPES[name], headers={"Cache-Control": "no-cache"})

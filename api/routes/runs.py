@@ -1,0 +1,193 @@
+"""Runs: list over everything, figures, curves, logs, live follow."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import StreamingResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+
+from api import export
+from api.deps import (
+    MAX_ID,
+    Filter,
+    LastEventId,
+    OrderBy,
+    PageSize,
+    PageToken,
+    RunId,
+    StoreDep,
+    StreamsDep,
+)
+from api.problems import declared
+from api.shapes import Attempts, LogLines, Measurements, PointsShape, RunPage, RunShape, Series, SummaryShape
+from api.stream import Place
+
+router = APIRouter(prefix="/runs", tags=["runs"])
+
+_NO_SUCH = declared("not-found")
+_STEER = declared("not-found", "conflict", "storage-full")
+
+Step = Annotated[int | None, Query(ge=0, le=MAX_ID)]
+
+
+async def existing(run_id: RunId, store: StoreDep) -> int:
+    """The id of a run that exists; a stream has no status once it has begun."""
+    return (await run_in_threadpool(store.run, run_id)).id
+
+
+async def _place(last_event_id: LastEventId = None) -> Place:
+    return Place.parse(last_event_id)
+
+
+@router.get(
+    "",
+    response_model=RunPage,
+    responses=declared("invalid-filter", "invalid-page-token"),
+    summary="List runs over all experiments",
+)
+def list_runs(
+    store: StoreDep,
+    filter: Filter = None,
+    order_by: OrderBy = None,
+    page_size: PageSize = 100,
+    page_token: PageToken = None,
+) -> RunPage:
+    """Filters in MLflow's grammar: `precision = 'fp16' and accuracy > 0.9`."""
+    page = store.runs(filter=filter, order_by=order_by, page_size=page_size, page_token=page_token)
+    return RunPage(items=[RunShape.of(run) for run in page.items], next_page_token=page.next_token)
+
+
+@router.get(
+    "/export",
+    response_class=StreamingResponse,
+    summary="Export runs over all experiments",
+    responses={200: export.DECLARED, **declared("invalid-filter")},
+)
+def export_runs(
+    store: StoreDep,
+    format: export.FormatParameter = export.Format.csv,
+    filter: Filter = None,
+    order_by: OrderBy = None,
+) -> StreamingResponse:
+    """One row per run that the filter takes; streamed."""
+    return export.answer(store, format, "runs", experiment_id=None, filter=filter, order_by=order_by)
+
+
+@router.get("/{run_id}", response_model=RunShape, responses=_NO_SUCH, summary="Get a run")
+def get_run(run_id: RunId, store: StoreDep) -> RunShape:
+    """One run with its progress and latest figures."""
+    return RunShape.of(store.run(run_id))
+
+
+@router.post("/{run_id}/cancel", response_model=RunShape, responses=_STEER, summary="Cancel a run")
+def cancel_run(run_id: RunId, store: StoreDep) -> RunShape:
+    """Ask it to end; one that has ended stays as it is, which is not an error."""
+    return RunShape.of(store.request_cancel_run(run_id))
+
+
+@router.post("/{run_id}/retry", response_model=RunShape, responses=_STEER, summary="Retry a run")
+def retry_run(run_id: RunId, store: StoreDep) -> RunShape:
+    """Queue a run that has ended without a result again."""
+    return RunShape.of(store.retry_run(run_id))
+
+
+@router.get(
+    "/{run_id}/points", response_model=PointsShape, responses=_NO_SUCH, summary="Get the points of a run"
+)
+def get_points(
+    run_id: RunId,
+    store: StoreDep,
+    name: Annotated[
+        list[str] | None,
+        Query(
+            max_length=100,
+            description="Metrics; repeat it for several, leave it out for all.",
+            examples=[["loss"]],
+        ),
+    ] = None,
+    min_step: Step = None,
+    max_step: Step = None,
+    max_points: Annotated[
+        int | None,
+        Query(
+            ge=4, le=100_000, description="Most points per metric; each bucket keeps its least and greatest."
+        ),
+    ] = None,
+) -> PointsShape:
+    """One value per metric and step; what a later attempt did again replaces what it was."""
+    series = store.points(run_id, name, min_step=min_step, max_step=max_step, max_points=max_points)
+    return PointsShape(
+        run_id=run_id,
+        series={
+            metric: Series(
+                steps=[row.step for row in rows],
+                values=[row.value for row in rows],
+                at_s=[row.at_s for row in rows],
+                attempts=[row.attempt for row in rows],
+            )
+            for metric, rows in series.items()
+            if rows
+        },
+    )
+
+
+@router.get(
+    "/{run_id}/measurements",
+    response_model=Measurements,
+    responses=_NO_SUCH,
+    summary="Get the measurements of a run",
+)
+def get_measurements(run_id: RunId, store: StoreDep) -> Measurements:
+    """Quantities with unit and provenance over windows."""
+    return Measurements.of(store.measurements(run_id))
+
+
+@router.get(
+    "/{run_id}/summary", response_model=SummaryShape, responses=_NO_SUCH, summary="Get the summary of a run"
+)
+def get_summary(run_id: RunId, store: StoreDep) -> SummaryShape:
+    """Everything that it reported as a whole; empty until it ends."""
+    return SummaryShape(run_id=run_id, values=store.summary(run_id))
+
+
+@router.get(
+    "/{run_id}/attempts", response_model=Attempts, responses=_NO_SUCH, summary="Get the attempts of a run"
+)
+def get_attempts(run_id: RunId, store: StoreDep) -> Attempts:
+    """Each try at it, the first one first, with what makes it reproducible."""
+    return Attempts.of(store.attempts(run_id))
+
+
+@router.get("/{run_id}/logs", response_model=LogLines, responses=_NO_SUCH, summary="Get the log of a run")
+def get_logs(
+    run_id: RunId,
+    store: StoreDep,
+    after: Annotated[
+        int | None,
+        Query(ge=0, le=MAX_ID, description="Lines after the one with this `cursor`; none = from the first."),
+    ] = None,
+    attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="This attempt only.")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Most lines in the answer.")] = 1000,
+) -> LogLines:
+    """Lines for people, the oldest first."""
+    return LogLines.of(store.logs(run_id, after=after, limit=limit, attempt=attempt))
+
+
+@router.get(
+    "/{run_id}/stream", response_class=EventSourceResponse, responses=_NO_SUCH, summary="Follow a run"
+)
+async def stream_run(
+    run_id: Annotated[int, Depends(existing)], streams: StreamsDep, place: Annotated[Place, Depends(_place)]
+) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events until the run ends.
+
+    `points`: new points by metric. `log`: a line. `run`: the run as it is now with its latest
+    points. `end`: it has ended, and so does the stream. A reconnect with Last-Event-ID goes on
+    from there; it may repeat points of the last step.
+    """
+    async for event in streams.follow_run(run_id, place):
+        yield event

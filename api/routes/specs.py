@@ -1,0 +1,123 @@
+"""Check and preview a spec without submitting it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from api.body import SPEC_BODY, SpecBody
+from api.deps import CatalogueDep, PageSize, SettingsDep
+from api.problems import SPEC_PROBLEMS, ProblemError, declared
+from api.shapes import PlannedRunShape, PreviewPage, Validated
+from service.admission import admit, fresh, read_spec
+from service.document import SpecError
+from service.paths import path_problems
+from service.preview import planned_runs
+from service.spec import json_schema
+
+router = APIRouter(tags=["specs"])
+
+_SPEC = declared(*SPEC_PROBLEMS, "malformed-request", "body-too-large")
+
+
+@router.get(
+    "/spec.schema.json",
+    response_class=JSONResponse,
+    response_model=None,
+    responses={
+        200: {
+            "description": "JSON Schema, draft 2020-12.",
+            "content": {"application/json": {"schema": {"type": "object"}}},
+        },
+        **declared(),
+    },
+    summary="Get the JSON Schema of a spec",
+)
+async def get_spec_schema() -> JSONResponse:
+    """The schema that editors complete and check specs with."""
+    return JSONResponse(_SCHEMA)
+
+
+_SCHEMA: dict[str, Any] = json_schema()
+
+
+@router.post(
+    "/specs/validate",
+    response_model=Validated,
+    responses=_SPEC,
+    openapi_extra=SPEC_BODY,
+    summary="Validate a spec",
+)
+async def validate_spec(
+    request: Request, text: SpecBody, settings: SettingsDep, catalogue: CatalogueDep
+) -> Validated:
+    """Every check of a submission, and nothing is stored."""
+
+    def check() -> Validated:
+        now = time.time()
+        spec = admit(text, settings, catalogue, request.app.state.cluster.read(now), now_s=now).spec
+        canonical = spec.canonical_json()
+        return Validated(
+            valid=True,
+            name=spec.name,
+            sha256=spec.sha256(),
+            run_count=spec.run_count(),
+            spec=json.loads(canonical),
+        )
+
+    return await run_in_threadpool(check)
+
+
+@router.post(
+    "/specs/preview",
+    response_model=PreviewPage,
+    responses={
+        **_SPEC,
+        **declared(*SPEC_PROBLEMS, "malformed-request", "body-too-large", "invalid-page-token"),
+    },
+    openapi_extra=SPEC_BODY,
+    summary="Preview the runs of a spec",
+)
+async def preview_spec(
+    request: Request,
+    text: SpecBody,
+    settings: SettingsDep,
+    catalogue: CatalogueDep,
+    page_size: PageSize = 100,
+    page_token: Annotated[
+        str | None, Query(max_length=100, description="`next_page_token` of the page before.")
+    ] = None,
+) -> PreviewPage:
+    """Each run with its resources, price and whether it could be served; one that could not says why."""
+    start = _start(page_token)
+
+    def page() -> PreviewPage:
+        now = time.time()
+        spec = read_spec(text, catalogue)
+        if problems := path_problems(spec, settings):
+            raise SpecError(problems)
+        snapshot = fresh(request.app.state.cluster.read(now), now)
+        runs = list(planned_runs(spec, catalogue, snapshot, start=start, limit=page_size))
+        end = start + len(runs)
+        return PreviewPage(
+            run_count=spec.run_count(),
+            cluster_age_s=now - snapshot.at_s if snapshot else None,
+            items=[PlannedRunShape.of(run) for run in runs],
+            next_page_token=f"r{end}" if runs and end < spec.run_count() else None,
+        )
+
+    return await run_in_threadpool(page)
+
+
+def _start(token: str | None) -> int:
+    """The first position of a page; a grid does not change, so its token is a position."""
+    if token is None:
+        return 0
+    if token[:1] == "r" and token[1:].isascii() and token[1:].isdigit() and len(token) < 8:
+        return int(token[1:])
+    raise ProblemError("invalid-page-token", "the page token is not one of this list; start again without it")

@@ -1,0 +1,121 @@
+"""Health and metrics of this process, the OpenAPI document, and what each problem type means."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from api.deps import QueueDep, SettingsDep
+from api.metrics import ServiceFigures
+from api.problems import CATALOGUE, ProblemError, declared
+from api.shapes import Health, Readiness
+from service.db import migrate
+from service.db.errors import StoreError
+from service.queue import Queue
+from service.states import ExperimentState
+from service.store import Store
+
+health = APIRouter(tags=["system"])
+"""Answered without a token: whoever starts processes must be able to ask."""
+router = APIRouter()
+
+
+@health.get("/healthz", response_model=Health, responses=declared(), summary="Whether this process answers")
+async def healthz() -> Health:
+    """Touches nothing else: a process that answers this need not be restarted."""
+    return Health(status="ok")
+
+
+@router.get(
+    "/readyz",
+    response_model=Readiness,
+    responses={503: {"model": Readiness, "description": "Not ready; `database` says why."}, **declared()},
+    summary="Whether this process can do its work",
+    tags=["system"],
+)
+def readyz(settings: SettingsDep, queue: QueueDep) -> Response:
+    """The database answers and its tables are current; schedulers are told as detail."""
+    try:
+        alive = len(queue.schedulers_alive())
+        missing = migrate.check(settings)
+        readiness = Readiness(ready=not missing, database="; ".join(missing) or "ok", schedulers_alive=alive)
+    except StoreError as error:
+        readiness = Readiness(ready=False, database=str(error), schedulers_alive=0)
+    return Response(
+        readiness.model_dump_json(),
+        status_code=200 if readiness.ready else 503,
+        media_type="application/json",
+        headers=None if readiness.ready else {"Retry-After": "2"},
+    )
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "Prometheus text: requests, experiments and runs by state, queue, schedulers.",
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        },
+        **declared(),
+    },
+    summary="Metrics for Prometheus",
+    tags=["system"],
+)
+def metrics(request: Request) -> Response:
+    """Requests of this process, and what the store says now."""
+    return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/openapi.json", include_in_schema=False)
+async def openapi_document(request: Request) -> JSONResponse:
+    """The OpenAPI document."""
+    return JSONResponse(request.app.openapi())
+
+
+@router.get(
+    "/problems/{slug}",
+    response_class=HTMLResponse,
+    responses={
+        200: {"description": "Cause and fix.", "content": {"text/html": {"schema": {"type": "string"}}}},
+        **declared("not-found"),
+    },
+    summary="What a problem type means",
+    tags=["system"],
+)
+async def explain_problem(
+    slug: Annotated[str, Path(max_length=100, examples=["unknown-key"])],
+) -> HTMLResponse:
+    """The page that a problem's `type` leads to."""
+    kind = CATALOGUE.get(slug)
+    if kind is None:
+        raise ProblemError("not-found", "no problem type has that name; docs/errors.md lists them all")
+    text = {
+        name: escape(value)
+        for name, value in (("title", kind.title), ("cause", kind.cause), ("fix", kind.fix))
+    }
+    return HTMLResponse(
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f'<title>{text["title"]}</title><link rel="stylesheet" href="/static/page.css">'
+        f'<main><p class="quiet">{kind.status} · {kind.slug}</p><h1>{text["title"]}</h1>'
+        f"<h2>Cause</h2><p>{text['cause']}</p><h2>Fix</h2><p>{text['fix']}</p></main></html>"
+    )
+
+
+def figures(store: Store, queue: Queue) -> ServiceFigures | None:
+    """What the store says of the service as a whole; None while it is away."""
+    try:
+        experiments, runs = store.state_counts()
+        return ServiceFigures(
+            experiments={str(state): count for state, count in experiments.items()},
+            runs={str(state): count for state, count in runs.items()},
+            queue_length=experiments.get(ExperimentState.queued, 0),
+            schedulers_alive=len(queue.schedulers_alive()),
+        )
+    except StoreError:
+        return None

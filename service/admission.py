@@ -1,0 +1,96 @@
+"""From the bytes of a submission to what the store takes, or every reason against it.
+
+The same checks whoever asks: the API, `stillhouse validate` and `stillhouse preview`. Reads the
+file system (paths) and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from service.cluster import ClusterSnapshot, unsatisfiable
+from service.document import Problem, SpecError, parse
+from service.hardware import Hardware
+from service.paths import path_problems
+from service.settings import Settings
+from service.spec import ExperimentSpec, RunPlan, validate
+
+SNAPSHOT_AGE_S = 60.0
+"""A view of the cluster older than this refuses nothing."""
+_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A spec that may be submitted, with its runs."""
+
+    text: str
+    """The spec as the user wrote it."""
+    spec: ExperimentSpec
+    plans: Sequence[RunPlan]
+
+
+def read_spec(text: bytes, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:
+    """Parse and validate.
+
+    Raises:
+        SpecError: with every problem found.
+    """
+    return validate(parse(text), catalogue)
+
+
+def admit(
+    text: bytes,
+    settings: Settings,
+    catalogue: Mapping[str, Hardware],
+    snapshot: ClusterSnapshot | None,
+    *,
+    now_s: float,
+) -> Admission:
+    """Check a submission completely: fields, grid, paths and, with a fresh snapshot, capacity.
+
+    Args:
+        text: the spec, YAML or JSON.
+        settings: where paths may lie.
+        catalogue: known hardware.
+        snapshot: the cluster as the scheduler last saw it; None = not known.
+        now_s: Unix time, to judge the snapshot's age.
+
+    Raises:
+        SpecError: with every problem of the first kind that has any.
+    """
+    spec = read_spec(text, catalogue)
+    if problems := path_problems(spec, settings):
+        raise SpecError(problems)
+    plans = list(spec.runs(catalogue))
+    if fresh(snapshot, now_s) is not None and not spec.queue.wait_for_capacity:
+        assert snapshot is not None
+        if problems := list(_capacity_problems(plans, snapshot, catalogue)):
+            raise SpecError(problems)
+    return Admission(text.decode(), spec, plans)
+
+
+def fresh(snapshot: ClusterSnapshot | None, now_s: float) -> ClusterSnapshot | None:
+    """The snapshot when it can be relied on: the cluster answered, not long ago."""
+    if snapshot is None or not snapshot.reachable or now_s - snapshot.at_s > SNAPSHOT_AGE_S:
+        return None
+    return snapshot
+
+
+def _capacity_problems(
+    plans: Sequence[RunPlan], snapshot: ClusterSnapshot, catalogue: Mapping[str, Hardware]
+) -> Iterator[Problem]:
+    """One problem per kind of demand that the whole cluster could not meet."""
+    demands = {(plan.spec.hardware, plan.spec.parallel.workers, plan.spec.resources): plan for plan in plans}
+    listed = 0
+    for plan in demands.values():
+        reason = unsatisfiable(plan.spec, snapshot, catalogue)
+        if reason is not None and listed < _LISTED:
+            listed += 1
+            path = "hardware" if "hardware" in plan.point else "resources"
+            yield Problem(
+                "unsatisfiable-resources",
+                path,
+                f"{reason}; ask for less, or set queue.wait_for_capacity: true to wait for nodes",
+            )

@@ -1,0 +1,121 @@
+"""Which files a spec may name: folders under the configured roots, presets and hub ids.
+
+One rule for the API, `stillhouse validate` and the driver. Links are resolved before a path is
+compared, so that no link leads out of a root; nothing is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from service.document import Problem
+from service.settings import Settings
+from service.spec import ExperimentSpec
+
+HUB = "hub:"
+"""Prefix of a dataset or model that comes from the hub."""
+PRESETS = frozenset({"tiny", "mini", "small", "medium", "base"})
+"""Students that are built from a configuration instead of read from a folder."""
+
+
+class PathError(ValueError):
+    """A path that a spec may not name; `problem_type` is the stable type."""
+
+    def __init__(self, problem_type: str, message: str) -> None:
+        self.problem_type = problem_type
+        super().__init__(message)
+
+
+def resolve(text: str, roots: Sequence[Path]) -> Path:
+    """The file or folder that `text` means: absolute, or relative to the first root that has it.
+
+    Args:
+        text: path as written in the spec.
+        roots: resolved folders that it may lie in.
+
+    Raises:
+        PathError: `path-outside-roots` or `path-not-found`, naming the path and the roots.
+    """
+    shown = ", ".join(str(root) for root in roots)
+    if "\0" in text:
+        raise PathError("path-not-found", "the path holds a NUL character; remove it")
+    try:
+        candidates = [(root / text).resolve() for root in roots]
+        inside = [path for path, root in zip(candidates, roots, strict=True) if path.is_relative_to(root)]
+        if not inside:
+            raise PathError("path-outside-roots", f"'{text}' lies outside the allowed folders ({shown})")
+        for path in inside:
+            if path.exists():
+                return path
+    except (OSError, RuntimeError, UnicodeError) as error:  # too long, a loop of links, no permission
+        raise PathError("path-not-found", f"'{text}' cannot be read: {error}") from None
+    raise PathError("path-not-found", f"'{text}' does not exist under {shown}")
+
+
+def dataset_problem(text: str, roots: Sequence[Path]) -> Problem | None:
+    """What is wrong with `task.path`, or None."""
+    if text.startswith(HUB):
+        return None
+    try:
+        path = resolve(text, roots)
+        if path.is_dir() and next(path.iterdir(), None) is None:
+            return Problem("path-not-found", "task.path", f"'{text}' is an empty folder; put the data in it")
+        if path.is_file() and path.stat().st_size == 0:
+            return Problem("path-not-found", "task.path", f"'{text}' is an empty file; put the data in it")
+    except PathError as error:
+        return Problem(error.problem_type, "task.path", str(error))
+    except OSError as error:
+        return Problem("path-not-found", "task.path", f"'{text}' cannot be read: {error.strerror}")
+    return None
+
+
+def model_problem(text: str, roots: Sequence[Path], field: str = "model.student") -> Problem | None:
+    """What is wrong with a model's name or folder, or None."""
+    if text in PRESETS or text.startswith(HUB):
+        return None
+    try:
+        path = resolve(text, roots)
+        if not path.is_dir():
+            return Problem("path-not-found", field, f"'{text}' is a file; name the folder that it lies in")
+        if not (path / "config.json").is_file():
+            return Problem("model-without-weights", field, f"'{text}' has no config.json; save it there")
+        if next(path.glob("*.safetensors"), None) is None and not (path / "pytorch_model.bin").is_file():
+            return Problem("model-without-weights", field, f"'{text}' has no *.safetensors; save it there")
+    except PathError as error:
+        message = str(error)
+        if error.problem_type == "path-not-found":
+            message += f"; give a folder, hub:<id>, or a preset ({', '.join(sorted(PRESETS))})"
+        return Problem(error.problem_type, field, message)
+    except OSError as error:
+        return Problem("path-not-found", field, f"'{text}' cannot be read: {error.strerror}")
+    return None
+
+
+def path_problems(spec: ExperimentSpec, settings: Settings) -> list[Problem]:
+    """Everything that is wrong with the paths that a spec or its axes name.
+
+    Args:
+        spec: the spec as submitted, axes included.
+        settings: where the roots come from.
+    """
+    return list(_problems(spec, settings))
+
+
+def _problems(spec: ExperimentSpec, settings: Settings) -> Iterator[Problem]:
+    data_roots, model_roots = settings.roots("data"), settings.roots("model")
+    for text in _values(spec, "task.path", spec.task.path):
+        if (problem := dataset_problem(text, data_roots)) is not None:
+            yield problem
+    for text in _values(spec, "model.student", spec.model.student):
+        if (problem := model_problem(text, model_roots)) is not None:
+            yield problem
+    for text in _values(spec, "model.teacher", spec.model.teacher):
+        if (problem := model_problem(text, model_roots, "model.teacher")) is not None:
+            yield problem
+
+
+def _values(spec: ExperimentSpec, field: str, value: str | None) -> Iterable[str]:
+    """The values of a field over the grid: its axis when it has one."""
+    values = spec.search.axes.get(field, [value])
+    return dict.fromkeys(value for value in values if isinstance(value, str))

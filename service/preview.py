@@ -1,0 +1,130 @@
+"""What a spec would run, before it is submitted: each run with its resources, price and obstacles.
+
+Pure. Any page of the grid is computed without the pages before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from service import grid
+from service.cluster import ClusterSnapshot, unsatisfiable
+from service.document import SpecError
+from service.grid import AxisValue, Point
+from service.hardware import Hardware
+from service.spec import ExperimentSpec, canonical_json, validate
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One run of a grid that has not been submitted.
+
+    Attributes:
+        index: position in product order, from 0.
+        cell: short hash of the axis values.
+        seed: the run's seed.
+        point: axis values by dotted name.
+        hardware: name in the catalogue.
+        workers: worker processes.
+        cpus: CPUs reserved in all.
+        accelerators: accelerators reserved in all.
+        memory_gib: memory reserved in all; None = not reserved.
+        price_usd_per_hour: price of all its devices.
+        feasible: valid, and the cluster could serve it.
+        reason: why it is not feasible.
+    """
+
+    index: int
+    cell: str
+    seed: int
+    point: dict[str, AxisValue]
+    hardware: str
+    workers: int
+    cpus: int
+    accelerators: int
+    memory_gib: float | None
+    price_usd_per_hour: float
+    feasible: bool
+    reason: str | None
+
+
+def planned_runs(
+    spec: ExperimentSpec,
+    catalogue: Mapping[str, Hardware],
+    snapshot: ClusterSnapshot | None,
+    *,
+    start: int = 0,
+    limit: int | None = None,
+) -> Iterator[PlannedRun]:
+    """The runs from position `start` on, in product order, each judged on its own.
+
+    Args:
+        spec: the spec with its axes.
+        catalogue: known hardware.
+        snapshot: the cluster as last seen; None = capacity is not judged.
+        start: first position.
+        limit: most runs; None = all.
+    """
+    seeds = spec.seeds
+    first_point, skipped_seeds = divmod(start, len(seeds))
+    base = spec.model_dump(mode="json", exclude={"search", "seeds"})
+
+    def runs() -> Iterator[PlannedRun]:
+        for number, point in enumerate(itertools.islice(_points(spec), first_point, None), first_point):
+            cell = hashlib.sha256(canonical_json(point).encode()).hexdigest()[:12]
+            resolved, reason = _resolve(spec, base, point, catalogue)
+            reason = reason or (unsatisfiable(resolved, snapshot, catalogue) if snapshot else None)
+            for position, seed in enumerate(seeds):
+                yield _planned(resolved, catalogue, number * len(seeds) + position, cell, seed, point, reason)
+
+    return itertools.islice(runs(), skipped_seeds, None if limit is None else skipped_seeds + limit)
+
+
+def _points(spec: ExperimentSpec) -> Iterator[Point]:
+    if spec.search.samples is None:
+        return grid.grid_points(spec.search.axes)
+    return grid.sampled_points(spec.search.axes, spec.search.samples, spec.search.seed)
+
+
+def _resolve(
+    spec: ExperimentSpec, base: Mapping[str, object], point: Point, catalogue: Mapping[str, Hardware]
+) -> tuple[ExperimentSpec, str | None]:
+    """The spec at a grid point, or the spec as it stands with the reason why the point is not valid."""
+    try:
+        return validate(grid.with_axis_values(base, point), catalogue), None
+    except SpecError as error:
+        return spec, str(error)
+
+
+def _planned(
+    spec: ExperimentSpec,
+    catalogue: Mapping[str, Hardware],
+    index: int,
+    cell: str,
+    seed: int,
+    point: Point,
+    reason: str | None,
+) -> PlannedRun:
+    name = str(point.get("hardware", spec.hardware))
+    hardware = catalogue.get(name)
+    workers = spec.parallel.workers
+    on_cpu = hardware is None or hardware.device == "cpu"
+    cpus = spec.resources.cpus_per_worker * workers
+    memory = spec.resources.memory_gib_per_worker
+    return PlannedRun(
+        index=index,
+        cell=cell,
+        seed=seed,
+        point=point,
+        hardware=name,
+        workers=workers,
+        cpus=cpus,
+        accelerators=0 if on_cpu else workers,
+        memory_gib=None if memory is None else memory * workers,
+        price_usd_per_hour=(hardware.price_usd_per_hour if hardware else 0.0) * (cpus if on_cpu else workers),
+        feasible=reason is None,
+        reason=reason,
+    )
