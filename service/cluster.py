@@ -157,7 +157,7 @@ def _workers_on(node: Mapping[str, float], wanted: Mapping[str, float]) -> int:
 
 def _missing(wanted: Mapping[str, float], nodes: list[dict[str, float]], hardware: str) -> str:
     """The resource that no node has enough of, or all when it is the combination."""
-    for name, amount in reversed(wanted.items()):
+    for name, amount in reversed(list(wanted.items())):
         most = max(node.get(name, 0.0) for node in nodes)
         if most < amount:
             if name.startswith("accelerator_type:"):

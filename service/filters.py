@@ -355,7 +355,8 @@ class _Parser:
         if token.kind == "number":
             if name.kind is Kind.text:
                 raise FilterError(
-                    f"position {token.position + 1}: '{name.name}' is text; write '{_shown(token.text)}' in quotes"
+                    f"position {token.position + 1}: '{name.name}' is text; "
+                    f"write {_shown(token.text)} in quotes"
                 )
             return self._number(self._take())
         if token.kind == "string":

@@ -237,7 +237,9 @@ class Queue:
     def _explained(self, ids: Sequence[int], places: Iterable[int], view: _View) -> list[QueueEntry]:
         with self._database.read() as connection:
             rows = connection.execute(statements.experiments_by_id(ids)).mappings().all()
-            specs = dict(connection.execute(statements.canonical_specs(ids)).all())
+            specs: dict[int, str] = {
+                row[0]: row[1] for row in connection.execute(statements.canonical_specs(ids)).all()
+            }
         found = {row["id"]: Experiment.from_row(row) for row in rows}
         catalogue = self._settings.catalogue()
         entries = []

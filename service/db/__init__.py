@@ -1,1 +1,1 @@
-"""The database: engine, tables, statements and migrations."""
+"""The database: engine, tables, statements and migrations; `migrate` is its door for the command line."""

@@ -179,12 +179,12 @@ def condition_sql(condition: Condition, table: Table, dialect: str) -> ColumnEle
         case filters.OneOf(name, values):
             texts = [value for value in values if isinstance(value, str)]
             numbers = [value for value in values if not isinstance(value, str)]
-            parts = tuple(
+            matches = (
                 _operand(name, table, dialect, group[0]).in_([_bound(value) for value in group])
                 for group in (texts, numbers)
                 if group
             )
-            return sa.or_(*parts)
+            return sa.or_(*matches)
         case filters.Comparison(name, operator, value):
             operand = _operand(name, table, dialect, value)
             result: ColumnElement[bool] = getattr(operand, _OPERATORS[operator])(_bound(value))

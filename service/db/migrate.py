@@ -1,22 +1,188 @@
-"""Bring the database up to date, and say what is wrong with it. Called at start and by the command line."""
+"""Bring the database up to date, and say what is wrong with it: at start and on the command line."""
 
 from __future__ import annotations
 
-from service.db import schema
-from service.db.engine import Database
+import logging
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+
+from service.db import sqlite
+from service.db.engine import Database, driver_connection, translated
+from service.db.errors import StoreError, UnusableDatabase
+from service.db.schema import Document, WordOf, metadata
 from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+UPGRADE_LOCK = 7305410
+"""PostgreSQL advisory lock: one process migrates at a time."""
+UPGRADE_TIMEOUT_S = 60.0
+"""How long a process waits while another migrates."""
 
 
 def upgrade(settings: Settings) -> None:
+    """Create the tables, or bring them to the newest form; does nothing when they have it.
+
+    Processes that start at once take turns; the step is one transaction, so that a process that
+    dies in it leaves the old form.
+
+    Raises:
+        UnusableDatabase: the tables are newer than this program, or lie on a network file system.
+        StoreUnavailable: the database is away or locked.
+        StoreFull: its disk is full.
+    """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     database = Database(settings.resolved_database_url())
-    database.write(lambda connection: schema.metadata.create_all(connection))
-    database.close()
+    try:
+        with translated(database.path):
+            if database.lock is not None and database.path is not None:
+                database.path.parent.mkdir(parents=True, exist_ok=True)
+                sqlite.refuse_unsafe_place(database.path)
+                with database.lock.held(UPGRADE_TIMEOUT_S), database.writers.connect() as connection:
+                    _upgrade_sqlite(connection)
+            else:
+                with database.writers.connect() as connection, connection.begin():
+                    connection.execute(sa.text(f"SET LOCAL lock_timeout = {int(UPGRADE_TIMEOUT_S * 1000)}"))
+                    connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({UPGRADE_LOCK})"))
+                    _run_migrations(connection)
+    finally:
+        database.close()
+
+
+def _upgrade_sqlite(connection: Connection) -> None:
+    # A table is changed by copying it, which foreign keys would take for a deletion.
+    driver_connection(connection).execute("PRAGMA foreign_keys = OFF")
+    with connection.begin():
+        _run_migrations(connection)
+    driver_connection(connection).execute("PRAGMA foreign_keys = ON")
+
+
+def _run_migrations(connection: Connection) -> None:
+    if _revision(connection) == newest_revision():
+        return
+    _refuse_newer(connection)
+    command.upgrade(_config(connection), "head")
 
 
 def check(settings: Settings) -> list[str]:
-    return []
+    """Everything that is wrong with the database; empty when nothing is. Reads all of a SQLite file."""
+    problems: list[str] = []
+    database = Database(settings.resolved_database_url())
+    try:
+        with translated(database.path):
+            if database.path is not None:
+                if not database.path.exists():
+                    return [f"{database.path} does not exist; run: stillhouse db upgrade"]
+                place = sqlite.file_system_problem(database.path)
+                problems += [place] if place else []
+            with database.readers.connect() as connection:
+                if database.is_sqlite:
+                    problems += sqlite.integrity_problems(driver_connection(connection))
+                problems += _form_problems(connection)
+    except StoreError as error:
+        problems.append(str(error))
+    except sa.exc.DatabaseError as error:
+        problems.append(f"integrity: {error.orig}; restore a backup")
+    finally:
+        database.close()
+    return problems
+
+
+def differences(connection: Connection) -> list[Any]:
+    """What the tables in the database have and `service.db.schema` has not, or the reverse."""
+    context = MigrationContext.configure(connection, opts={"compare_type": same_type})
+    return list(compare_metadata(context, metadata))
 
 
 def refuse_unusable(settings: Settings) -> None:
+    """Check at start what can be checked in moments; `check` does the rest.
+
+    Raises:
+        UnusableDatabase: with the first problem, and what to do.
+        StoreUnavailable: the database is away.
+    """
+    database = Database(settings.resolved_database_url())
+    problems: list[str] = []
+    try:
+        if database.path is not None:
+            if not database.path.exists():
+                raise UnusableDatabase(f"{database.path} does not exist; run: stillhouse db upgrade")
+            sqlite.refuse_unsafe_place(database.path)
+            warning = sqlite.version_warning()
+            if warning is not None:
+                logger.warning(warning)
+        with translated(database.path), database.readers.connect() as connection:
+            if database.path is not None and database.path.stat().st_size <= sqlite.LARGEST_QUICK_CHECK_BYTES:
+                problems += sqlite.integrity_problems(driver_connection(connection))
+            problems += _revision_problems(connection)
+    except sa.exc.DatabaseError as error:
+        problems.append(f"{database.path or 'the database'} cannot be read: {error.orig}; restore a backup")
+    finally:
+        database.close()
+    if problems:
+        raise UnusableDatabase(problems[0])
+
+
+def newest_revision() -> str:
+    """The form of the tables that this program works with."""
+    revision = ScriptDirectory.from_config(_config(None)).get_current_head()
+    assert revision is not None
+    return revision
+
+
+def same_type(
+    context: object, inspected: object, declared: object, inspected_type: Any, declared_type: Any
+) -> bool | None:
+    """Alembic's question whether a column's type differs; our decorators are compared by what they store."""
+    if isinstance(declared_type, WordOf | Document):
+        return not isinstance(inspected_type, sa.String)
     return None
+
+
+def _form_problems(connection: Connection) -> list[str]:
+    problems = _revision_problems(connection)
+    if not problems:
+        problems += [f"tables differ from this program's: {found}" for found in differences(connection)]
+    return problems
+
+
+def _revision_problems(connection: Connection) -> list[str]:
+    current, newest = _revision(connection), newest_revision()
+    if current == newest:
+        return []
+    if current is None:
+        return ["the database has no tables yet; run: stillhouse db upgrade"]
+    try:
+        _refuse_newer(connection)
+    except UnusableDatabase as error:
+        return [str(error)]
+    return [f"the tables are at revision {current}, this program needs {newest}; run: stillhouse db upgrade"]
+
+
+def _refuse_newer(connection: Connection) -> None:
+    current = _revision(connection)
+    known = {script.revision for script in ScriptDirectory.from_config(_config(None)).walk_revisions()}
+    if current is not None and current not in known:
+        raise UnusableDatabase(
+            f"the tables are at revision {current}, which this program does not know; use a newer Stillhouse"
+        )
+
+
+def _revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _config(connection: Connection | None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    return config

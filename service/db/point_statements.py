@@ -42,7 +42,7 @@ _NEWER_POINT = """
 
 
 def add_rows(connection: Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Insert rows of `points`, `log_lines` or `measurements`; a row that is there already is left as it is."""
+    """Insert rows of `points`, `log_lines` or `measurements`; one that is there is left as it is."""
     _insert(connection, table, _TABLES[table], rows, "ON CONFLICT DO NOTHING")
 
 
@@ -68,7 +68,17 @@ def _insert(
     arrays = ", ".join(f"%s::{kind}[]" for _, kind in columns)
     sql = f"INSERT INTO {table} ({names}) SELECT * FROM unnest({arrays}) {conflict}"
     with driver_connection(connection).cursor() as cursor:
-        cursor.execute(sql, [list(column) for column in zip(*rows, strict=True)])
+        transposed = zip(*rows, strict=True)
+        cursor.execute(
+            sql, [_array(column, kind) for column, (_, kind) in zip(transposed, columns, strict=True)]
+        )
+
+
+def _array(column: tuple[Any, ...], kind: str) -> list[Any]:
+    """A column as one array; psycopg wants all elements of one type."""
+    if kind == "float8":
+        return [None if value is None else float(value) for value in column]
+    return list(column)
 
 
 def lock_attempts(connection: Connection, run_ids: Iterable[int]) -> dict[int, tuple[int, str]]:

@@ -162,9 +162,7 @@ class Reading(Part):
         counts: dict[int, dict[RunState, int]] = {id: {} for id in experiment_ids}
         if counts:
             with self.database.read() as connection:
-                for id, state, count in connection.execute(
-                    statements.runs_by_experiment_and_state(counts)
-                ):
+                for id, state, count in connection.execute(statements.runs_by_experiment_and_state(counts)):
                     counts[id][state] = count
         return counts
 

@@ -1,0 +1,298 @@
+"""All tables, as they were first released."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+_REAL = sa.Float(53)
+
+
+def upgrade() -> None:
+    """Create everything."""
+    op.create_table(
+        "cluster_snapshots",
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("at_s", _REAL, nullable=False),
+        sa.Column("snapshot", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_cluster_snapshots")),
+    )
+    op.create_table(
+        "experiments",
+        sa.Column("id", _ID, autoincrement=True, nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("owner", sa.Text(), nullable=False),
+        sa.Column("state", sa.String(32), nullable=False),
+        sa.Column("priority", sa.Integer(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("spec_sha256", sa.Text(), nullable=False),
+        sa.Column("run_count", sa.Integer(), nullable=False),
+        sa.Column("event_count", sa.Integer(), nullable=False),
+        sa.Column("submission_id", sa.Text(), nullable=True),
+        sa.Column("lease_owner", sa.Text(), nullable=True),
+        sa.Column("lease_until_s", _REAL, nullable=True),
+        sa.Column("cancel_requested_s", _REAL, nullable=True),
+        sa.Column("pause_requested_s", _REAL, nullable=True),
+        sa.Column("not_before_s", _REAL, nullable=False),
+        sa.Column("failure_class", sa.String(32), nullable=True),
+        sa.Column("failure_message", sa.Text(), nullable=True),
+        sa.Column("created_s", _REAL, nullable=False),
+        sa.Column("queued_s", _REAL, nullable=False),
+        sa.Column("started_s", _REAL, nullable=True),
+        sa.Column("ended_s", _REAL, nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_experiments")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(
+        "ix_experiments_active",
+        "experiments",
+        ["owner", "lease_until_s"],
+        unique=False,
+        sqlite_where=sa.text("state IN ('starting', 'running')"),
+        postgresql_where=sa.text("state IN ('starting', 'running')"),
+    )
+    op.create_index(
+        "ix_experiments_claim",
+        "experiments",
+        [sa.literal_column("priority DESC"), "owner", "queued_s", "id"],
+        unique=False,
+        sqlite_where=sa.text("state = 'queued'"),
+        postgresql_where=sa.text("state = 'queued'"),
+    )
+    op.create_index("ix_experiments_owner_id", "experiments", ["owner", "id"], unique=False)
+    op.create_index("ix_experiments_state_id", "experiments", ["state", "id"], unique=False)
+    op.create_table(
+        "idempotency_keys",
+        sa.Column("owner", sa.Text(), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("body_sha256", sa.Text(), nullable=False),
+        sa.Column("experiment_id", _ID, nullable=False),
+        sa.Column("created_s", _REAL, nullable=False),
+        sa.PrimaryKeyConstraint("owner", "key", name=op.f("pk_idempotency_keys")),
+        sqlite_with_rowid=False,
+    )
+    op.create_index(
+        op.f("ix_idempotency_keys_experiment_id"), "idempotency_keys", ["experiment_id"], unique=False
+    )
+    op.create_table(
+        "latest_points",
+        sa.Column("run_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("name_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("step", sa.BigInteger(), nullable=False),
+        sa.Column("at_s", _REAL, nullable=False),
+        sa.Column("value", _REAL, nullable=True),
+        sa.PrimaryKeyConstraint("run_id", "name_id", name=op.f("pk_latest_points")),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "log_lines",
+        sa.Column("run_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("attempt", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("at_s", _REAL, nullable=False),
+        sa.Column("level", sa.Text(), nullable=False),
+        sa.Column("message", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("run_id", "attempt", "number", name=op.f("pk_log_lines")),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "measurements",
+        sa.Column("run_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("attempt", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("scope", sa.Text(), nullable=False),
+        sa.Column("start_s", _REAL, autoincrement=False, nullable=False),
+        sa.Column("end_s", _REAL, autoincrement=False, nullable=False),
+        sa.Column("value", _REAL, nullable=True),
+        sa.Column("unit", sa.Text(), nullable=False),
+        sa.Column("provenance", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint(
+            "run_id", "attempt", "name", "scope", "start_s", "end_s", name=op.f("pk_measurements")
+        ),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "metric_names",
+        sa.Column("id", sa.Integer(), autoincrement=True, nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_metric_names")),
+        sa.UniqueConstraint("name", name=op.f("uq_metric_names_name")),
+    )
+    op.create_table(
+        "points",
+        sa.Column("run_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("name_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("attempt", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("step", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("at_s", _REAL, nullable=False),
+        sa.Column("value", _REAL, nullable=True),
+        sa.PrimaryKeyConstraint("run_id", "name_id", "attempt", "step", name=op.f("pk_points")),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "schedulers",
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("node", sa.Text(), nullable=False),
+        sa.Column("pid", sa.Integer(), nullable=False),
+        sa.Column("started_s", _REAL, nullable=False),
+        sa.Column("heartbeat_s", _REAL, nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_schedulers")),
+    )
+    op.create_table(
+        "cell_specs",
+        sa.Column("experiment_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("cell", sa.Text(), nullable=False),
+        sa.Column("canonical", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["experiment_id"], ["experiments.id"], name=op.f("fk_cell_specs_experiment_id")
+        ),
+        sa.PrimaryKeyConstraint("experiment_id", "cell", name=op.f("pk_cell_specs")),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "events",
+        sa.Column("experiment_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("run_id", _ID, nullable=True),
+        sa.Column("attempt", sa.Integer(), nullable=True),
+        sa.Column("at_s", _REAL, nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("message", sa.Text(), nullable=False),
+        sa.Column("data", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(["experiment_id"], ["experiments.id"], name=op.f("fk_events_experiment_id")),
+        sa.PrimaryKeyConstraint("experiment_id", "number", name=op.f("pk_events")),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "experiment_specs",
+        sa.Column("experiment_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("text", sa.Text(), nullable=False),
+        sa.Column("canonical", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["experiment_id"], ["experiments.id"], name=op.f("fk_experiment_specs_experiment_id")
+        ),
+        sa.PrimaryKeyConstraint("experiment_id", name=op.f("pk_experiment_specs")),
+    )
+    op.create_table(
+        "runs",
+        sa.Column("id", _ID, autoincrement=True, nullable=False),
+        sa.Column("experiment_id", _ID, nullable=False),
+        sa.Column("index", sa.Integer(), nullable=False),
+        sa.Column("cell", sa.Text(), nullable=False),
+        sa.Column("seed", sa.BigInteger(), nullable=False),
+        sa.Column("point", sa.Text(), nullable=False),
+        sa.Column("state", sa.String(32), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("own_failures", sa.Integer(), nullable=False),
+        sa.Column("infrastructure_failures", sa.Integer(), nullable=False),
+        sa.Column("not_before_s", _REAL, nullable=False),
+        sa.Column("failure_class", sa.String(32), nullable=True),
+        sa.Column("failure_message", sa.Text(), nullable=True),
+        sa.Column("cancel_requested_s", _REAL, nullable=True),
+        sa.Column("step", sa.BigInteger(), nullable=False),
+        sa.Column("total_steps", sa.BigInteger(), nullable=True),
+        sa.Column("phase", sa.Text(), nullable=True),
+        sa.Column("checkpoint", sa.Text(), nullable=True),
+        sa.Column("checkpoint_step", sa.BigInteger(), nullable=True),
+        sa.Column("started_s", _REAL, nullable=True),
+        sa.Column("ended_s", _REAL, nullable=True),
+        sa.Column("task", sa.Text(), nullable=False),
+        sa.Column("student", sa.Text(), nullable=False),
+        sa.Column("precision", sa.Text(), nullable=False),
+        sa.Column("optimizer", sa.Text(), nullable=False),
+        sa.Column("implementation", sa.Text(), nullable=False),
+        sa.Column("global_batch_size", sa.Integer(), nullable=False),
+        sa.Column("strategy", sa.Text(), nullable=False),
+        sa.Column("workers", sa.Integer(), nullable=False),
+        sa.Column("hardware", sa.Text(), nullable=False),
+        sa.Column("devices", sa.Integer(), nullable=False),
+        sa.Column("price_usd_per_hour", _REAL, nullable=False),
+        sa.Column("power_w", _REAL, nullable=False),
+        sa.Column("accuracy", _REAL, nullable=True),
+        sa.Column("f1", _REAL, nullable=True),
+        sa.Column("train_loss", _REAL, nullable=True),
+        sa.Column("validation_loss", _REAL, nullable=True),
+        sa.Column("total_time_s", _REAL, nullable=True),
+        sa.Column("train_time_s", _REAL, nullable=True),
+        sa.Column("cost_usd", _REAL, nullable=True),
+        sa.Column("energy_kwh", _REAL, nullable=True),
+        sa.Column("energy_provenance", sa.Text(), nullable=True),
+        sa.Column("samples_per_s", _REAL, nullable=True),
+        sa.Column("tokens_per_s", _REAL, nullable=True),
+        sa.Column("peak_memory_mib", _REAL, nullable=True),
+        sa.ForeignKeyConstraint(["experiment_id"], ["experiments.id"], name=op.f("fk_runs_experiment_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_runs")),
+        sa.UniqueConstraint("experiment_id", "index", name=op.f("uq_runs_experiment_id_index")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_runs_accuracy_id", "runs", ["accuracy", "id"], unique=False)
+    op.create_index(
+        "ix_runs_cancel_requested",
+        "runs",
+        ["experiment_id"],
+        unique=False,
+        sqlite_where=sa.text("cancel_requested_s IS NOT NULL"),
+        postgresql_where=sa.text("cancel_requested_s IS NOT NULL"),
+    )
+    op.create_index("ix_runs_cost_usd_id", "runs", ["cost_usd", "id"], unique=False)
+    op.create_index("ix_runs_energy_kwh_id", "runs", ["energy_kwh", "id"], unique=False)
+    op.create_index("ix_runs_experiment_id_state", "runs", ["experiment_id", "state"], unique=False)
+    op.create_index("ix_runs_samples_per_s_id", "runs", ["samples_per_s", "id"], unique=False)
+    op.create_index("ix_runs_state_id", "runs", ["state", "id"], unique=False)
+    op.create_index("ix_runs_total_time_s_id", "runs", ["total_time_s", "id"], unique=False)
+    op.create_table(
+        "attempts",
+        sa.Column("run_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("experiment_attempt", sa.Integer(), nullable=False),
+        sa.Column("state", sa.String(32), nullable=False),
+        sa.Column("started_s", _REAL, nullable=False),
+        sa.Column("ended_s", _REAL, nullable=True),
+        sa.Column("resumed_from_step", sa.BigInteger(), nullable=True),
+        sa.Column("last_step", sa.BigInteger(), nullable=False),
+        sa.Column("node", sa.Text(), nullable=True),
+        sa.Column("pid", sa.Integer(), nullable=True),
+        sa.Column("failure_class", sa.String(32), nullable=True),
+        sa.Column("failure_message", sa.Text(), nullable=True),
+        sa.Column("facts", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_attempts_run_id")),
+        sa.PrimaryKeyConstraint("run_id", "number", name=op.f("pk_attempts")),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "run_summaries",
+        sa.Column("run_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("summary", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_run_summaries_run_id")),
+        sa.PrimaryKeyConstraint("run_id", name=op.f("pk_run_summaries")),
+    )
+
+
+def downgrade() -> None:
+    """Drop everything."""
+    for table in (
+        "run_summaries",
+        "attempts",
+        "runs",
+        "experiment_specs",
+        "events",
+        "cell_specs",
+        "schedulers",
+        "points",
+        "metric_names",
+        "measurements",
+        "log_lines",
+        "latest_points",
+        "idempotency_keys",
+        "experiments",
+        "cluster_snapshots",
+    ):
+        op.drop_table(table)
