@@ -13,6 +13,7 @@ from api.auth import current_user
 from api.cluster_view import ClusterView
 from api.deps import known_parameters
 from api.guard import Guard
+from api.intake import Intake
 from api.metrics import RequestMetrics, ServiceCollector
 from api.routes import docs, experiments, pages, queue, runs, specs, system
 from api.stream import Streams
@@ -42,6 +43,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.queue = Queue(store)
     app.state.cluster = ClusterView(app.state.queue)
     app.state.catalogue = settings.catalogue()
+    app.state.intake = Intake(store, settings, app.state.catalogue, app.state.cluster)
     app.state.streams = Streams(store)
     app.state.registry = registry
     registry.register(ServiceCollector(lambda: system.figures(store, app.state.queue)))

@@ -60,7 +60,23 @@ def admit(
     Raises:
         SpecError: with every problem of the first kind that has any.
     """
-    spec = read_spec(text, catalogue)
+    return admit_spec(text, read_spec(text, catalogue), settings, catalogue, snapshot, now_s=now_s)
+
+
+def admit_spec(
+    text: bytes,
+    spec: ExperimentSpec,
+    settings: Settings,
+    catalogue: Mapping[str, Hardware],
+    snapshot: ClusterSnapshot | None,
+    *,
+    now_s: float,
+) -> Admission:
+    """What `admit` does after the spec itself is known to be valid.
+
+    Raises:
+        SpecError: with every problem of the first kind that has any.
+    """
     if problems := path_problems(spec, settings):
         raise SpecError(problems)
     plans = list(spec.runs(catalogue))

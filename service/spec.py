@@ -6,6 +6,7 @@ turns a document into an `ExperimentSpec`, `ExperimentSpec.runs()` expands it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -165,8 +166,8 @@ class ExperimentSpec(TrainingSections):
         Raises:
             SpecError: naming the axis values of the first grid point that is not valid.
         """
-        base = self.model_dump(mode="json", exclude={"search", "seeds"})
         axes = self.search.axes
+        base = self.model_dump(mode="json", exclude={"search", "seeds"}) if axes else {}
         points = (
             grid.grid_points(axes)
             if self.search.samples is None
@@ -174,7 +175,12 @@ class ExperimentSpec(TrainingSections):
         )
         index = 0
         for point in points:
-            resolved = validate(grid.with_axis_values(base, point), catalogue, point=point)
+            # Without axes the spec is its own grid point, and has been validated.
+            resolved = (
+                validate(grid.with_axis_values(base, point), catalogue, point=point)
+                if axes
+                else self.model_copy(update={"search": Search(), "seeds": [0]})
+            )
             cell = hashlib.sha256(canonical_json(point).encode()).hexdigest()[:12]
             for seed in self.seeds:
                 yield RunPlan(index=index, cell=cell, seed=seed, point=point, spec=resolved)
@@ -287,7 +293,8 @@ def _axis_problems(spec: ExperimentSpec) -> Iterator[Problem]:
 _NOT_AXES = frozenset({"name", "description", "search", "seeds", "queue", "budget", "isolation"})
 
 
-def axis_names() -> list[str]:
+@functools.cache
+def axis_names() -> tuple[str, ...]:
     """Dotted names of all fields that may be an axis."""
     names: list[str] = []
     for name, field in ExperimentSpec.model_fields.items():
@@ -298,7 +305,7 @@ def axis_names() -> list[str]:
             names += [f"{name}.{inner}" for inner in section.model_fields]
         else:
             names.append(name)
-    return names
+    return tuple(names)
 
 
 _TYPES = {

@@ -38,7 +38,7 @@ from service.store.recording import (
 )
 from service.store.requests import Requesting
 from service.store.series import Series
-from service.store.submission import Submission
+from service.store.submission import NewExperiment, Submission
 
 __all__ = [
     "BadPageToken",
@@ -46,6 +46,7 @@ __all__ = [
     "Conflict",
     "FilterError",
     "IdempotencyMismatch",
+    "NewExperiment",
     "NotFound",
     "PointBatch",
     "ProgressRow",

@@ -94,6 +94,17 @@ class GroupCommit(Generic[Item, Answer]):
 
 
 @dataclass(frozen=True, slots=True)
+class NewExperiment:
+    """What `submit` takes, as one value."""
+
+    spec: ExperimentSpec
+    plans: Sequence[RunPlan]
+    spec_text: str
+    owner: str
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Submitted:
     """One submission, turned into rows; ids are added when they are known."""
 
@@ -169,6 +180,25 @@ class Submission(Part):
             StoreFull: its disk is full.
         """
         return self._group(self._rows(spec, plans, spec_text, owner, idempotency_key))
+
+    def submit_many(
+        self, experiments: Sequence[NewExperiment]
+    ) -> list[tuple[Experiment, bool] | BaseException]:
+        """Store several experiments in one transaction; each is answered as `submit` answers it.
+
+        An exception in the list is what `submit` would have raised for that experiment alone; the
+        others are stored.
+
+        Raises:
+            StoreUnavailable: the database is locked or away; nothing is stored.
+            StoreFull: its disk is full; nothing is stored.
+        """
+        return self._store(
+            [
+                self._rows(new.spec, new.plans, new.spec_text, new.owner, new.idempotency_key)
+                for new in experiments
+            ]
+        )
 
     def _rows(
         self, spec: ExperimentSpec, plans: Sequence[RunPlan], text: str, owner: str, key: str | None

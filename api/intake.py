@@ -1,0 +1,128 @@
+"""Submissions come in: many requests, one worker, one transaction for all that wait.
+
+A thread per request would spend most of its time handing the interpreter from thread to thread.
+Here a single worker thread checks and stores everything that arrived while it was busy; a grid
+whose expansion takes long goes to a thread of its own, so that nobody waits behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from starlette.concurrency import run_in_threadpool
+
+from api.cluster_view import ClusterView
+from service.admission import Admission, admit_spec, read_spec
+from service.document import SpecError
+from service.hardware import Hardware
+from service.records import Experiment
+from service.settings import Settings
+from service.store import NewExperiment, Store
+
+LARGEST_BATCH = 64
+"""Submissions that one round of the worker takes: bounds how long the first of them waits."""
+LIGHT_BYTES = 16 * 1024
+LIGHT_RUNS = 20
+"""A longer text or a larger grid is checked apart from the others."""
+
+
+@dataclass(slots=True)
+class _Request:
+    text: bytes
+    owner: str
+    idempotency_key: str | None
+    answer: asyncio.Future[tuple[Experiment, bool]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def new(self, admission: Admission) -> NewExperiment:
+        """What the store takes."""
+        return NewExperiment(
+            admission.spec, admission.plans, admission.text, self.owner, self.idempotency_key
+        )
+
+
+class _TooHeavy(Exception):
+    """The spec is checked in a thread of its own."""
+
+
+class Intake:
+    """Takes submissions for one application; used from its event loop only."""
+
+    def __init__(
+        self, store: Store, settings: Settings, catalogue: Mapping[str, Hardware], cluster: ClusterView
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._catalogue = catalogue
+        self._cluster = cluster
+        self._waiting: list[_Request] = []
+        self._worker: asyncio.Task[None] | None = None
+
+    async def submit(self, text: bytes, owner: str, idempotency_key: str | None) -> tuple[Experiment, bool]:
+        """Check a spec and store it; returns after the commit.
+
+        Returns:
+            The experiment, and whether it was created now (or replayed).
+
+        Raises:
+            SpecError: with every problem found.
+            StoreError: as `Store.submit`.
+        """
+        request = _Request(text, owner, idempotency_key)
+        try:
+            if len(text) > LIGHT_BYTES:
+                raise _TooHeavy
+            self._waiting.append(request)
+            if self._worker is None:
+                self._worker = asyncio.create_task(self._work(), name="intake")
+            return await request.answer
+        except _TooHeavy:
+            return await run_in_threadpool(self._submit_alone, request)
+
+    async def _work(self) -> None:
+        """Rounds until nobody waits; never raises: every request gets its own answer."""
+        while self._waiting:
+            batch, self._waiting = self._waiting[:LARGEST_BATCH], self._waiting[LARGEST_BATCH:]
+            try:
+                answers = await run_in_threadpool(self._submit_batch, batch)
+            except Exception as error:
+                answers = [error] * len(batch)
+            for request, answer in zip(batch, answers, strict=True):
+                if request.answer.done():
+                    continue  # The client went away; what was stored stays, its key replays it.
+                if isinstance(answer, BaseException):
+                    request.answer.set_exception(answer)
+                else:
+                    request.answer.set_result(answer)
+        self._worker = None
+
+    def _submit_batch(self, batch: list[_Request]) -> list[tuple[Experiment, bool] | BaseException]:
+        answers: dict[int, tuple[Experiment, bool] | BaseException] = {}
+        admitted: list[tuple[int, NewExperiment]] = []
+        for position, request in enumerate(batch):
+            try:
+                admitted.append((position, request.new(self._admit(request.text, light=True))))
+            except (SpecError, _TooHeavy) as error:
+                answers[position] = error
+        if admitted:
+            stored = self._store.submit_many([new for _, new in admitted])
+            answers.update((position, answer) for (position, _), answer in zip(admitted, stored, strict=True))
+        return [answers[position] for position in range(len(batch))]
+
+    def _submit_alone(self, request: _Request) -> tuple[Experiment, bool]:
+        new = request.new(self._admit(request.text, light=False))
+        return self._store.submit(
+            new.spec, new.plans, spec_text=new.spec_text, owner=new.owner, idempotency_key=new.idempotency_key
+        )
+
+    def _admit(self, text: bytes, *, light: bool) -> Admission:
+        now_s = time.time()
+        spec = read_spec(text, self._catalogue)
+        if light and spec.run_count() > LIGHT_RUNS:
+            raise _TooHeavy
+        snapshot = self._cluster.read(now_s)
+        return admit_spec(text, spec, self._settings, self._catalogue, snapshot, now_s=now_s)

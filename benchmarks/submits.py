@@ -1,0 +1,305 @@
+"""How many experiments a second come in over real HTTP, and how long one takes while points pour in.
+
+    python -m benchmarks.submits [DATABASE_URL]
+
+`measure` starts the API as users do (`python -m api`, one process), lets load processes with
+keep-alive connections submit single-run specs with an idempotency key each, and counts what was
+acknowledged. Afterwards it counts what is in the database: every acknowledgement must be there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+SPEC = b"""\
+name: one-run
+task: {name: imdb, path: texts}
+model: {student: tiny}
+precision: bf16
+batch: {global_size: 32}
+"""
+_START_TIMEOUT_S = 60.0
+_POINTS_PER_BATCH = 2_000
+_POINT_RUNS = 8
+
+
+def measure(
+    database_url: str | None = None,
+    *,
+    seconds: float = 10.0,
+    clients: int = 32,
+    processes: int = 2,
+    clients_under_points: int = 4,
+) -> dict[str, Any]:
+    """Submit for `seconds` as fast as the clients can, then again while points pour in.
+
+    Args:
+        database_url: where; None = SQLite in a temporary folder. Its tables are made.
+        seconds: length of each of the two measurements.
+        clients: keep-alive connections, each with one submit in flight.
+        processes: processes that the clients are spread over.
+        clients_under_points: connections while points pour in.
+
+    Returns:
+        `submits_per_s`, its latencies, `submit_p99_ms_under_points` with the points written meanwhile,
+        `lost` (acknowledged and not in the database; must be 0) and the API's `api_rss_mib`.
+    """
+    with tempfile.TemporaryDirectory(prefix="stillhouse-submits-") as folder:
+        environment = _installation(Path(folder), database_url)
+        with _api(environment) as (port, process):
+            _load(port, 1.0, clients=2, processes=1)  # Imports and connections are not the measurement.
+            freely = _load(port, seconds, clients=clients, processes=processes)
+            with _points(environment, seconds + 1.0) as pouring:
+                loaded = _load(port, seconds, clients=clients_under_points, processes=1)
+                points_per_s = pouring()
+            rss = _rss_mib(process.pid)
+        lost = _missing(environment, [*freely["ids"], *loaded["ids"]])
+    return {
+        "submits_per_s": round(freely["count"] / freely["elapsed_s"], 1),
+        "submit_p50_ms": freely["p50_ms"],
+        "submit_p99_ms": freely["p99_ms"],
+        "submit_p50_ms_under_points": loaded["p50_ms"],
+        "submit_p99_ms_under_points": loaded["p99_ms"],
+        "submits_per_s_under_points": round(loaded["count"] / loaded["elapsed_s"], 1),
+        "points_per_s_meanwhile": round(points_per_s),
+        "lost": lost,
+        "errors": freely["errors"] + loaded["errors"],
+        "api_rss_mib": round(rss, 1),
+        "clients": clients,
+        "load_processes": processes,
+        "seconds": seconds,
+    }
+
+
+def _installation(folder: Path, database_url: str | None) -> dict[str, str]:
+    """Environment of a migrated installation with a dataset to name."""
+    from service.settings import Settings
+    from service.store import Store
+
+    (folder / "texts").mkdir()
+    (folder / "texts" / "train.jsonl").write_text('{"text": "good", "label": 1}\n', encoding="utf-8")
+    names = {"STILLHOUSE_DATA_DIR": str(folder), "STILLHOUSE_DATA_ROOTS": str(folder)}
+    if database_url is not None:
+        names["STILLHOUSE_DATABASE_URL"] = database_url
+    os.environ.update(names)
+    Store.open(Settings(), migrate=True).close()
+    return {**os.environ, **names}
+
+
+@contextmanager
+def _api(environment: dict[str, str]) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """The API in a process of its own, on a free port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "api"],
+        env={**environment, "STILLHOUSE_PORT": str(port)},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+                break
+            except OSError:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError("the API did not start; run python -m api to see why") from None
+                time.sleep(0.05)
+        yield port, process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+
+
+def _load(port: int, seconds: float, *, clients: int, processes: int) -> dict[str, Any]:
+    """Submit from several processes at once; what all of them saw together."""
+    shares = [clients // processes + (number < clients % processes) for number in range(processes)]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.submits", "--load", str(port), str(seconds), str(share)],
+            stdout=subprocess.PIPE,
+        )
+        for share in shares
+    ]
+    seen = [json.loads(process.communicate(timeout=seconds + 120)[0]) for process in started]
+    latencies = sorted(latency for part in seen for latency in part["latencies_s"])
+    return {
+        "count": len(latencies),
+        "elapsed_s": max(part["elapsed_s"] for part in seen),
+        "errors": sum(part["errors"] for part in seen),
+        "ids": [id for part in seen for id in part["ids"]],
+        "p50_ms": _percentile_ms(latencies, 0.5),
+        "p99_ms": _percentile_ms(latencies, 0.99),
+    }
+
+
+def _percentile_ms(ordered: Sequence[float], share: float) -> float:
+    if not ordered:
+        return float("nan")
+    return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)
+
+
+async def _clients(port: int, seconds: float, count: int) -> dict[str, Any]:
+    """`count` keep-alive clients for `seconds`; plain sockets, so that the load costs little."""
+    latencies: list[float] = []
+    ids: list[int] = []
+    errors = 0
+    started = time.perf_counter()
+    until = started + seconds
+
+    async def client() -> None:
+        nonlocal errors
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while time.perf_counter() < until:
+            head = (
+                f"POST /api/v1/experiments HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+                f"Idempotency-Key: {uuid.uuid4().hex}\r\nContent-Type: application/yaml\r\n"
+                f"Content-Length: {len(SPEC)}\r\n\r\n"
+            )
+            sent = time.perf_counter()
+            writer.write(head.encode() + SPEC)
+            status, body = await _answer(reader)
+            if status == 201:
+                latencies.append(time.perf_counter() - sent)
+                ids.append(json.loads(body)["id"])
+            else:
+                errors += 1
+        writer.close()
+        await writer.wait_closed()
+
+    await asyncio.gather(*(client() for _ in range(count)))
+    return {
+        "latencies_s": latencies,
+        "ids": ids,
+        "errors": errors,
+        "elapsed_s": time.perf_counter() - started,
+    }
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = int(head.split(b"content-length: ", 1)[1].split(b"\r\n", 1)[0])
+    return int(head.split(b" ", 2)[1]), await reader.readexactly(length)
+
+
+@contextmanager
+def _points(environment: dict[str, str], seconds: float) -> Iterator[Any]:
+    """A process that records points as fast as the store takes them; calling gives its rate."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.submits", "--points", str(seconds)],
+        env=environment,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # It has begun.
+
+    def rate() -> float:
+        return float(json.loads(process.communicate(timeout=seconds + 120)[0])["points_per_s"])
+
+    try:
+        yield rate
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _pour_points(seconds: float) -> dict[str, Any]:
+    """Start runs and record points of them until the time is up."""
+    from service.queue import Queue
+    from service.settings import Settings
+    from service.spec import validate
+    from service.store import PointBatch, RecordBatch, Store
+
+    store = Store.open(Settings())
+    spec = validate(
+        {"name": "points", "task": {"name": "imdb", "path": "texts"}, "seeds": list(range(_POINT_RUNS)),
+         "queue": {"priority": 100}}
+    )  # fmt: skip
+    experiment, _ = store.submit(spec, list(spec.runs()), spec_text="points", owner="bench")
+    (claimed,) = Queue(store).claim("bench", lease_s=3600.0)
+    assert claimed.id == experiment.id
+    store.driver_started(claimed.id, claimed.attempt, "here", os.getpid())
+    runs = store.runs(experiment_id=claimed.id).items
+    for run in runs:
+        number = store.open_attempt(run.id, claimed.attempt)
+        store.run_started(run.id, number, total_steps=10**9, resumed_from_step=0, facts={})
+    print("begun", flush=True)
+    written, step = 0, 0
+    started = time.perf_counter()
+    while (now := time.perf_counter()) < started + seconds:
+        steps = list(range(step + 1, step + 1 + _POINTS_PER_BATCH // _POINT_RUNS))
+        batch = [PointBatch(run.id, 1, "loss", steps, [0.5] * len(steps), [now] * len(steps)) for run in runs]
+        assert not store.record(RecordBatch(points=batch))
+        step = steps[-1]
+        written += len(steps) * len(runs)
+    elapsed_s = time.perf_counter() - started
+    store.close()
+    return {"points_per_s": written / elapsed_s}
+
+
+def _missing(environment: dict[str, str], ids: Sequence[int]) -> int:
+    """How many acknowledged experiments are not in the database."""
+    from service.settings import Settings
+    from service.store import Store
+
+    store = Store.open(Settings())
+    kept: set[int] = set()
+    token: str | None = None
+    while True:
+        page = store.experiments(page_size=1000, page_token=token)
+        kept |= {experiment.id for experiment in page.items}
+        if (token := page.next_token) is None:
+            break
+    store.close()
+    return len(set(ids) - kept)
+
+
+def _rss_mib(pid: int) -> float:
+    import psutil
+
+    return float(psutil.Process(pid).memory_info().rss) / (1 << 20)
+
+
+def main() -> None:
+    """Measure and print one JSON object; with --load or --points be one of the other processes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("database_url", nargs="?")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--load", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--points", type=float, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.load:
+        port, seconds, clients = arguments.load
+        print(json.dumps(asyncio.run(_clients(int(port), float(seconds), int(clients)))))
+    elif arguments.points is not None:
+        print(json.dumps(_pour_points(arguments.points)))
+    else:
+        figures = measure(
+            arguments.database_url,
+            seconds=arguments.seconds,
+            clients=arguments.clients,
+            processes=arguments.processes,
+        )
+        print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
