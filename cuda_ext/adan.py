@@ -1,0 +1,422 @@
+"""`cuda_ext.Adan`: the optimizer, for use inside and outside this project."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor, _disable_dynamo  # type: ignore[attr-defined]  # as torch.optim itself does
+from torch.profiler import record_function
+
+from cuda_ext import checkpoint, fused, masters, noise, unfused
+from cuda_ext.batch import Batch, Group, StepInputs
+from cuda_ext.capabilities import IMPLEMENTATIONS, UNFUSED_TWIN, why_not
+from cuda_ext.errors import (
+    ConfigurationError,
+    GradientReusedError,
+    HyperParameterError,
+    LayoutError,
+    SparseGradientError,
+    TensorMismatchError,
+)
+
+_log = logging.getLogger(__name__)
+
+_STEPS: dict[str, Callable[[list[Batch], StepInputs], None]] = {
+    "single_unfused": unfused.single,
+    "multi_unfused": unfused.multi,
+    "single_fused": fused.single,
+    "multi_fused": fused.multi,
+}
+_FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Adan(torch.optim.Optimizer):
+    """Adaptive Nesterov momentum (Xie et al., arXiv 2208.06677), fused into one pass over memory.
+
+    A parameter's state is `step` (its own count), `exp_avg`, `exp_avg_diff`, `exp_avg_sq`,
+    `g_prev` and, for 16-bit parameters, `master` or `remainder`. `.grad` is never written;
+    with `keep_gradient` it is taken. A parameter whose gradient is None is left alone, its step
+    is not counted, and its next difference is against the last gradient that it had.
+
+    Gradients that are NaN or infinite are used as they are, so the parameters show it at once;
+    a `torch.amp.GradScaler` skips such a step whole: parameters, state and step counts stay.
+
+    Args:
+        params: parameters or parameter groups; a group may set lr, betas, eps, weight_decay,
+            no_prox and maximize.
+        lr: learning rate; a tensor on the parameters' device is read by the kernel.
+        betas: shares of m, v and n that are kept, each in [0, 1).
+        eps: added to the denominator after the bias correction.
+        weight_decay: decoupled, per unit of learning rate.
+        max_grad_norm: global norm over all groups that gradients are clipped to; 0: off.
+        no_prox: decay as (1 - lr wd) theta before the step instead of the proximal division.
+        maximize: ascend.
+        implementation: `single_unfused`, `multi_unfused`, `single_fused`, `multi_fused` or
+            `auto`, the last one that can run. A fused one that cannot run here is replaced by
+            its unfused twin with one warning; `.implementation` names what really runs.
+        master_weights: for 16-bit parameters: `auto` or `fp32` keeps an fp32 master, `split`
+            (bfloat16) 16 remainder bits, `none` rounds at every step.
+        moments_dtype: torch.float32, or torch.bfloat16 for m and v; n stays fp32.
+        capturable: the step may be captured in a CUDA graph (fused on CUDA only).
+        keep_gradient: keep the gradient tensor itself as g_prev and set `.grad` to None, 4 bytes
+            per parameter less to write. Only a gradient that alone owns its memory, unscaled, is
+            kept; others (DDP's bucket views, scaled or maximized ones) are copied as usual.
+        gradient_noise: collect what `gradient_noise()` returns; free in the fused kernels.
+
+    Raises:
+        HyperParameterError: a value is out of range.
+        ConfigurationError: options contradict each other or this machine.
+        TensorMismatchError: a parameter's dtype cannot be served.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        max_grad_norm: float = 0.0,
+        no_prox: bool = False,
+        maximize: bool = False,
+        implementation: str = "auto",
+        master_weights: str = "auto",
+        moments_dtype: torch.dtype = torch.float32,
+        capturable: bool = False,
+        keep_gradient: bool = False,
+        gradient_noise: bool = False,
+    ) -> None:
+        if implementation not in ("auto", *IMPLEMENTATIONS):
+            known = ", ".join(("auto", *IMPLEMENTATIONS))
+            raise ConfigurationError(f"implementation is {implementation!r}; choose one of {known}")
+        if master_weights not in masters.MASTER_KINDS:
+            known = ", ".join(masters.MASTER_KINDS)
+            raise ConfigurationError(f"master_weights is {master_weights!r}; choose one of {known}")
+        if moments_dtype not in (torch.float32, torch.bfloat16):
+            raise ConfigurationError(
+                f"moments_dtype is {moments_dtype}; choose torch.float32 or torch.bfloat16"
+            )
+        if not (math.isfinite(max_grad_norm) and max_grad_norm >= 0.0):
+            raise HyperParameterError(
+                f"max_grad_norm is {max_grad_norm}; it must be finite and at least 0 (0: off)"
+            )
+        if keep_gradient and (max_grad_norm > 0.0 or capturable):
+            raise ConfigurationError(
+                "keep_gradient keeps raw gradients at moving addresses, while clipping needs clipped ones "
+                "and a CUDA graph fixed addresses; drop keep_gradient, or max_grad_norm and capturable"
+            )
+        self.requested_implementation = implementation
+        self.fallback_reason: str | None = None
+        self.max_grad_norm = float(max_grad_norm)
+        self.master_weights = master_weights
+        self.moments_dtype = moments_dtype
+        self.capturable = capturable
+        self.keep_gradient = keep_gradient
+        self._implementation = ""
+        self._device_types: frozenset[str] = frozenset()
+        self._relayout = False
+        self._collect_noise = gradient_noise
+        self._noise: dict[torch.device, Tensor] = {}
+        # GradScaler then hands over grad_scale and found_inf as tensors and does not synchronise.
+        self._step_supports_amp_scaling = True
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "no_prox": no_prox,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults)
+
+    @property
+    def implementation(self) -> str:
+        """Name of the implementation that really runs."""
+        return self._implementation
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters, also after steps were taken; their own step count starts at 0."""
+        super().add_param_group(param_group)
+        try:
+            _check_group(self.param_groups[-1])
+            self._check_parameters(self.param_groups[-1]["params"])
+            self._choose_implementation()
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _check_parameters(self, params: list[Tensor]) -> None:
+        for param in params:
+            if not param.dtype.is_floating_point:
+                raise TensorMismatchError(
+                    f"a parameter is {param.dtype}; Adan takes real floating-point parameters"
+                )
+            if self.master_weights == "split" and param.dtype == torch.float16:
+                raise ConfigurationError(
+                    "master_weights='split' joins bfloat16 with its lower 16 bits; "
+                    "use 'fp32' for float16 parameters"
+                )
+            if param.dtype not in _FUSED_DTYPES and self.requested_implementation.endswith("_fused"):
+                raise TensorMismatchError(
+                    f"a parameter is {param.dtype} and the fused kernels take float32, bfloat16 and float16; "
+                    "convert it or choose implementation='multi_unfused'"
+                )
+
+    def _choose_implementation(self) -> None:
+        params = [param for group in self.param_groups for param in group["params"]]
+        self._device_types = frozenset(param.device.type for param in params)
+        wanted = "multi_fused" if self.requested_implementation == "auto" else self.requested_implementation
+        reason: str | None = None
+        if wanted in UNFUSED_TWIN:
+            reasons = (why_not(wanted, device_type) for device_type in sorted(self._device_types))
+            reason = next((text for text in reasons if text is not None), None)
+            if reason is None and any(param.dtype not in _FUSED_DTYPES for param in params):
+                reason = "the fused kernels take float32, bfloat16 and float16 parameters only"
+        if reason is not None:
+            replacement = UNFUSED_TWIN[wanted]
+            if reason != self.fallback_reason:
+                warnings.warn(
+                    f"Adan runs {replacement} instead of {wanted}: {reason}", RuntimeWarning, stacklevel=4
+                )
+            wanted = replacement
+        self.fallback_reason = reason
+        if self.capturable and (wanted not in UNFUSED_TWIN or self._device_types != {"cuda"}):
+            raise ConfigurationError(
+                "capturable needs a fused implementation and CUDA parameters"
+                + (f" ({reason})" if reason else "")
+                + "; drop capturable or move the parameters"
+            )
+        self._implementation = wanted
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Takes one step.
+
+        Honours `self.grad_scale` and `self.found_inf` (float32 tensors) when they are set, by a
+        GradScaler or by hand: gradients are divided by the one, the step is skipped when the
+        other is not 0. Neither attribute is changed.
+
+        Args:
+            closure: recomputes the loss and the gradients; called once.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            SparseGradientError: a gradient is sparse.
+            TensorMismatchError: a gradient's dtype or device is not its parameter's.
+            LayoutError: a parameter has gaps in memory (fused only).
+            GradientReusedError: `keep_gradient` is on and a kept tensor came back as `.grad`.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update()
+        return loss
+
+    @_disable_dynamo  # tensors are collected from Python dicts: nothing here is worth tracing
+    def _update(self) -> None:
+        with record_function("adan.prepare"):
+            batches = self._collect()
+            if not batches:
+                return
+            inputs = self._inputs(batches)
+        with record_function("adan.compute"):
+            try:
+                _STEPS[self._implementation](batches, inputs)
+            except RuntimeError as error:
+                batches = self._second_try(batches, error)
+                _STEPS[self._implementation](batches, inputs)
+        for batch in batches:
+            if not batch.write_g_prev:
+                for param, grad, state in zip(batch.params, batch.grads, batch.states, strict=True):
+                    state["g_prev"] = grad
+                    param.grad = None
+
+    def _collect(self) -> list[Batch]:
+        """Sorts parameters that have gradients into batches; makes the state of new ones."""
+        batches: dict[tuple[Any, ...], Batch] = {}
+        fused_step = self._implementation in UNFUSED_TWIN
+        may_keep = self.keep_gradient and fused_step and getattr(self, "grad_scale", None) is None
+        for group in self.param_groups:
+            for param in group["params"]:
+                grad = param.grad
+                if grad is None:
+                    continue
+                if grad.layout is not torch.strided:
+                    raise SparseGradientError(
+                        f"a gradient of shape {tuple(grad.shape)} is {grad.layout}: Adan's previous gradient "
+                        "and moments are dense; use sparse=False in the embedding"
+                    )
+                if grad.dtype != param.dtype or grad.device != param.device:
+                    raise TensorMismatchError(
+                        f"a gradient is {grad.dtype} on {grad.device} and its parameter {param.dtype} on "
+                        f"{param.device}; convert one of them"
+                    )
+                state = self.state[param]
+                keeps = may_keep and not group["maximize"] and _owns_memory(grad)
+                if not state or "step" not in state:
+                    self._begin_state(param, state)
+                if not keeps and "g_prev" not in state:
+                    state["g_prev"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
+                if (
+                    keeps
+                    and "g_prev" in state
+                    and state["g_prev"].data_ptr() == grad.data_ptr()
+                    and grad.numel()
+                ):
+                    raise GradientReusedError(
+                        "with keep_gradient the tensor in .grad belongs to the optimizer after a step, and "
+                        "it came back as a gradient; let backward make a new one, or drop keep_gradient"
+                    )
+                if self._relayout:
+                    grad = _laid_out_like(grad, param)
+                key = (param.device, param.dtype, not keeps)
+                if key not in batches:
+                    batches[key] = Batch(param.device, write_g_prev=not keeps)
+                batches[key].add(group, param, grad, state)
+        return list(batches.values())
+
+    def _begin_state(self, param: Tensor, state: dict[str, Any]) -> None:
+        on_device = self._implementation in UNFUSED_TWIN and param.device.type == "cuda"
+        state["step"] = torch.zeros((), dtype=torch.float32, device=param.device if on_device else "cpu")
+        moments = self.moments_dtype if param.dtype in _FUSED_DTYPES else param.dtype
+        wide = torch.float32 if param.dtype in _FUSED_DTYPES else param.dtype
+        for name, dtype in (("exp_avg", moments), ("exp_avg_diff", moments), ("exp_avg_sq", wide)):
+            state[name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+        if completing := masters.state_name(param, self.master_weights):
+            state[completing] = masters.fresh(param, completing)
+
+    def _inputs(self, batches: list[Batch]) -> StepInputs:
+        devices = {batch.device for batch in batches}
+        if len(devices) > 1 and self.max_grad_norm > 0.0:
+            raise ConfigurationError(
+                f"max_grad_norm needs gradients on one device, and they are on {sorted(map(str, devices))}; "
+                "clip with torch.nn.utils.clip_grad_norm_ before the step"
+            )
+        on_cuda = any(device.type == "cuda" for device in devices)
+        if on_cuda and not self.capturable and torch.cuda.is_current_stream_capturing():
+            raise ConfigurationError("a CUDA graph is being captured; construct Adan with capturable=True")
+        if self._collect_noise:
+            for device in devices:
+                if device in self._noise:
+                    self._noise[device].zero_()
+                else:
+                    self._noise[device] = torch.zeros(noise.SUMS, dtype=torch.float64, device=device)
+        device = batches[0].device
+        return StepInputs(
+            grad_scale=_scalar(getattr(self, "grad_scale", None), device),
+            found_inf=_scalar(getattr(self, "found_inf", None), device),
+            max_grad_norm=self.max_grad_norm,
+            noise=self._noise,
+        )
+
+    def _second_try(self, batches: list[Batch], error: RuntimeError) -> list[Batch]:
+        """Turns a refusal of the kernels, which check before they write, into a remedy or a typed error."""
+        if self._implementation not in UNFUSED_TWIN or self._relayout:
+            raise error
+        for batch in batches:
+            for param in batch.params:
+                if not _is_dense(param):
+                    raise LayoutError(
+                        f"a parameter of shape {tuple(param.shape)} and strides {param.stride()} has gaps or "
+                        "overlaps in memory; make it contiguous or choose implementation='multi_unfused'"
+                    ) from error
+        mismatched = any(
+            grad.stride() != param.stride()
+            for batch in batches
+            for param, grad in zip(batch.params, batch.grads, strict=True)
+        )
+        if not mismatched:
+            raise error
+        _log.info(
+            "gradients differ from their parameters in memory order: from now on they are copied into order"
+        )
+        self._relayout = True
+        return self._collect()
+
+    def gradient_noise(self) -> noise.GradientNoise:
+        """Gradient-noise sums of the last step taken; synchronises.
+
+        Raises:
+            ConfigurationError: the optimizer was made without `gradient_noise`.
+        """
+        if not self._collect_noise:
+            raise ConfigurationError(
+                "no noise statistics are collected; construct Adan with gradient_noise=True"
+            )
+        return noise.read(list(self._noise.values()))
+
+    def refresh_masters(self) -> None:
+        """Takes the 16-bit parameters' present values as fp32 masters: call it after loading weights."""
+        for param, state in self.state.items():
+            for name in ("master", "remainder"):
+                if name in state:
+                    state[name].copy_(masters.fresh(param, name))
+
+    @_disable_dynamo
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores state exactly, in the dtypes of the state rather than the parameters'.
+
+        Raises:
+            CheckpointError: shapes differ, or a part such as `g_prev` is missing. Nothing is changed then.
+        """
+        checkpoint.check(self, state_dict)
+        super().load_state_dict(state_dict)
+        checkpoint.restore(self, state_dict, on_device=self._implementation in UNFUSED_TWIN)
+        self._choose_implementation()
+
+
+def _check_group(group: Group) -> None:
+    betas = group["betas"]
+    if len(betas) != 3 or not all(0.0 <= beta < 1.0 for beta in betas):
+        raise HyperParameterError(f"betas are {betas}; Adan takes three, each at least 0 and below 1")
+    if isinstance(group["lr"], Tensor):
+        if group["lr"].numel() != 1:
+            raise HyperParameterError(f"lr is a tensor of {group['lr'].numel()} elements; it must have one")
+    elif not (math.isfinite(group["lr"]) and group["lr"] >= 0.0):
+        raise HyperParameterError(f"lr is {group['lr']}; it must be finite and at least 0")
+    for name in ("eps", "weight_decay"):
+        if not (math.isfinite(group[name]) and group[name] >= 0.0):
+            raise HyperParameterError(f"{name} is {group[name]}; it must be finite and at least 0")
+
+
+def _scalar(value: Tensor | float | None, device: torch.device) -> Tensor | None:
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        return value.to(device=device, dtype=torch.float32, non_blocking=True)
+    return torch.full((), float(value), dtype=torch.float32, device=device)
+
+
+def _owns_memory(grad: Tensor) -> bool:
+    """Whether no other tensor shares the memory: a bucket view of DDP will be written again by DDP."""
+    return bool(torch.ops.stillhouse.owns_memory(grad))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _laid_out_like(grad: Tensor, param: Tensor) -> Tensor:
+    if grad.stride() == param.stride():
+        return grad
+    return torch.empty_like(param, memory_format=torch.preserve_format).copy_(grad)

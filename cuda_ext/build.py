@@ -1,0 +1,429 @@
+"""Compiles the kernels: on first use with a cache and a lock, or ahead of time.
+
+    python -m cuda_ext.build                 # everything this machine can build, into the user's cache
+    python -m cuda_ext.build --in-package    # beside the package, for images that other users run
+    python -m cuda_ext.build --check-kernels # registers and spills of the CUDA kernels, no GPU needed
+
+The cache is `$STILLHOUSE_KERNEL_CACHE`, else `$XDG_CACHE_HOME/stillhouse/kernels`, else
+`~/.cache/stillhouse/kernels`. A library is found again by the hash of its sources, flags,
+compiler and torch version, so that a start where nothing changed costs about a millisecond.
+`TORCH_CUDA_ARCH_LIST` chooses targets as it does for PyTorch's own extensions; `FORCE_CUDA=1`
+builds the CUDA library where no GPU is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cuda_ext.errors import BuildError
+
+SOURCES = Path(__file__).parent / "csrc"
+PACKAGED = Path(__file__).parent / "_built"
+
+_COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-O3")
+# The loops keep NaN and infinity; only errno and traps, which nobody reads, are given up for vector code.
+_LOOPS = (*_COMMON, "-fno-math-errno", "-fno-trapping-math")
+_INSTRUCTION_SETS = {
+    "scalar": (),
+    "avx2": ("-mavx2", "-mfma"),
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"),
+}
+ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0")
+"""Compute capabilities that the CUDA kernels are built and checked for where none is asked for."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One object file: compiler, source in `csrc/`, flags."""
+
+    name: str
+    compiler: str
+    source: str
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One shared library: its objects, how it is linked, and for whom it is built."""
+
+    kind: str
+    units: tuple[Unit, ...]
+    link: tuple[str, ...]
+    targets: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Hash of everything that the library depends on."""
+        digest = hashlib.sha256()
+        for part in (torch.__version__, platform.machine(), sys.platform, repr(self.units), repr(self.link)):
+            digest.update(part.encode() + b"\0")
+        for path in sorted(SOURCES.iterdir()):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        return digest.hexdigest()[:20]
+
+    @property
+    def file_name(self) -> str:
+        """Name of the library in a cache folder."""
+        return f"{self.kind}-{self.key}.so"
+
+
+def cache_folder() -> Path:
+    """Folder that first use compiles into."""
+    if chosen := os.environ.get("STILLHOUSE_KERNEL_CACHE"):
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "stillhouse" / "kernels"
+
+
+def compiler() -> str:
+    """The C++ compiler: `$CXX`, else c++, g++ or clang++ on the path.
+
+    Raises:
+        BuildError: there is none.
+    """
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and shutil.which(shlex.split(name)[0]):
+            return name
+    raise BuildError("no C++ compiler found; install g++ or set CXX")
+
+
+def _torch_include() -> tuple[str, ...]:
+    root = Path(torch.__file__).parent / "include"
+    return (f"-I{root}", f"-I{root / 'torch' / 'csrc' / 'api' / 'include'}")
+
+
+def _torch_link(*extra: str) -> tuple[str, ...]:
+    # No -fopenmp here: the OpenMP symbols then resolve to the runtime that torch has loaded. A second
+    # runtime in one process would bring a second pool of spinning threads.
+    library = Path(torch.__file__).parent / "lib"
+    return (f"-L{library}", f"-Wl,-rpath,{library}", "-ltorch_cpu", "-lc10", *extra)
+
+
+def cpu_plan() -> Plan:
+    """The library with the schemas and the CPU kernels.
+
+    Raises:
+        BuildError: there is no C++ compiler.
+    """
+    cxx = compiler()
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    chunks = tuple(
+        Unit(f"chunk_{name}", cxx, "adan_cpu_chunk.cpp", (*_LOOPS, *flags, f"-DSTILLHOUSE_ISA={name}"))
+        for name, flags in _INSTRUCTION_SETS.items()
+        if x86 or name == "scalar"
+    )
+    units = (
+        Unit(
+            "binding",
+            cxx,
+            "binding.cpp",
+            ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-O2", *_torch_include()),
+        ),
+        *chunks,
+        Unit("launcher", cxx, "adan_cpu.cpp", (*_COMMON, "-fopenmp")),
+    )
+    return Plan("cpu", units, _torch_link())
+
+
+def wanted_architectures() -> tuple[str, ...]:
+    """Targets of the CUDA library: `TORCH_CUDA_ARCH_LIST`, else the GPUs here, else all we check for."""
+    if listed := os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        return tuple(listed.replace(";", " ").replace(",", " ").split())
+    if torch.cuda.is_available():
+        capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+        return tuple(f"{major}.{minor}" for major, minor in sorted(capabilities))
+    return ARCHITECTURES
+
+
+def _architecture_flags(architectures: tuple[str, ...]) -> tuple[str, ...]:
+    flags: list[str] = []
+    for architecture in architectures:
+        number = architecture.removesuffix("+PTX").replace(".", "")
+        if not number.rstrip("af").isdigit():
+            raise BuildError(
+                f"TORCH_CUDA_ARCH_LIST names {architecture!r}; write numbers such as 9.0 or 9.0+PTX"
+            )
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if architecture.endswith("+PTX"):
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return tuple(flags)
+
+
+def nvcc() -> str:
+    """The CUDA compiler: under `$CUDA_HOME`, else on the path, else /usr/local/cuda.
+
+    Raises:
+        BuildError: there is none.
+    """
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    candidates = [f"{home}/bin/nvcc"] if home else []
+    candidates += [shutil.which("nvcc") or "", "/usr/local/cuda/bin/nvcc"]
+    for candidate in candidates:
+        if candidate and Path(candidate).is_file():
+            return candidate
+    raise BuildError("nvcc not found; install the CUDA toolkit or set CUDA_HOME")
+
+
+@functools.cache
+def toolkit(nvcc_path: str) -> tuple[Path, str]:
+    """Root folder and release (`13.0`) of the toolkit that an nvcc belongs to.
+
+    Raises:
+        BuildError: nvcc does not say.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        probe = Path(folder) / "probe.cu"
+        probe.touch()
+        dry = subprocess.run(
+            [nvcc_path, "--dryrun", "-c", str(probe)], capture_output=True, text=True, check=False
+        )
+    version = subprocess.run([nvcc_path, "--version"], capture_output=True, text=True, check=False).stdout
+    tops = [line.split("TOP=", 1)[1].strip() for line in dry.stderr.splitlines() if "TOP=" in line]
+    if not tops or "release " not in version:
+        raise BuildError(f"{nvcc_path} does not tell its toolkit's folder or release; set CUDA_HOME")
+    return Path(tops[0]).resolve(), version.split("release ", 1)[1].split(",", 1)[0]
+
+
+def cuda_units(nvcc_path: str, architectures: tuple[str, ...], *extra: str) -> tuple[Unit, ...]:
+    """The CUDA objects; none includes a torch header, so they compile where torch has no CUDA."""
+    flags = (
+        "-std=c++17",
+        "-O3",
+        "-Xcompiler=-fPIC,-fvisibility=hidden",
+        *_architecture_flags(architectures),
+        *extra,
+    )
+    names = ("adan_cuda", "adan_cuda_float32", "adan_cuda_bfloat16", "adan_cuda_float16")
+    return tuple(Unit(name, nvcc_path, f"{name}.cu", flags) for name in names)
+
+
+def why_no_cuda() -> str | None:
+    """Why the CUDA library cannot be used or built here, as far as one can tell without compiling."""
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA"
+    if not torch.cuda.is_available() and os.environ.get("FORCE_CUDA", "0") != "1":
+        return "no CUDA device is visible (FORCE_CUDA=1 builds without one)"
+    return None
+
+
+def cuda_plan() -> Plan:
+    """The library with the CUDA kernels.
+
+    Raises:
+        BuildError: torch has no CUDA, no GPU is visible, or no fitting nvcc is found.
+    """
+    if reason := why_no_cuda():
+        raise BuildError(reason)
+    nvcc_path = nvcc()
+    root, release = toolkit(nvcc_path)
+    built_for = str(torch.version.cuda)
+    if release.split(".")[0] != built_for.split(".")[0]:
+        raise BuildError(
+            f"nvcc is CUDA {release} and torch is built for CUDA {built_for}; set CUDA_HOME to a match"
+        )
+    architectures = wanted_architectures()
+    binding_flags = (
+        "-std=c++20",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-O2",
+        *_torch_include(),
+        f"-I{root / 'include'}",
+    )
+    units = (
+        Unit("binding_cuda", compiler(), "binding_cuda.cpp", binding_flags),
+        *cuda_units(nvcc_path, architectures),
+    )
+    runtime = (f"-L{root / 'lib64'}", f"-Wl,-rpath,{root / 'lib64'}", "-lcudart")
+    return Plan("cuda", units, _torch_link("-ltorch_cuda", "-lc10_cuda", *runtime), architectures)
+
+
+def library(kind: str) -> Path:
+    """Path of the compiled library, built now when neither the package nor the cache has it.
+
+    Args:
+        kind: `cpu` or `cuda`.
+
+    Raises:
+        BuildError: it cannot be built here.
+    """
+    if packaged := _packaged(kind):
+        return packaged
+    return compile_plan(_plan(kind), cache_folder())
+
+
+def is_built(kind: str) -> bool:
+    """Whether `library(kind)` would find it without compiling."""
+    if _packaged(kind):
+        return True
+    try:
+        plan = _plan(kind)
+    except BuildError:
+        return False
+    return (cache_folder() / plan.file_name).exists()
+
+
+def _plan(kind: str) -> Plan:
+    return {"cpu": cpu_plan, "cuda": cuda_plan}[kind]()
+
+
+def _source_digest() -> str:
+    digest = hashlib.sha256(torch.__version__.encode())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _packaged(kind: str) -> Path | None:
+    """A library built ahead of time fits when sources, torch and, for CUDA, a target of this GPU agree.
+
+    It is not found by the plan's key: where an image runs there need be no compiler, and the
+    environment that chose the targets is gone.
+    """
+    note = PACKAGED / f"{kind}.json"
+    if not note.exists():
+        return None
+    facts = json.loads(note.read_text())
+    path = PACKAGED / str(facts["file"])
+    if facts["sources"] != _source_digest() or facts["machine"] != platform.machine() or not path.exists():
+        return None
+    if kind == "cuda":
+        if why_no_cuda():
+            return None
+        for i in range(torch.cuda.device_count()):
+            major, minor = torch.cuda.get_device_capability(i)
+            if not any(_runs_on(target, major, minor) for target in facts["targets"]):
+                return None
+    return path
+
+
+def _runs_on(target: str, major: int, minor: int) -> bool:
+    number = target.removesuffix("+PTX").rstrip("af")
+    built_major, built_minor = (int(part) for part in number.split("."))
+    same_family = built_major == major and built_minor <= minor
+    return same_family or (target.endswith("+PTX") and (built_major, built_minor) <= (major, minor))
+
+
+def compile_plan(plan: Plan, folder: Path) -> Path:
+    """Compiles and links `plan` into `folder`, once over all processes; returns the library's path.
+
+    Raises:
+        BuildError: a compiler failed, or the folder cannot be written.
+    """
+    path = folder / plan.file_name
+    if path.exists():
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(folder / f"{plan.file_name}.lock"):
+            if not path.exists():
+                _compile(plan, path)
+    except OSError as error:
+        raise BuildError(f"cannot write {folder} ({error}); set STILLHOUSE_KERNEL_CACHE") from error
+    return path
+
+
+def _compile(plan: Plan, path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{plan.kind}-") as folder:
+        outputs = [Path(folder) / f"{unit.name}.o" for unit in plan.units]
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            list(pool.map(compile_unit, plan.units, outputs))
+        linked = Path(folder) / path.name
+        _run([*shlex.split(compiler()), "-shared", *map(str, outputs), "-o", str(linked), *plan.link])
+        linked.replace(path)  # atomic: a reader sees the whole library or none
+
+
+def compile_unit(unit: Unit, output: Path) -> str:
+    """Compiles one object; returns what the compiler printed.
+
+    Raises:
+        BuildError: with the compiler's last lines.
+    """
+    return _run(
+        [*shlex.split(unit.compiler), *unit.flags, "-c", str(SOURCES / unit.source), "-o", str(output)]
+    )
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    printed = done.stdout + done.stderr
+    if done.returncode != 0:
+        last = " | ".join(line.strip() for line in printed.strip().splitlines()[-4:])
+        raise BuildError(f"{Path(command[0]).name} exited with {done.returncode}: {last}")
+    return printed
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file closes, also when the process dies
+        yield
+
+
+def build_ahead(kind: str, *, in_package: bool = False) -> Path:
+    """Builds one library now, into the cache or beside the package.
+
+    Raises:
+        BuildError: it cannot be built here.
+    """
+    plan = _plan(kind)
+    path = compile_plan(plan, PACKAGED if in_package else cache_folder())
+    if in_package:
+        facts = {
+            "file": path.name,
+            "sources": _source_digest(),
+            "machine": platform.machine(),
+            "targets": plan.targets,
+        }
+        (PACKAGED / f"{kind}.json").write_text(json.dumps(facts, indent=1) + "\n")
+    return path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; exit code 1 when nothing could be built or a kernel spills."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cuda_ext.build", description="Compile Stillhouse's kernels."
+    )
+    parser.add_argument(
+        "--in-package", action="store_true", help="beside the package instead of the user's cache"
+    )
+    parser.add_argument(
+        "--check-kernels", action="store_true", help="registers and spills of every CUDA kernel"
+    )
+    options = parser.parse_args(arguments)
+    if options.check_kernels:
+        from cuda_ext import kernel_check
+
+        found = kernel_check.kernel_resources()
+        print(kernel_check.summary(found))
+        return 0 if kernel_check.within_limits(found) else 1
+    built = 0
+    for kind in ("cpu", "cuda"):
+        try:
+            print(f"{kind}: {build_ahead(kind, in_package=options.in_package)}")
+            built += 1
+        except BuildError as error:
+            print(f"{kind}: not built: {error}")
+    return 0 if built else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""Adan's part of a checkpoint: checked before anything changes, restored in the state's own dtypes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cuda_ext import masters
+from cuda_ext.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from cuda_ext.adan import Adan
+
+_REQUIRED = ("step", "exp_avg", "exp_avg_diff", "exp_avg_sq", "g_prev")
+
+
+def _pairs(optimizer: Adan, state_dict: dict[str, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
+    """Each parameter with its saved state; parameters that never took a step have none."""
+    saved_groups = state_dict["param_groups"]
+    if len(saved_groups) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"the checkpoint has {len(saved_groups)} parameter groups and the optimizer "
+            f"{len(optimizer.param_groups)}; build the optimizer as it was when saved"
+        )
+    pairs = []
+    for index, (saved, own) in enumerate(zip(saved_groups, optimizer.param_groups, strict=True)):
+        if len(saved["params"]) != len(own["params"]):
+            raise CheckpointError(
+                f"group {index} has {len(saved['params'])} parameters in the checkpoint and "
+                f"{len(own['params'])} in the optimizer; load it into the model that it was saved from"
+            )
+        for number, param in zip(saved["params"], own["params"], strict=True):
+            if number in state_dict["state"]:
+                pairs.append((param, state_dict["state"][number]))
+    return pairs
+
+
+def check(optimizer: Adan, state_dict: dict[str, Any]) -> None:
+    """Raises when `state_dict` cannot continue this optimizer.
+
+    Raises:
+        CheckpointError: names the parameter, the part and the remedy.
+    """
+    if "state" not in state_dict or "param_groups" not in state_dict:
+        raise CheckpointError("not an optimizer's state dict: 'state' and 'param_groups' are missing")
+    for index, (param, state) in enumerate(_pairs(optimizer, state_dict)):
+        completing = masters.state_name(param, optimizer.master_weights)
+        for name in (*_REQUIRED, *((completing,) if completing else ())):
+            if name not in state:
+                why = (
+                    "without the previous gradient the first difference after resuming would be wrong"
+                    if name == "g_prev"
+                    else "the step cannot be continued without it"
+                )
+                raise CheckpointError(
+                    f"the state of parameter {index} lacks {name!r}: {why}; save with cuda_ext.Adan and the "
+                    "same master_weights, or start the optimizer afresh"
+                )
+            shape = () if name == "step" else tuple(param.shape)
+            if tuple(state[name].shape) != shape:
+                raise CheckpointError(
+                    f"{name!r} of parameter {index} has shape {tuple(state[name].shape)} in the checkpoint "
+                    f"and the parameter {shape}; load it into the model that it was saved from"
+                )
+
+
+def restore(optimizer: Adan, state_dict: dict[str, Any], *, on_device: bool) -> None:
+    """Copies saved state into tensors laid out like the parameters.
+
+    The base class casts floating-point state to the parameter's dtype, which would cut fp32
+    moments and masters of a bfloat16 model down to bfloat16.
+
+    Args:
+        optimizer: whose state is replaced.
+        state_dict: as checked.
+        on_device: steps live beside CUDA parameters (fused) instead of on the CPU.
+    """
+    for param, saved in _pairs(optimizer, state_dict):
+        state = optimizer.state[param]
+        for name, value in saved.items():
+            if name == "step":
+                device = param.device if on_device and param.device.type == "cuda" else torch.device("cpu")
+                state[name] = torch.tensor(float(value), dtype=torch.float32, device=device)
+            elif isinstance(value, Tensor):
+                dtype = optimizer.moments_dtype if _is_moment(name, value) else value.dtype
+                own = torch.empty_like(
+                    param, dtype=dtype, memory_format=torch.preserve_format, requires_grad=False
+                )
+                state[name] = own.copy_(value)
+
+
+def _is_moment(name: str, value: Tensor) -> bool:
+    return name in ("exp_avg", "exp_avg_diff") and value.dtype in (torch.float32, torch.bfloat16)

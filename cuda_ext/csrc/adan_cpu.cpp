@@ -1,0 +1,125 @@
+// One parallel region over the flat list of chunks of all tensors.
+//
+// Threads take chunks from a shared counter: a neighbour that slows one core down does not make the other wait.
+// Every sum is kept per chunk and added in the order of the chunks, so results do not depend on the threads.
+
+#include "adan_launch.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "adan_cpu_chunk.h"
+
+namespace stillhouse::cpu {
+namespace {
+
+struct InstructionSet {
+  const char* name;
+  void (*update_chunk)(const ChunkWork&);
+  double (*squares_of_chunk)(const ChunkWork&);
+};
+
+constexpr InstructionSet kScalar{"scalar", scalar::update_chunk, scalar::squares_of_chunk};
+#if defined(__x86_64__)
+constexpr InstructionSet kAvx2{"avx2", avx2::update_chunk, avx2::squares_of_chunk};
+constexpr InstructionSet kAvx512{"avx512", avx512::update_chunk, avx512::squares_of_chunk};
+#endif
+
+const InstructionSet& instruction_set() {
+#if defined(__x86_64__)
+  static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  static const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
+                                 __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                                 __builtin_cpu_supports("avx512vl");
+  const char* limit = std::getenv("STILLHOUSE_CPU_CAPABILITY");
+  const bool at_most_scalar = limit != nullptr && std::strcmp(limit, "scalar") == 0;
+  const bool at_most_avx2 = limit != nullptr && std::strcmp(limit, "avx2") == 0;
+  if (has_avx512 && !at_most_avx2 && !at_most_scalar) return kAvx512;
+  if (has_avx2 && !at_most_scalar) return kAvx2;
+#endif
+  return kScalar;
+}
+
+// The tensor that owns a chunk. Tensors without elements own none and are stepped over.
+int64_t owner_of(const AdanTensor* tensors, int64_t tensor_count, int64_t chunk) {
+  const AdanTensor* after = std::upper_bound(
+      tensors, tensors + tensor_count, chunk,
+      [](int64_t wanted, const AdanTensor& tensor) { return wanted < tensor.first_chunk; });
+  return after - tensors - 1;
+}
+
+// Calls `work(chunk, tensor, begin, end)` once for every chunk.
+template <typename Work>
+void for_each_chunk(const AdanTensor* tensors, int64_t tensor_count, int64_t chunk_count, int threads,
+                    const Work& work) {
+  std::atomic<int64_t> next{0};
+  const int wanted = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(threads, chunk_count)));
+#pragma omp parallel num_threads(wanted) if (wanted > 1)
+  {
+    for (;;) {
+      const int64_t chunk = next.fetch_add(1, std::memory_order_relaxed);
+      if (chunk >= chunk_count) break;
+      const AdanTensor& tensor = tensors[owner_of(tensors, tensor_count, chunk)];
+      const int64_t begin = (chunk - tensor.first_chunk) * kCpuChunk;
+      work(chunk, tensor, begin, std::min(begin + kCpuChunk, tensor.numel));
+    }
+  }
+}
+
+}  // namespace
+
+const char* capability() { return instruction_set().name; }
+
+int64_t update(const AdanLaunch& launch, int threads) {
+  if (launch.found_inf != nullptr && *launch.found_inf != 0.0f) return 0;
+  const InstructionSet& isa = instruction_set();
+  const float factor = gradient_factor(launch.grad_scale, launch.grad_norm, launch.max_grad_norm);
+  std::vector<double> noise(launch.noise != nullptr ? launch.chunk_count * kNoiseSums : 0, 0.0);
+  std::atomic<int64_t> updated{0};
+
+  for_each_chunk(launch.tensors, launch.tensor_count, launch.chunk_count, threads,
+                 [&](int64_t chunk, const AdanTensor& tensor, int64_t begin, int64_t end) {
+                   const double finished = static_cast<double>(*tensor.step);
+                   ChunkWork work;
+                   work.tensor = &tensor;
+                   work.begin = begin;
+                   work.end = end;
+                   work.scalars = adan_scalars(launch.groups[tensor.group], finished + 1.0, factor);
+                   work.storage = launch.storage;
+                   work.master = launch.master;
+                   work.bfloat16_moments = launch.bfloat16_moments;
+                   work.write_g_prev = launch.write_g_prev;
+                   work.first = finished == 0.0;
+                   work.noise = noise.empty() ? nullptr : noise.data() + chunk * kNoiseSums;
+                   isa.update_chunk(work);
+                   updated.fetch_add(end - begin, std::memory_order_relaxed);
+                 });
+
+  for (int64_t i = 0; i < launch.tensor_count; ++i) *launch.tensors[i].step += 1.0f;
+  for (size_t i = 0; i < noise.size(); ++i) launch.noise[i % kNoiseSums] += noise[i];
+  return updated.load();
+}
+
+double gradient_norm(const AdanTensor* tensors, int64_t tensor_count, int64_t chunk_count, Storage storage,
+                     int threads) {
+  const InstructionSet& isa = instruction_set();
+  std::vector<double> partial(chunk_count, 0.0);
+  for_each_chunk(tensors, tensor_count, chunk_count, threads,
+                 [&](int64_t chunk, const AdanTensor& tensor, int64_t begin, int64_t end) {
+                   ChunkWork work{};
+                   work.tensor = &tensor;
+                   work.begin = begin;
+                   work.end = end;
+                   work.storage = storage;
+                   partial[chunk] = isa.squares_of_chunk(work);
+                 });
+  double total = 0.0;
+  for (double squares : partial) total += squares;
+  return std::sqrt(total);
+}
+
+}  // namespace stillhouse::cpu

@@ -1,0 +1,134 @@
+// Launches: grids, the table, errors. The kernels themselves are in adan_cuda_kernel.cuh.
+
+#include <algorithm>
+#include <cstring>
+
+#include "adan_cuda_kernel.cuh"
+
+namespace stillhouse::cuda {
+namespace {
+
+const char* text_of(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
+
+const char* multiprocessors(int* count) {
+  int device = 0;
+  if (const char* error = text_of(cudaGetDevice(&device))) return error;
+  return text_of(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device));
+}
+
+// The ticket has a line of its own before the partial sums.
+constexpr int64_t kTicketBytes = 64;
+
+unsigned int* ticket_in(void* workspace) { return static_cast<unsigned int*>(workspace); }
+double* partial_in(void* workspace) {
+  return reinterpret_cast<double*>(static_cast<unsigned char*>(workspace) + kTicketBytes);
+}
+
+// Kernel arguments may take 4 KiB before CUDA 12.1 and 32,764 bytes from then on.
+#if CUDART_VERSION >= 12010
+constexpr int kRowsPerStore = 32000 / sizeof(AdanTensor);
+#else
+constexpr int kRowsPerStore = 3800 / sizeof(AdanTensor);
+#endif
+
+struct RowsInArguments {
+  AdanTensor rows[kRowsPerStore];
+};
+
+__global__ void store_rows_kernel(const __grid_constant__ RowsInArguments piece, int count, AdanTensor* device_rows) {
+  for (int i = threadIdx.x; i < count; i += blockDim.x) device_rows[i] = piece.rows[i];
+}
+
+}  // namespace
+
+const char* grid_for(int64_t chunk_count, unsigned int* blocks) {
+  int count = 0;
+  if (const char* error = multiprocessors(&count)) return error;
+  const int64_t full = static_cast<int64_t>(count) * kBlocksPerMultiprocessor;
+  *blocks = static_cast<unsigned int>(std::max<int64_t>(1, std::min(full, chunk_count)));
+  return nullptr;
+}
+
+const char* workspace_bytes(int64_t* bytes) {
+  int count = 0;
+  if (const char* error = multiprocessors(&count)) return error;
+  *bytes = kTicketBytes + static_cast<int64_t>(count) * kBlocksPerMultiprocessor * kSums * sizeof(double);
+  return nullptr;
+}
+
+const char* clear(void* workspace, int64_t bytes, void* stream) {
+  return text_of(cudaMemsetAsync(workspace, 0, bytes, static_cast<cudaStream_t>(stream)));
+}
+
+const char* is_capturing(void* stream, bool* capturing) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const char* error = text_of(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status));
+  *capturing = status == cudaStreamCaptureStatusActive;
+  return error;
+}
+
+const char* store_rows(const AdanTensor* rows, int64_t count, AdanTensor* device_rows, void* stream) {
+  RowsInArguments piece;
+  for (int64_t begin = 0; begin < count; begin += kRowsPerStore) {
+    const int of_piece = static_cast<int>(std::min<int64_t>(kRowsPerStore, count - begin));
+    std::memcpy(piece.rows, rows + begin, of_piece * sizeof(AdanTensor));
+    store_rows_kernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(piece, of_piece, device_rows + begin);
+    if (const char* error = text_of(cudaGetLastError())) return error;
+  }
+  return nullptr;
+}
+
+const char* update(const AdanLaunch& launch, const AdanTensor* device_rows, void* workspace, void* stream) {
+  AdanArgumentsOnDevice a{};
+  a.table = device_rows;
+  a.row = launch.tensors[0];
+  a.tensor_count = static_cast<int>(launch.tensor_count);
+  a.chunk_count = launch.chunk_count;
+  a.grad_scale = launch.grad_scale;
+  a.found_inf = launch.found_inf;
+  a.grad_norm = launch.grad_norm;
+  a.max_grad_norm = launch.max_grad_norm;
+  a.noise = launch.noise;
+  a.partial = partial_in(workspace);
+  a.ticket = ticket_in(workspace);
+  a.write_g_prev = launch.write_g_prev;
+  std::copy(launch.groups, launch.groups + launch.group_count, a.groups);
+
+  const bool noise = launch.noise != nullptr;
+  AdanKernel kernel = nullptr;
+  switch (launch.storage) {
+    case Storage::kFloat32: kernel = float32_kernel(launch.bfloat16_moments, noise); break;
+    case Storage::kBFloat16: kernel = bfloat16_kernel(launch.master, launch.bfloat16_moments, noise); break;
+    case Storage::kFloat16: kernel = float16_kernel(launch.master, launch.bfloat16_moments, noise); break;
+  }
+  unsigned int blocks = 0;
+  if (const char* error = grid_for(launch.chunk_count, &blocks)) return error;
+  kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
+  return text_of(cudaGetLastError());
+}
+
+NormKernel norm_kernel_for(Storage storage) {
+  switch (storage) {
+    case Storage::kBFloat16: return norm_kernel<__nv_bfloat16>;
+    case Storage::kFloat16: return norm_kernel<__half>;
+    default: return norm_kernel<float>;
+  }
+}
+
+const char* gradient_norm(const AdanTensor* rows, const AdanTensor* device_rows, int64_t tensor_count,
+                          int64_t chunk_count, Storage storage, float* norm, void* workspace, void* stream) {
+  NormArgumentsOnDevice a{};
+  a.table = device_rows;
+  a.row = rows[0];
+  a.tensor_count = static_cast<int>(tensor_count);
+  a.chunk_count = chunk_count;
+  a.norm = norm;
+  a.partial = partial_in(workspace);
+  a.ticket = ticket_in(workspace);
+  unsigned int blocks = 0;
+  if (const char* error = grid_for(chunk_count, &blocks)) return error;
+  norm_kernel_for(storage)<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
+  return text_of(cudaGetLastError());
+}
+
+}  // namespace stillhouse::cuda

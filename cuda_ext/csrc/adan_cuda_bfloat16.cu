@@ -1,0 +1,13 @@
+#include "adan_cuda_kernel.cuh"
+
+namespace stillhouse::cuda {
+
+AdanKernel bfloat16_kernel(Master master, bool bfloat16_moments, bool noise) {
+  switch (master) {
+    case Master::kFull: return choose_kernel<__nv_bfloat16, Master::kFull>(bfloat16_moments, noise);
+    case Master::kSplit: return choose_kernel<__nv_bfloat16, Master::kSplit>(bfloat16_moments, noise);
+    default: return choose_kernel<__nv_bfloat16, Master::kNone>(bfloat16_moments, noise);
+  }
+}
+
+}  // namespace stillhouse::cuda

@@ -1,0 +1,10 @@
+#include "adan_cuda_kernel.cuh"
+
+namespace stillhouse::cuda {
+
+AdanKernel float16_kernel(Master master, bool bfloat16_moments, bool noise) {
+  if (master == Master::kFull) return choose_kernel<__half, Master::kFull>(bfloat16_moments, noise);
+  return choose_kernel<__half, Master::kNone>(bfloat16_moments, noise);
+}
+
+}  // namespace stillhouse::cuda

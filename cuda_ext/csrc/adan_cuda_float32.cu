@@ -1,0 +1,9 @@
+#include "adan_cuda_kernel.cuh"
+
+namespace stillhouse::cuda {
+
+AdanKernel float32_kernel(bool bfloat16_moments, bool noise) {
+  return choose_kernel<float, Master::kNone>(bfloat16_moments, noise);
+}
+
+}  // namespace stillhouse::cuda

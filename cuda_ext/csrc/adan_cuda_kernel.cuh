@@ -1,0 +1,361 @@
+// The persistent multi-tensor kernel. No torch headers.
+//
+// A grid that fills the device walks the flat list of chunks. A chunk's tensor is found in the table by binary
+// search; what is the same for all elements of a tensor is computed once by one thread and shared. The block that
+// finishes last counts the steps up, so that no other block can see a step that is already counted.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "adan_cuda.h"
+
+namespace stillhouse::cuda {
+
+constexpr int kThreads = 256;
+constexpr int kBlocksPerMultiprocessor = 4;  // 4 blocks of 256 threads with 64 registers fill the register file
+constexpr int kWarps = kThreads / 32;
+constexpr int kSums = 3;
+
+struct AdanArgumentsOnDevice {
+  const AdanTensor* table;  // null: `row` is the only tensor
+  AdanTensor row;
+  int64_t chunk_count;
+  int tensor_count;
+  const float *grad_scale, *found_inf, *grad_norm;
+  double max_grad_norm;
+  double* noise;
+  double* partial;
+  unsigned int* ticket;
+  bool write_g_prev;
+  AdanGroup groups[kMaxGroups];
+};
+
+// Four neighbouring elements in fp32, from and to storage. Streaming hints: nothing of the state is read again
+// before the next step, when it has long left the cache.
+struct Four {
+  float x[4];
+};
+
+__device__ __forceinline__ Four load_four(const float* p) {
+  const float4 f = __ldcs(reinterpret_cast<const float4*>(p));
+  return {f.x, f.y, f.z, f.w};
+}
+__device__ __forceinline__ void store_four(float* p, const Four& f) {
+  __stcs(reinterpret_cast<float4*>(p), make_float4(f.x[0], f.x[1], f.x[2], f.x[3]));
+}
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ void from_float(float x, float* p) { *p = x; }
+__device__ __forceinline__ void from_float(float x, __nv_bfloat16* p) { *p = __float2bfloat16_rn(x); }
+__device__ __forceinline__ void from_float(float x, __half* p) { *p = __float2half_rn(x); }
+
+template <typename T>
+union alignas(8) Packed {
+  uint2 bits;
+  T x[4];
+  __device__ Packed() {}
+};
+template <typename T>
+__device__ __forceinline__ Four load_four(const T* p) {
+  Packed<T> packed;
+  packed.bits = __ldcs(reinterpret_cast<const uint2*>(p));
+  return {to_float(packed.x[0]), to_float(packed.x[1]), to_float(packed.x[2]), to_float(packed.x[3])};
+}
+template <typename T>
+__device__ __forceinline__ void store_four(T* p, const Four& f) {
+  Packed<T> packed;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) from_float(f.x[k], &packed.x[k]);
+  __stcs(reinterpret_cast<uint2*>(p), packed.bits);
+}
+
+// Parameters: in storage only, with an fp32 master, or split into bfloat16 and 16 remainder bits.
+template <typename T, Master kMaster>
+struct Parameter {
+  T* stored;
+  void* master;
+  __device__ __forceinline__ float load(int64_t i) const {
+    return kMaster == Master::kFull ? static_cast<const float*>(master)[i] : to_float(stored[i]);
+  }
+  __device__ __forceinline__ void store(int64_t i, float theta) const {
+    if (kMaster == Master::kFull) static_cast<float*>(master)[i] = theta;
+    from_float(theta, stored + i);
+  }
+  __device__ __forceinline__ Four load4(int64_t i) const {
+    if constexpr (kMaster == Master::kFull) return load_four(static_cast<const float*>(master) + i);
+    return load_four(stored + i);
+  }
+  __device__ __forceinline__ void store4(int64_t i, const Four& theta) const {
+    if constexpr (kMaster == Master::kFull) store_four(static_cast<float*>(master) + i, theta);
+    store_four(stored + i, theta);
+  }
+};
+
+template <>
+struct Parameter<__nv_bfloat16, Master::kSplit> {
+  __nv_bfloat16* stored;
+  void* master;
+  static __device__ __forceinline__ float join(unsigned upper, unsigned remainder) {
+    return __uint_as_float((upper << 16) + static_cast<unsigned>(static_cast<int>(static_cast<short>(remainder))));
+  }
+  static __device__ __forceinline__ void split(float theta, unsigned* upper, unsigned* remainder) {
+    const unsigned bits = __float_as_uint(theta);
+    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    *upper = (nan ? (bits >> 16) | 0x40u : (bits + 0x8000u) >> 16) & 0xffffu;
+    *remainder = nan ? 0u : bits & 0xffffu;
+  }
+  __device__ __forceinline__ float load(int64_t i) const {
+    return join(reinterpret_cast<const unsigned short*>(stored)[i], static_cast<const unsigned short*>(master)[i]);
+  }
+  __device__ __forceinline__ void store(int64_t i, float theta) const {
+    unsigned upper, remainder;
+    split(theta, &upper, &remainder);
+    reinterpret_cast<unsigned short*>(stored)[i] = static_cast<unsigned short>(upper);
+    static_cast<unsigned short*>(master)[i] = static_cast<unsigned short>(remainder);
+  }
+  __device__ __forceinline__ Four load4(int64_t i) const {
+    const uint2 upper = __ldcs(reinterpret_cast<const uint2*>(reinterpret_cast<const unsigned short*>(stored) + i));
+    const uint2 rest = __ldcs(reinterpret_cast<const uint2*>(static_cast<const unsigned short*>(master) + i));
+    return {join(upper.x & 0xffffu, rest.x & 0xffffu), join(upper.x >> 16, rest.x >> 16),
+            join(upper.y & 0xffffu, rest.y & 0xffffu), join(upper.y >> 16, rest.y >> 16)};
+  }
+  __device__ __forceinline__ void store4(int64_t i, const Four& theta) const {
+    unsigned upper[4], rest[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) split(theta.x[k], &upper[k], &rest[k]);
+    __stcs(reinterpret_cast<uint2*>(reinterpret_cast<unsigned short*>(stored) + i),
+           make_uint2(upper[0] | upper[1] << 16, upper[2] | upper[3] << 16));
+    __stcs(reinterpret_cast<uint2*>(static_cast<unsigned short*>(master) + i),
+           make_uint2(rest[0] | rest[1] << 16, rest[2] | rest[3] << 16));
+  }
+};
+
+// The row that owns `chunk`; the search starts at the row of the previous, smaller chunk.
+__device__ __forceinline__ int owner_of(const AdanTensor* table, int count, int64_t chunk, int low) {
+  int high = count;  // table[low].first_chunk <= chunk < table[high].first_chunk
+  while (high - low > 1) {
+    const int middle = low + (high - low) / 2;
+    if (table[middle].first_chunk <= chunk) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Sum over the block; the result is valid in thread 0.
+__device__ __forceinline__ double block_sum(double value, double* warp_sums) {
+  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_down_sync(0xffffffffu, value, offset);
+  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = value;
+  __syncthreads();
+  double total = 0.0;
+  if (threadIdx.x == 0) {
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp];
+  }
+  __syncthreads();
+  return total;
+}
+
+// True in all threads of the block that arrives last. What the other blocks wrote before is then visible.
+__device__ __forceinline__ bool arrives_last(unsigned int* ticket) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(ticket, 1u) == gridDim.x - 1;
+    if (last) *ticket = 0u;
+  }
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
+}
+
+// Makes the compiler read pointers and scalars from shared memory again where they are used: kept in registers
+// across the loads they cost 27 of the 64, and the kernel spills.
+__device__ __forceinline__ void reload_shared() { asm volatile("" ::: "memory"); }
+
+template <typename T, typename Moment, Master kMaster, bool kNoise>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    adan_kernel(const __grid_constant__ AdanArgumentsOnDevice a) {
+  if (a.found_inf != nullptr && *a.found_inf != 0.0f) return;
+
+  __shared__ AdanTensor tensor;
+  __shared__ AdanScalars shared_scalars;
+  __shared__ float shared_step;  // the step and group that the shared scalars were computed for
+  __shared__ int shared_group;
+  if (threadIdx.x == 0) shared_group = -1;
+  float product = 0.0f, difference = 0.0f, square = 0.0f;
+
+  int row = -1;
+  for (int64_t chunk = blockIdx.x; chunk < a.chunk_count; chunk += gridDim.x) {
+    const int owner = a.table == nullptr ? 0 : owner_of(a.table, a.tensor_count, chunk, row < 0 ? 0 : row);
+    if (owner != row) {
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        tensor = a.table == nullptr ? a.row : a.table[owner];
+        if (tensor.group != shared_group || *tensor.step != shared_step) {
+          shared_step = *tensor.step;
+          shared_group = tensor.group;
+          const float factor = gradient_factor(a.grad_scale, a.grad_norm, a.max_grad_norm);
+          shared_scalars = adan_scalars(a.groups[shared_group], static_cast<double>(shared_step) + 1.0, factor);
+        }
+      }
+      __syncthreads();
+      row = owner;
+    }
+    const bool first = shared_step == 0.0f;
+    const int64_t begin = (chunk - tensor.first_chunk) * kCudaChunk;
+    const int64_t end = min(begin + kCudaChunk, tensor.numel);
+    const int64_t vector_end = tensor.aligned ? end - (end & 3) : begin;
+
+    const auto update = [&](AdanElement& e, float gradient, const AdanScalars& s) {
+      const float previous = e.g_prev;
+      adan_update(e, gradient, s, first);
+      if (kNoise && !first) {
+        const float change = e.g_prev - previous;
+        product += e.g_prev * previous;
+        difference += change * change;
+        square += e.g_prev * e.g_prev;
+      }
+    };
+
+    for (int64_t i = begin + 4 * threadIdx.x; i < vector_end; i += 4 * kThreads) {
+      reload_shared();
+      const Four gradient = load_four(static_cast<const T*>(tensor.grad) + i);
+      Four theta = Parameter<T, kMaster>{static_cast<T*>(tensor.param), tensor.master}.load4(i);
+      Four m = load_four(static_cast<const Moment*>(tensor.m) + i);
+      Four v = load_four(static_cast<const Moment*>(tensor.v) + i);
+      Four n = load_four(static_cast<const float*>(tensor.n) + i);
+      Four previous = {};
+      if (!first) previous = load_four(static_cast<const T*>(tensor.g_prev) + i);
+      reload_shared();
+      const AdanScalars s = shared_scalars;
+#pragma unroll
+      for (int lane = 0; lane < 4; ++lane) {
+        AdanElement e{theta.x[lane], m.x[lane], v.x[lane], n.x[lane], previous.x[lane]};
+        update(e, gradient.x[lane], s);
+        theta.x[lane] = e.theta;
+        m.x[lane] = e.m;
+        v.x[lane] = e.v;
+        n.x[lane] = e.n;
+        previous.x[lane] = e.g_prev;
+      }
+      reload_shared();
+      Parameter<T, kMaster>{static_cast<T*>(tensor.param), tensor.master}.store4(i, theta);
+      store_four(static_cast<Moment*>(tensor.m) + i, m);
+      store_four(static_cast<Moment*>(tensor.v) + i, v);
+      store_four(tensor.n + i, n);
+      if (a.write_g_prev) store_four(static_cast<T*>(tensor.g_prev) + i, previous);
+    }
+    for (int64_t i = vector_end + threadIdx.x; i < end; i += kThreads) {
+      const Parameter<T, kMaster> parameter{static_cast<T*>(tensor.param), tensor.master};
+      Moment *m = static_cast<Moment*>(tensor.m) + i, *v = static_cast<Moment*>(tensor.v) + i;
+      T* g_prev = static_cast<T*>(tensor.g_prev) + i;
+      AdanElement e{parameter.load(i), to_float(*m), to_float(*v), tensor.n[i], first ? 0.0f : to_float(*g_prev)};
+      update(e, to_float(static_cast<const T*>(tensor.grad)[i]), shared_scalars);
+      parameter.store(i, e.theta);
+      from_float(e.m, m);
+      from_float(e.v, v);
+      tensor.n[i] = e.n;
+      if (a.write_g_prev) from_float(e.g_prev, g_prev);
+    }
+  }
+
+  __shared__ double warp_sums[kWarps];
+  if constexpr (kNoise) {
+    const float sums[kSums] = {product, difference, square};
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) {
+      const double total = block_sum(sums[k], warp_sums);
+      if (threadIdx.x == 0) a.partial[blockIdx.x * kSums + k] = total;
+    }
+  }
+  if (!arrives_last(a.ticket)) return;
+
+  double counted = 0.0;
+  for (int i = threadIdx.x; i < a.tensor_count; i += kThreads) {
+    const AdanTensor& done = a.table == nullptr ? a.row : a.table[i];
+    if (kNoise && *done.step != 0.0f) counted += static_cast<double>(done.numel);
+    *done.step += 1.0f;
+  }
+  if constexpr (kNoise) {
+    for (int k = 0; k < kSums; ++k) {
+      double sum = 0.0;
+      for (int block = threadIdx.x; block < gridDim.x; block += kThreads) sum += a.partial[block * kSums + k];
+      sum = block_sum(sum, warp_sums);
+      if (threadIdx.x == 0) a.noise[k] += sum;
+    }
+    counted = block_sum(counted, warp_sums);
+    if (threadIdx.x == 0) a.noise[kSums] += counted;
+  }
+}
+
+struct NormArgumentsOnDevice {
+  const AdanTensor* table;
+  AdanTensor row;
+  int64_t chunk_count;
+  int tensor_count;
+  float* norm;
+  double* partial;
+  unsigned int* ticket;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    norm_kernel(const __grid_constant__ NormArgumentsOnDevice a) {
+  double total = 0.0;
+  int row = 0;
+  for (int64_t chunk = blockIdx.x; chunk < a.chunk_count; chunk += gridDim.x) {
+    if (a.table != nullptr) row = owner_of(a.table, a.tensor_count, chunk, row);
+    const AdanTensor& tensor = a.table == nullptr ? a.row : a.table[row];
+    const int64_t begin = (chunk - tensor.first_chunk) * kCudaChunk;
+    const int count = static_cast<int>(min(kCudaChunk, tensor.numel - begin));
+    const T* __restrict__ gradients = static_cast<const T*>(tensor.grad) + begin;
+    const int vectors = tensor.aligned ? count / 4 : 0;
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int k = threadIdx.x; k < vectors; k += kThreads) {
+      const Four gradient = load_four(gradients + 4 * k);
+#pragma unroll
+      for (int lane = 0; lane < 4; ++lane) sum += gradient.x[lane] * gradient.x[lane];
+    }
+    for (int i = 4 * vectors + static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+      const float gradient = to_float(gradients[i]);
+      sum += gradient * gradient;
+    }
+    total += static_cast<double>(sum);
+  }
+  __shared__ double warp_sums[kWarps];
+  total = block_sum(total, warp_sums);
+  if (threadIdx.x == 0) a.partial[blockIdx.x] = total;
+  if (!arrives_last(a.ticket)) return;
+  double sum = 0.0;
+  for (int block = threadIdx.x; block < gridDim.x; block += kThreads) sum += a.partial[block];
+  sum = block_sum(sum, warp_sums);
+  if (threadIdx.x == 0) *a.norm = static_cast<float>(sqrt(sum));
+}
+
+// Blocks that fill the current device, or fewer when there are fewer chunks.
+const char* grid_for(int64_t chunk_count, unsigned int* blocks);
+
+// Each storage format is instantiated in an object of its own, so that the compiler works on them in parallel.
+using AdanKernel = void (*)(AdanArgumentsOnDevice);
+using NormKernel = void (*)(NormArgumentsOnDevice);
+AdanKernel float32_kernel(bool bfloat16_moments, bool noise);
+AdanKernel bfloat16_kernel(Master master, bool bfloat16_moments, bool noise);
+AdanKernel float16_kernel(Master master, bool bfloat16_moments, bool noise);
+NormKernel norm_kernel_for(Storage storage);
+
+template <typename T, Master kMaster>
+AdanKernel choose_kernel(bool bfloat16_moments, bool noise) {
+  if (bfloat16_moments) {
+    return noise ? adan_kernel<T, __nv_bfloat16, kMaster, true> : adan_kernel<T, __nv_bfloat16, kMaster, false>;
+  }
+  return noise ? adan_kernel<T, float, kMaster, true> : adan_kernel<T, float, kMaster, false>;
+}
+
+}  // namespace stillhouse::cuda

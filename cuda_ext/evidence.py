@@ -1,0 +1,179 @@
+"""Evidence for a fast step: the same seed and first steps through it and through the float64 reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from cuda_ext import masters, native
+from cuda_ext.adan import Adan
+from cuda_ext.reference import ReferenceState, clip_coefficient, reference_step
+
+# Sizes around a vector, a stage and a chunk, and BERT's vocabulary; a matrix; nothing at all.
+DEFAULT_SHAPES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (1023,), (1025,), (30522,), (50, 768), (0,))
+
+_UNIT = 2.0**-24  # one rounding of fp32
+_ROUNDINGS_PER_STEP = 4.0
+
+
+@dataclass(frozen=True)
+class ParityRecord:
+    """How far an implementation is from the reference after `steps` steps, and what that may be."""
+
+    implementation: str
+    requested: str
+    fallback_reason: str | None
+    device: str
+    dtype: str
+    capability: str
+    seed: int
+    steps: int
+    elements: int
+    parameter_error: float
+    """Largest |theta - reference|, over the largest |reference| of its tensor; worst tensor.
+    Of a 16-bit parameter with a master, theta is the master's value."""
+    update_error: float
+    """The same for the total movement theta - theta_0: an optimizer that does nothing has 1."""
+    parameter_bound: float
+    update_bound: float
+    passed: bool
+    kernels_ran: dict[str, int]
+    """Counters of the kernels during these steps."""
+    torch_version: str
+    recorded_at_s: float
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+
+def parity(
+    implementation: str = "auto",
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    steps: int = 10,
+    seed: int = 0,
+    shapes: Sequence[tuple[int, ...]] = DEFAULT_SHAPES,
+    lr: float = 1e-3,
+    betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    no_prox: bool = False,
+    max_grad_norm: float = 0.0,
+    master_weights: str = "auto",
+    moments_dtype: torch.dtype = torch.float32,
+) -> ParityRecord:
+    """Runs an implementation beside the float64 reference and says how far apart they end.
+
+    Both start from the same values and take the same gradients, drawn on the CPU from `seed`.
+
+    Args:
+        implementation: as for `Adan`.
+        device: where the implementation runs.
+        dtype: storage of parameters and gradients.
+        steps: steps taken.
+        seed: of values and gradients.
+        shapes: one parameter each.
+        lr: as for `Adan`, like those that follow.
+        betas: see `Adan`.
+        eps: see `Adan`.
+        weight_decay: see `Adan`.
+        no_prox: see `Adan`.
+        max_grad_norm: see `Adan`.
+        master_weights: see `Adan`.
+        moments_dtype: see `Adan`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(shape: tuple[int, ...], scale: float) -> Tensor:
+        return (torch.randn(shape, generator=generator) * scale).to(dtype)
+
+    begin = [draw(shape, 0.1) for shape in shapes]
+    params = [torch.nn.Parameter(value.to(device, copy=True)) for value in begin]
+    states = [ReferenceState(value) for value in begin]
+    optimizer = Adan(
+        params,
+        lr=lr,
+        betas=betas,
+        eps=eps,
+        weight_decay=weight_decay,
+        no_prox=no_prox,
+        max_grad_norm=max_grad_norm,
+        implementation=implementation,
+        master_weights=master_weights,
+        moments_dtype=moments_dtype,
+    )
+    before = native.counters()
+    for _ in range(steps):
+        gradients = [draw(shape, 0.01) for shape in shapes]
+        factor = clip_coefficient(gradients, max_grad_norm)
+        for param, state, gradient in zip(params, states, gradients, strict=True):
+            param.grad = gradient.to(device)
+            reference_step(
+                state,
+                gradient,
+                lr=lr,
+                betas=betas,
+                eps=eps,
+                weight_decay=weight_decay,
+                no_prox=no_prox,
+                factor=factor,
+            )
+        optimizer.step()
+
+    parameter_error = update_error = 0.0
+    for param, state, value in zip(params, states, begin, strict=True):
+        if value.numel() == 0:
+            continue
+        theta = masters.load(param.detach(), optimizer.state[param])
+        error = float((theta.cpu().double() - state.theta).abs().max())
+        movement = float((state.theta - value.double()).abs().max())
+        parameter_error = max(parameter_error, error / float(state.theta.abs().max()))
+        update_error = max(update_error, error / max(movement, 1e-30))
+    parameter_bound, update_bound = _bounds(dtype, steps, master_weights, moments_dtype, max_grad_norm)
+    after = native.counters()
+    return ParityRecord(
+        implementation=optimizer.implementation,
+        requested=implementation,
+        fallback_reason=optimizer.fallback_reason,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        capability=_capability(optimizer.implementation, torch.device(device)),
+        seed=seed,
+        steps=steps,
+        elements=sum(value.numel() for value in begin),
+        parameter_error=parameter_error,
+        update_error=update_error,
+        parameter_bound=parameter_bound,
+        update_bound=update_bound,
+        passed=parameter_error <= parameter_bound and update_error <= update_bound,
+        kernels_ran={name: count - before.get(name, 0) for name, count in after.items()},
+        torch_version=torch.__version__,
+        recorded_at_s=time.time(),
+    )
+
+
+def _bounds(
+    dtype: torch.dtype, steps: int, master_weights: str, moments_dtype: torch.dtype, max_grad_norm: float
+) -> tuple[float, float]:
+    """Errors that rounding explains: of the parameter and of its movement, both relative."""
+    short = dtype is not torch.float32
+    if short and master_weights == "none":
+        return 1.0, 1.5  # movements below half a unit of the storage are lost; only the order of size is left
+    if moments_dtype is torch.bfloat16 or (short and max_grad_norm > 0.0):
+        return 1e-2, 5e-2  # m and v, or a clipped g_prev, carry 8 or 11 bits
+    return (1.0 + _ROUNDINGS_PER_STEP * steps) * _UNIT, 1e-2
+
+
+def _capability(implementation: str, device: torch.device) -> str:
+    if implementation.endswith("_unfused"):
+        return "PyTorch operations"
+    if device.type == "cpu":
+        return native.cpu_capability()
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"

@@ -1,0 +1,94 @@
+"""Registers and spills of every CUDA kernel, as the assembler reports them; needs nvcc, no GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from os import cpu_count
+from pathlib import Path
+
+from cuda_ext import build
+
+REGISTER_LIMIT = 64
+"""Registers per thread with which four blocks of 256 threads fit on a multiprocessor."""
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """What one kernel takes on one target."""
+
+    target: str
+    kernel: str
+    registers: int
+    spill_bytes: int
+
+
+_ENTRY = re.compile(r"Compiling entry function '(?P<kernel>\w+)' for '(?P<target>\w+)'")
+_SPILL = re.compile(r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads")
+_USED = re.compile(r"Used (?P<registers>\d+) registers")
+
+
+def parse(log: str) -> list[KernelResources]:
+    """Reads the output of `ptxas -v`."""
+    found: list[KernelResources] = []
+    kernel = target = ""
+    spill = 0
+    for line in log.splitlines():
+        if entry := _ENTRY.search(line):
+            kernel, target, spill = entry["kernel"], entry["target"], 0
+        elif spilled := _SPILL.search(line):
+            spill = int(spilled["stores"]) + int(spilled["loads"])
+        elif (used := _USED.search(line)) and kernel:
+            found.append(KernelResources(target, kernel, int(used["registers"]), spill))
+            kernel = ""
+    return found
+
+
+def kernel_resources(architectures: tuple[str, ...] = build.ARCHITECTURES) -> list[KernelResources]:
+    """Compiles every kernel for every target, or reads what an earlier call with the same sources found.
+
+    Raises:
+        BuildError: nvcc is missing or refuses the sources.
+    """
+    nvcc = build.nvcc()
+    _, release = build.toolkit(nvcc)
+    units = [
+        unit
+        for architecture in architectures
+        for unit in build.cuda_units(nvcc, (architecture,), "-Xptxas=-v")
+    ]
+    digest = hashlib.sha256(repr((release, units)).encode())
+    for path in sorted(build.SOURCES.iterdir()):
+        digest.update(path.read_bytes())
+    cached = build.cache_folder() / f"resources-{digest.hexdigest()[:20]}.json"
+    if cached.exists():
+        return [KernelResources(**row) for row in json.loads(cached.read_text())]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(cpu_count() or 1) as pool:
+        outputs = [Path(folder) / f"{index}.o" for index in range(len(units))]
+        logs = list(pool.map(build.compile_unit, units, outputs))
+    found = [resources for log in logs for resources in parse(log)]
+    cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    cached.write_text(json.dumps([asdict(resources) for resources in found]))
+    return found
+
+
+def summary(found: list[KernelResources]) -> str:
+    """One line per target."""
+    lines = []
+    for target in sorted(
+        {resources.target for resources in found}, key=lambda name: int(name.removeprefix("sm_"))
+    ):
+        rows = [resources for resources in found if resources.target == target]
+        most = max(resources.registers for resources in rows)
+        spills = sum(resources.spill_bytes for resources in rows)
+        lines.append(f"{target}: {len(rows)} kernels, at most {most} registers, {spills} bytes spilled")
+    return "\n".join(lines)
+
+
+def within_limits(found: list[KernelResources]) -> bool:
+    """Whether no kernel spills or takes more than `REGISTER_LIMIT` registers."""
+    return all(row.spill_bytes == 0 and row.registers <= REGISTER_LIMIT for row in found)

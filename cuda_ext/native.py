@@ -1,0 +1,109 @@
+"""The compiled operators: loading, shapes for torch.compile, counters.
+
+`stillhouse::adan_` and `stillhouse::grad_norm` are declared in `csrc/binding.cpp`; a CPU
+library carries the schemas and the CPU kernels, a second one the CUDA kernels.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cuda_ext import build
+from cuda_ext.errors import BuildError
+
+_lock = threading.Lock()
+_loaded: dict[str, Path] = {}
+_unavailable: dict[str, str] = {}
+
+python_counts: Counter[str] = Counter()
+"""Tensors updated by the unfused implementations in this process, by name of the implementation."""
+
+
+def require(device_type: str) -> None:
+    """Loads the kernels for `device_type`, compiling them at first use.
+
+    Args:
+        device_type: `cpu` or `cuda`.
+
+    Raises:
+        BuildError: there are no kernels for this device here; the message says why.
+    """
+    if device_type in _loaded:
+        return
+    with _lock:
+        if device_type in _loaded:
+            return
+        if device_type in _unavailable:
+            raise BuildError(_unavailable[device_type])
+        try:
+            for kind in ("cpu", "cuda") if device_type == "cuda" else (device_type,):
+                if kind not in _loaded:
+                    path = build.library(kind)
+                    torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+                    if kind == "cpu":
+                        _register_fakes()
+                    _loaded[kind] = path
+        except (BuildError, OSError) as error:
+            _unavailable[device_type] = str(error)
+            raise BuildError(str(error)) from error
+
+
+def why_unavailable(device_type: str) -> str | None:
+    """None when the kernels for `device_type` are loaded or can be; else the reason, in one line."""
+    try:
+        require(device_type)
+    except BuildError as error:
+        return str(error)
+    return None
+
+
+def forget_failures() -> None:
+    """Lets the next use try again, after a compiler was installed or a setting changed."""
+    with _lock:
+        _unavailable.clear()
+
+
+def counters() -> dict[str, int]:
+    """What ran in this process so far.
+
+    `cpu_calls`, `cpu_tensors`, `cpu_elements`, `cpu_norms` are counted in the CPU kernel's
+    launcher, `cuda_launches`, `cuda_tensors`, `cuda_norms`, `cuda_tables` in CUDA's after each
+    successful launch; `single_unfused` and `multi_unfused` are tensors updated by PyTorch code.
+    """
+    counts = {name: python_counts[name] for name in ("single_unfused", "multi_unfused")}
+    if "cpu" in _loaded:
+        names = ("cpu_calls", "cpu_tensors", "cpu_elements", "cpu_norms")
+        counts.update(zip(names, torch.ops.stillhouse.cpu_counters(), strict=True))
+    if "cuda" in _loaded:
+        names = ("cuda_launches", "cuda_tensors", "cuda_norms", "cuda_tables")
+        counts.update(zip(names, torch.ops.stillhouse.cuda_counters(), strict=True))
+    return counts
+
+
+def cpu_capability() -> str:
+    """Instruction set of the CPU kernels here: `avx512`, `avx2` or `scalar`.
+
+    Raises:
+        BuildError: there are no CPU kernels here.
+    """
+    require("cpu")
+    return str(torch.ops.stillhouse.cpu_capability())
+
+
+def grad_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Euclidean norm of all elements of all `gradients`: one float32, on their device, no synchronisation."""
+    norm: Tensor = torch.ops.stillhouse.grad_norm(gradients)
+    return norm
+
+
+def _register_fakes() -> None:
+    torch.library.register_fake("stillhouse::adan_", lambda *_arguments: None)
+    torch.library.register_fake(
+        "stillhouse::grad_norm", lambda grads: grads[0].new_empty((), dtype=torch.float32)
+    )
