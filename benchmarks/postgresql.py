@@ -121,12 +121,21 @@ class PostgreSQLServer:
 
     def create_database(self, name: str) -> str:
         """Create an empty database; returns its URL."""
-        self._execute(f'CREATE DATABASE "{name}"')
+        self._execute("postgres", f'CREATE DATABASE "{name}" TEMPLATE template0')
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
         """Drop a database and whoever is connected to it."""
-        self._execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        self._execute("postgres", f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    def clear_database(self, name: str, tables: Sequence[str]) -> None:
+        """Empty the tables of a database, and end whoever is connected to it."""
+        self._execute(
+            name,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        )
+        self._execute(name, f"TRUNCATE {', '.join(tables)} RESTART IDENTITY CASCADE")
 
     def version(self) -> str:
         """The server's version."""
@@ -135,8 +144,8 @@ class PostgreSQLServer:
         assert row is not None
         return str(row[0])
 
-    def _execute(self, statement: str) -> None:
-        with psycopg.connect(self._conninfo("postgres"), autocommit=True) as connection:
+    def _execute(self, database: str, statement: str) -> None:
+        with psycopg.connect(self._conninfo(database), autocommit=True) as connection:
             connection.execute(statement.encode())
 
     def __exit__(

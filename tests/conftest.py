@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.postgresql import NoPostgreSQL, PostgreSQLServer
+from service.db import migrate
+from service.db.schema import metadata
 from service.queue import Queue
 from service.settings import Settings
 from service.store import Store
@@ -28,18 +31,56 @@ def postgresql_server() -> Iterator[PostgreSQLServer]:
     server.__exit__(None, None, None)
 
 
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with all tables and no rows, to be copied."""
+    folder = tmp_path_factory.mktemp("sqlite-template")
+    migrate.upgrade(Settings(data_dir=folder))
+    return folder / "stillhouse.db"
+
+
+@pytest.fixture(scope="session")
+def migrated_postgresql_url(
+    postgresql_server: PostgreSQLServer, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """A PostgreSQL database with all tables, shared by one test after the other."""
+    url = postgresql_server.create_database("shared")
+    migrate.upgrade(Settings(data_dir=tmp_path_factory.mktemp("postgresql"), database_url=url))
+    return url
+
+
 @pytest.fixture
-def postgresql_url(postgresql_server: PostgreSQLServer) -> Iterator[str]:
-    """An empty PostgreSQL database."""
+def empty_postgresql_url(postgresql_server: PostgreSQLServer) -> Iterator[str]:
+    """A PostgreSQL database without tables."""
     name = f"test_{next(_numbers)}"
     yield postgresql_server.create_database(name)
     postgresql_server.drop_database(name)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database of each kind in turn."""
+@pytest.fixture
+def postgresql_url(postgresql_server: PostgreSQLServer, migrated_postgresql_url: str) -> Iterator[str]:
+    """A PostgreSQL database with all tables and no rows."""
+    yield migrated_postgresql_url
+    postgresql_server.clear_database("shared", [table.name for table in metadata.sorted_tables])
+
+
+KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)]
+
+
+@pytest.fixture(params=KINDS)
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database without tables, of each kind in turn."""
     if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'stillhouse.db'}"
+    url: str = request.getfixturevalue("empty_postgresql_url")
+    return url
+
+
+@pytest.fixture(params=KINDS)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database with all tables and no rows, of each kind in turn."""
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "stillhouse.db")
         return f"sqlite:///{tmp_path / 'stillhouse.db'}"
     url: str = request.getfixturevalue("postgresql_url")
     return url
@@ -54,7 +95,7 @@ def settings(tmp_path: Path, database_url: str) -> Settings:
 @pytest.fixture
 def store(settings: Settings) -> Iterator[Store]:
     """An empty store, on each database in turn."""
-    opened = Store.open(settings, migrate=True)
+    opened = Store.open(settings)
     yield opened
     opened.close()
 

@@ -134,6 +134,8 @@ class Database:
 
     def close(self) -> None:
         """Close all connections."""
+        if self.path is not None and not self.path.parent.exists():
+            return  # Nothing was ever opened, and the lock's files have no place to be.
         with self.lock.held() if self.lock is not None else nullcontext():
             self._drop_writer()
             self.writers.dispose()

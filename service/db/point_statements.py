@@ -92,7 +92,8 @@ def lock_attempts(connection: Connection, run_ids: Iterable[int]) -> dict[int, t
     return {row.id: (row.attempt, row.state) for row in connection.execute(statement)}
 
 
-_active = runs.c.state.in_(sorted(ACTIVE_RUN_STATES))
+# Written out, because a list of parameters cannot be part of a statement that runs for many rows.
+_active = runs.c.state.in_([sa.literal_column(f"'{state}'") for state in sorted(ACTIVE_RUN_STATES)])
 
 SET_PROGRESS = (
     update(runs)

@@ -1,0 +1,38 @@
+"""Specs, and rows counted, for the conformance tests."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from sqlalchemy import text
+
+from service.records import Experiment
+from service.spec import RunPlan, validate
+from service.store import Store
+
+
+class Submit(Protocol):
+    """Submit an experiment with some runs."""
+
+    def __call__(
+        self, runs: int = 1, *, owner: str = "ada", priority: int = 50, key: str | None = None, **fields: Any
+    ) -> Experiment: ...
+
+
+def plans_of(runs: int, priority: int = 50, **fields: Any) -> tuple[Any, list[RunPlan], str]:
+    """A spec with as many seeds as runs, its plans and its text."""
+    document = {
+        "name": "conformance",
+        "task": {"name": "imdb"},
+        "seeds": list(range(runs)),
+        "queue": {"priority": priority},
+        **fields,
+    }
+    spec = validate(document)
+    return spec, list(spec.runs()), spec.canonical_json()
+
+
+def count(store: Store, table: str) -> int:
+    """Rows of a table."""
+    with store.database.read() as connection:
+        return int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())

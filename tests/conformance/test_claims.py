@@ -1,0 +1,179 @@
+"""Claims: priority, then fair share, then age; nothing is claimed twice."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from service.cluster import ClusterNode, ClusterSnapshot
+from service.queue import Queue, Waiting, order
+from service.states import ExperimentState, RunState
+from service.store import NotFound, Store
+from tests.conformance.building import Submit
+from trainers.errors import FailureClass
+
+
+def test_claim_gives_attempt_lease_and_submission_id(store: Store, queue: Queue, submit: Submit) -> None:
+    wanted = submit()
+    (claimed,) = queue.claim("s1", lease_s=30)
+    assert claimed == store.experiment(wanted.id)
+    assert (claimed.state, claimed.attempt, claimed.lease_owner) == (ExperimentState.starting, 1, "s1")
+    assert claimed.submission_id == f"stillhouse-{wanted.id}-1"
+    assert claimed.lease_until_s == pytest.approx(store.clock() + 30, abs=5)
+    assert queue.claim("s1", lease_s=30) == []
+
+
+def test_priority_then_fair_share_then_age(queue: Queue, submit: Submit) -> None:
+    ada = [submit(owner="ada").id for _ in range(3)]
+    bob = [submit(owner="bob").id for _ in range(2)]
+    urgent = submit(owner="ada", priority=90).id
+    late = submit(owner="eve", priority=10).id
+    expected = [urgent, bob[0], ada[0], bob[1], ada[1], ada[2], late]
+    assert [entry.experiment.id for entry in queue.entries()] == expected
+    claimed = [queue.claim("s", lease_s=30)[0].id for _ in expected]
+    assert claimed == expected
+
+
+def test_several_claims_at_once_keep_the_order(queue: Queue, submit: Submit) -> None:
+    for owner in ("ada", "ada", "bob"):
+        submit(owner=owner)
+    expected = [entry.experiment.id for entry in queue.entries()]
+    assert [claimed.id for claimed in queue.claim("s", lease_s=30, limit=10)] == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_queue_shown_is_the_queue_claimed(store: Store, queue: Queue, submit: Submit, seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(25):
+        submit(owner=chance.choice("abcd"), priority=chance.choice([10, 50]))
+    shown = [entry.experiment.id for entry in queue.entries()]
+    assert [queue.position(id).position for id in shown] == list(range(1, 26))
+    assert [queue.claim("s", lease_s=30)[0].id for _ in range(25)] == shown
+
+
+def test_concurrent_claimers_claim_each_once(store: Store, queue: Queue, submit: Submit) -> None:
+    ids = {submit(owner=f"owner{number % 5}").id for number in range(80)}
+
+    def claimer(name: int) -> list[int]:
+        mine: list[int] = []
+        while found := queue.claim(f"s{name}", lease_s=30):
+            mine += [experiment.id for experiment in found]
+        return mine
+
+    with ThreadPoolExecutor(8) as pool:
+        claimed = [id for mine in pool.map(claimer, range(8)) for id in mine]
+    assert sorted(claimed) == sorted(ids)
+    assert all(store.experiment(id).attempt == 1 for id in ids)
+
+
+def test_the_limit_holds_over_concurrent_claimers(queue: Queue, submit: Submit) -> None:
+    for _ in range(20):
+        submit()
+    with ThreadPoolExecutor(8) as pool:
+        claims = list(pool.map(lambda _: queue.claim("s", lease_s=30, limit=2, max_active=5), range(8)))
+    assert sum(map(len, claims)) == 5
+    assert len(queue.active()) == 5
+
+
+def test_what_waits_for_its_delay_is_passed_over(store: Store, queue: Queue, submit: Submit) -> None:
+    now = [1000.0]
+    store.clock = lambda: now[0]
+    queue = Queue(store)
+    first, second = submit(priority=90), submit(priority=10)
+    queue.claim("s", lease_s=30)
+    failure = (FailureClass.infrastructure, "no node")
+    store.release_experiment(first.id, 1, delay_s=60, failure=failure)
+    queue.heartbeat("s", node="n", pid=1)
+    assert "waits 60 s before it is tried again after: no node" in queue.position(first.id).reason
+    assert [claimed.id for claimed in queue.claim("s", lease_s=30)] == [second.id]
+    assert queue.claim("s", lease_s=30) == []
+    now[0] += 61
+    (again,) = queue.claim("s", lease_s=30)
+    assert (again.id, again.attempt) == (first.id, 2)
+    with pytest.raises(NotFound):
+        queue.position(first.id)
+
+
+def test_a_lease_that_ran_out_is_adopted_once(store: Store, queue: Queue, submit: Submit) -> None:
+    now = [1000.0]
+    store.clock = lambda: now[0]
+    queue = Queue(store)
+    id = submit().id
+    queue.claim("dead", lease_s=30)
+    assert queue.expired() == []
+    assert not queue.adopt(id, 1, "s2", 30)
+    now[0] += 31
+    assert [experiment.id for experiment in queue.expired()] == [id]
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(lambda n: queue.adopt(id, 1, f"s{n}", 30), range(8))) == 1
+    assert queue.expired() == []
+    store.driver_started(id, 1, "n", 1)  # The driver is still of the current attempt.
+    now[0] += 100
+    assert not queue.adopt(id, 2, "s3", 30)
+    store.renew_lease(id, 1, 30)
+    assert not queue.adopt(id, 1, "s3", 30)
+
+
+def test_cancelled_and_paused_are_not_claimed(store: Store, queue: Queue, submit: Submit) -> None:
+    store.request_cancel(submit().id)
+    store.request_pause(submit().id)
+    assert queue.claim("s", lease_s=30) == []
+    assert queue.entries() == []
+    assert queue.depth() == 0
+
+
+def test_set_priority_moves_in_the_queue(store: Store, queue: Queue, submit: Submit) -> None:
+    submit()
+    second = submit()
+    store.set_priority(second.id, 80)
+    assert queue.position(second.id).position == 1
+
+
+def test_reasons(store: Store, queue: Queue, submit: Submit) -> None:
+    first, second = submit(), submit()
+    assert "no scheduler is alive" in queue.position(first.id).reason
+    queue.heartbeat("s", node="n", pid=1)
+    assert "next" in queue.position(first.id).reason
+    assert "1 ahead" in queue.position(second.id).reason
+    big = submit(priority=99, resources={"cpus_per_worker": 64})
+    node = ClusterNode("a", "a", True, {"CPU": 2.0}, {"CPU": 2.0})
+    snapshot = ClusterSnapshot(1.0, True, None, (node,))
+    queue.put_cluster(snapshot)
+    assert queue.cluster() == snapshot
+    assert "64 CPUs (the most is 2 CPUs)" in queue.position(big.id).reason
+
+
+def test_schedulers_are_alive_by_heartbeat(store: Store) -> None:
+    now = [1000.0]
+    store.clock = lambda: now[0]
+    queue = Queue(store)
+    queue.heartbeat("s", node="n", pid=1)
+    now[0] += 20
+    queue.heartbeat("s", node="n", pid=1)
+    now[0] += 20
+    (alive,) = queue.schedulers_alive()
+    assert (alive.name, alive.started_s, alive.heartbeat_s) == ("s", 1000.0, 1020.0)
+    now[0] += 20
+    assert queue.schedulers_alive() == []
+    queue.heartbeat("s", node="n", pid=1)
+    queue.leave("s")
+    assert queue.schedulers_alive() == []
+
+
+def test_order_counts_what_runs_already() -> None:
+    waiting = [
+        Waiting(1, "ada", 50, 1.0, 0.0),
+        Waiting(2, "ada", 50, 2.0, 0.0),
+        Waiting(3, "bob", 50, 3.0, 0.0),
+    ]
+    assert order(waiting, {"ada": 1}) == [3, 1, 2]
+    assert order(waiting, {}) == [1, 3, 2]
+    assert order([], {"ada": 1}) == []
+
+
+def test_a_claimed_experiment_keeps_its_runs_queued(store: Store, queue: Queue, submit: Submit) -> None:
+    id = submit(3).id
+    queue.claim("s", lease_s=30)
+    assert store.run_counts(id)[RunState.queued] == 3

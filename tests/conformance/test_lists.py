@@ -1,0 +1,234 @@
+"""Lists: filters mean the same on every database, pages are stable, orders put no value last."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from service import filters
+from service.db.listing import RUN_NAMES
+from service.filters import parse_filter
+from service.records import Experiment, Page, Run
+from service.states import ExperimentState, RunState
+from service.store import BadPageToken, FilterError, Store
+from tests.conformance.building import Submit
+from trainers.errors import FailureClass
+
+AXES = {"precision": ["fp32", "bf16"], "batch.global_size": [8, 16], "deterministic": [True, False]}
+TOO_BIG = (FailureClass.out_of_memory, "50% of 1_000")
+
+
+@pytest.fixture
+def filled(store: Store, running: Callable[..., tuple[Experiment, list[Run]]]) -> list[Run]:
+    """24 runs in all kinds of ends, some without figures."""
+    experiment, runs = running(3, search={"axes": AXES})
+    chance = random.Random(0)
+    for run in runs:
+        if chance.random() < 0.3:
+            continue
+        attempt = store.open_attempt(run.id, 1)
+        store.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
+        if chance.random() < 0.3:
+            store.finish_run(
+                run.id, attempt, RunState.failed, failure=(FailureClass.out_of_memory, "50% of 1_000")
+            )
+        else:
+            figures = {"accuracy": round(chance.random(), 1), "cost_usd": chance.choice([None, 0.5, 2.0])}
+            store.finish_run(run.id, attempt, RunState.succeeded, summary=figures)
+    return store.runs(experiment_id=experiment.id).items
+
+
+def every(read: Callable[..., Page[Any]], **arguments: Any) -> Iterator[Any]:
+    """All items of a list, page by page."""
+    token = None
+    while True:
+        page = read(**arguments, page_token=token)
+        yield from page.items
+        token = page.next_token
+        if token is None:
+            return
+
+
+def holds(condition: filters.Condition, run: Run) -> bool | None:
+    """What a condition means, in Python; None = not known, as in SQL."""
+    match condition:
+        case filters.All(parts):
+            answers = [holds(part, run) for part in parts]
+            return False if False in answers else None if None in answers else True
+        case filters.Any(parts):
+            answers = [holds(part, run) for part in parts]
+            return True if True in answers else None if None in answers else False
+        case filters.Not(inner):
+            answer = holds(inner, run)
+            return None if answer is None else not answer
+        case filters.IsNull(name):
+            return value_of(name, run) is None
+    value = value_of(condition.name, run)
+    if value is None:
+        return None
+    match condition:
+        case filters.Match(_, pattern, ignore_case):
+            text = str(value)
+            return like(text.lower(), pattern.lower()) if ignore_case else like(text, pattern)
+        case filters.OneOf(_, values):
+            return value in values
+        case filters.Comparison(_, operator, other):
+            return {
+                "=": value == other, "!=": value != other,
+                "<": operator in "<=" and value < other, "<=": operator in "<=" and value <= other,
+                ">": operator in ">=" and value > other, ">=": operator in ">=" and value >= other,
+            }[operator]  # fmt: skip
+
+
+def value_of(name: filters.Name, run: Run) -> Any:
+    return run.point.get(name.name) if name.kind is filters.Kind.axis else getattr(run, name.name)
+
+
+def like(text: str, pattern: str) -> bool:
+    if not pattern:
+        return not text
+    if pattern[0] == "%":
+        return any(like(text[start:], pattern[1:]) for start in range(len(text) + 1))
+    return bool(text) and pattern[0] in ("_", text[0]) and like(text[1:], pattern[1:])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "accuracy > 0.5",
+        "precision = 'fp32' and accuracy >= 0.3",
+        "not (accuracy <= 0.5 or cost_usd = 2)",
+        "state = 'succeeded'",
+        "state in ('failed', \"queued\") and index < 12",
+        "state != 'succeeded' and not precision in ('bf16')",
+        "accuracy is null",
+        "accuracy is not null and cost_usd is null",
+        "cost_usd in (0.5, 3)",
+        "not cost_usd in (0.5, 3)",
+        "failure_message like '50%1_000'",
+        "failure_message like '50% OF%'",
+        "failure_message ilike '50% OF%'",
+        "failure_message not like '%[x]*?%'",
+        "task like 'im__' and student ilike 'MINI'",
+        "failure_class = 'out_of_memory'",
+        "axis.batch.global_size = 8",
+        "axis.\"batch.global_size\" > 8 and axis.precision = 'bf16'",
+        "axis.batch.global_size in (8, 9)",
+        "axis.nothing is null",
+        "axis.nothing = 'x'",
+        "not axis.precision like 'fp%'",
+        "precision = 'it''s'",
+        "precision = 'x'' or 1=1 --'",
+        "seed >= 1 and seed <= 1e0 and workers = +1",
+        "accuracy > -1e300 and index < 9223372036854775807",
+        "",
+        "   ",
+    ],
+)
+def test_a_filter_means_what_it_says(store: Store, filled: list[Run], text: str) -> None:
+    condition = parse_filter(text, RUN_NAMES)
+    expected = {run.id for run in filled if condition is None or holds(condition, run)}
+    assert {run.id for run in store.runs(filter=text).items} == expected
+
+
+def test_booleans_of_axes_compare_as_words(store: Store, filled: list[Run]) -> None:
+    assert len(store.runs(filter="axis.deterministic = 'true'").items) == len(filled) // 2
+
+
+@pytest.mark.parametrize("column", ["accuracy", "cost_usd", "index", "precision", "failure_class", "id"])
+@pytest.mark.parametrize("direction", ["asc", "desc"])
+def test_orders_are_total_and_put_no_value_last(
+    store: Store, filled: list[Run], column: str, direction: str
+) -> None:
+    runs = list(every(store.runs, order_by=f"{column} {direction}", page_size=5))
+    assert sorted(run.id for run in runs) == sorted(run.id for run in filled)
+    values = [getattr(run, column) for run in runs]
+    known = [value for value in values if value is not None]
+    assert values == known + [None] * (len(values) - len(known))
+    assert known == sorted(known, reverse=direction == "desc")
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 24, 25])
+def test_pages_cover_a_list_once(store: Store, filled: list[Run], page_size: int) -> None:
+    text = "accuracy > 0.2 or accuracy is null"
+    pages = list(every(store.runs, filter=text, order_by="accuracy", page_size=page_size))
+    assert len(pages) == len({run.id for run in pages})
+    assert {run.id for run in pages} == {run.id for run in store.runs(filter=text).items}
+
+
+def test_pages_are_stable_when_rows_arrive(store: Store, submit: Submit) -> None:
+    first = [submit().id for _ in range(10)]
+    page = store.experiments(page_size=4)
+    seen = [experiment.id for experiment in page.items]
+    while page.next_token:
+        submit()
+        page = store.experiments(page_size=4, page_token=page.next_token)
+        seen += [experiment.id for experiment in page.items]
+    assert seen == first[::-1]
+
+
+def test_default_orders(store: Store, submit: Submit) -> None:
+    ids = [submit(3).id for _ in range(2)]
+    assert [experiment.id for experiment in store.experiments().items] == ids[::-1]
+    assert [run.index for run in store.runs(experiment_id=ids[0]).items] == [0, 1, 2]
+    everything = store.runs().items
+    assert [run.id for run in everything] == sorted((run.id for run in everything), reverse=True)
+
+
+def test_experiments_are_filtered_by_their_fields(store: Store, submit: Submit) -> None:
+    mine, other = submit(owner="ada"), submit(owner="bob")
+    store.request_cancel(other.id)
+    assert [e.id for e in store.experiments(filter="owner = 'ada' and state = 'queued'").items] == [mine.id]
+    (cancelled,) = store.experiments(filter="cancel_requested_s > 0", order_by="ended_s desc").items
+    assert (cancelled.id, cancelled.state) == (other.id, ExperimentState.cancelled)
+    with pytest.raises(FilterError, match="owner"):
+        store.experiments(filter="ownr = 'ada'")
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["", "x", "!!!", "AAAA", "é", base64.urlsafe_b64encode(b"[1,2,3]").decode(),
+     base64.urlsafe_b64encode(b"{}").decode(), "W10", "bnVsbA"],
+)  # fmt: skip
+def test_a_token_that_is_none_is_refused(store: Store, submit: Submit, token: str) -> None:
+    submit()
+    with pytest.raises(BadPageToken):
+        store.experiments(page_token=token)
+
+
+def test_a_token_of_another_list_or_a_forged_one_is_refused(store: Store, submit: Submit) -> None:
+    submit(5)
+    token = store.runs(page_size=2, order_by="precision").next_token
+    assert token is not None
+    for other in ({"order_by": "seed"}, {"order_by": "precision desc"}, {"filter": "seed > 0"}, {}):
+        with pytest.raises(BadPageToken):
+            store.runs(page_token=token, **other)  # type: ignore[arg-type]
+    with pytest.raises(BadPageToken):
+        store.experiments(page_token=token)
+    parts = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    for forged in ([*parts[:2], 7, parts[3]], [*parts[:3], "1"], [*parts[:3], 10**30], [*parts, 1],
+                   [parts[0], True, "x", 1], [*parts[:2], {"a": 1}, 1]):  # fmt: skip
+        with pytest.raises(BadPageToken):
+            store.runs(
+                order_by="precision",
+                page_token=base64.urlsafe_b64encode(json.dumps(forged).encode()).decode().rstrip("="),
+            )
+
+
+@pytest.mark.parametrize(
+    "order_by", ["nothing", "accuracy up", "accuracy, id", "point", "id; drop table runs"]
+)
+def test_an_order_that_is_none_is_refused(store: Store, order_by: str) -> None:
+    with pytest.raises(FilterError):
+        store.runs(order_by=order_by)
+
+
+def test_page_sizes_are_clamped(store: Store, submit: Submit) -> None:
+    submit(3)
+    assert len(store.runs(page_size=0).items) == 1
+    assert len(store.runs(page_size=10**9).items) == 3

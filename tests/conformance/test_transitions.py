@@ -1,0 +1,353 @@
+"""Transitions: each happens once, from the states that allow it, under the current attempt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from service.queue import Queue
+from service.records import Experiment, Run
+from service.states import ExperimentState, RunState
+from service.store import Conflict, StaleAttempt, Store
+from tests.conformance.building import Submit
+from trainers.errors import FailureClass
+
+Running = Callable[..., tuple[Experiment, list[Run]]]
+Training = Callable[..., tuple[Experiment, Run, int]]
+
+
+def test_a_run_from_queue_to_result(store: Store, training: Training) -> None:
+    experiment, run, attempt = training()
+    assert (run.state, run.attempt, run.total_steps) == (RunState.running, 1, 100)
+    moved = store.finish_run(
+        run.id, attempt, RunState.succeeded, summary={"accuracy": 0.9, "note": "x", "f1": None}
+    )
+    assert moved is RunState.succeeded
+    done = store.run(run.id)
+    assert (done.state, done.accuracy, done.f1, done.phase) == (RunState.succeeded, 0.9, None, None)
+    assert done.ended_s is not None
+    assert store.summary(run.id) == {"accuracy": 0.9, "note": "x", "f1": None}
+    assert store.finish_experiment(experiment.id, 1, ExperimentState.succeeded) is ExperimentState.succeeded
+    assert store.experiment(experiment.id).ended_s is not None
+    (tried,) = store.attempts(run.id)
+    assert (tried.state, tried.experiment_attempt, tried.resumed_from_step) == (RunState.succeeded, 1, 0)
+    assert [event.kind for event in store.events(experiment.id)] == [
+        "experiment.submitted", "experiment.claimed", "experiment.started", "run.starting", "run.started",
+        "run.succeeded", "experiment.succeeded",
+    ]  # fmt: skip
+
+
+def test_nan_figures_are_kept_and_found_by_no_filter(store: Store, training: Training) -> None:
+    _, run, attempt = training()
+    figures = {"accuracy": math.nan, "train_loss": math.inf, "validation_loss": -math.inf}
+    store.finish_run(run.id, attempt, RunState.succeeded, summary=figures)
+    summary = store.summary(run.id)
+    assert math.isnan(summary["accuracy"])  # type: ignore[arg-type]
+    assert (summary["train_loss"], summary["validation_loss"]) == (math.inf, -math.inf)
+    assert (store.run(run.id).accuracy, store.run(run.id).train_loss) == (None, math.inf)
+    assert store.runs(filter="accuracy > 0.5").items == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (RunState.succeeded, RunState.cancelled),
+        (RunState.cancelled, RunState.succeeded),
+        (RunState.failed, RunState.failed),
+        (RunState.stopped, RunState.failed),
+        (RunState.paused, RunState.succeeded),
+    ],
+)
+def test_an_attempt_ends_once(store: Store, training: Training, first: RunState, second: RunState) -> None:
+    _, run, attempt = training()
+    store.finish_run(run.id, attempt, first)
+    with pytest.raises(Conflict, match=str(first)):
+        store.finish_run(run.id, attempt, second)
+    assert store.run(run.id).state is first
+
+
+def test_succeeded_needs_a_started_run(store: Store, running: Running) -> None:
+    experiment, (run,) = running()
+    attempt = store.open_attempt(run.id, experiment.attempt)
+    with pytest.raises(Conflict, match="starting"):
+        store.finish_run(run.id, attempt, RunState.succeeded)
+
+
+def test_a_refused_transition_leaves_no_trace(store: Store, training: Training) -> None:
+    experiment, run, attempt = training()
+    before = store.events(experiment.id)
+    with pytest.raises(StaleAttempt):
+        store.finish_run(run.id, attempt + 1, RunState.succeeded, summary={"accuracy": 1.0})
+    assert store.events(experiment.id) == before
+    assert store.summary(run.id) == {}
+
+
+def test_retry_queues_counts_and_keeps_the_failure(store: Store, training: Training) -> None:
+    experiment, run, attempt = training()
+    failure = (FailureClass.infrastructure, "node lost")
+    moved = store.finish_run(run.id, attempt, RunState.failed, failure=failure, retry_delay_s=5.0)
+    assert moved is RunState.queued
+    waiting = store.run(run.id)
+    assert (waiting.own_failures, waiting.infrastructure_failures) == (0, 1)
+    assert waiting.failure_class is FailureClass.infrastructure
+    assert waiting.not_before_s > store.clock() + 3
+    (tried,) = store.attempts(run.id)
+    assert (tried.state, tried.failure_class) == (RunState.failed, FailureClass.infrastructure)
+    with pytest.raises(StaleAttempt):
+        store.finish_run(run.id, attempt, RunState.succeeded)
+    assert store.open_attempt(run.id, experiment.attempt) == attempt + 1
+    assert store.run(run.id).failure_class is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "counted"),
+    [
+        (FailureClass.bug, (1, 0)), (FailureClass.out_of_memory, (1, 0)), (FailureClass.lost, (0, 1)),
+        (FailureClass.infrastructure, (0, 1)), (FailureClass.preempted, (0, 0)),
+    ],
+)  # fmt: skip
+def test_failures_of_machines_are_counted_apart(
+    store: Store, training: Training, failure: FailureClass, counted: tuple[int, int]
+) -> None:
+    _, run, attempt = training()
+    store.finish_run(run.id, attempt, RunState.failed, failure=(failure, "why"))
+    done = store.run(run.id)
+    assert (done.own_failures, done.infrastructure_failures) == counted
+    assert (done.failure_class, done.failure_message) == (failure, "why")
+
+
+def test_cancel_beats_retry_and_a_result_beats_cancel(store: Store, running: Running) -> None:
+    experiment, (first, second) = running(2)
+    for run in (first, second):
+        store.open_attempt(run.id, experiment.attempt)
+        store.run_started(run.id, 1, total_steps=1, resumed_from_step=0, facts={})
+    assert store.request_cancel(experiment.id).state is ExperimentState.running
+    assert store.renew_lease(experiment.id, 1, 30).cancel
+    failure = (FailureClass.bug, "x")
+    assert (
+        store.finish_run(first.id, 1, RunState.failed, failure=failure, retry_delay_s=1) is RunState.cancelled
+    )
+    assert store.finish_run(second.id, 1, RunState.succeeded) is RunState.succeeded
+    assert store.finish_experiment(experiment.id, 1, ExperimentState.succeeded) is ExperimentState.succeeded
+    assert store.request_cancel(experiment.id).state is ExperimentState.succeeded
+
+
+def test_cancel_beats_pause_and_release(store: Store, queue: Queue, submit: Submit) -> None:
+    for end in ("pause", "release"):
+        submit()
+        (held,) = queue.claim("s", lease_s=30)
+        store.request_pause(held.id)
+        store.request_cancel(held.id)
+        if end == "pause":
+            assert store.finish_experiment(held.id, 1, ExperimentState.paused) is ExperimentState.cancelled
+        else:
+            assert store.release_experiment(held.id, 1, delay_s=0) is ExperimentState.cancelled
+        assert store.run_counts(held.id)[RunState.cancelled] == 1
+
+
+@pytest.mark.parametrize("attempt_of_writer", [0, 2])
+def test_every_write_of_another_attempt_at_the_experiment_is_refused(
+    store: Store, running: Running, attempt_of_writer: int
+) -> None:
+    experiment, (run,) = running()
+    before = store.experiment(experiment.id)
+    writes: list[Callable[[], Any]] = [
+        lambda: store.driver_started(experiment.id, attempt_of_writer, "n", 1),
+        lambda: store.renew_lease(experiment.id, attempt_of_writer, 1e6),
+        lambda: store.open_attempt(run.id, attempt_of_writer),
+        lambda: store.finish_experiment(experiment.id, attempt_of_writer, ExperimentState.failed),
+        lambda: store.release_experiment(experiment.id, attempt_of_writer, delay_s=0),
+        lambda: store.reset_runs_of_dead_attempt(experiment.id, attempt_of_writer),
+    ]
+    for write in writes:
+        with pytest.raises(StaleAttempt):
+            write()
+    assert store.experiment(experiment.id) == before
+    assert store.run(run.id) == run
+
+
+def test_the_driver_may_say_twice_that_it_started(store: Store, running: Running) -> None:
+    experiment, _ = running()
+    store.driver_started(experiment.id, 1, "node", 1)
+    assert [event.kind for event in store.events(experiment.id)].count("experiment.started") == 1
+
+
+def test_runs_of_a_dead_attempt_are_queued_again(store: Store, queue: Queue, running: Running) -> None:
+    experiment, runs = running(3)
+    for run in runs[:2]:
+        store.open_attempt(run.id, 1)
+    store.run_started(runs[0].id, 1, total_steps=9, resumed_from_step=0, facts={})
+    store.request_cancel_run(runs[1].id)
+    store.release_experiment(experiment.id, 1, delay_s=0)
+    (again,) = queue.claim("s2", lease_s=30)
+    assert (again.id, again.attempt, again.submission_id) == (
+        experiment.id,
+        2,
+        f"stillhouse-{experiment.id}-2",
+    )
+    store.driver_started(experiment.id, 2, "node", 2)
+    assert store.reset_runs_of_dead_attempt(experiment.id, 2) == [runs[0].id, runs[1].id]
+    first = store.run(runs[0].id)
+    assert (first.state, first.infrastructure_failures) == (RunState.queued, 1)
+    assert store.run(runs[1].id).state is RunState.cancelled
+    assert store.attempts(runs[0].id)[0].failure_class is FailureClass.lost
+    assert store.reset_runs_of_dead_attempt(experiment.id, 2) == []
+    with pytest.raises(StaleAttempt):
+        store.finish_run(runs[0].id, 1, RunState.succeeded)
+
+
+@pytest.mark.parametrize(
+    ("end", "left"),
+    [
+        (ExperimentState.succeeded, RunState.stopped), (ExperimentState.failed, RunState.failed),
+        (ExperimentState.cancelled, RunState.cancelled), (ExperimentState.paused, RunState.paused),
+    ],
+)  # fmt: skip
+def test_runs_go_with_their_experiment(
+    store: Store, running: Running, end: ExperimentState, left: RunState
+) -> None:
+    experiment, runs = running(3)
+    store.open_attempt(runs[0].id, 1)
+    store.run_started(runs[0].id, 1, total_steps=1, resumed_from_step=0, facts={})
+    store.finish_run(runs[0].id, 1, RunState.succeeded)
+    store.open_attempt(runs[1].id, 1)
+    store.finish_experiment(experiment.id, 1, end, failure=None)
+    assert [run.state for run in store.runs(experiment_id=experiment.id).items] == [
+        RunState.succeeded,
+        left,
+        left,
+    ]
+    assert store.attempts(runs[1].id)[0].ended_s is not None
+    with pytest.raises(StaleAttempt):
+        store.renew_lease(experiment.id, 1, 30)
+
+
+def test_pause_and_resume(store: Store, queue: Queue, running: Running, submit: Submit) -> None:
+    waiting, _ = running(1)
+    store.request_pause(waiting.id)
+    assert store.renew_lease(waiting.id, 1, 30).pause
+    with pytest.raises(Conflict, match="pause"):
+        store.open_attempt(store.runs(experiment_id=waiting.id).items[0].id, 1)
+    assert not store.resume(waiting.id).pause_requested_s
+    store.request_pause(waiting.id)
+    store.finish_experiment(waiting.id, 1, ExperimentState.paused)
+    assert queue.claim("s", lease_s=30) == []
+    assert store.resume(waiting.id).state is ExperimentState.queued
+    assert store.run_counts(waiting.id)[RunState.queued] == 1
+    queued = submit()
+    assert store.request_pause(queued.id).state is ExperimentState.paused
+    assert store.request_cancel(queued.id).state is ExperimentState.cancelled
+    with pytest.raises(Conflict):
+        store.resume(queued.id)
+
+
+def test_retry_queues_what_has_no_result(store: Store, running: Running) -> None:
+    experiment, runs = running(2)
+    with pytest.raises(Conflict, match="running"):
+        store.retry(experiment.id)
+    store.open_attempt(runs[0].id, 1)
+    store.run_started(runs[0].id, 1, total_steps=1, resumed_from_step=0, facts={})
+    store.finish_run(runs[0].id, 1, RunState.succeeded, summary={"accuracy": 1.0})
+    store.finish_experiment(experiment.id, 1, ExperimentState.failed, failure=(FailureClass.bug, "x"))
+    again = store.retry(experiment.id)
+    assert (again.state, again.failure_class, again.ended_s) == (ExperimentState.queued, None, None)
+    states = [run.state for run in store.runs(experiment_id=experiment.id).items]
+    assert states == [RunState.succeeded, RunState.queued]
+
+
+def test_retry_of_one_run_queues_its_experiment(store: Store, training: Training) -> None:
+    experiment, run, attempt = training()
+    with pytest.raises(Conflict, match="running"):
+        store.retry_run(run.id)
+    store.finish_run(run.id, attempt, RunState.stopped, summary={"accuracy": 0.5})
+    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    again = store.retry_run(run.id)
+    assert (again.state, again.accuracy) == (RunState.queued, None)
+    assert store.experiment(experiment.id).state is ExperimentState.queued
+
+
+def test_cancel_of_single_runs(store: Store, running: Running) -> None:
+    experiment, runs = running(2)
+    assert store.request_cancel_run(runs[0].id).state is RunState.cancelled
+    with pytest.raises(Conflict):
+        store.open_attempt(runs[0].id, 1)
+    store.open_attempt(runs[1].id, 1)
+    assert store.request_cancel_run(runs[1].id).state is RunState.starting
+    assert store.renew_lease(experiment.id, 1, 30).cancel_runs == {runs[1].id}
+    store.finish_run(runs[1].id, 1, RunState.cancelled)
+    assert store.renew_lease(experiment.id, 1, 30).cancel_runs == frozenset()
+    assert store.request_cancel_run(runs[1].id).state is RunState.cancelled
+
+
+def test_only_ended_experiments_are_deleted(store: Store, training: Training) -> None:
+    experiment, run, attempt = training()
+    with pytest.raises(Conflict, match="running"):
+        store.delete(experiment.id)
+    store.finish_run(run.id, attempt, RunState.succeeded, summary={"accuracy": 1.0})
+    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    store.delete(experiment.id)
+    assert store.experiments().items == []
+    assert store.runs().items == []
+
+
+def test_events_are_numbered_without_gaps_in_commit_order(store: Store, running: Running) -> None:
+    experiment, runs = running(8)
+
+    def work(run: Run) -> None:
+        for _ in range(3):
+            attempt = store.open_attempt(run.id, 1)
+            store.run_started(run.id, attempt, total_steps=1, resumed_from_step=0, facts={})
+            store.finish_run(
+                run.id, attempt, RunState.failed, failure=(FailureClass.bug, "x"), retry_delay_s=0.0
+            )
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, runs))
+    events = store.events(experiment.id)
+    assert [event.number for event in events] == list(range(1, 3 + 8 * 9 + 1))
+    assert store.events(experiment.id, after=10, limit=2) == events[10:12]
+    for run in runs:
+        mine = [event.kind for event in events if event.run_id == run.id]
+        assert mine == ["run.starting", "run.started", "run.retrying"] * 3
+
+
+def test_one_of_many_concurrent_ends_wins(store: Store, training: Training) -> None:
+    experiment, run, attempt = training()
+    ends = [RunState.succeeded, RunState.failed, RunState.cancelled, RunState.stopped] * 2
+
+    def end(state: RunState) -> bool:
+        try:
+            store.finish_run(run.id, attempt, state)
+        except Conflict:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(end, ends))
+    assert sum(won) == 1
+    assert store.run(run.id).state is ends[won.index(True)]
+    assert (
+        sum(
+            e.kind.startswith(("run.succ", "run.fail", "run.canc", "run.stop"))
+            for e in store.events(experiment.id)
+        )
+        == 1
+    )
+
+
+def test_totals_charge_lost_attempts(store: Store, training: Training) -> None:
+    now = [1000.0]
+    store.clock = lambda: now[0]
+    experiment, run, attempt = training(resources={"cpus_per_worker": 2})
+    now[0] += 1800
+    store.finish_run(run.id, attempt, RunState.failed, failure=(FailureClass.lost, "x"), retry_delay_s=0.0)
+    store.open_attempt(run.id, 1)
+    now[0] += 1800
+    totals = store.experiment_totals(experiment.id)
+    assert totals.device_hours == pytest.approx(2.0)
+    assert totals.cost_usd == pytest.approx(2.0 * 0.05)
+    assert totals.energy_kwh == pytest.approx(2.0 * 7.5 / 1000)
