@@ -1,0 +1,45 @@
+"""The state of every random number generator that training draws from."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def capture(device: torch.device) -> dict[str, Any]:
+    """States of torch, the device, numpy and Python on this worker, as arrays and numbers."""
+    version, words, gauss = random.getstate()
+    numpy_state: Any = np.random.get_state(legacy=False)
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state().numpy(),
+        "numpy": numpy_state["state"]["key"],
+        "numpy_position": int(numpy_state["state"]["pos"]),
+        "numpy_has_gauss": int(numpy_state["has_gauss"]),
+        "numpy_gauss": float(numpy_state["gauss"]),
+        "python": np.array(words, dtype=np.uint32),
+        "python_version": version,
+        "python_gauss": gauss,
+    }
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device).numpy()
+    return states
+
+
+def restore(states: dict[str, Any], device: torch.device) -> None:
+    """Continue where `capture` was called."""
+    torch.set_rng_state(torch.from_numpy(np.array(states["torch"], dtype=np.uint8)))
+    np.random.set_state(
+        {
+            "bit_generator": "MT19937",
+            "state": {"key": np.array(states["numpy"], dtype=np.uint32), "pos": states["numpy_position"]},
+            "has_gauss": states["numpy_has_gauss"],
+            "gauss": states["numpy_gauss"],
+        }
+    )
+    words = tuple(int(word) for word in states["python"])
+    random.setstate((states["python_version"], words, states["python_gauss"]))
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(torch.from_numpy(np.array(states["cuda"], dtype=np.uint8)), device)

@@ -1,0 +1,187 @@
+"""Checkpoints on disk: whole or not there, verified when read, the one before kept.
+
+A checkpoint is a folder `step-00000123`: safetensors files, `state.json`, the model's
+`config.json` and tokenizer (so that it loads as a model folder), and `manifest.json` with
+size and SHA-256 of each file. It is written as a draft folder, flushed, its manifest renamed
+into place last, and the folder renamed. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from trainers.data.cache import sync
+from trainers.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+_FORMAT = 1
+_NAME = re.compile(r"^step-(\d{8,})$")
+_DRAFT = ".draft"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a checkpoint holds.
+
+    Attributes:
+        tensors: by file name without suffix, then by tensor name.
+        state: everything else, JSON-able.
+    """
+
+    tensors: Mapping[str, Mapping[str, torch.Tensor]]
+    state: Mapping[str, Any]
+
+
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    Args:
+        folder: of this run, shared by its attempts and workers.
+        keep: how many of the newest stay.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder, self._keep = folder, keep
+
+    def path(self, step: int) -> Path:
+        """The folder of a step's checkpoint."""
+        return self._folder / f"step-{step:08d}"
+
+    def save(self, step: int, snapshot: Snapshot, describe: Callable[[Path], None]) -> Path:
+        """Write a checkpoint; when this returns it survives a power cut.
+
+        Args:
+            step: last finished step.
+            snapshot: what it holds.
+            describe: writes further files into the folder it is given.
+
+        Raises:
+            CheckpointError: the disk is full or not writable; older checkpoints are intact.
+        """
+        final = self.path(step)
+        draft = final.with_name(final.name + _DRAFT)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+            for name, tensors in snapshot.tensors.items():
+                contiguous = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
+                save_file(contiguous, draft / f"{name}.safetensors")
+            (draft / STATE).write_text(json.dumps(snapshot.state), encoding="utf-8")
+            describe(draft)
+            files = sorted(path for path in draft.iterdir() if path.is_file())
+            manifest = {"format": _FORMAT, "step": step, "files": {path.name: _seal(path) for path in files}}
+            unnamed = draft / (MANIFEST + _DRAFT)
+            unnamed.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+            sync(unnamed)
+            os.rename(unnamed, draft / MANIFEST)
+            sync(draft)
+            if final.exists():  # of an attempt whose checkpoint did not verify
+                shutil.rmtree(final)
+            os.rename(draft, final)
+            sync(self._folder)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise CheckpointError(
+                f"checkpoint of step {step} cannot be written to {self._folder} ({_reason(error)}); "
+                "free space or make the folder writable: the run resumes from the checkpoint before"
+            ) from error
+        self._prune(step)
+        return final
+
+    def newest(self, reject: Callable[[str], None]) -> Path | None:
+        """The newest checkpoint that verifies.
+
+        Args:
+            reject: told of each that does not, in one line.
+        """
+        for step in sorted(self._steps(), reverse=True):
+            path = self.path(step)
+            problem = verify(path)
+            if problem is None:
+                return path
+            reject(f"checkpoint {path} is not used: {problem}")
+        return None
+
+    def _steps(self) -> list[int]:
+        try:
+            names = [entry.name for entry in self._folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise CheckpointError(f"{self._folder}: cannot be read ({_reason(error)})") from error
+        return [int(match[1]) for match in map(_NAME.match, names) if match]
+
+    def _prune(self, newest: int) -> None:
+        """Remove what is older than the newest `keep`, what did not verify, and dead drafts."""
+        kept = sorted(step for step in self._steps() if step <= newest)[-self._keep :]
+        for step in self._steps():
+            if step not in kept:
+                # The manifest goes first: a folder half removed is no checkpoint.
+                (self.path(step) / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(self.path(step), ignore_errors=True)
+        for entry in self._folder.glob(f"step-*{_DRAFT}"):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def verify(path: Path) -> str | None:
+    """What is wrong with a checkpoint, in words, or None. Reads every byte."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["format"] != _FORMAT:
+            return f"format {manifest['format']} is not {_FORMAT}"
+        if path.name != f"step-{manifest['step']:08d}":
+            return f"the manifest is of step {manifest['step']}"
+        for name, expected in manifest["files"].items():
+            file = path / name
+            size = file.stat().st_size
+            if size != expected["size"]:
+                return f"{name} has {size} bytes, the manifest says {expected['size']}"
+            if _digest(file) != expected["sha256"]:
+                return f"{name} has other content than the manifest says"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"the manifest cannot be read ({error})"
+    return None
+
+
+def load(path: Path) -> Snapshot:
+    """Read a checkpoint that verified.
+
+    Raises:
+        CheckpointError: it cannot be read after all.
+    """
+    try:
+        tensors = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read ({_reason(error)})") from error
+    return Snapshot(tensors, state)
+
+
+def _seal(path: Path) -> dict[str, Any]:
+    sync(path)
+    return {"size": path.stat().st_size, "sha256": _digest(path)}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _reason(error: BaseException) -> str:
+    return (getattr(error, "strerror", None) or str(error)).splitlines()[0]

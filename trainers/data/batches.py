@@ -1,0 +1,183 @@
+"""Length-bucketed batches: which examples each step sees, and the tensors they become.
+
+The order is a pure function of lengths, seed and epoch, the same for every number of workers;
+so a run resumes at any step by counting, and data-parallel workers see one worker's batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trainers.data.selection import Indices
+from trainers.data.tokens import TokenSet
+
+POOL_BATCHES = 64
+"""Batches that are sorted by length together: more pad less, fewer mix lengths more freely."""
+
+
+def epoch_order(lengths: npt.NDArray[np.int64], seed: int, epoch: int, global_size: int) -> Indices:
+    """The order in which an epoch visits all examples; step i takes the i-th `global_size` of it.
+
+    Examples are shuffled, sorted by length within pools of `POOL_BATCHES` batches, cut into
+    batches, and the batches are shuffled. What does not fill a batch comes last.
+
+    Args:
+        lengths: (N,) tokens of each example.
+        seed: of the run.
+        epoch: 0-based.
+        global_size: examples per step.
+
+    Returns:
+        (N,) a permutation.
+    """
+    rng = np.random.default_rng([seed, epoch, 3])
+    shuffled = rng.permutation(len(lengths))
+    full = len(lengths) // global_size * global_size
+    body, rest = shuffled[:full], shuffled[full:]
+    pool = POOL_BATCHES * global_size
+    by_length = [
+        part[np.argsort(lengths[part], kind="stable")]
+        for part in (body[start : start + pool] for start in range(0, full, pool))
+    ]
+    if not by_length:
+        return rest
+    batches = np.concatenate(by_length).reshape(-1, global_size)
+    return np.concatenate([rng.permutation(batches).reshape(-1), rest])
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch.
+
+    Attributes:
+        input_ids: (B, S) token ids.
+        attention_mask: (B, S) bool, False on padding; None when nothing is padded, which
+            spares the attention its mask.
+        labels: (B,) classes.
+        examples: examples that count; 0 for the stand-in of a worker without a share.
+        tokens: real tokens.
+        padded_tokens: B x S.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor | None
+    labels: torch.Tensor
+    examples: int
+    tokens: int
+    padded_tokens: int
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        if device.type == "cpu":
+            return self
+        return Batch(
+            self.input_ids.to(device, non_blocking=True),
+            None if self.attention_mask is None else self.attention_mask.to(device, non_blocking=True),
+            self.labels.to(device, non_blocking=True),
+            self.examples,
+            self.tokens,
+            self.padded_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """What one worker computes in one step.
+
+    Attributes:
+        micro_batches: at least one.
+        global_examples: examples of the step over all workers; normalises the loss.
+    """
+
+    micro_batches: list[Batch]
+    global_examples: int
+
+
+def collate(data: TokenSet, rows: Indices, pad_id: int, multiple: int) -> Batch:
+    """Pad examples to their longest, rounded up to a multiple."""
+    offsets = data.offsets
+    lengths = offsets[rows + 1] - offsets[rows]
+    longest = int(lengths.max())
+    width = -(-longest // multiple) * multiple
+    ids = np.full((len(rows), width), pad_id, dtype=np.int64)
+    for i, row in enumerate(rows):
+        ids[i, : lengths[i]] = data.tokens[offsets[row] : offsets[row + 1]]
+    tokens = int(lengths.sum())
+    mask = None if tokens == ids.size else torch.from_numpy(np.arange(width) < lengths[:, None])
+    labels = torch.from_numpy(data.labels[rows])
+    return Batch(torch.from_numpy(ids), mask, labels, len(rows), tokens, ids.size)
+
+
+class TrainingBatches:
+    """The batches of one worker, by step.
+
+    Args:
+        data: the training part.
+        seed: of the run.
+        global_size: examples per step over all workers.
+        micro_size: examples per forward-backward.
+        rank, world: this worker and how many there are.
+        pad_id: token id of padding.
+        multiple: batch widths are rounded up to a multiple of this.
+    """
+
+    def __init__(
+        self,
+        data: TokenSet,
+        *,
+        seed: int,
+        global_size: int,
+        micro_size: int,
+        rank: int,
+        world: int,
+        pad_id: int,
+        multiple: int,
+    ) -> None:
+        self._data, self._seed = data, seed
+        self._global_size, self._micro_size = global_size, micro_size
+        self._rank, self._world = rank, world
+        self._pad_id, self._multiple = pad_id, multiple
+        self._lengths = data.lengths
+        self._epoch = -1
+        self._order: Indices = np.empty(0, dtype=np.int64)
+        self.steps_per_epoch = -(-len(data) // global_size)
+
+    def rows(self, step: int) -> Indices:
+        """Examples of a step over all workers, ascending by length except in an epoch's last batch."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._order = epoch_order(self._lengths, self._seed, epoch, self._global_size)
+            self._epoch = epoch
+        return self._order[place * self._global_size : (place + 1) * self._global_size]
+
+    def __getitem__(self, step: int) -> StepBatch:
+        """This worker's share of a step (0-based): every `world`-th example, so that lengths match."""
+        rows = self.rows(step)
+        share = rows[self._rank :: self._world]
+        if not len(share):
+            # A short last batch leaves this worker without examples, but gradients are averaged
+            # over all workers: it computes one that counts nothing.
+            stand_in = collate(self._data, rows[:1], self._pad_id, self._multiple)
+            idle = Batch(stand_in.input_ids, stand_in.attention_mask, stand_in.labels, 0, 0, 0)
+            return StepBatch([idle], len(rows))
+        micro = [
+            collate(self._data, share[start : start + self._micro_size], self._pad_id, self._multiple)
+            for start in range(0, len(share), self._micro_size)
+        ]
+        return StepBatch(micro, len(rows))
+
+
+def evaluation_rows(lengths: npt.NDArray[np.int64], batch_size: int, rank: int, world: int) -> list[Indices]:
+    """Batches of similar length, longest first, dealt out to workers in turn.
+
+    Every worker gets the same number of batches, so that all agree at each; the last ones
+    may be empty.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    batches += [order[:0]] * (-len(batches) % world)
+    return batches[rank::world]

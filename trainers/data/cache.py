@@ -1,0 +1,69 @@
+"""Folders kept under the hash of what they were made from: built once, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+
+_SIZES = "sizes.json"
+
+
+def cached_folder(root: Path, key: str, build: Callable[[Path], None]) -> Path:
+    """The folder `root/key`, built when it is missing or incomplete.
+
+    Workers and runs that want the same folder at once wait for the one that builds it.
+
+    Args:
+        root: folder of all entries of this kind.
+        key: hash of everything that the content depends on.
+        build: fills an empty folder.
+
+    Raises:
+        OSError: no space, no permission.
+    """
+    folder = root / key
+    if _is_complete(folder):
+        return folder
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / f"{key}.lock"):
+        if _is_complete(folder):
+            return folder
+        shutil.rmtree(folder, ignore_errors=True)
+        draft = root / f"{key}.draft"
+        shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed
+        draft.mkdir()
+        try:
+            build(draft)
+            sizes = {path.name: path.stat().st_size for path in draft.iterdir()}
+            (draft / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
+            for path in draft.iterdir():
+                sync(path)
+            sync(draft)
+            os.rename(draft, folder)
+            sync(root)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+    return folder
+
+
+def sync(path: Path) -> None:
+    """Force a file or a folder's entries to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        sizes = json.loads((folder / _SIZES).read_text(encoding="utf-8"))
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError):
+        return False

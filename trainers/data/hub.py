@@ -1,0 +1,87 @@
+"""A labelled dataset on the Hugging Face hub, read through the `datasets` library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from trainers.data.fingerprint import FileSet, digest_of
+from trainers.data.located import Located
+from trainers.errors import BadDataError
+
+_PARTS = {"train": ("train",), "validation": ("validation", "test")}
+
+
+class HubDataset:
+    """A dataset by hub id, with the columns `text` and `label`.
+
+    Args:
+        identifier: for instance `stanfordnlp/imdb`.
+        offline: use the local hub cache alone.
+    """
+
+    def __init__(self, identifier: str, *, offline: bool) -> None:
+        self.name = identifier
+        self._offline = offline
+
+    @cached_property
+    def parts(self) -> dict[str, FileSet]:
+        """Fingerprints, as the library computes them from the dataset's revision and files.
+
+        Raises:
+            BadDataError: unknown id, no network, or no training part.
+        """
+        found: dict[str, FileSet] = {}
+        for part, table in self._tables.items():
+            identity = [str(table.info.version), len(table), sorted(table.features), str(table.split)]
+            checksums = table.info.download_checksums or {}
+            size = table.info.dataset_size or 0
+            found[part] = FileSet(1, int(size), digest_of([self.name, identity, sorted(checksums)]))
+        return found
+
+    def rows(self, part: str) -> Iterator[Located]:
+        """See `Source.rows`."""
+        for number, row in enumerate(self._tables[part], 1):
+            where = f"{self.name} ({part}), row {number}"
+            text, label = row.get("text"), row.get("label")
+            if not isinstance(text, str) or not text.strip():
+                raise BadDataError(f"{where}, field text: missing or empty")
+            if not isinstance(label, str | int):
+                raise BadDataError(f"{where}, field label: missing")
+            yield Located(text, label, where)
+
+    @cached_property
+    def _tables(self) -> dict[str, Any]:
+        splits = self._load()
+        tables: dict[str, Any] = {}
+        for part, names in _PARTS.items():
+            for name in names:
+                if name in splits:
+                    tables[part] = splits[name]
+                    break
+        if "train" not in tables:
+            raise BadDataError(f"hub dataset '{self.name}' has no part named train (found: {', '.join(splits)})")
+        return tables
+
+    def _load(self) -> Any:
+        # Imported here: only runs on hub data pay for the import.
+        import datasets
+
+        before = datasets.config.HF_HUB_OFFLINE
+        datasets.config.HF_HUB_OFFLINE = self._offline or before
+        try:
+            return datasets.load_dataset(
+                self.name,
+                download_config=datasets.DownloadConfig(local_files_only=self._offline, disable_tqdm=True),
+            )
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            hint = (
+                "offline: only datasets in the local hub cache can be used; give a local path"
+                if self._offline
+                else "check the id and the network, or give a local path"
+            )
+            raise BadDataError(f"hub dataset '{self.name}' cannot be loaded ({reason}); {hint}") from error
+        finally:
+            datasets.config.HF_HUB_OFFLINE = before

@@ -1,0 +1,64 @@
+"""Batches made ahead of their use, by a thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+AHEAD = 3
+"""Steps made ahead; more only take memory."""
+
+
+class Prefetcher(Generic[T]):
+    """Calls `make(step)` for consecutive steps ahead of their use.
+
+    Making a batch draws no random numbers, so being ahead changes nothing.
+
+    Args:
+        make: makes what a step needs.
+        start: first step.
+        end: one past the last step.
+    """
+
+    def __init__(self, make: Callable[[int], T], start: int, end: int) -> None:
+        self._make = make
+        self._ready: queue.Queue[T | BaseException] = queue.Queue(AHEAD)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._fill, args=(start, end), name="stillhouse-batches", daemon=True
+        )
+        self._thread.start()
+
+    def next(self) -> T:
+        """The next step's item.
+
+        Raises:
+            BaseException: what `make` raised.
+        """
+        item = self._ready.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        """End the thread; what is ready is dropped."""
+        self._closed.set()
+        while self._thread.is_alive():
+            try:
+                self._ready.get_nowait()
+            except queue.Empty:
+                self._thread.join(0.01)
+
+    def _fill(self, start: int, end: int) -> None:
+        try:
+            for step in range(start, end):
+                item = self._make(step)
+                if self._closed.is_set():
+                    return
+                self._ready.put(item)
+        except BaseException as error:
+            self._ready.put(error)

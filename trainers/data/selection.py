@@ -1,0 +1,63 @@
+"""Which examples a run sees: deterministic, balanced by label, independent of the run's seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from trainers.errors import BadDataError
+
+Indices = npt.NDArray[np.int64]
+
+
+def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int, part: str) -> Indices:
+    """Indices of `count` examples with the labels' shares as equal as the data allow, ascending.
+
+    Args:
+        labels: (N,) label of each example.
+        count: how many to draw; None = all.
+        seed: of the draw.
+        part: `train` or `validation`; gives each its own draw, and the error its field.
+
+    Raises:
+        BadDataError: there are fewer examples than asked for.
+    """
+    if count is None or count == len(labels):
+        return np.arange(len(labels))
+    if count > len(labels):
+        raise BadDataError(
+            f"{part}_examples asks for {count}, but the {part} part has {len(labels)}; lower task.{part}_examples"
+        )
+    rng = np.random.default_rng([seed, part == "validation", 1])
+    classes = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    # Round-robin over labels: equal shares until a label runs out, then the rest fill up.
+    takes = np.zeros(len(classes), dtype=np.int64)
+    while (left := count - int(takes.sum())) > 0:
+        open_classes = [i for i, members in enumerate(classes) if takes[i] < len(members)]
+        share, extra = divmod(left, len(open_classes))
+        for order, i in enumerate(open_classes):
+            takes[i] = min(len(classes[i]), takes[i] + share + (order < extra))
+    return np.sort(np.concatenate([members[:take] for members, take in zip(classes, takes, strict=True)]))
+
+
+def held_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Indices, Indices]:
+    """Split examples into training and validation, with the same share of every label.
+
+    Returns:
+        Ascending indices of the training and of the validation part.
+
+    Raises:
+        BadDataError: too few examples for both parts.
+    """
+    rng = np.random.default_rng([seed, 2])
+    chosen = []
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        chosen.append(members[: max(1, round(fraction * len(members)))] if len(members) > 1 else members[:0])
+    validation = np.sort(np.concatenate(chosen)) if chosen else np.empty(0, dtype=np.int64)
+    train = np.setdiff1d(np.arange(len(labels)), validation)
+    if not len(train) or not len(validation):
+        raise BadDataError(
+            f"the dataset has {len(labels)} examples: too few to hold out a validation part; add examples"
+        )
+    return train, validation

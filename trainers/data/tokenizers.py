@@ -1,0 +1,74 @@
+"""Text to token ids: the model's own tokenizer, or a WordPiece vocabulary trained on the texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from trainers.errors import BadSpecError
+
+FILE = "tokenizer.json"
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""Special tokens; their ids are their places here."""
+
+
+def train_wordpiece(texts: Iterator[str], size: int) -> Tokenizer:
+    """An uncased BERT tokenizer with a vocabulary of at most `size` pieces of these texts."""
+    tokenizer = _bert(models.WordPiece(unk_token="[UNK]"), lowercase=True)  # type: ignore[call-arg]
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.WordPieceTrainer(
+            vocab_size=size,
+            min_frequency=2,
+            limit_alphabet=1000,
+            special_tokens=list(SPECIAL),
+            show_progress=False,
+        ),
+    )
+    return _framed(tokenizer)
+
+
+def load(folder: Path) -> Tokenizer:
+    """The fast tokenizer of a model folder: `tokenizer.json`, or built from `vocab.txt`.
+
+    Raises:
+        BadSpecError: the folder has neither, or an unreadable one.
+    """
+    file, vocabulary = folder / FILE, folder / "vocab.txt"
+    try:
+        if file.is_file():
+            return Tokenizer.from_file(str(file))
+        if vocabulary.is_file():
+            settings = folder / "tokenizer_config.json"
+            config = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+            pieces = vocabulary.read_text(encoding="utf-8").rstrip("\n").split("\n")
+            model = models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")  # type: ignore[call-arg]
+            return _framed(_bert(model, lowercase=bool(config.get("do_lower_case", True))))
+    except Exception as error:  # the library raises plain Exception
+        raise BadSpecError(f"{folder}: the tokenizer cannot be read ({error})") from None
+    raise BadSpecError(f"{folder}: no tokenizer; expected tokenizer.json or vocab.txt")
+
+
+def _bert(model: models.WordPiece, *, lowercase: bool) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def _framed(tokenizer: Tokenizer) -> Tokenizer:
+    """Put `[CLS]` before and `[SEP]` after each text."""
+    ends = {}
+    for token in ("[SEP]", "[CLS]"):
+        number = tokenizer.token_to_id(token)
+        if number is None:
+            raise BadSpecError(f"the vocabulary has no {token}; use the vocabulary of a BERT")
+        ends[token] = number
+    tokenizer.post_processor = processors.BertProcessing(
+        ("[SEP]", ends["[SEP]"]), ("[CLS]", ends["[CLS]"])
+    )
+    return tokenizer

@@ -1,0 +1,109 @@
+"""The door to training: everything outside `trainers` calls `train` and nothing behind it.
+
+Importing this module imports no torch. `train` does, when called; `preload` does it early.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import sys
+import time
+
+from trainers.config import RunConfig
+from trainers.errors import FailureClass, OutOfMemoryError, TrainingError
+from trainers.reporting import Outcome, Sink, Stop
+from trainers.telemetry.energy import ConsumptionWindow
+
+_MESSAGE_LIMIT = 1000
+_ALLOCATION = ("can't allocate memory", "out of memory", "cannot allocate memory")
+_CONNECTION = ("connection closed by peer", "connection reset", "timed out", "gloo", "nccl", "broken pipe")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def train(config: RunConfig, sink: Sink, stop: Stop) -> Outcome:
+    """Train one run from its newest checkpoint to its end, or until stopped.
+
+    With several workers each calls this, in a process group that exists already.
+
+    Args:
+        config: the run, fully resolved.
+        sink: reported to on rank 0 alone.
+        stop: asked at each step boundary; one worker's word stops all.
+
+    Returns:
+        How it ended; the figures count on rank 0.
+
+    Raises:
+        TrainingError: everything foreseen, with its failure class.
+    """
+    began_s = time.perf_counter()
+    consumption = ConsumptionWindow(config.rates)
+    from trainers.assembly import assemble
+    from trainers.process import environment_restored
+
+    with environment_restored():
+        reset_process(config)
+        try:
+            return assemble(config, sink, stop, began_s=began_s, consumption=consumption).train()
+        except TrainingError:
+            raise
+        except Exception as error:
+            if classify(error)[0] is FailureClass.out_of_memory:
+                raise OutOfMemoryError(
+                    f"a step does not fit into memory at micro-batch {config.micro_size} and length "
+                    f"{config.task.max_length}; lower batch.micro_size or task.max_length"
+                ) from error
+            raise
+
+
+def reset_process(config: RunConfig) -> None:
+    """Drop what an earlier run left in this process; `train` begins with this.
+
+    See `trainers.process.reset_process`.
+    """
+    from trainers.process import reset_process as reset
+
+    reset(config)
+
+
+def preload() -> None:
+    """Import all that `train` imports, so that a waiting worker has paid for it before its run."""
+    importlib.import_module("trainers.assembly")
+
+
+def classify(error: BaseException) -> tuple[FailureClass, str]:
+    """The failure class of any exception, and one line for people.
+
+    Args:
+        error: that ended a run.
+    """
+    return _failure_class(error), _line(error)
+
+
+def _failure_class(error: BaseException) -> FailureClass:
+    if isinstance(error, TrainingError):
+        return error.failure_class
+    text = str(error).lower()
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return FailureClass.out_of_memory
+    if isinstance(error, RuntimeError) and any(words in text for words in _ALLOCATION):
+        return FailureClass.out_of_memory
+    if torch is not None and isinstance(error, torch.distributed.DistError):
+        return FailureClass.infrastructure
+    if isinstance(error, RuntimeError) and any(words in text for words in _CONNECTION):
+        return FailureClass.infrastructure
+    if isinstance(error, ConnectionError | TimeoutError | EOFError):
+        return FailureClass.infrastructure
+    if isinstance(error, OSError):
+        return FailureClass.infrastructure if error.errno in (*_FULL, errno.EIO, errno.EROFS) else FailureClass.bug
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return FailureClass.infrastructure
+    return FailureClass.bug
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    named = text if isinstance(error, TrainingError) else f"{type(error).__name__}: {text}".rstrip(": ")
+    return named if len(named) <= _MESSAGE_LIMIT else named[: _MESSAGE_LIMIT - 1] + "…"

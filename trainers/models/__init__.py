@@ -1,0 +1,1 @@
+"""Students: presets built from a configuration, folders and hub models with weights."""

@@ -1,0 +1,120 @@
+"""Where a model comes from: a preset, a folder under a model root, or the hub. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainers.config import Workspace
+from trainers.data.paths import HUB, UnusablePath, resolve
+from trainers.errors import BadSpecError
+
+WEIGHTS = "model.safetensors"
+VOCABULARY_SIZE = 30_522
+"""Most WordPiece pieces of a preset's vocabulary, as in the published models."""
+_FILES = ("config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+
+PRESETS: dict[str, tuple[int, int]] = {
+    "tiny": (2, 128),
+    "mini": (4, 256),
+    "small": (4, 512),
+    "medium": (8, 512),
+    "base": (12, 768),
+}
+"""Layers and hidden size of the published BERT miniatures (arXiv 1908.08962); heads of 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A model that starts from random weights."""
+
+    name: str
+
+    def config(self, vocabulary_size: int) -> dict[str, Any]:
+        """Fields of a `BertConfig`."""
+        layers, hidden = PRESETS[self.name]
+        return {
+            "vocab_size": vocabulary_size,
+            "num_hidden_layers": layers,
+            "hidden_size": hidden,
+            "num_attention_heads": hidden // 64,
+            "intermediate_size": 4 * hidden,
+            "max_position_embeddings": 512,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A model with weights and tokenizer on disk."""
+
+    path: Path
+
+    def config(self) -> dict[str, Any]:
+        """Fields of the folder's `BertConfig`.
+
+        Raises:
+            BadSpecError: missing, malformed, or not a BERT.
+        """
+        file = self.path / "config.json"
+        try:
+            fields = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise BadSpecError(f"{self.path}: not a model folder; config.json is missing") from None
+        except (OSError, ValueError) as error:
+            raise BadSpecError(f"{file}: cannot be read ({error})") from None
+        kind = fields.get("model_type") if isinstance(fields, dict) else None
+        if kind != "bert":
+            raise BadSpecError(f"{file}: model_type is {kind!r}; only bert models can be trained")
+        return dict(fields)
+
+
+Origin = Preset | Folder
+
+
+def locate(student: str, workspace: Workspace) -> Origin:
+    """What `model.student` means.
+
+    Raises:
+        BadSpecError: unknown, outside the roots, without weights, or not on the hub.
+    """
+    if student in PRESETS:
+        return Preset(student)
+    if student.startswith(HUB):
+        return Folder(_with_weights(_from_hub(student.removeprefix(HUB), offline=workspace.offline)))
+    try:
+        found = resolve(student, workspace.model_roots, "model")
+    except UnusablePath as error:
+        raise BadSpecError(
+            f"model.student '{student}' is no preset ({', '.join(PRESETS)}), and as a folder: {error}"
+        ) from None
+    return Folder(_with_weights(found))
+
+
+def _with_weights(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise BadSpecError(f"{folder}: a model is a folder with config.json, tokenizer and {WEIGHTS}")
+    if not (folder / WEIGHTS).is_file():
+        raise BadSpecError(
+            f"{folder}: the model folder has no weights ({WEIGHTS} is missing; other formats are not loaded)"
+        )
+    return folder
+
+
+def _from_hub(identifier: str, *, offline: bool) -> Path:
+    # Imported here: only runs on hub models pay for the import.
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(identifier, allow_patterns=list(_FILES), local_files_only=offline)
+        )
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        hint = (
+            "offline: only models in the local hub cache can be used; give a folder"
+            if offline
+            else "check the id and the network, or give a folder"
+        )
+        raise BadSpecError(f"hub model '{identifier}' cannot be loaded ({reason}); {hint}") from error

@@ -1,0 +1,27 @@
+"""Learning rate by step. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from trainers.config import Optimizer
+
+
+def learning_rate(config: Optimizer, step: int, total_steps: int) -> float:
+    """Learning rate of one step: linear warm-up from 0 to the peak, then linear decay to 0 or constant.
+
+    The warm-up takes `w = ceil(warmup_fraction * total_steps)` steps; step i < w runs at
+    `peak * (i + 1) / (w + 1)`, so that no step is wasted at rate 0. The decay runs at
+    `peak * (total_steps - i) / (total_steps - w)`.
+
+    Args:
+        config: peak, warm-up share and shape.
+        step: 0-based.
+        total_steps: of the run.
+    """
+    warmup = math.ceil(config.warmup_fraction * total_steps)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / (warmup + 1)
+    if config.schedule == "constant":
+        return config.learning_rate
+    return config.learning_rate * (total_steps - step) / (total_steps - warmup)

@@ -1,0 +1,59 @@
+"""The workers of a run, as one of them sees them. The base class is a run with one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import distributed
+
+
+class Workers:
+    """One worker, alone: every exchange is with itself."""
+
+    rank = 0
+    world = 1
+
+    def sum(self, values: Sequence[float], device: torch.device) -> list[float]:
+        """Sums over all workers, the same on each; waits for all.
+
+        Args:
+            values: this worker's share, as many on each.
+            device: that the exchange goes through.
+        """
+        return list(values)
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's value, on every worker."""
+        return value
+
+    def collect(self, value: Any) -> list[Any]:
+        """Every worker's value by rank, on every worker."""
+        return [value]
+
+
+class GroupWorkers(Workers):
+    """The workers of the default process group."""
+
+    def __init__(self) -> None:
+        self.rank = distributed.get_rank()
+        self.world = distributed.get_world_size()
+
+    def sum(self, values: Sequence[float], device: torch.device) -> list[float]:
+        """See `Workers.sum`."""
+        tensor = torch.tensor(values, dtype=torch.float64, device=device)
+        distributed.all_reduce(tensor)
+        return list(tensor.tolist())
+
+    def share(self, value: Any) -> Any:
+        """See `Workers.share`."""
+        box = [value if self.rank == 0 else None]
+        distributed.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def collect(self, value: Any) -> list[Any]:
+        """See `Workers.collect`."""
+        boxes: list[Any] = [None] * self.world
+        distributed.all_gather_object(boxes, value)
+        return boxes

@@ -1,0 +1,79 @@
+"""What a run must not inherit from another run in the same process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from trainers.config import RunConfig
+
+
+def reset_process(config: RunConfig) -> None:
+    """Put the process into the state that the run asks for, whatever ran in it before.
+
+    Sets seeds of torch, numpy and Python, threads, deterministic flags, autocast and default
+    dtype; empties caches and returns freed memory, so that the peak counts this run alone.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    torch.clear_autocast_cache()
+    for device in ("cpu", "cuda"):
+        torch.set_autocast_enabled(device, False)
+    torch.set_grad_enabled(True)
+    torch.set_default_dtype(torch.float32)
+    torch.set_float32_matmul_precision("highest")
+    torch.set_num_threads(_threads(config))
+    _deterministic(config.deterministic)
+    seed_all(config.seed, rank=0)
+    with contextlib.suppress(OSError, AttributeError):  # another libc than glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def seed_all(seed: int, *, rank: int) -> None:
+    """Seed every generator that training draws from; ranks draw different dropout.
+
+    Rank 0 takes the seed itself. Others take one that no nearby seed of rank 0 takes.
+    """
+    mixed = seed if rank == 0 else int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+    torch.manual_seed(mixed)
+    np.random.seed(mixed)
+    random.seed(mixed)
+
+
+@contextlib.contextmanager
+def environment_restored() -> Iterator[None]:
+    """Undo, at the end, what the block does to environment variables."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+
+
+def _threads(config: RunConfig) -> int:
+    if config.threads is not None:
+        return config.threads
+    return config.rates.devices_per_worker if config.rates.device == "cpu" else 1
+
+
+def _deterministic(wanted: bool) -> None:
+    if wanted:
+        # cuBLAS reads this when it makes its first workspace; it has no effect on CPU.
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(wanted)
+    # Nothing reads memory that was not written, so filling it would only cost time.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = wanted

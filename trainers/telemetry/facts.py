@@ -1,0 +1,70 @@
+"""What somebody needs to know to repeat a run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+_PACKAGES = ("stillhouse", "torch", "transformers", "tokenizers", "safetensors", "datasets", "numpy")
+_GIT_LIMIT_S = 5.0
+
+
+def environment_facts(device: torch.device) -> dict[str, object]:
+    """Source revision, package versions, hardware and threads of this process."""
+    facts: dict[str, object] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": _versions(),
+        "cpu": _cpu_name(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        **_revision(Path(__file__).resolve().parent),
+    }
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _revision(folder: Path) -> dict[str, object]:
+    """Commit and dirtiness when the code runs from a checkout, else nothing."""
+    try:
+        commit, status = (
+            subprocess.run(
+                ["git", "-C", str(folder), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=_GIT_LIMIT_S,
+                check=True,
+            ).stdout.strip()
+            for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"git_commit": commit, "git_dirty": bool(status)}

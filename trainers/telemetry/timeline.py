@@ -1,0 +1,115 @@
+"""Where a run's time goes: every moment belongs to exactly one phase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from enum import StrEnum
+
+import torch
+
+
+class Phase(StrEnum):
+    """The parts of `total_time_s`."""
+
+    startup = "startup"
+    """From the call to the first step: imports, data, model, restoring a checkpoint."""
+    data_wait = "data_wait"
+    """Waiting for a batch that is not ready, and moving it to the device."""
+    forward = "forward"
+    """Forward pass and loss."""
+    backward = "backward"
+    """Backward pass; gradient exchange that it hides is not counted twice."""
+    optimizer = "optimizer"
+    """Gradient norm, clipping, update, clearing gradients."""
+    communication = "communication"
+    """Waiting for other workers, and handing points to the sink."""
+    checkpoint = "checkpoint"
+    """Writing checkpoints."""
+    validation = "validation"
+    """Evaluating."""
+
+
+TRAINING = (Phase.data_wait, Phase.forward, Phase.backward, Phase.optimizer, Phase.communication)
+"""Phases of a step; throughput is counted over these."""
+
+
+class Timeline:
+    """A clock that is always in one phase, so that the parts sum to the whole.
+
+    Args:
+        began_s: `time.perf_counter()` at which the phase `startup` began.
+    """
+
+    def __init__(self, began_s: float) -> None:
+        self._spent = dict.fromkeys(Phase, 0.0)
+        self._phase = Phase.startup
+        self._since_s = began_s
+
+    def enter(self, phase: Phase) -> None:
+        """End the current phase now and begin another."""
+        now = time.perf_counter()
+        self._spent[self._phase] += now - self._since_s
+        self._phase, self._since_s = phase, now
+
+    def settle(self) -> None:
+        """The device has finished all work of the step; nothing to do where the host computes."""
+
+    def carry_over(self, spent_s: Mapping[str, float]) -> None:
+        """Add what earlier attempts spent up to the checkpoint that this one resumes from."""
+        for phase, seconds in spent_s.items():
+            self._spent[Phase(phase)] += seconds
+
+    def spent_s(self) -> dict[str, float]:
+        """Seconds by phase until now, over all attempts that led here."""
+        self.enter(self._phase)
+        return {phase.value: seconds for phase, seconds in self._spent.items()}
+
+
+class CudaTimeline(Timeline):
+    """A timeline for a device that runs behind the host.
+
+    Phases are marked on the device's stream; `settle`, called where the host waits for the
+    device anyway, shares the step's time on the host out by the time between the marks.
+    """
+
+    def __init__(self, began_s: float) -> None:
+        super().__init__(began_s)
+        self._marks: list[tuple[Phase, torch.cuda.Event]] = []
+        self._window_s: float | None = None
+
+    def enter(self, phase: Phase) -> None:
+        """See `Timeline.enter`; phases of a step are settled later."""
+        if phase in TRAINING:
+            if self._window_s is None:
+                super().enter(phase)
+                self._window_s = self._since_s
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append((phase, event))
+            return
+        self.settle()
+        super().enter(phase)
+
+    def settle(self) -> None:
+        """Share out the time since the last settling; waits for the device."""
+        if self._window_s is None:
+            return
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        end.synchronize()
+        now = time.perf_counter()
+        host_s = now - self._window_s
+        stamps = [event for _, event in self._marks] + [end]
+        parts = [first.elapsed_time(second) for first, second in zip(stamps, stamps[1:], strict=False)]
+        whole = sum(parts) or 1.0
+        for (phase, _), part in zip(self._marks, parts, strict=True):
+            self._spent[phase] += host_s * part / whole
+        self._marks.clear()
+        self._window_s = None
+        self._since_s = now
+
+
+def timeline_for(device: torch.device, began_s: float) -> Timeline:
+    """The timeline that measures truly on a device."""
+    return CudaTimeline(began_s) if device.type == "cuda" else Timeline(began_s)
