@@ -1,0 +1,287 @@
+"""The driver of one attempt at an experiment: the process of its Ray Job.
+
+    python -m service.execution.driver --experiment 7 --attempt 1 --settings FILE --name NAME
+
+It renews the lease, hears in the answer what people ask for, and runs the sweep in its main
+thread. It may die at any time: the next driver finds everything in the database.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from service.execution import driver_settings
+from service.execution.exchange import ExchangeClient
+from service.execution.run_plan import experiment_folder
+from service.execution.scheduler import lost_attempts
+from service.execution.sweep import Sweep
+from service.failures import FailureCounts, decide_retry
+from service.settings import Settings
+from service.spec import ExperimentSpec
+from service.states import ExperimentState
+from service.store import (
+    Conflict,
+    Requests,
+    StaleAttempt,
+    Store,
+    StoreFull,
+    StoreUnavailable,
+)
+from trainers.errors import FailureClass
+from trainers.reporting import StopReason
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 0.7
+"""How often the lease is renewed and requests are heard."""
+GRACE_S = 30.0
+"""How long runs may take to stop at a step boundary before their processes are ended."""
+_STALE_EXIT_CODE = 70
+_RETRY_S = 0.5
+_CATCH_UP_S = 3600.0
+_AWAY = (StoreUnavailable, StoreFull)
+
+
+class Heartbeat:
+    """Renews the lease in a thread, and passes on what people ask for.
+
+    Args:
+        beat: renews the lease and returns the requests.
+        heard: told of the requests whenever they changed or any is open.
+        lost: called when another attempt has become the current one.
+    """
+
+    def __init__(
+        self, beat: Callable[[], Requests], heard: Callable[[Requests], None], lost: Callable[[], None]
+    ) -> None:
+        self._beat = beat
+        self._heard = heard
+        self._lost = lost
+        self._stop = threading.Event()
+        self._last = Requests(False, False, frozenset())
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; the lease is not renewed any more."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(BEAT_S):
+            try:
+                requests = self._beat()
+            except StaleAttempt:
+                if not self._stop.is_set():
+                    self._lost()
+                return
+            except _AWAY as error:
+                # Training goes on; whether the lease held is seen when the database is back.
+                logger.warning("the lease could not be renewed: %s", error)
+                continue
+            except Exception:
+                logger.exception("the lease could not be renewed")
+                continue
+            if requests != self._last or any((requests.cancel, requests.pause, requests.cancel_runs)):
+                try:
+                    self._heard(requests)
+                except Exception:
+                    logger.exception("a request could not be passed on; it is tried again")
+                    continue
+            self._last = requests
+
+
+class Driver:
+    """One attempt at one experiment.
+
+    Args:
+        store: the database.
+        settings: of the installation.
+        settings_path: where the exchange reads them.
+        experiment_id: the experiment.
+        attempt: the experiment's attempt.
+    """
+
+    def __init__(
+        self, store: Store, settings: Settings, settings_path: Path, experiment_id: int, attempt: int
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._settings_path = settings_path
+        self._id = experiment_id
+        self._attempt = attempt
+        self._folder = experiment_folder(settings, experiment_id)
+        self._exchange: ExchangeClient | None = None
+        self._sweep: Sweep | None = None
+        self._asked_s: float | None = None
+
+    def run(self) -> None:
+        """Carry the attempt through to its end.
+
+        Raises:
+            StaleAttempt: another attempt is current; nothing was written after that.
+            Exception: a bug of ours or of Ray; the caller decides about another attempt.
+        """
+        patiently(
+            lambda: self._store.driver_started(self._id, self._attempt, socket.gethostname(), os.getpid())
+        )
+        heartbeat = Heartbeat(
+            lambda: self._store.renew_lease(self._id, self._attempt, self._settings.lease_s),
+            self._hear,
+            self._lost,
+        )
+        heartbeat.start()
+        try:
+            state, failure = self._carry_out()
+        finally:
+            heartbeat.stop()
+        patiently(lambda: self._store.finish_experiment(self._id, self._attempt, state, failure=failure))
+        logger.info("experiment %d: %s", self._id, state)
+
+    def _carry_out(self) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
+        import ray
+
+        from service.execution.tuning import look_at_cluster, run_sweep
+
+        ray.init(logging_level="warning", log_to_driver=True)
+        _, canonical = self._store.experiment_spec(self._id)
+        spec = ExperimentSpec.model_validate_json(canonical)
+        exchange = ExchangeClient.start(self._settings_path, self._id, self._attempt)
+        # What an earlier attempt has acknowledged must arrive before its runs get new attempts.
+        if not exchange.wait_until_caught_up(_CATCH_UP_S):
+            raise TimeoutError("points of an earlier attempt could not be brought into the database")
+        patiently(lambda: self._store.reset_runs_of_dead_attempt(self._id, self._attempt))
+        sweep = Sweep(
+            self._store,
+            self._settings,
+            self._id,
+            self._attempt,
+            spec,
+            self._settings.catalogue(),
+            capacity=look_at_cluster,
+            note=self._note,
+        )
+        self._exchange, self._sweep = exchange, sweep
+        folder = self._folder / "ray"
+        run_sweep(
+            sweep,
+            exchange,
+            folder=folder,
+            name=f"{self._id}-{self._attempt}",
+            reuse=spec.isolation == "shared",
+            give_up=self._give_up,
+        )
+        exchange.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        return sweep.final_state()
+
+    def _hear(self, requests: Requests) -> None:
+        if self._exchange is None or self._sweep is None:
+            raise RuntimeError("requests are heard once the sweep has begun")
+        everything: StopReason | None = None
+        if requests.cancel:
+            everything = StopReason.cancel
+        elif requests.pause:
+            everything = StopReason.pause
+        self._sweep.stopping = everything
+        if everything is None:
+            self._asked_s = None
+        elif self._asked_s is None:
+            self._asked_s = time.monotonic()
+        self._exchange.request_stops(everything, dict.fromkeys(requests.cancel_runs, StopReason.cancel))
+
+    def _give_up(self) -> bool:
+        """Whether runs have not stopped long after they were asked to."""
+        return self._asked_s is not None and time.monotonic() - self._asked_s > GRACE_S
+
+    def _lost(self) -> None:
+        # Another attempt is current. Nothing of this one may write any more; its actors end with it.
+        logger.error("attempt %d at experiment %d is over; ending at once", self._attempt, self._id)
+        logging.shutdown()
+        os._exit(_STALE_EXIT_CODE)
+
+    def _note(self, message: str) -> None:
+        logger.warning("%s", message)
+
+
+def patiently(write: Callable[[], object]) -> None:
+    """Repeat a write while the database is away."""
+    while True:
+        try:
+            write()
+            return
+        except _AWAY as error:
+            logger.warning("the database is away: %s", error)
+            time.sleep(_RETRY_S)
+
+
+def _fail(store: Store, experiment_id: int, attempt: int, error: Exception) -> None:
+    """An error that the driver did not foresee: queue the experiment again, or fail it."""
+    message = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    failure = (FailureClass.bug, message)
+    spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment_id)[1])
+    decision = decide_retry(
+        FailureClass.bug,
+        FailureCounts(own=1 + lost_attempts(store, experiment_id), infrastructure=0),
+        max_restarts=spec.max_restarts,
+        progressed=False,
+    )
+    if decision.retry:
+        store.release_experiment(experiment_id, attempt, delay_s=decision.delay_s, failure=failure)
+    else:
+        store.finish_experiment(experiment_id, attempt, ExperimentState.failed, failure=failure)
+
+
+def _open(settings: Settings) -> Store:
+    while True:
+        try:
+            return Store.open(settings)
+        except _AWAY as error:
+            logger.warning("the database is away: %s", error)
+            time.sleep(_RETRY_S)
+
+
+def main() -> int:
+    """The process: 0 when the experiment was brought to an end, or belongs to another attempt."""
+    parser = argparse.ArgumentParser(prog="python -m service.execution.driver", description=__doc__)
+    parser.add_argument("--experiment", type=int, required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--name", default="", help="of the experiment, for whoever lists processes")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for chatty in ("alembic", "ray.tune.analysis.experiment_analysis"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+    settings = driver_settings.read(options.settings)
+    store = _open(settings)
+    try:
+        Driver(store, settings, options.settings, options.experiment, options.attempt).run()
+    except StaleAttempt as error:
+        logger.error("%s", error)
+    except Exception as error:
+        logger.exception("the driver failed")
+        failed = error
+        try:
+            patiently(lambda: _fail(store, options.experiment, options.attempt, failed))
+        except (StaleAttempt, Conflict) as ended:
+            logger.error("%s", ended)
+        return 1
+    finally:
+        store.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""From a stored run to what a worker trains, and to what it takes from the cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.cluster import worker_resources
+from service.hardware import Hardware, lookup
+from service.settings import Settings
+from service.spec import ExperimentSpec
+from trainers.config import RunConfig, TrainingSections, Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a run takes from the cluster; runs of one shape can use the same processes in turn.
+
+    Attributes:
+        workers: processes.
+        resources: what each of them reserves, by Ray's resource name, sorted.
+        device: torch device type.
+    """
+
+    workers: int
+    resources: tuple[tuple[str, float], ...]
+    device: str
+
+    @property
+    def total(self) -> dict[str, float]:
+        """What all workers reserve together."""
+        return {name: amount * self.workers for name, amount in self.resources}
+
+
+def shape_of(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> Shape:
+    """The shape of a run.
+
+    Raises:
+        ValueError: for hardware that is not in the catalogue.
+    """
+    return Shape(
+        spec.parallel.workers,
+        tuple(sorted(worker_resources(spec, catalogue).items())),
+        lookup(spec.hardware, catalogue).device,
+    )
+
+
+def experiment_folder(settings: Settings, experiment_id: int) -> Path:
+    """Where an experiment keeps its files."""
+    return settings.data_dir.resolve() / "experiments" / str(experiment_id)
+
+
+def run_config(
+    spec: ExperimentSpec,
+    *,
+    experiment_id: int,
+    run_id: int,
+    seed: int,
+    settings: Settings,
+    catalogue: Mapping[str, Hardware],
+) -> RunConfig:
+    """What `trainers.entrypoint.train` gets for one run.
+
+    Args:
+        spec: the run's resolved spec, without axes.
+        experiment_id, run_id: decide where its checkpoints lie; the same for all its attempts.
+        seed: the run's seed.
+        settings: folders.
+        catalogue: prices and power.
+
+    Raises:
+        ValueError: for hardware that is not in the catalogue, or that no trainer supports.
+    """
+    sections = {name: getattr(spec, name) for name in TrainingSections.model_fields}
+    sections["threads"] = spec.threads or spec.resources.cpus_per_worker
+    checkpoints = experiment_folder(settings, experiment_id) / "runs" / str(run_id) / "checkpoints"
+    return RunConfig(
+        **sections,
+        seed=seed,
+        rates=lookup(spec.hardware, catalogue).rates(spec.resources.cpus_per_worker),
+        workspace=Workspace(
+            checkpoints=str(checkpoints),
+            cache=str(settings.data_dir.resolve() / "cache"),
+            data_roots=tuple(map(str, settings.roots("data"))),
+            model_roots=tuple(map(str, settings.roots("model"))),
+            offline=settings.offline,
+        ),
+    )

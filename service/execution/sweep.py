@@ -1,0 +1,337 @@
+"""Which run is next, and what follows from the ending of one: the sweep of one experiment.
+
+Knows the store and no Ray. `next_assignment` opens the attempt of the first queued run that fits;
+`ended` turns an ending into the run's next state through `service.failures.decide_retry`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from service.cluster import ClusterSnapshot, unsatisfiable
+from service.execution.assignment import Assignment, Ending
+from service.execution.run_plan import Shape, run_config, shape_of
+from service.failures import FailureCounts, decide_retry
+from service.hardware import Hardware
+from service.records import Run
+from service.settings import Settings
+from service.spec import ExperimentSpec
+from service.states import ExperimentState, RunState
+from service.store import Conflict, NotFound, Store, StoreFull, StoreUnavailable
+from trainers.errors import FailureClass
+from trainers.reporting import StopReason
+
+logger = logging.getLogger(__name__)
+
+LIST_EVERY_S = 5.0
+"""How often the list of queued runs is read again: people may have queued some of them anew."""
+CAPACITY_EVERY_S = 2.0
+"""How often the cluster is looked at while runs wait for it."""
+_RETRY_S = 0.5
+_PAGE = 1000
+
+
+class Wait(Enum):
+    """Why there is no assignment now."""
+
+    later = "later"
+    """A run waits for a place, for its delay, or for others to end: ask again."""
+    over = "over"
+    """No run will be handed out any more."""
+
+
+@dataclass(slots=True)
+class _Live:
+    assignment: Assignment
+    run: Run
+
+
+class Sweep:
+    """The runs of one experiment under one attempt at it.
+
+    Args:
+        store: the database.
+        settings: folders for the runs' configurations.
+        experiment_id: the experiment.
+        attempt: the experiment's attempt; the fence of all that is written here.
+        spec: of the experiment.
+        catalogue: known hardware.
+        capacity: looks at the cluster.
+        note: tells people something, once per text.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        experiment_id: int,
+        attempt: int,
+        spec: ExperimentSpec,
+        catalogue: Mapping[str, Hardware],
+        *,
+        capacity: Callable[[], ClusterSnapshot],
+        note: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._experiment_id = experiment_id
+        self._attempt = attempt
+        self._spec = spec
+        self._catalogue = catalogue
+        self._look = capacity
+        self._note = note
+        self._clock = store.clock
+        self._queued: list[Run] = []
+        self._listed_s = float("-inf")
+        self._snapshot: ClusterSnapshot | None = None
+        self._snapshot_s = float("-inf")
+        self._live: dict[int, _Live] = {}
+        self._shapes: dict[object, tuple[Shape, ExperimentSpec]] = {}
+        self._noted: set[str] = set()
+        self.stopping: StopReason | None = None
+        """Set when the whole experiment is asked to stop: nothing is handed out any more."""
+        self.budget_reached: str | None = None
+        """Which limit was reached, in words."""
+
+    @property
+    def live(self) -> tuple[Assignment, ...]:
+        """Assignments that have not ended."""
+        return tuple(live.assignment for live in self._live.values())
+
+    def next_assignment(self) -> Assignment | Wait:
+        """Open the attempt of the next run that may start now.
+
+        Raises:
+            StaleAttempt: the experiment's attempt is over.
+        """
+        if self.stopping is not None or self.budget_reached is not None:
+            return Wait.over
+        limit = self._spec.queue.max_concurrent_runs
+        if limit is not None and len(self._live) >= limit:
+            return Wait.later
+        try:
+            return self._next()
+        except (StoreUnavailable, StoreFull) as error:
+            logger.warning("the database is away; no run is started: %s", error)
+            return Wait.later
+
+    def _next(self) -> Assignment | Wait:
+        now = self._clock()
+        if not self._queued or now - self._listed_s >= LIST_EVERY_S:
+            self._list(now)
+        if not self._queued:
+            return Wait.later if self._live else Wait.over
+        self.budget_reached = self._over_budget()
+        if self.budget_reached is not None:
+            self._note(f"{self.budget_reached}; no further run is started")
+            return Wait.over
+        for run in list(self._queued):
+            if run.not_before_s > now:
+                continue
+            shape, spec = self._shape(run)
+            missing = unsatisfiable(spec, self._capacity(now), self._catalogue)
+            if missing is not None:
+                self._cannot_run(run, missing)
+                continue
+            if not self._fits(shape):
+                continue
+            assignment = self._open(run, shape)
+            if assignment is not None:
+                return assignment
+        return Wait.later if self._queued or self._live else Wait.over
+
+    def ended(self, assignment: Assignment, ending: Ending) -> None:
+        """Write what became of an attempt; waits for the database when it is away.
+
+        Raises:
+            StaleAttempt: the experiment's attempt is over.
+        """
+        live = self._live.pop(assignment.run_id, None)
+        if live is None:
+            return  # It was ended before, and this is an echo.
+        self._patiently(lambda: self._write_ending(live, ending))
+
+    def final_state(self) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
+        """Where the experiment goes, now that nothing is live and nothing will be handed out."""
+        if self.stopping is StopReason.pause:
+            return ExperimentState.paused, None
+        if self.stopping is StopReason.cancel:
+            return ExperimentState.cancelled, None
+        ended = [run for run in self._runs() if run.state is not RunState.queued]
+        if any(run.state in (RunState.succeeded, RunState.stopped) for run in ended):
+            return ExperimentState.succeeded, None
+        if ended and all(run.state is RunState.cancelled for run in ended):
+            return ExperimentState.cancelled, None
+        if self.budget_reached is not None:
+            return ExperimentState.failed, (FailureClass.bad_spec, self.budget_reached)
+        failed = [run for run in ended if run.state is RunState.failed]
+        last = failed[-1] if failed else None
+        return ExperimentState.failed, (
+            (last.failure_class if last else None) or FailureClass.lost,
+            (last.failure_message if last else None) or "no run has a result",
+        )
+
+    # -- Choosing --------------------------------------------------------------------------------
+
+    def _list(self, now: float) -> None:
+        self._queued = [run for run in self._runs("state = 'queued'") if run.id not in self._live]
+        self._listed_s = now
+
+    def _runs(self, filter: str | None = None) -> list[Run]:
+        runs: list[Run] = []
+        token: str | None = None
+        while True:
+            page = self._store.runs(
+                experiment_id=self._experiment_id, filter=filter, page_size=_PAGE, page_token=token
+            )
+            runs += page.items
+            token = page.next_token
+            if token is None:
+                return runs
+
+    def _shape(self, run: Run) -> tuple[Shape, ExperimentSpec]:
+        """The run's shape; runs that agree in what decides about it share the computation."""
+        resources = tuple(
+            sorted((name, value) for name, value in run.point.items() if name.startswith("resources."))
+        )
+        key = (run.hardware, run.workers, resources)
+        if key not in self._shapes:
+            spec = ExperimentSpec.model_validate_json(self._store.run_config(run.id))
+            self._shapes[key] = shape_of(spec, self._catalogue), spec
+        return self._shapes[key]
+
+    def _capacity(self, now: float) -> ClusterSnapshot:
+        if self._snapshot is None or now - self._snapshot_s >= CAPACITY_EVERY_S:
+            self._snapshot, self._snapshot_s = self._look(), now
+        return self._snapshot
+
+    def _fits(self, shape: Shape) -> bool:
+        """Whether the cluster has room beside this experiment's own live runs.
+
+        What other experiments hold is not counted: Ray makes the run wait for that.
+        """
+        assert self._snapshot is not None
+        totals = self._snapshot.totals
+        used: dict[str, float] = {}
+        for live in self._live.values():
+            for name, amount in live.assignment.shape.total.items():
+                used[name] = used.get(name, 0.0) + amount
+        return all(
+            used.get(name, 0.0) + amount <= totals.get(name, 0.0) + 1e-6
+            for name, amount in shape.total.items()
+        )
+
+    def _over_budget(self) -> str | None:
+        budget = self._spec.budget
+        if budget.cost_usd is None and budget.energy_kwh is None and budget.hours is None:
+            return None
+        totals = self._store.experiment_totals(self._experiment_id)
+        for name, unit, limit, used in (
+            ("cost_usd", "USD", budget.cost_usd, totals.cost_usd),
+            ("energy_kwh", "kWh", budget.energy_kwh, totals.energy_kwh),
+            ("hours", "device hours", budget.hours, totals.device_hours),
+        ):
+            if limit is not None and used >= limit:
+                return f"budget.{name} is reached: {used:.4g} of {limit:g} {unit}"
+        return None
+
+    def _open(self, run: Run, shape: Shape) -> Assignment | None:
+        spec = ExperimentSpec.model_validate_json(self._store.run_config(run.id))
+        config = run_config(
+            spec,
+            experiment_id=self._experiment_id,
+            run_id=run.id,
+            seed=run.seed,
+            settings=self._settings,
+            catalogue=self._catalogue,
+        )
+        self._queued.remove(run)
+        try:
+            number = self._store.open_attempt(run.id, self._attempt)
+        except (Conflict, NotFound):
+            self._listed_s = float("-inf")
+            return None  # Cancelled since it was listed, or the whole experiment is.
+        assignment = Assignment(run.id, number, config, shape, self._spec.isolation == "process")
+        self._live[run.id] = _Live(assignment, run)
+        return assignment
+
+    def _cannot_run(self, run: Run, missing: str) -> None:
+        """Say it; and unless the experiment waits for nodes, fail the run instead of waiting silently."""
+        if self._spec.queue.wait_for_capacity:
+            if missing not in self._noted:
+                self._noted.add(missing)
+                self._note(f"runs wait for capacity: {missing}")
+            return
+        self._queued.remove(run)
+        try:
+            number = self._store.open_attempt(run.id, self._attempt)
+            self._store.finish_run(run.id, number, RunState.failed, failure=(FailureClass.bad_spec, missing))
+        except Conflict:
+            self._listed_s = float("-inf")
+
+    # -- Ending ----------------------------------------------------------------------------------
+
+    def _write_ending(self, live: _Live, ending: Ending) -> None:
+        run_id, attempt = live.assignment.run_id, live.assignment.attempt
+        try:
+            if ending.failure is not None:
+                went = self._write_failure(live, ending.failure)
+            else:
+                state = RunState.succeeded
+                if ending.kind == "stopped":
+                    state = _STOPPED_AS.get(ending.stop_reason, RunState.stopped)
+                retry_delay_s = 0.0 if ending.stop_reason is StopReason.preempted else None
+                went = self._store.finish_run(
+                    run_id,
+                    attempt,
+                    RunState.failed if retry_delay_s is not None else state,
+                    summary=ending.summary,
+                    failure=(FailureClass.preempted, "the worker was taken back")
+                    if retry_delay_s is not None
+                    else None,
+                    retry_delay_s=retry_delay_s,
+                )
+        except Conflict as error:
+            logger.info("run %d had ended already: %s", run_id, error)
+            return
+        if went is RunState.queued:
+            self._listed_s = float("-inf")
+
+    def _write_failure(self, live: _Live, failure: tuple[FailureClass, str]) -> RunState:
+        run_id, attempt = live.assignment.run_id, live.assignment.attempt
+        run = self._store.run(run_id)
+        machine = failure[0] in (FailureClass.infrastructure, FailureClass.lost)
+        own = failure[0] not in (FailureClass.infrastructure, FailureClass.lost, FailureClass.preempted)
+        decision = decide_retry(
+            failure[0],
+            FailureCounts(own=run.own_failures + own, infrastructure=run.infrastructure_failures + machine),
+            max_restarts=self._spec.max_restarts,
+            progressed=(run.checkpoint_step or 0) > (live.run.checkpoint_step or 0),
+        )
+        return self._store.finish_run(
+            run_id,
+            attempt,
+            RunState.failed,
+            failure=failure,
+            retry_delay_s=decision.delay_s if decision.retry else None,
+        )
+
+    def _patiently(self, write: Callable[[], None]) -> None:
+        while True:
+            try:
+                write()
+                return
+            except (StoreUnavailable, StoreFull) as error:
+                logger.warning("the database is away; an ending waits: %s", error)
+                time.sleep(_RETRY_S)
+
+
+_STOPPED_AS: Mapping[StopReason | None, RunState] = {
+    StopReason.cancel: RunState.cancelled,
+    StopReason.pause: RunState.paused,
+    StopReason.early_stop: RunState.stopped,
+}

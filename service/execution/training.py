@@ -1,0 +1,89 @@
+"""One attempt in one worker process: calls `trainers.entrypoint.train` and reports.
+
+Ray's own errors get their class here; everything else is for `trainers.entrypoint.classify`.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Any
+
+from service.execution.assignment import Assignment, Ending
+from service.execution.exchange import ExchangeClient
+from service.execution.sink import RecorderSink
+from trainers.errors import FailureClass
+from trainers.reporting import NullSink, Outcome
+
+_FLUSH_S = 5.0
+_STALE_EXIT_CODE = 70
+
+
+def train_one(exchange: ExchangeClient, assignment: Assignment, *, rank: int = 0) -> Outcome:
+    """Train one assignment in this process; all that was reported is safe when this returns.
+
+    Raises:
+        Exception: whatever ended the training; its traceback is in the run's log.
+    """
+    from trainers.entrypoint import train
+
+    sink = RecorderSink(
+        exchange.report, assignment.run_id, assignment.attempt, rank=rank, on_stale=_end_process
+    )
+    try:
+        outcome: Outcome = train(assignment.config, sink if rank == 0 else NullSink(), sink)
+        _flush(sink)
+        return outcome
+    except BaseException as error:
+        if not isinstance(error, SystemExit):
+            sink.log("error", "".join(traceback.format_exception(error)))
+        _flush(sink)
+        raise
+    finally:
+        sink.close()
+
+
+def ending_of(outcome: Outcome) -> Ending:
+    """An outcome as it travels to the driver."""
+    return Ending(outcome.status, outcome.stop_reason, dict(outcome.summary))
+
+
+def failure_of(error: BaseException) -> tuple[FailureClass, str]:
+    """Class and one line for an error of a worker or of Ray under it."""
+    import ray.exceptions as ray_errors
+
+    cause: Any = error
+    if isinstance(cause, ray_errors.RayTaskError) and cause.cause is not None:
+        cause = cause.cause
+    if isinstance(cause, ray_errors.OutOfMemoryError):
+        return FailureClass.out_of_memory, "Ray ended the worker because the node ran out of memory"
+    if isinstance(cause, ray_errors.NodeDiedError):
+        return FailureClass.infrastructure, "the node of a worker is gone"
+    if isinstance(cause, ray_errors.RayActorError | ray_errors.WorkerCrashedError):
+        if "OutOfMemoryError" in str(cause) or "memory usage threshold" in str(cause):
+            return FailureClass.out_of_memory, "Ray ended the worker because the node ran out of memory"
+        if getattr(cause, "preempted", False):
+            return FailureClass.preempted, "the worker's node was taken back"
+        return FailureClass.infrastructure, "a worker process died"
+    if isinstance(cause, ray_errors.RayError):
+        return FailureClass.infrastructure, f"{type(cause).__name__}: {_first_line(str(cause))}"
+    from trainers.entrypoint import classify
+
+    classified: tuple[FailureClass, str] = classify(cause)
+    return classified
+
+
+def _flush(sink: RecorderSink) -> None:
+    """Wait for the last acknowledgement, however long the recorder is away: rows are not given up."""
+    while not sink.flush(_FLUSH_S):
+        continue
+
+
+def _end_process() -> None:
+    # Another attempt trains this run now. Ending at once, without unwinding, keeps this process
+    # from writing one more checkpoint into the folder that the other one uses.
+    os._exit(_STALE_EXIT_CODE)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:500]
