@@ -112,8 +112,9 @@ def _database(settings: Settings) -> Iterator[Finding]:
     from sqlalchemy.engine import make_url
 
     url = make_url(settings.resolved_database_url())
-    shown = url.render_as_string(hide_password=True)
-    if url.get_backend_name() == "sqlite":
+    is_file = url.get_backend_name() == "sqlite"
+    shown = str(url.database) if is_file else url.render_as_string(hide_password=True)
+    if is_file:
         version = sqlite3.sqlite_version
         if sqlite3.sqlite_version_info < _SOUND_SQLITE:
             yield Finding(

@@ -41,12 +41,12 @@ class Scale:
 _UNITS: Mapping[str, Sequence[tuple[float, str]]] = {
     # Largest first; a column takes the first unit in which its largest value is at least 1.
     "_s": ((3600 * 10, "h"), (600, "min"), (1.0, "s"), (1e-3, "ms")),
-    "_usd": ((1.0, "USD"), (1e-3, "mUSD"), (1e-6, "µUSD")),
+    "_usd": ((0.1, "USD"), (0.0, "mUSD")),
     "_kwh": ((1.0, "kWh"), (1e-3, "Wh"), (1e-6, "mWh")),
     "_mib": ((10240.0, "GiB"), (1.0, "MiB")),
 }
 _SIZES = {
-    "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "USD": 1.0, "mUSD": 1e-3, "µUSD": 1e-6,
+    "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "USD": 1.0, "mUSD": 1e-3,
     "kWh": 1.0, "Wh": 1e-3, "mWh": 1e-6, "GiB": 1024.0, "MiB": 1.0,
 }  # fmt: skip
 _TITLES = {
@@ -60,6 +60,7 @@ _TITLES = {
     "validation_loss": "val. loss",
     "peak_memory_mib": "memory",
 }
+_SHORT = {"batch.global_size": "batch"}
 _FRACTIONS = frozenset({"accuracy", "f1", "precision_macro", "recall_macro"})
 
 
@@ -83,11 +84,11 @@ def scale_for(name: str, values: Iterable[float]) -> Scale:
     return Scale(unit, factor, _decimals(largest * factor))
 
 
-def _decimals(largest: float) -> int:
+def _decimals(largest: float, most: int = 4) -> int:
     """Three significant digits for the largest value."""
     if largest <= 0.0:
         return 1
-    return min(4, max(0, 2 - math.floor(math.log10(largest))))
+    return min(most, max(0, 2 - math.floor(math.log10(largest))))
 
 
 def figure(name: str, value: float | int | str | None) -> str:
@@ -100,6 +101,8 @@ def figure(name: str, value: float | int | str | None) -> str:
         return f"{value:,}"
     if not math.isfinite(value):
         return str(value)
+    if name.endswith("_usd"):
+        return f"{value:.{max(2, _decimals(abs(value), most=6))}f} USD"
     scale = scale_for(name, [value])
     return f"{scale.text(value)} {scale.unit}".rstrip()
 
@@ -139,7 +142,7 @@ def clock(at_s: float) -> str:
 
 def short_names(axes: Sequence[str]) -> dict[str, str]:
     """The last part of each dotted name, unless two axes would then share it."""
-    last = [axis.rsplit(".", 1)[-1] for axis in axes]
+    last = [_SHORT.get(axis, axis.rsplit(".", 1)[-1]) for axis in axes]
     return {axis: short if last.count(short) == 1 else axis for axis, short in zip(axes, last, strict=True)}
 
 
@@ -153,7 +156,7 @@ def axis_value(value: Any) -> str:
 
 
 def point_text(point: Mapping[str, Any]) -> str:
-    """`precision=fp32 global_size=16`; empty without axes."""
+    """`precision=fp32 batch=16`; empty without axes."""
     names = short_names(list(point))
     return " ".join(f"{names[axis]}={axis_value(value)}" for axis, value in point.items())
 

@@ -74,7 +74,13 @@ def _say_more(more: bool, limit: int) -> None:
         note(f"more than {limit}; see further with --limit, or narrow down with --filter")
 
 
-def show(target: Either, as_json: Json = False) -> None:
+def show(
+    target: Either,
+    every_event: Annotated[
+        bool, typer.Option("--events", help="Every event, also of runs that go as they should.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Tell the story of an experiment or run: state, attempts, failures, resumes, events."""
     from service.cli.rendering import experiment_story, run_story
 
@@ -96,7 +102,7 @@ def show(target: Either, as_json: Json = False) -> None:
     if as_json:
         print_json({"experiment": experiment, "runs": runs_of_it, "events": events})
     else:
-        experiment_story(experiment, runs_of_it, events, console())
+        experiment_story(experiment, runs_of_it, events, console(), every_event=every_event)
 
 
 def _all_events(client: Client, experiment_id: int) -> Iterator[Event]:

@@ -42,6 +42,10 @@ _STYLES = {
 }
 
 
+_ROUTINE = frozenset({"run.starting", "run.started", "run.succeeded"})
+_RUNS_IN_STORY = 50
+
+
 def state_text(state: Any) -> Text:
     """A state in its colour."""
     return Text(str(state), style=_STYLES.get(str(state), ""))
@@ -49,7 +53,7 @@ def state_text(state: Any) -> Text:
 
 def grid_table(*headings: str, right: Iterable[str] = ()) -> Table:
     """A table in the house's form: no frame, one rule under the headings."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for heading in headings:
         is_number = heading in set(right)
         table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number)
@@ -133,7 +137,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         return
     print_fitting(console, comparison_table(comparison), comparison_lines(comparison))
     for line in comparison_notes(comparison):
-        console.print(Text(line, style="dim"), soft_wrap=True)
+        _say_dim(console, line)
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -208,9 +212,22 @@ def _row_notes(row: Row) -> list[str]:
 
 
 def experiment_story(
-    experiment: ExperimentDetail, runs: Sequence[Run], events: Sequence[Event], console: Console
+    experiment: ExperimentDetail,
+    runs: Sequence[Run],
+    events: Sequence[Event],
+    console: Console,
+    *,
+    every_event: bool = False,
 ) -> None:
-    """An experiment from submission to end: where it stands, its runs, what happened."""
+    """An experiment from submission to end: where it stands, its runs, what happened.
+
+    Args:
+        experiment: with its totals.
+        runs: all of them; a long list is cut, with a note.
+        events: all of them.
+        console: where to print.
+        every_event: also what happens to every run that goes well.
+    """
     console.print(
         Text.assemble(
             (f"experiment {experiment.id}", "bold"), f"  {experiment.name}  ", state_text(experiment.state)
@@ -245,8 +262,19 @@ def experiment_story(
     _print_facts(console, facts)
     if runs:
         console.print()
-        print_fitting(console, runs_table(runs), runs_lines(runs))
-    _print_events(console, events)
+        shown = runs[:_RUNS_IN_STORY]
+        print_fitting(console, runs_table(shown), runs_lines(shown))
+        if len(runs) > len(shown):
+            _say_dim(console, f"and {len(runs) - len(shown):,} more runs: stillhouse export {experiment.id}")
+    told = [event for event in events if every_event or not _is_routine(event)]
+    _print_events(console, told)
+    if len(told) < len(events):
+        _say_dim(console, f"{len(events) - len(told):,} routine events of runs are left out (--events)")
+
+
+def _is_routine(event: Event) -> bool:
+    """Whether an event says only that a run goes as it should, at its first attempt."""
+    return event.kind in _ROUTINE and (event.attempt or 1) == 1
 
 
 def run_story(
@@ -358,6 +386,10 @@ def preview_table(runs: Sequence[PlannedRun]) -> Table:
             here,
         )
     return table
+
+
+def _say_dim(console: Console, text: str) -> None:
+    console.print(Text(text, style="dim"), soft_wrap=True)
 
 
 def _when(at_s: float) -> str:

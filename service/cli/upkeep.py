@@ -50,24 +50,25 @@ def doctor(as_json: Json = False) -> None:
 def upgrade(as_json: Json = False) -> None:
     """Bring the database to the schema of this version; does nothing when it is current."""
     from service.cli.connection import read_settings
-    from service.store import Store
+    from service.db import migrate
 
     settings = read_settings()
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
     with _as_failure():
-        Store.open(settings, migrate=True).close()
+        migrate.upgrade(settings)
     _report(settings.resolved_database_url(), as_json)
 
 
 @database.command()
 def check(as_json: Json = False) -> None:
-    """Say whether the database is reachable, sound and current."""
+    """Say whether the database is reachable, sound and current; reads all of a SQLite file."""
     from service.cli.connection import read_settings
-    from service.store import Store
+    from service.db import migrate
 
     settings = read_settings()
     with _as_failure():
-        Store.open(settings).close()
+        problems = migrate.check(settings)
+    if problems:
+        raise Failure(problems, ExitCode.not_succeeded)
     _report(settings.resolved_database_url(), as_json)
 
 

@@ -1,0 +1,59 @@
+"""A running API over a SQLite file, for each test of the command line."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from api.app import create_app
+from service.queue import Queue
+from service.settings import Settings
+from service.store import Store
+from tests.service.cli.house import House
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    """The API in a thread on a free port, over a migrated SQLite file of the test's own."""
+    with running(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def full_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """One for all tests that only look: experiment 1 has succeeded, experiment 2 waits."""
+    with running(tmp_path_factory.mktemp("house")) as found:
+        found.whole_experiment()
+        found.submitted()
+        yield found
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[House]:
+    """The API over a new database in this folder."""
+    (folder / "texts").mkdir()
+    (folder / "texts" / "train.jsonl").write_text('{"text": "good", "label": 1}\n', encoding="utf-8")
+    settings = Settings(data_dir=folder / "data", data_roots=str(folder), token=None)
+    store = Store.open(settings, migrate=True)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None, lifespan="on", ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        yield House(url, folder, settings, store, Queue(store))
+    finally:
+        server.should_exit = True
+        thread.join()
+        store.close()
+        listener.close()

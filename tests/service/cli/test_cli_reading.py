@@ -1,0 +1,252 @@
+"""Looking at experiments over a real API: tables, stories, waiting, narrow terminals, pure JSON."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import orjson
+import pytest
+
+from service.states import ExperimentState
+from tests.service.cli.house import House
+from trainers.errors import FailureClass
+
+
+def test_an_empty_service_says_how_to_begin(house: House) -> None:
+    result = house.run("list")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "stillhouse submit" in result.stderr
+    assert house.run("watch").stderr == "error: there is no experiment yet; submit one\n"
+
+
+def test_list_counts_the_runs_that_are_done(full_house: House) -> None:
+    lines = full_house.run("list").stdout.splitlines()
+    assert lines[2].split()[:5] == ["2", "precision-by-batch", "root", "queued", "0/8"] or "0/8" in lines[2]
+    assert "8/8" in lines[3]
+
+
+def test_list_takes_filters_and_names_what_it_does_not_know(full_house: House) -> None:
+    assert [e["id"] for e in full_house.json("list", "--filter", "state = 'queued'")] == [2]
+    bad = full_house.run("list", "--filter", "stat = 'queued'")
+    assert bad.exit_code == 2
+    assert "stat" in bad.stderr
+
+
+def test_runs_over_all_experiments_by_filter_and_order(full_house: House) -> None:
+    found = full_house.json(
+        "runs", "--filter", "precision = 'fp32' and accuracy > 0.91", "--order-by", "id ASC"
+    )
+    assert [run["id"] for run in found] == [2, 4]
+
+
+def test_show_tells_of_failures_retries_and_resumes(house: House) -> None:
+    number = house.submitted()
+    experiment = house.claimed()
+    run = house.runs(number)[0]
+    first = house.begun(run, experiment)
+    house.failed(run, first, FailureClass.infrastructure, "the node went away", retry_delay_s=0.0)
+    second = house.begun(run, experiment, resumed_from_step=30)
+    house.finished(run, second, 0.9, 20.0)
+    story = house.run("show", str(number)).stdout
+    assert "infrastructure: the node went away" in story
+    assert "resumed from step 30" in story
+    story = house.run("show", "run:1").stdout
+    assert "attempt 1  failed" in story
+    assert "attempt 2  succeeded" in story
+    assert "resumed from step 30, reached step 40" in story
+    assert "infrastructure: the node went away" in story
+    assert re.search(r"^accuracy +0\.900$", story, re.MULTILINE)
+
+
+def test_show_leaves_out_what_goes_as_it_should_and_says_so(full_house: House) -> None:
+    number = 1
+    assert "24 routine events of runs are left out (--events)" in full_house.run("show", str(number)).stdout
+    assert "left out" not in full_house.run("show", str(number), "--events").stdout
+    assert len(full_house.json("show", str(number))["events"]) == 28
+
+
+def test_show_says_why_an_experiment_waits(house: House) -> None:
+    number = house.submitted()
+    assert "no scheduler is alive" in " ".join(house.run("show", str(number)).stdout.split())
+
+
+def test_compare_shows_mean_and_spread_by_cell(full_house: House) -> None:
+    result = full_house.run("compare", "1")
+    assert result.exit_code == 0
+    rows = [line for line in result.stdout.splitlines() if "fp32" in line or "bf16" in line]
+    assert len(rows) == 4
+    assert rows[0].split()[:5] == ["fp32", "16", "2/2", "20.0", "±0.0"]
+    assert "0.910 ±0.014" in rows[0]
+    assert "energy is modelled" in result.stdout
+
+
+def test_compare_by_one_axis_marks_the_best(full_house: House) -> None:
+    fp32, bf16 = full_house.run("compare", "1", "--by", "precision").stdout.splitlines()[3:5]
+    assert fp32.split()[-1] == "*"
+    assert "10.0 ±0.0 *" in bf16
+
+
+def test_compare_as_json_has_the_numbers(full_house: House) -> None:
+    answer = full_house.json("compare", "1", "--by", "precision", "--metric", "accuracy")
+    assert answer["axes"] == ["precision"]
+    assert answer["rows"][0]["figures"]["accuracy"] == {
+        "mean": pytest.approx(0.91), "sd": pytest.approx(0.02 / 2**0.5), "n": 4,
+    }  # fmt: skip
+    assert answer["best"] == {"accuracy": 0}
+
+
+def test_compare_names_an_unknown_axis(full_house: House) -> None:
+    result = full_house.run("compare", "1", "--by", "batch")
+    assert result.exit_code == 2
+    assert result.stderr == "error: no run has the axis 'batch'; axes: precision, batch.global_size\n"
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("command", ["list", "runs", "show 1", "show run:1", "compare 1", "watch 1"])
+def test_no_figure_is_cut_at_any_width(full_house: House, command: str, width: int) -> None:
+    result = full_house.run(*command.split(), width=width)
+    assert result.exit_code == 0
+    assert "…" not in result.stdout
+
+
+@pytest.mark.parametrize("command", ["list", "show 1", "show run:1", "compare 1", "queue"])
+def test_tables_fit_into_80_columns(full_house: House, command: str) -> None:
+    lines = full_house.run(*command.split()).stdout.splitlines()
+    assert max(len(line) for line in lines if not line.startswith("mean ±")) <= 80
+
+
+def test_watch_without_a_terminal_prints_events_then_every_run(full_house: House) -> None:
+    result = full_house.run("watch", "1")
+    assert result.exit_code == 0
+    assert "submitted by" in result.stdout
+    assert result.stdout.splitlines()[-1] == "experiment 1 succeeded: 8 succeeded"
+    assert "run:8 precision=bf16 batch=32 seed=1 succeeded" in result.stdout
+
+
+def test_watch_as_json_is_a_document_per_line_until_the_end(full_house: House) -> None:
+    result = full_house.run("watch", "1", "--json")
+    documents = [orjson.loads(line) for line in result.stdout.splitlines()]
+    assert documents[-1]["ended"]["state"] == "succeeded"
+    assert any("event" in document for document in documents)
+
+
+def test_watch_follows_what_happens_meanwhile(house: House) -> None:
+    number = house.submitted()
+    experiment = house.claimed()
+
+    def train() -> None:
+        for run in house.runs(number):
+            house.finished(run, house.begun(run, experiment), 0.9, 1.0)
+        house.ended(ExperimentState.succeeded, experiment)
+
+    timer = threading.Timer(0.5, train)
+    timer.start()
+    result = house.run("watch", str(number))
+    timer.join()
+    assert result.exit_code == 0
+    assert "accuracy=0.900" in result.stdout
+
+
+def test_wait_ends_with_how_it_ended(house: House) -> None:
+    house.whole_experiment()
+    assert house.run("wait", "1").exit_code == 0
+    assert house.run("wait", "run:1").exit_code == 0
+    number = house.submitted()
+    house.run("cancel", str(number))
+    cancelled = house.run("wait", str(number))
+    assert (cancelled.exit_code, cancelled.stdout) == (1, f"experiment {number} cancelled\n")
+    assert house.run("watch", str(number)).exit_code == 1
+
+
+def test_wait_gives_up_after_its_timeout(house: House) -> None:
+    number = house.submitted()
+    result = house.run("wait", str(number), "--timeout", "0.1")
+    assert result.exit_code == 7
+    assert "has not ended after 0.1 s; it goes on" in result.stderr
+
+
+def test_submit_and_wait_is_one_json_document(house: House) -> None:
+    def end() -> None:
+        while not house.store.experiments().items:
+            threading.Event().wait(0.05)
+        house.run("cancel", "1")
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    result = house.run("submit", house.spec(), "--wait", "--json")
+    thread.join()
+    assert result.exit_code == 1
+    assert orjson.loads(result.stdout)["state"] == "cancelled"
+
+
+def test_logs_of_all_runs_name_each_and_one_run_does_not(full_house: House) -> None:
+    assert len(full_house.run("logs", "1").stdout.splitlines()) == 8
+    assert " run:1 attempt 1 trains" in full_house.run("logs", "1").stdout
+    assert full_house.run("logs", "run:1").stdout.endswith(" attempt 1 trains\n")
+    assert "run:" not in full_house.run("logs", "run:1", "-f").stdout
+    assert full_house.json("logs", "run:1")[0]["message"] == "attempt 1 trains"
+
+
+def test_queue_says_why_each_waits(house: House) -> None:
+    house.submitted()
+    result = house.run("queue")
+    assert "no scheduler is alive" in " ".join(result.stdout.split())
+    assert "nothing will be claimed" in result.stderr
+
+
+def test_export_writes_every_format(full_house: House) -> None:
+    assert full_house.run("export", "1").stdout.count("\n") == 9
+    lines = full_house.run("export", "1", "--json").stdout.splitlines()
+    assert [orjson.loads(line)["id"] for line in lines] == list(range(1, 9))
+    target = full_house.folder / "runs.parquet"
+    result = full_house.run("export", "1", "--format", "parquet", "-o", str(target))
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert target.read_bytes()[:4] == b"PAR1"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "list",
+        "runs",
+        "show 1",
+        "show run:1",
+        "wait 1",
+        "logs 1",
+        "queue",
+        "compare 1",
+        "doctor",
+        "schema",
+        "db check",
+    ],
+)
+def test_json_is_all_that_is_on_standard_output(full_house: House, command: str) -> None:
+    full_house.json(*command.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ("show 99", 3, "error: no experiment has the id 99\n"),
+        ("show run:99", 3, "error: no run has the id 99\n"),
+        ("logs run:99", 3, "error: no run has the id 99\n"),
+        ("compare 99", 3, "error: no experiment has the id 99\n"),
+        ("watch 99", 3, "error: no experiment has the id 99\n"),
+        ("export 99", 3, "error: no experiment has the id 99\n"),
+        ("show 0", 2, "error: '0': give an experiment as 17 or a run as run:42\n"),
+        ("pause run:1", 2, "error: 'run:1' is a run; this command takes an experiment, such as 17\n"),
+        ("submit missing.yaml", 3, "error: missing.yaml: no such file\n"),
+        ("shwo 1", 2, "error: No such command 'shwo'. Did you mean 'show'? See `stillhouse --help`.\n"),
+        ("list --limit none", 2, "`stillhouse list --help`.\n"),
+        ("compare", 2, "error: Missing argument 'ID...'. See `stillhouse compare --help`.\n"),
+    ],
+)
+def test_an_error_is_one_line_on_standard_error_with_its_code(
+    full_house: House, arguments: str, code: int, said: str
+) -> None:
+    result = full_house.run(*arguments.split())
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert result.stderr.endswith(said)
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,167 @@
+"""Submitting and steering over a real API: what is printed, what changes, which code comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from service.states import ExperimentState, RunState
+from tests.service.cli.house import SPEC, House
+
+
+def test_submit_says_the_number_and_how_to_watch(house: House) -> None:
+    result = house.run("submit", house.spec())
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "experiment 1 is submitted: precision-by-batch, 8 runs",
+        "watch it: stillhouse watch 1",
+    ]
+    assert result.stderr == ""
+
+
+def test_a_file_is_kept_word_for_word(house: House) -> None:
+    text = "# why: a comment that people wrote\n" + SPEC
+    number = house.submitted(text)
+    assert house.store.experiment_spec(number)[0] == text
+
+
+def test_set_changes_fields_sections_and_axes_with_yaml_types(house: House) -> None:
+    house.run(
+        "submit", house.spec(), "--set", "optimizer.learning_rate=1e-3", "--set", "seeds=[3]",
+        "--set", "search.axes.batch.global_size=[8]", "--set", "name=changed",
+    )  # fmt: skip
+    spec = orjson.loads(house.store.experiment_spec(1)[1])
+    assert spec["name"] == "changed"
+    assert spec["optimizer"]["learning_rate"] == 0.001
+    assert spec["search"]["axes"]["batch.global_size"] == [8]
+    assert [run.seed for run in house.runs(1)] == [3, 3]
+    assert house.store.experiment_spec(1)[0].startswith(f"# {house.folder / 'spec.yaml'} --set optimizer")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("precision", "--set precision: write key=value, such as precision=bf16"),
+        ("name.first=x", "--set name.first: 'name' is \"precision-by-batch\", not a section"),
+        ("seeds=[1", "--set seeds: line "),
+        ("precison=bf16", "precison: unknown key; did you mean 'precision'?"),
+        ("batch.global_size=0", "batch.global_size: 0: input should be greater than or equal to 1"),
+        ("hardware=A1000", "hardware: no hardware is called 'A1000'; did you mean 'A100'?"),
+    ],
+)
+def test_a_bad_value_is_one_line_and_nothing_is_stored(house: House, assignment: str, said: str) -> None:
+    spec = house.spec("name: one\ntask: {name: imdb, path: texts}\n")
+    if assignment.startswith("name."):
+        spec = house.spec()
+    result = house.run("submit", spec, "--set", assignment)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert house.json("list") == []
+
+
+def test_every_problem_of_a_spec_has_its_line(house: House) -> None:
+    result = house.run("submit", house.spec("name: '!'\ntask: {name: imdb, path: texts}\nseeds: []\n"))
+    assert result.exit_code == 2
+    lines = result.stderr.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("error: name: ")
+    assert lines[1].startswith("error: seeds: ")
+
+
+def test_validate_needs_no_service_and_checks_every_grid_point(house: House) -> None:
+    nowhere = {"STILLHOUSE_URL": "http://127.0.0.1:9"}
+    good = house.run("validate", house.spec(), **nowhere)
+    assert (good.exit_code, "valid, 8 runs" in good.stdout) == (0, True)
+    bad = house.run("validate", house.spec(), "--set", "search.axes.parallel.workers=[1, 2]", **nowhere)
+    assert bad.exit_code == 2
+    assert "strategy single has one worker, not 2" in bad.stderr
+
+
+def test_the_same_idempotency_key_is_the_same_experiment(house: House) -> None:
+    first = house.json("submit", house.spec(), "--idempotency-key", "k")
+    assert house.json("submit", house.spec(), "--idempotency-key", "k")["id"] == first["id"]
+    other = house.run("submit", house.spec(), "--idempotency-key", "k", "--set", "name=other")
+    assert other.exit_code == 4
+    assert "idempotency key 'k'" in other.stderr
+
+
+def test_preview_lists_the_runs_and_what_is_left_out(house: House) -> None:
+    result = house.run("preview", house.spec(), "--limit", "3")
+    assert result.exit_code == 0
+    assert "8 runs in all, 5 not shown" in result.stdout
+    assert "capacity was not judged" in result.stderr
+    assert [run["point"]["precision"] for run in house.json("preview", house.spec())["items"]] == [
+        "fp32", "fp32", "fp32", "fp32", "bf16", "bf16", "bf16", "bf16",
+    ]  # fmt: skip
+
+
+def test_cancel_of_a_queued_experiment_is_at_once(house: House) -> None:
+    number = house.submitted()
+    result = house.run("cancel", str(number))
+    assert result.stdout == f"experiment {number} is cancelled\n"
+    assert house.store.experiment(number).state is ExperimentState.cancelled
+
+
+def test_cancel_of_a_running_experiment_is_a_request(house: House) -> None:
+    number = house.submitted()
+    house.claimed()
+    result = house.run("cancel", str(number))
+    assert result.stdout == (
+        f"experiment {number} is running; cancel is asked for and reaches it at the next step boundary\n"
+    )
+
+
+def test_cancel_of_what_has_succeeded_is_no_error(house: House) -> None:
+    number = house.whole_experiment()
+    assert house.run("cancel", str(number)).stdout == f"experiment {number} is succeeded\n"
+
+
+def test_a_run_is_named_with_its_prefix(house: House) -> None:
+    house.submitted()
+    assert house.run("cancel", "run:2").stdout == "run:2 is cancelled\n"
+    assert house.store.run(2).state is RunState.cancelled
+    assert house.run("retry", "run:2").stdout == "run:2 is queued\n"
+
+
+def test_pause_and_resume(house: House) -> None:
+    number = house.submitted()
+    assert house.run("pause", str(number)).stdout == f"experiment {number} is paused\n"
+    again = house.run("resume", str(number))
+    assert again.stdout == f"experiment {number} is queued\n"
+    conflict = house.run("retry", str(number))
+    assert conflict.exit_code == 4
+    assert conflict.stderr.startswith("error: ")
+
+
+def test_priority_moves_an_experiment_in_the_queue(house: House) -> None:
+    first, second = house.submitted(), house.submitted()
+    assert house.run("priority", str(second), "90").stdout == f"experiment {second}: priority 90\n"
+    assert [entry["experiment"]["id"] for entry in house.json("queue")["items"]] == [second, first]
+    assert house.run("priority", str(second), "101").exit_code == 2
+
+
+def test_delete_asks_unless_told_yes(house: House) -> None:
+    number = house.whole_experiment()
+    assert house.run("delete", str(number)).exit_code != 0
+    assert house.store.experiment(number).id == number
+    assert house.run("delete", str(number), "--yes").stdout == f"experiment {number} is deleted\n"
+    assert house.run("show", str(number)).exit_code == 3
+
+
+def test_delete_of_what_still_waits_is_a_conflict(house: House) -> None:
+    number = house.submitted()
+    assert house.run("delete", str(number), "--yes").exit_code == 4
+
+
+def test_a_spec_can_come_from_standard_input(house: House, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from service.cli.app import app
+
+    result = CliRunner().invoke(app, ["submit", "-"], input=SPEC, env={"STILLHOUSE_URL": house.url})
+    assert result.exit_code == 0, result.output
+    assert house.store.experiment_spec(1)[0] == SPEC
