@@ -51,9 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
     failures.install(app)
     app.include_router(system.health)
     guarded = [Depends(current_user), Depends(known_parameters)]
-    for router in (system.router, docs.router, pages.router):
-        app.include_router(router, dependencies=guarded)
-    for router in (experiments.router, runs.router, queue.router, specs.router):
-        app.include_router(router, prefix="/api/v1", dependencies=guarded)
+    for module in (experiments, runs, queue, specs, system, docs, pages):
+        app.include_router(module.router, dependencies=guarded)
     openapi.install(app)
     return app

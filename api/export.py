@@ -168,31 +168,46 @@ def _word(value: float) -> float | str:
 
 
 def _parquet(pages: Iterator[list[Row]], axes: Sequence[str] | None) -> Iterator[bytes]:
-    # Imported when asked for: Arrow would be a third of the memory of a process that never exports.
+    # Imported when asked for: Arrow is a third of the memory of a process that never exports.
     import pyarrow
+    import pyarrow.csv
     import pyarrow.parquet
 
     arrow_types = {"int": pyarrow.int64(), "float": pyarrow.float64()}
     schema = pyarrow.schema(
         [(name, arrow_types.get(_TYPES.get(name, "str"), pyarrow.string())) for name in _columns(axes)]
     )
+    texts = {name for name in schema.names if schema.field(name).type == pyarrow.string()}
+    # Arrow reads rows as CSV: making arrays of Python lists would import pandas, which is larger still.
+    options = {
+        "read_options": pyarrow.csv.ReadOptions(column_names=schema.names, use_threads=False),
+        "parse_options": pyarrow.csv.ParseOptions(newlines_in_values=True),
+        "convert_options": pyarrow.csv.ConvertOptions(
+            column_types=schema, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+        ),
+    }
     sink = _Chunks()
     with pyarrow.parquet.ParquetWriter(sink, schema, compression="zstd") as writer:
         for rows in pages:
-            columns = [
-                pyarrow.array([_cell(row[field.name], field.type, pyarrow) for row in rows], field.type)
-                for field in schema
-            ]
-            writer.write_batch(pyarrow.record_batch(columns, schema=schema))
+            if rows:
+                text = "".join(
+                    ",".join(_quoted(row[name], text=name in texts) for name in schema.names) + "\n"
+                    for row in rows
+                )
+                writer.write_table(
+                    pyarrow.csv.read_csv(io.BytesIO(text.encode("utf-8", "replace")), **options)
+                )
             yield sink.drain()
     yield sink.drain()
 
 
-def _cell(value: object, kind: Any, pyarrow: Any) -> object:
-    """A value of the column's type: axis values are of any type and become text."""
-    if value is None or not pyarrow.types.is_string(kind):
-        return value
-    return str(value) if isinstance(value, str) else json.dumps(value)
+def _quoted(value: object, *, text: bool) -> str:
+    """A value for `pyarrow.csv`: nothing is null, text is quoted; in a text column all is text."""
+    if value is None:
+        return ""
+    if text and not isinstance(value, str):
+        value = json.dumps(value)  # An axis' values may be of any type.
+    return '"' + value.replace('"', '""') + '"' if isinstance(value, str) else str(value)
 
 
 class _Chunks(io.RawIOBase):

@@ -64,7 +64,10 @@ def build(app: FastAPI) -> dict[str, Any]:
         for operation in operations.values():
             for status, answer in operation["responses"].items():
                 _move_problem(status, answer)
-            # Each operation declares its own problems; FastAPI's validation error is one of them.
+                if stream := answer.get("content", {}).get("text/event-stream"):
+                    # FastAPI writes OpenAPI 3.2's itemSchema into a 3.1 document.
+                    stream.clear()
+                    stream["schema"] = {"type": "string"}
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)

@@ -6,6 +6,7 @@ Times are Unix seconds (UTC). A number that is not finite is the string "NaN", "
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
@@ -107,9 +108,9 @@ class ExperimentShape(Shape):
     )
 
     @classmethod
-    def of(cls, experiment: Experiment, run_states: dict[RunState, int]) -> Self:
+    def of(cls, experiment: Experiment, run_states: Mapping[RunState, int]) -> Self:
         """The shape of a record with the states of its runs."""
-        return cls(**_fields(experiment), run_states=run_states)
+        return cls(**_fields(experiment), run_states=_present(run_states))
 
 
 class Totals(Shape):
@@ -142,12 +143,16 @@ class ExperimentDetailShape(ExperimentShape):
 
     @classmethod
     def with_totals(
-        cls, experiment: Experiment, run_states: dict[RunState, int], totals: Any, waiting: QueueEntry | None
+        cls,
+        experiment: Experiment,
+        run_states: Mapping[RunState, int],
+        totals: Any,
+        waiting: QueueEntry | None,
     ) -> Self:
         """The shape of a record with everything that the store knows of it as a whole."""
         return cls(
             **_fields(experiment),
-            run_states=run_states,
+            run_states=_present(run_states),
             totals=Totals.model_validate(totals),
             waiting=Waiting.model_validate(waiting) if waiting else None,
         )
@@ -570,6 +575,10 @@ class Priority(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"priority": 80}})
 
     priority: int = Field(ge=0, le=100, strict=True, description="0 to 100; higher goes first.")
+
+
+def _present(counts: Mapping[RunState, int]) -> dict[RunState, int]:
+    return {state: count for state, count in counts.items() if count}
 
 
 def _fields(record: Experiment) -> dict[str, Any]:

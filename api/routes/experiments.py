@@ -41,7 +41,7 @@ from service.records import Experiment
 from service.states import ExperimentState, RunState
 from service.store import Store
 
-router = APIRouter(prefix="/experiments", tags=["experiments"])
+router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"])
 
 _NO_SUCH = declared("not-found")
 _LIST = declared("invalid-filter", "invalid-page-token")
@@ -310,7 +310,10 @@ def export_experiment(
 
 
 def _detail(experiment: Experiment, store: Store, queue: Queue) -> ExperimentDetailShape:
-    waiting = queue.position(experiment.id) if experiment.state is ExperimentState.queued else None
+    waiting = None
+    if experiment.state is ExperimentState.queued:
+        with suppress(NotFound):  # A scheduler may have claimed it since it was read.
+            waiting = queue.position(experiment.id)
     return ExperimentDetailShape.with_totals(
         experiment, store.run_counts(experiment.id), store.experiment_totals(experiment.id), waiting
     )

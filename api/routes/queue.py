@@ -18,7 +18,7 @@ from api.shapes import (
     QueueShape,
 )
 
-router = APIRouter(tags=["queue"])
+router = APIRouter(prefix="/api/v1", tags=["queue"])
 
 
 @router.get("/queue", response_model=QueueShape, responses=declared(), summary="List what waits and why")

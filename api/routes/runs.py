@@ -26,7 +26,7 @@ from api.problems import declared
 from api.shapes import Attempts, LogLines, Measurements, PointsShape, RunPage, RunShape, Series, SummaryShape
 from api.stream import Place
 
-router = APIRouter(prefix="/runs", tags=["runs"])
+router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 
 _NO_SUCH = declared("not-found")
 _STEER = declared("not-found", "conflict", "storage-full")

@@ -20,7 +20,7 @@ from service.paths import path_problems
 from service.preview import planned_runs
 from service.spec import json_schema
 
-router = APIRouter(tags=["specs"])
+router = APIRouter(prefix="/api/v1", tags=["specs"])
 
 _SPEC = declared(*SPEC_PROBLEMS, "malformed-request", "body-too-large")
 

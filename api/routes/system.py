@@ -88,7 +88,9 @@ async def openapi_document(request: Request) -> JSONResponse:
     tags=["system"],
 )
 async def explain_problem(
-    slug: Annotated[str, Path(max_length=100, examples=["unknown-key"])],
+    slug: Annotated[
+        str, Path(max_length=100, description="The type without `/problems/`.", examples=["unknown-key"])
+    ],
 ) -> HTMLResponse:
     """The page that a problem's `type` leads to."""
     kind = CATALOGUE.get(slug)

@@ -1,0 +1,147 @@
+"""An application over an empty SQLite store, in process and over real HTTP."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from api.app import create_app
+from service.queue import Queue
+from service.records import Experiment, Run
+from service.settings import Settings
+from service.spec import validate
+from service.store import PointBatch, RecordBatch, Store
+
+BASE_URL = "http://127.0.0.1:8400"
+SPEC = """\
+name: precision-by-seed
+task: {name: imdb, path: texts}
+model: {student: tiny}
+search: {axes: {precision: [fp32, bf16]}}
+seeds: [0, 1]
+"""
+TOKEN = "stillhouse-" + "t" * 32
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings of a migrated installation with one dataset, `texts`."""
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "train.jsonl").write_text('{"text": "good", "label": 1}\n', encoding="utf-8")
+    settings = Settings(data_dir=tmp_path / "data", data_roots=str(tmp_path), model_roots=str(tmp_path))
+    Store.open(settings, migrate=True).close()
+    return settings
+
+
+@pytest.fixture
+def app(settings: Settings) -> FastAPI:
+    """The application."""
+    return create_app(settings)
+
+
+@pytest.fixture
+def store(app: FastAPI) -> Store:
+    """The application's store."""
+    opened: Store = app.state.store
+    return opened
+
+
+@pytest.fixture
+def client(app: FastAPI) -> Iterator[TestClient]:
+    """A client in this process; an exception in a route is an exception here."""
+    with TestClient(app, base_url=BASE_URL) as client:
+        yield client
+
+
+class Driver:
+    """What a driver and its workers do to the store, by hand."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.queue = Queue(store)
+
+    def submit(self, **changes: object) -> Experiment:
+        """Submit a spec of one run per seed."""
+        document = {"name": "driven", "task": {"name": "imdb", "path": "texts"}, **changes}
+        spec = validate(document)
+        return self.store.submit(spec, list(spec.runs()), spec_text="driven", owner="ada")[0]
+
+    def start(self, experiment: Experiment) -> list[Run]:
+        """Bring the experiment and all its runs to running."""
+        (claimed,) = self.queue.claim("scheduler", lease_s=60.0)
+        assert claimed.id == experiment.id
+        self.store.driver_started(claimed.id, claimed.attempt, "here", 1)
+        runs = self.store.runs(experiment_id=claimed.id).items
+        for run in runs:
+            attempt = self.store.open_attempt(run.id, claimed.attempt)
+            self.store.run_started(run.id, attempt, total_steps=100, resumed_from_step=0, facts={})
+        return [self.store.run(run.id) for run in runs]
+
+    def report(self, run: Run, name: str, steps: list[int], values: list[float]) -> None:
+        """Record points of the run's current attempt."""
+        at_s = [time.time()] * len(steps)
+        stale = self.store.record(
+            RecordBatch(points=[PointBatch(run.id, run.attempt, name, steps, values, at_s)])
+        )
+        assert not stale
+
+    def finish(self, experiment: Experiment, runs: list[Run]) -> None:
+        """End all runs and the experiment well."""
+        from service.states import ExperimentState, RunState
+
+        for run in runs:
+            self.store.finish_run(run.id, run.attempt, RunState.succeeded, summary={"accuracy": 0.9})
+        self.store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+
+
+@pytest.fixture
+def driver(store: Store) -> Driver:
+    """A driver of experiments in the application's store."""
+    return Driver(store)
+
+
+@contextmanager
+def running(app: FastAPI) -> Iterator[str]:
+    """The application under uvicorn on a free port; gives its base URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(app, log_config=None, lifespan="on", ws="none", timeout_graceful_shutdown=2)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        wait_until(lambda: server.started)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        app.state.streams.close()
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture
+def url(app: FastAPI) -> Iterator[str]:
+    """Base URL of the application over real HTTP."""
+    with running(app) as base:
+        yield base
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    """A plain HTTP client of the running application."""
+    with httpx.Client(base_url=url, timeout=10.0, trust_env=False) as client:
+        yield client
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait until a condition holds; fails when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)

@@ -1,0 +1,142 @@
+"""The OpenAPI document is valid, complete and true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from openapi_spec_validator import validate
+
+from api.problems import CATALOGUE
+from service import document, paths, spec
+from service.admission import admit
+
+ERRORS_PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+
+
+@pytest.fixture
+def openapi(app: FastAPI) -> dict[str, Any]:
+    """The application's OpenAPI document."""
+    return app.openapi()
+
+
+def operations(openapi: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        f"{method.upper()} {path}": operation
+        for path, methods in openapi["paths"].items()
+        for method, operation in methods.items()
+    }
+
+
+def test_document_is_valid(openapi: dict[str, Any]) -> None:
+    validate(openapi)
+
+
+def test_every_operation_is_described_and_declares_its_errors(openapi: dict[str, Any]) -> None:
+    for name, operation in operations(openapi).items():
+        assert operation["summary"], name
+        assert operation["description"], name
+        assert operation["tags"], name
+        answers = operation["responses"]
+        assert {"400", "401", "403", "422", "500", "503"} <= set(answers), name
+        for status, answer in answers.items():
+            if status >= "4" and not (name == "GET /readyz" and status == "503"):
+                content = answer["content"]["application/problem+json"]
+                assert content["schema"] == {"$ref": "#/components/schemas/ProblemDocument"}, (name, status)
+                assert content["examples"], (name, status)
+
+
+def test_operation_ids_are_unique_names(openapi: dict[str, Any]) -> None:
+    ids = [operation["operationId"] for operation in operations(openapi).values()]
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[a-z][a-z_]+", id) for id in ids)
+
+
+def test_every_parameter_is_described(openapi: dict[str, Any]) -> None:
+    silent = [
+        (name, parameter["name"])
+        for name, operation in operations(openapi).items()
+        for parameter in operation.get("parameters", [])
+        if not parameter.get("description") and "step" not in parameter["name"]
+    ]
+    assert silent == []
+
+
+def test_every_promised_path_is_there(openapi: dict[str, Any]) -> None:
+    promised = """
+        POST /api/v1/experiments; GET /api/v1/experiments; GET /api/v1/experiments/{experiment_id};
+        DELETE /api/v1/experiments/{experiment_id}; POST /api/v1/experiments/{experiment_id}/cancel;
+        POST /api/v1/experiments/{experiment_id}/pause; POST /api/v1/experiments/{experiment_id}/resume;
+        POST /api/v1/experiments/{experiment_id}/retry; PUT /api/v1/experiments/{experiment_id}/priority;
+        GET /api/v1/experiments/{experiment_id}/spec; GET /api/v1/experiments/{experiment_id}/runs;
+        GET /api/v1/experiments/{experiment_id}/events; GET /api/v1/experiments/{experiment_id}/stream;
+        GET /api/v1/experiments/{experiment_id}/export; GET /api/v1/runs; GET /api/v1/runs/{run_id};
+        POST /api/v1/runs/{run_id}/cancel; POST /api/v1/runs/{run_id}/retry;
+        GET /api/v1/runs/{run_id}/points; GET /api/v1/runs/{run_id}/measurements;
+        GET /api/v1/runs/{run_id}/summary; GET /api/v1/runs/{run_id}/attempts;
+        GET /api/v1/runs/{run_id}/logs; GET /api/v1/runs/{run_id}/stream; GET /api/v1/runs/export;
+        GET /api/v1/queue; GET /api/v1/hardware; GET /api/v1/cluster; GET /api/v1/spec.schema.json;
+        POST /api/v1/specs/validate; POST /api/v1/specs/preview; GET /healthz; GET /readyz; GET /metrics
+    """
+    assert {name.strip() for name in promised.split(";")} <= set(operations(openapi))
+
+
+def test_problem_types_and_their_page_agree() -> None:
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|(.*)\|$", ERRORS_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {slug for slug, _ in rows} == set(CATALOGUE)
+    for slug, rest in rows:
+        kind = CATALOGUE[slug]
+        assert kind.cause in rest, slug
+        assert kind.fix in rest, slug
+
+
+def test_every_problem_that_the_domain_names_is_catalogued() -> None:
+    sources = [Path(module.__file__ or "") for module in (document, paths, spec)]
+    sources.append(Path(admit.__code__.co_filename))
+    named: set[str] = set()
+    for source in sources:
+        text = source.read_text(encoding="utf-8")
+        named |= set(re.findall(r'(?:Problem|PathError|refusal)\(\s*"([a-z0-9-]+)"', text))
+        named |= set(re.findall(r'^    "[a-z_]+": "([a-z]+-[a-z-]+)"', text, re.MULTILINE))
+    assert "unknown-key" in named
+    assert "unsatisfiable-resources" in named
+    assert named - {"too-large"} <= set(CATALOGUE)  # too-large is answered as body-too-large
+
+
+def test_a_problems_type_leads_to_its_explanation(client: TestClient) -> None:
+    type = client.get("/api/v1/runs/1").json()["type"]
+    page = client.get(type)
+    assert page.status_code == 200
+    assert CATALOGUE["not-found"].cause.split(",")[0] in page.text
+    assert client.get("/problems/nonsense").status_code == 404
+
+
+def test_documentation_needs_nothing_from_elsewhere(client: TestClient) -> None:
+    page = client.get("/docs")
+    assert "http" not in page.text.replace("http-equiv", "")
+    for asset in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+        assert client.get(asset).status_code == 200, asset
+    assert client.get("/docs/other.js").status_code == 404
+
+
+def test_metrics_count_requests_and_states(client: TestClient) -> None:
+    client.get("/api/v1/runs/77")
+    text = client.get("/metrics").text
+    assert (
+        'stillhouse_http_requests_total{method="GET",route="/api/v1/runs/{run_id}",status="404"} 1.0' in text
+    )
+    assert "stillhouse_queue_length 0.0" in text
+    assert "stillhouse_store_up 1.0" in text
+    assert "stillhouse_schedulers_alive 0.0" in text
+
+
+def test_readiness_tells_what_is_wrong(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert client.get("/readyz").json() == {"ready": True, "database": "ok", "schedulers_alive": 0}
+    monkeypatch.setattr("service.db.migrate.check", lambda settings: ["migration 0002 is missing"])
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["database"]) == (503, "migration 0002 is missing")
+    assert client.get("/healthz").status_code == 200

@@ -1,0 +1,278 @@
+"""Submission over HTTP: one test per outcome."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from service.cluster import ClusterNode, ClusterSnapshot
+from service.queue import Queue
+from service.settings import Settings
+from service.store import Store, StoreFull, StoreUnavailable
+from tests.api.conftest import SPEC
+
+EXPERIMENTS = "/api/v1/experiments"
+
+
+def refused(client: TestClient, text: str | bytes, type: str, status: int = 422) -> dict[str, Any]:
+    answer = client.post(EXPERIMENTS, content=text)
+    problem: dict[str, Any] = answer.json()
+    assert (answer.status_code, problem["type"]) == (status, f"/problems/{type}"), answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "\n" not in problem["detail"]
+    assert client.get(EXPERIMENTS).json()["items"] == [], "nothing is half-stored"
+    return problem
+
+
+def test_spec_is_stored_with_its_runs(client: TestClient) -> None:
+    answer = client.post(EXPERIMENTS, content=SPEC)
+    assert answer.status_code == 201
+    assert answer.headers["location"] == f"{EXPERIMENTS}/1"
+    assert "idempotent-replayed" not in answer.headers
+    body = answer.json()
+    assert (body["run_count"], body["run_states"]) == (4, {"queued": 4})
+    runs = client.get(f"{EXPERIMENTS}/1/runs").json()["items"]
+    assert [(run["point"], run["seed"]) for run in runs] == [
+        ({"precision": "fp32"}, 0),
+        ({"precision": "fp32"}, 1),
+        ({"precision": "bf16"}, 0),
+        ({"precision": "bf16"}, 1),
+    ]
+
+
+def test_text_is_kept_verbatim(client: TestClient) -> None:
+    text = SPEC + "# why: to see whether bf16 costs accuracy\n"
+    client.post(EXPERIMENTS, content=text)
+    answer = client.get(f"{EXPERIMENTS}/1/spec")
+    assert answer.text == text
+    assert answer.headers["content-type"].startswith("text/yaml")
+    canonical = client.get(f"{EXPERIMENTS}/1/spec", params={"form": "canonical"}).json()
+    assert canonical["optimizer"]["name"] == "adamw"
+
+
+def test_json_is_a_spec_too(client: TestClient) -> None:
+    document = {"name": "json", "task": {"name": "imdb", "path": "texts"}}
+    assert client.post(EXPERIMENTS, json=document).status_code == 201
+
+
+def test_same_key_and_body_replays(client: TestClient) -> None:
+    headers = {"Idempotency-Key": "once"}
+    first = client.post(EXPERIMENTS, content=SPEC, headers=headers)
+    again = client.post(EXPERIMENTS, content=SPEC, headers=headers)
+    assert again.status_code == 201
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.headers["location"] == first.headers["location"]
+    assert again.json() == first.json()
+    assert len(client.get(EXPERIMENTS).json()["items"]) == 1
+
+
+def test_same_key_with_another_body_is_refused(client: TestClient) -> None:
+    headers = {"Idempotency-Key": "once"}
+    client.post(EXPERIMENTS, content=SPEC, headers=headers)
+    answer = client.post(EXPERIMENTS, content=SPEC + "max_restarts: 5\n", headers=headers)
+    assert answer.status_code == 422
+    assert answer.json()["type"] == "/problems/idempotency-mismatch"
+
+
+def test_unknown_key_names_the_nearest(client: TestClient) -> None:
+    problem = refused(client, SPEC + "precison: fp16\n", "unknown-key")
+    assert problem["errors"] == [
+        {"type": "unknown-key", "path": "precison", "message": "unknown key; did you mean 'precision'?"}
+    ]
+
+
+def test_several_kinds_of_errors_are_all_listed(client: TestClient) -> None:
+    problem = refused(client, SPEC + "precison: fp16\nmax_restarts: many\n", "invalid-spec")
+    assert {error["type"] for error in problem["errors"]} == {"unknown-key", "wrong-type"}
+    assert problem["detail"].endswith("(and 1 more)")
+
+
+@pytest.mark.parametrize(
+    ("text", "type"),
+    [
+        (b"", "not-a-mapping"),
+        (b"[1, 2]", "not-a-mapping"),
+        (b"name: [", "not-yaml"),
+        (b"name: \xff", "not-utf-8"),
+        (b"a: &x 1\nb: *x", "yaml-alias"),
+        (b"a: " + b"[" * 40 + b"]" * 40, "too-deep"),
+        (b"name: a", "missing-field"),
+        (SPEC.replace("[fp32, bf16]", "[]").encode(), "invalid-value"),
+        (SPEC.replace("precision:", "precission:").encode(), "unknown-axis"),
+        (SPEC.encode() + b"hardware: Z80\n", "unknown-hardware"),
+        (SPEC.replace("[fp32, bf16]", "[fp32, bf16], seed: [1]").encode(), "unknown-axis"),
+        (SPEC.replace("[0, 1]", str(list(range(6000)))).encode(), "grid-too-large"),
+        (SPEC.encode() + b"optimizer: {learning_rate: .nan}\n", "not-finite"),
+        (SPEC.encode() + b"max_restarts: 1e400\n", "wrong-type"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_text_is_refused_in_one_line(client: TestClient, text: bytes, type: str) -> None:
+    refused(client, text, type)
+
+
+@pytest.mark.parametrize("description", ['"\\ud800"', '"\\0"', '"\\uffff"'])
+def test_characters_that_databases_dislike_do_not_break_it(client: TestClient, description: str) -> None:
+    answer = client.post(EXPERIMENTS, content=f"{SPEC}description: {description}\n")
+    assert answer.status_code in (201, 422)
+
+
+def test_too_many_values_are_too_large(client: TestClient) -> None:
+    refused(client, SPEC + f"x: {[1] * 100_001}", "body-too-large", 413)
+
+
+def test_path_outside_the_roots_is_refused(client: TestClient, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc")
+    for path in ("/etc", "../..", "link/passwd"):
+        problem = refused(client, SPEC.replace("path: texts", f"path: {path}"), "path-outside-roots")
+        assert problem["errors"][0]["path"] == "task.path"
+
+
+def test_path_that_does_not_exist_is_refused(client: TestClient, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "nothing.csv").touch()
+    for path in ("nope", "empty", "nothing.csv", '"a\\0b"', "x" * 4000):
+        refused(client, SPEC.replace("path: texts", f"path: {path}"), "path-not-found")
+
+
+def test_paths_of_axes_are_checked_too(client: TestClient) -> None:
+    text = SPEC.replace("precision: [fp32, bf16]", "model.student: [tiny, nowhere]")
+    problem = refused(client, text, "path-not-found")
+    assert "nowhere" in problem["detail"]
+
+
+def test_model_folder_without_weights_is_refused(client: TestClient, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    text = SPEC.replace("student: tiny", "student: model")
+    refused(client, text, "model-without-weights")
+    (tmp_path / "model" / "config.json").write_text("{}")
+    refused(client, text, "model-without-weights")
+    (tmp_path / "model" / "model.safetensors").touch()
+    assert client.post(EXPERIMENTS, content=text).status_code == 201
+
+
+def test_hub_ids_pass(client: TestClient) -> None:
+    text = SPEC.replace("path: texts", "path: 'hub:stanfordnlp/imdb'").replace(
+        "tiny", "'hub:bert-base-uncased'"
+    )
+    assert client.post(EXPERIMENTS, content=text).status_code == 201
+
+
+def see_cluster(app: FastAPI, at_s: float, *, reachable: bool = True) -> None:
+    node = ClusterNode("n1", "here", True, {"CPU": 2.0, "memory": 8 * 2.0**30}, {"CPU": 2.0})
+    Queue(app.state.store).put_cluster(ClusterSnapshot(at_s, reachable, None, (node,)))
+
+
+BIG = SPEC + "parallel: {strategy: ddp, workers: 4}\nbatch: {global_size: 16}\n"
+
+
+def test_what_the_cluster_can_never_serve_is_refused(app: FastAPI, client: TestClient) -> None:
+    import time
+
+    see_cluster(app, time.time())
+    problem = refused(client, BIG, "unsatisfiable-resources")
+    assert "room for 2" in problem["detail"]
+    assert "wait_for_capacity" in problem["detail"]
+    assert client.post(EXPERIMENTS, content=SPEC).status_code == 201
+    waiting = BIG + "queue: {wait_for_capacity: true}\n"
+    assert client.post(EXPERIMENTS, content=waiting).status_code == 201
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_an_old_view_of_the_cluster_refuses_nothing(
+    app: FastAPI, client: TestClient, reachable: bool
+) -> None:
+    import time
+
+    see_cluster(app, time.time() - (1000.0 if reachable else 0.0), reachable=reachable)
+    assert client.post(EXPERIMENTS, content=BIG).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "type"),
+    [
+        (StoreUnavailable("the database is locked"), 503, "unavailable"),
+        (StoreFull("the disk is full"), 507, "storage-full"),
+    ],
+)
+def test_a_store_in_trouble_is_never_a_500(
+    client: TestClient,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    status: int,
+    type: str,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(store, "submit_many", fail)
+    monkeypatch.setattr(store, "submit", fail)
+    for text in (SPEC, SPEC.replace("[0, 1]", str(list(range(30))))):  # light and heavy
+        answer = client.post(EXPERIMENTS, content=text)
+        assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{type}")
+        assert answer.json()["detail"] == str(error)
+        assert ("retry-after" in answer.headers) == (status == 503)
+
+
+def test_large_grids_are_stored_whole(client: TestClient) -> None:
+    text = SPEC.replace("[0, 1]", str(list(range(500))))
+    assert client.post(EXPERIMENTS, content=text).json()["run_count"] == 1000
+
+
+def test_owner_is_the_services_user_unless_named(client: TestClient, settings: Settings) -> None:
+    from api.auth import own_name
+
+    assert client.post(EXPERIMENTS, content=SPEC).json()["owner"] == own_name()
+    named = client.post(EXPERIMENTS, content=SPEC, headers={"Stillhouse-Owner": "ada"})
+    assert named.json()["owner"] == "ada"
+    bad = client.post(EXPERIMENTS, content=SPEC, headers={"Stillhouse-Owner": "<script>"})
+    assert (bad.status_code, bad.json()["type"]) == (422, "/problems/invalid-parameter")
+
+
+def test_validate_checks_everything_and_stores_nothing(client: TestClient) -> None:
+    answer = client.post("/api/v1/specs/validate", content=SPEC).json()
+    assert (answer["valid"], answer["run_count"]) == (True, 4)
+    assert answer["spec"]["search"]["axes"] == {"precision": ["fp32", "bf16"]}
+    bad = client.post("/api/v1/specs/validate", content=SPEC.replace("texts", "nope"))
+    assert bad.json()["type"] == "/problems/path-not-found"
+    assert client.get(EXPERIMENTS).json()["items"] == []
+
+
+def test_preview_pages_over_the_grid(client: TestClient) -> None:
+    runs: list[dict[str, Any]] = []
+    token = None
+    while True:
+        params = {"page_size": 3, **({"page_token": token} if token else {})}
+        page = client.post("/api/v1/specs/preview", content=SPEC, params=params).json()
+        runs += page["items"]
+        if (token := page["next_page_token"]) is None:
+            break
+    assert [run["index"] for run in runs] == [0, 1, 2, 3]
+    client.post(EXPERIMENTS, content=SPEC)
+    stored = client.get(f"{EXPERIMENTS}/1/runs").json()["items"]
+    assert [(run["cell"], run["seed"], run["point"]) for run in runs] == [
+        (run["cell"], run["seed"], run["point"]) for run in stored
+    ]
+    assert page["cluster_age_s"] is None
+    bad = client.post("/api/v1/specs/preview", content=SPEC, params={"page_token": "x"})
+    assert (bad.status_code, bad.json()["type"]) == (400, "/problems/invalid-page-token")
+
+
+def test_preview_says_why_a_run_is_not_feasible(app: FastAPI, client: TestClient) -> None:
+    import time
+
+    see_cluster(app, time.time())
+    text = SPEC.replace("precision: [fp32, bf16]", "precision: [fp32, bf16], hardware: [cpu, V100]")
+    page = client.post("/api/v1/specs/preview", content=text).json()
+    reasons = {(run["point"]["hardware"], run["point"]["precision"]): run["reason"] for run in page["items"]}
+    assert reasons["cpu", "fp32"] is None
+    assert "V100" in reasons["V100", "fp32"]
+    assert "does not compute bf16" in reasons["V100", "bf16"]
+    assert page["cluster_age_s"] >= 0
+    v100 = next(run for run in page["items"] if run["hardware"] == "V100")
+    assert (v100["accelerators"], v100["price_usd_per_hour"], v100["feasible"]) == (1, 2.0, False)
