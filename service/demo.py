@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from service.cli.connection import client_errors
 from service.cli.exits import ExitCode, Failure
 from service.cli.following import follow_experiment
 from service.cli.output import console, note, print_json, say
@@ -87,8 +88,7 @@ def run(stop: StopRequests, *, as_json: bool = False) -> bool:
 
 def _experiment(url: str, folder: Path, *, as_json: bool) -> tuple[int, int]:
     """Submit, follow and compare; how many runs succeeded, and of how many."""
-    client = Client(url)
-    with client:
+    with client_errors(), Client(url) as client:
         experiment = client.submit(SPEC.read_bytes())
         note(f"experiment {experiment.id} is submitted: {experiment.name}, {experiment.run_count} runs")
         if as_json:

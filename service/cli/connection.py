@@ -49,14 +49,22 @@ def connected(*, patient: bool = False) -> Iterator[Client]:
     Raises:
         Failure: for every error of the client inside the block, with its exit code.
     """
-    from service.client import ApiError, Client, ClientError, Unreachable
+    from service.client import Client
 
     settings = read_settings()
     token = settings.token.get_secret_value() if settings.token else None
     attempts = _PATIENT_ATTEMPTS if patient else _QUICK_ATTEMPTS
+    with client_errors(), Client(str(settings.url), token=token, attempts=attempts) as client:
+        yield client
+
+
+@contextmanager
+def client_errors() -> Iterator[None]:
+    """Turn every error of a client into a `Failure` with its exit code."""
+    from service.client import ApiError, ClientError, Unreachable
+
     try:
-        with Client(str(settings.url), token=token, attempts=attempts) as client:
-            yield client
+        yield
     except Unreachable as error:
         raise Failure(
             f"{error}; start the service with `stillhouse up`, or set STILLHOUSE_URL", ExitCode.unreachable
