@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -36,6 +37,7 @@ from api.shapes import (
     RunShape,
 )
 from api.stream import parse_event_number
+from service.db.errors import NotFound
 from service.queue import Queue
 from service.records import Experiment
 from service.states import ExperimentState, RunState
