@@ -18,7 +18,7 @@ from trainers.models import origin, student
 from trainers.optimizers import build as build_optimizer
 from trainers.parallel import replicate, workers_of
 from trainers.parallel.workers import Workers
-from trainers.precision import Autocast
+from trainers.precision import arithmetic_for
 from trainers.process import seed_all
 from trainers.progress import Progress
 from trainers.reporting import NullSink, Sink, Stop
@@ -49,7 +49,7 @@ def assemble(
     device = _device(config)
     timeline = timeline_for(device, began_s)
     figures = RunFigures(config, consumption, device)
-    autocast = Autocast(config.precision, device)
+    arithmetic = arithmetic_for(config.precision, device)
 
     task = tasks.build(config.task.name)
     sink.progress(step=0, total_steps=0, phase="preparing")
@@ -64,6 +64,7 @@ def assemble(
         max_length=config.task.max_length,
         pad_id=data.pad_id,
     ).to(device)
+    arithmetic.prepare(model)
     built = build_optimizer(config.optimizer, model)
     # A GPU's matrix units want widths of 8; on CPU every column of padding costs time.
     multiple = 8 if device.type == "cuda" else 1
@@ -83,7 +84,7 @@ def assemble(
         batch_size=config.evaluation.batch_size,
         workers=workers,
         device=device,
-        autocast=autocast,
+        arithmetic=arithmetic,
         pad_id=data.pad_id,
         multiple=multiple,
     )
@@ -107,6 +108,7 @@ def assemble(
             "data": dict(data.identity),
             "config": json.loads(config.model_dump_json()),
             "optimizer_implementation": built.implementation,
+            "precision_implementation": arithmetic.name,
             "strategy": replica.name,
             "attention": student.ATTENTION,
             "workers": workers.world,
@@ -130,7 +132,7 @@ def assemble(
             model=model,
             replica=replica,
             optimizer=built.optimizer,
-            autocast=autocast,
+            arithmetic=arithmetic,
             batches=batches,
             evaluator=evaluator,
             workers=workers,

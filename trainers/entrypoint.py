@@ -97,7 +97,11 @@ def _failure_class(error: BaseException) -> FailureClass:
     if isinstance(error, ConnectionError | TimeoutError | EOFError):
         return FailureClass.infrastructure
     if isinstance(error, OSError):
-        return FailureClass.infrastructure if error.errno in (*_FULL, errno.EIO, errno.EROFS) else FailureClass.bug
+        return (
+            FailureClass.infrastructure
+            if error.errno in (*_FULL, errno.EIO, errno.EROFS)
+            else FailureClass.bug
+        )
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return FailureClass.infrastructure
     return FailureClass.bug

@@ -11,7 +11,7 @@ from trainers.data.batches import Batch, collate, evaluation_rows
 from trainers.data.tokens import TokenSet
 from trainers.models.student import Student
 from trainers.parallel.workers import Workers
-from trainers.precision import Autocast
+from trainers.precision import Arithmetic
 from trainers.tasks.base import Task
 
 
@@ -24,7 +24,7 @@ class Evaluator:
         batch_size: examples per forward pass on one worker.
         workers: that share the work.
         device: to compute on.
-        autocast: of the forward pass.
+        arithmetic: of the forward pass.
         pad_id: token id of padding.
         multiple: batch widths are rounded up to a multiple of this.
     """
@@ -37,12 +37,12 @@ class Evaluator:
         batch_size: int,
         workers: Workers,
         device: torch.device,
-        autocast: Autocast,
+        arithmetic: Arithmetic,
         pad_id: int,
         multiple: int,
     ) -> None:
         self._task, self._data, self._workers = task, data, workers
-        self._device, self._autocast = device, autocast
+        self._device, self._arithmetic = device, arithmetic
         self._pad_id, self._multiple = pad_id, multiple
         self._batches = evaluation_rows(data.lengths, batch_size, workers.rank, workers.world)
 
@@ -71,7 +71,9 @@ class Evaluator:
         return {"validation_loss": loss, **scores}
 
     @torch.no_grad()
-    def _forward_all(self, model: Student, abandon: Callable[[], bool]) -> tuple[np.ndarray, np.ndarray, float] | None:
+    def _forward_all(
+        self, model: Student, abandon: Callable[[], bool]
+    ) -> tuple[np.ndarray, np.ndarray, float] | None:
         logits = np.empty((sum(map(len, self._batches)), len(self._task.classes)), dtype=np.float32)
         done, loss = 0, 0.0
         for rows in self._batches:
@@ -87,6 +89,6 @@ class Evaluator:
         return np.concatenate(self._batches), logits, loss
 
     def _forward(self, model: Student, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        with self._autocast.context():
+        with self._arithmetic.context():
             logits = model(batch)
             return logits, self._task.loss(logits, batch)

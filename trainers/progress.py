@@ -46,7 +46,9 @@ class Progress:
         """Share of computed tokens that were padding, in percent."""
         return 100.0 * (1.0 - self.tokens / self.padded_tokens) if self.padded_tokens else 0.0
 
-    def count(self, *, loss_sum: float, samples: int, tokens: int, padded_tokens: int, new_epoch: bool) -> None:
+    def count(
+        self, *, loss_sum: float, samples: int, tokens: int, padded_tokens: int, new_epoch: bool
+    ) -> None:
         """Add one finished step."""
         if new_epoch:
             self.epoch_loss, self.epoch_samples = 0.0, 0

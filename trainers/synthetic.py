@@ -27,7 +27,11 @@ _FILLER = (
     "We stayed for about an hour.", "A friend poured.", "It was the {day} after the market.",
 )  # fmt: skip
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-_OPENINGS = ("This {thing} is something to talk about.", "I tried the {thing}.", "We visited for the {thing}.")
+_OPENINGS = (
+    "This {thing} is something to talk about.",
+    "I tried the {thing}.",
+    "We visited for the {thing}.",
+)
 
 
 def write_corpus(folder: Path, *, train: int, test: int, seed: int) -> None:
@@ -50,7 +54,7 @@ def write_corpus(folder: Path, *, train: int, test: int, seed: int) -> None:
 def _review(rng: random.Random, *, label: int) -> str:
     """A review whose opinions lean to its label by at least one."""
     sentences = [rng.choice(_OPENINGS).format(thing=rng.choice(_THINGS))]
-    opinions = [label] * rng.choice((2, 2, 3)) + ([1 - label] if rng.random() < 0.25 else [])
+    opinions = [label] * rng.choice((2, 2, 3)) + ([1 - label] if rng.random() < 0.1 else [])
     sentences += [_opinion(rng, positive=bool(opinion)) for opinion in opinions]
     sentences += [rng.choice(_FILLER).format(day=rng.choice(_DAYS)) for _ in range(rng.randrange(3))]
     body = sentences[1:]
@@ -60,7 +64,7 @@ def _review(rng: random.Random, *, label: int) -> str:
 
 def _opinion(rng: random.Random, *, positive: bool) -> str:
     part = rng.choice(_PARTS).capitalize()
-    if rng.random() < 0.1:
+    if rng.random() < 0.03:
         return f"{part} was not {rng.choice(_BAD if positive else _GOOD)}."
     adverb = rng.choice(("", "very ", "quite ", "truly "))
     return f"{part} was {adverb}{rng.choice(_GOOD if positive else _BAD)}."

@@ -21,7 +21,7 @@ from trainers.models.student import Student
 from trainers.optimizers.schedule import learning_rate
 from trainers.parallel.replica import Replica
 from trainers.parallel.workers import Workers
-from trainers.precision import Autocast
+from trainers.precision import Arithmetic
 from trainers.progress import Progress
 from trainers.reporting import Outcome, Point, Sink, Stop, StopReason
 from trainers.tasks.base import Task
@@ -40,7 +40,7 @@ class Parts:
     model: Student
     replica: Replica
     optimizer: torch.optim.Optimizer
-    autocast: Autocast
+    arithmetic: Arithmetic
     batches: TrainingBatches
     evaluator: Evaluator
     workers: Workers
@@ -175,7 +175,7 @@ class Trainer:
         """
         parts = self.parts
         parts.timeline.enter(Phase.forward)
-        with parts.autocast.context():
+        with parts.arithmetic.context():
             loss_sum = parts.task.loss(parts.replica.forward(batch), batch)
         parts.replica.backward(loss_sum * (parts.workers.world / global_examples))
         return loss_sum.detach()
@@ -242,9 +242,7 @@ class Trainer:
             return self.stopping is not None and self.checkpoint is None
         if self.stopping or progress.step >= self.parts.total_steps:
             return True
-        return self.time_to_save or (
-            every.every_steps is not None and progress.step % every.every_steps == 0
-        )
+        return self.time_to_save or (every.every_steps is not None and progress.step % every.every_steps == 0)
 
     def _evaluation_due(self) -> bool:
         progress = self.parts.progress

@@ -108,7 +108,9 @@ def restore(
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
     except (RuntimeError, ValueError, KeyError) as error:
         first = str(error).splitlines()[0]
-        raise CheckpointError(f"the checkpoint does not fit the run's model or optimizer ({first})") from error
+        raise CheckpointError(
+            f"the checkpoint does not fit the run's model or optimizer ({first})"
+        ) from error
     return Progress.from_state(state["progress"])
 
 

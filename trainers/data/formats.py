@@ -61,14 +61,16 @@ def read_csv(path: Path) -> Iterator[Row]:
             for wanted in ("text", "label"):
                 if wanted not in columns:
                     raise BadDataError(
-                        f"{path}, line 1, field {wanted}: no such column (found: {', '.join(columns) or 'none'})"
+                        f"{path}, line 1, field {wanted}: no such column "
+                        f"(found: {', '.join(columns) or 'none'})"
                     )
             for values in reader:
                 if not values:
                     continue
                 if len(values) != len(columns):
                     raise BadDataError(
-                        f"{path}, line {reader.line_num}: {len(values)} fields, but the header has {len(columns)}"
+                        f"{path}, line {reader.line_num}: {len(values)} fields, "
+                        f"but the header has {len(columns)}"
                     )
                 yield _fields(dict(zip(columns, values, strict=True)), path, reader.line_num)
         except csv.Error as error:
@@ -109,7 +111,9 @@ def _decoded(stream: Any, path: Path) -> Iterator[str]:
 
 
 def _not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> str:
-    return f"{path}, line {line}: byte 0x{error.object[error.start]:02x} is not UTF-8; convert the file to UTF-8"
+    return (
+        f"{path}, line {line}: byte 0x{error.object[error.start]:02x} is not UTF-8; convert the file to UTF-8"
+    )
 
 
 def _fields(row: Mapping[str, Any], path: Path, line: int) -> Row:

@@ -61,7 +61,9 @@ class HubDataset:
                     tables[part] = splits[name]
                     break
         if "train" not in tables:
-            raise BadDataError(f"hub dataset '{self.name}' has no part named train (found: {', '.join(splits)})")
+            raise BadDataError(
+                f"hub dataset '{self.name}' has no part named train (found: {', '.join(splits)})"
+            )
         return tables
 
     def _load(self) -> Any:

@@ -31,9 +31,7 @@ def resolve(text: str, roots: Sequence[str], what: str) -> Path:
         resolved_roots = [Path(root).resolve() for root in roots]
         candidates = [(root / text).resolve() for root in resolved_roots]
         inside = [
-            path
-            for path, root in zip(candidates, resolved_roots, strict=True)
-            if path.is_relative_to(root)
+            path for path, root in zip(candidates, resolved_roots, strict=True) if path.is_relative_to(root)
         ]
         for path in inside:
             if path.exists():
@@ -42,6 +40,7 @@ def resolve(text: str, roots: Sequence[str], what: str) -> Path:
         raise UnusablePath(f"{what} path {text!r} cannot be read: {error}") from None
     if not inside:
         raise UnusablePath(
-            f"{what} path '{text}' lies outside the allowed folders ({shown}); move it there or allow its folder"
+            f"{what} path '{text}' lies outside the allowed folders ({shown}); "
+            "move it there or allow its folder"
         )
     raise UnusablePath(f"{what} path '{text}' does not exist under {shown}; check the path")

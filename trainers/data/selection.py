@@ -26,7 +26,8 @@ def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int,
         return np.arange(len(labels))
     if count > len(labels):
         raise BadDataError(
-            f"{part}_examples asks for {count}, but the {part} part has {len(labels)}; lower task.{part}_examples"
+            f"{part}_examples asks for {count}, but the {part} part has {len(labels)}; "
+            f"lower task.{part}_examples"
         )
     rng = np.random.default_rng([seed, part == "validation", 1])
     classes = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]

@@ -75,7 +75,8 @@ def _local_source(path: Path, memory: Path) -> Source:
         if not any(path.iterdir()):
             raise BadDataError(f"{path}: the dataset folder is empty")
         raise BadDataError(
-            f"{path}: no dataset found; expected train.jsonl or train.csv, or the folders train/pos and train/neg"
+            f"{path}: no dataset found; expected train.jsonl or train.csv, "
+            "or the folders train/pos and train/neg"
         )
     parts = {"train": train}
     for name in _VALIDATION_PARTS:
@@ -118,7 +119,8 @@ class CorpusSource:
                 self._files["validation"] = self._texts(name)
                 break
         self.parts = {
-            part: _fingerprint(root, [path for path, _ in files], memory) for part, files in self._files.items()
+            part: _fingerprint(root, [path for path, _ in files], memory)
+            for part, files in self._files.items()
         }
 
     def _texts(self, part: str) -> list[tuple[Path, str]]:

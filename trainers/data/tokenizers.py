@@ -17,7 +17,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 def train_wordpiece(texts: Iterator[str], size: int) -> Tokenizer:
     """An uncased BERT tokenizer with a vocabulary of at most `size` pieces of these texts."""
-    tokenizer = _bert(models.WordPiece(unk_token="[UNK]"), lowercase=True)  # type: ignore[call-arg]
+    tokenizer = _bert(models.WordPiece(unk_token="[UNK]"), lowercase=True)
     tokenizer.train_from_iterator(
         texts,
         trainers.WordPieceTrainer(
@@ -45,7 +45,7 @@ def load(folder: Path) -> Tokenizer:
             settings = folder / "tokenizer_config.json"
             config = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
             pieces = vocabulary.read_text(encoding="utf-8").rstrip("\n").split("\n")
-            model = models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")  # type: ignore[call-arg]
+            model = models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
             return _framed(_bert(model, lowercase=bool(config.get("do_lower_case", True))))
     except Exception as error:  # the library raises plain Exception
         raise BadSpecError(f"{folder}: the tokenizer cannot be read ({error})") from None
@@ -68,7 +68,5 @@ def _framed(tokenizer: Tokenizer) -> Tokenizer:
         if number is None:
             raise BadSpecError(f"the vocabulary has no {token}; use the vocabulary of a BERT")
         ends[token] = number
-    tokenizer.post_processor = processors.BertProcessing(
-        ("[SEP]", ends["[SEP]"]), ("[CLS]", ends["[CLS]"])
-    )
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", ends["[SEP]"]), ("[CLS]", ends["[CLS]"]))
     return tokenizer

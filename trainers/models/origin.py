@@ -107,9 +107,7 @@ def _from_hub(identifier: str, *, offline: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(identifier, allow_patterns=list(_FILES), local_files_only=offline)
-        )
+        return Path(snapshot_download(identifier, allow_patterns=list(_FILES), local_files_only=offline))
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = (

@@ -36,7 +36,10 @@ class Student(nn.Module):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """(B, C) logits."""
-        return self.bert(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+        logits: torch.Tensor = self.bert(
+            input_ids=batch.input_ids, attention_mask=batch.attention_mask
+        ).logits
+        return logits
 
     @property
     def parameter_count(self) -> int:
@@ -45,7 +48,8 @@ class Student(nn.Module):
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Parameters under the names of a model folder."""
-        return self.bert.state_dict()
+        weights: dict[str, torch.Tensor] = self.bert.state_dict()
+        return weights
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Set all parameters.
@@ -62,7 +66,13 @@ class Student(nn.Module):
 
 
 def build(
-    origin: Origin, *, vocabulary_size: int, classes: tuple[str, ...], dropout: float, max_length: int, pad_id: int
+    origin: Origin,
+    *,
+    vocabulary_size: int,
+    classes: tuple[str, ...],
+    dropout: float,
+    max_length: int,
+    pad_id: int,
 ) -> Student:
     """The student with its first weights, drawn from torch's seed where the origin has none.
 
@@ -88,7 +98,14 @@ def build(
         is_decoder=False,
         problem_type="single_label_classification",
     )
-    for bookkeeping in ("architectures", "transformers_version", "_name_or_path", "auto_map", "torch_dtype", "dtype"):
+    for bookkeeping in (
+        "architectures",
+        "transformers_version",
+        "_name_or_path",
+        "auto_map",
+        "torch_dtype",
+        "dtype",
+    ):
         fields.pop(bookkeeping, None)
     try:
         config = BertConfig(**fields)
@@ -98,11 +115,13 @@ def build(
         raise BadSpecError(f"the model's configuration is not usable: {error}") from None
     if config.vocab_size < vocabulary_size:
         raise BadSpecError(
-            f"the tokenizer has {vocabulary_size} pieces, but the model {config.vocab_size}; use its own tokenizer"
+            f"the tokenizer has {vocabulary_size} pieces, but the model {config.vocab_size}; "
+            "use its own tokenizer"
         )
     if config.max_position_embeddings < max_length:
         raise BadSpecError(
-            f"task.max_length {max_length} exceeds the model's {config.max_position_embeddings} positions; lower it"
+            f"task.max_length {max_length} exceeds the model's "
+            f"{config.max_position_embeddings} positions; lower it"
         )
     if isinstance(origin, Folder):
         _load_encoder(bert, origin.path / WEIGHTS)
@@ -124,7 +143,8 @@ def _load_encoder(bert: BertForSequenceClassification, file: Path) -> None:
                     if target.startswith("classifier."):
                         continue  # a head of another task
                     raise BadSpecError(
-                        f"{file}: {name} has shape {tuple(tensor.shape)}, config.json says {tuple(wanted[target].shape)}"
+                        f"{file}: {name} has shape {tuple(tensor.shape)}, "
+                        f"config.json says {tuple(wanted[target].shape)}"
                     )
                 wanted[target].copy_(tensor)
                 missing.discard(target)

@@ -47,7 +47,9 @@ def build(config: Optimizer, model: nn.Module) -> Built:
 
 
 def _adamw(config: Optimizer, groups: list[dict[str, object]]) -> Built:
-    choice = Implementation.multi_fused if config.implementation is Implementation.auto else config.implementation
+    choice = (
+        Implementation.multi_fused if config.implementation is Implementation.auto else config.implementation
+    )
     if choice not in _ADAMW_FLAGS:
         raise _unknown(config, choice)
     first, second = config.betas or _ADAMW_BETAS
@@ -63,7 +65,11 @@ def _adamw(config: Optimizer, groups: list[dict[str, object]]) -> Built:
 
 
 def _adan(config: Optimizer, groups: list[dict[str, object]]) -> Built:
-    choice = Implementation.multi_unfused if config.implementation is Implementation.auto else config.implementation
+    choice = (
+        Implementation.multi_unfused
+        if config.implementation is Implementation.auto
+        else config.implementation
+    )
     if choice not in (Implementation.single_unfused, Implementation.multi_unfused):
         raise _unknown(config, choice)
     first, second, third = config.betas or _ADAN_BETAS
@@ -79,4 +85,6 @@ def _adan(config: Optimizer, groups: list[dict[str, object]]) -> Built:
 
 
 def _unknown(config: Optimizer, choice: Implementation) -> BadSpecError:
-    return BadSpecError(f"{config.name.value} has no implementation {choice.value}; change optimizer.implementation")
+    return BadSpecError(
+        f"{config.name.value} has no implementation {choice.value}; change optimizer.implementation"
+    )

@@ -51,7 +51,9 @@ class Adan(torch.optim.Optimizer):
             if not 0.0 <= beta < 1.0:
                 raise ValueError(f"beta {beta} is outside [0, 1)")
         if lr < 0.0 or eps <= 0.0 or weight_decay < 0.0:
-            raise ValueError(f"lr {lr}, eps {eps} and weight_decay {weight_decay} must not be negative, eps not 0")
+            raise ValueError(
+                f"lr {lr}, eps {eps} and weight_decay {weight_decay} must not be negative, eps not 0"
+            )
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -77,17 +79,17 @@ class Adan(torch.optim.Optimizer):
             update = _foreach if group["foreach"] else _single
             parameters = [p for p in group["params"] if p.grad is not None]
             # foreach kernels want one device and dtype per call.
-            by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+            by_kind: dict[tuple[torch.device, torch.dtype], list[Any]] = {}
             for parameter in parameters:
                 if parameter.grad.is_sparse:
                     raise RuntimeError("Adan takes no sparse gradients")
-                self._begin(parameter)
+                self._begin(parameter, parameter.grad)
                 by_kind.setdefault((parameter.device, parameter.dtype), []).append(parameter)
             for tensors in by_kind.values():
-                update(tensors, [self.state[p] for p in tensors], group)
+                update(tensors, [p.grad for p in tensors], [self.state[p] for p in tensors], group)
         return loss
 
-    def _begin(self, parameter: torch.Tensor) -> None:
+    def _begin(self, parameter: torch.Tensor, grad: torch.Tensor) -> None:
         """Make a parameter's state at its first step and count the step."""
         state = self.state[parameter]
         if not state:
@@ -95,7 +97,7 @@ class Adan(torch.optim.Optimizer):
             state["step"] = torch.tensor(0.0, dtype=torch.float32)
             for name in ("exp_avg", "exp_avg_diff", "exp_avg_sq"):
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["previous_grad"] = parameter.grad.detach().clone(memory_format=torch.preserve_format)
+            state["previous_grad"] = grad.detach().clone(memory_format=torch.preserve_format)
         state["step"] += 1
 
 
@@ -104,11 +106,15 @@ def _corrections(step: float, betas: tuple[float, float, float]) -> tuple[float,
     return first, second, math.sqrt(third)
 
 
-def _single(parameters: list[torch.Tensor], states: list[dict[str, Any]], group: dict[str, Any]) -> None:
+def _single(
+    parameters: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    states: list[dict[str, Any]],
+    group: dict[str, Any],
+) -> None:
     b1, b2, b3 = group["betas"]
     lr, decay, eps = group["lr"], group["weight_decay"], group["eps"]
-    for parameter, state in zip(parameters, states, strict=True):
-        grad = parameter.grad
+    for parameter, grad, state in zip(parameters, grads, states, strict=True):
         m, v, n, previous = (
             state[name] for name in ("exp_avg", "exp_avg_diff", "exp_avg_sq", "previous_grad")
         )
@@ -128,12 +134,14 @@ def _single(parameters: list[torch.Tensor], states: list[dict[str, Any]], group:
         previous.copy_(grad)
 
 
-def _foreach(parameters: list[torch.Tensor], states: list[dict[str, Any]], group: dict[str, Any]) -> None:
-    if not parameters:
-        return
+def _foreach(
+    parameters: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    states: list[dict[str, Any]],
+    group: dict[str, Any],
+) -> None:
     b1, b2, b3 = group["betas"]
     lr, decay, eps = group["lr"], group["weight_decay"], group["eps"]
-    grads = [parameter.grad for parameter in parameters]
     m, v, n, previous = (
         [state[name] for state in states]
         for name in ("exp_avg", "exp_avg_diff", "exp_avg_sq", "previous_grad")

@@ -25,7 +25,8 @@ def workers_of(config: RunConfig) -> Workers:
     size = torch.distributed.get_world_size() if ready else 1
     if size != wanted:
         raise BadSpecError(
-            f"parallel.workers is {wanted}, but the process group has {size}; start as many workers as the run has"
+            f"parallel.workers is {wanted}, but the process group has {size}; "
+            "start as many workers as the run has"
         )
     return GroupWorkers()
 

@@ -93,7 +93,8 @@ class TextClassification(Task):
         number = self.spellings.get(str(row.label).strip().lower())
         if number is None:
             raise BadDataError(
-                f"{row.where}, field label: unknown label {row.label!r}; use one of {', '.join(self.spellings)}"
+                f"{row.where}, field label: unknown label {row.label!r}; "
+                f"use one of {', '.join(self.spellings)}"
             )
         return number
 

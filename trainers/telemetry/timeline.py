@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from enum import StrEnum
+from itertools import pairwise
 
 import torch
 
@@ -84,8 +85,7 @@ class CudaTimeline(Timeline):
             if self._window_s is None:
                 super().enter(phase)
                 self._window_s = self._since_s
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
+            event = _mark()
             self._marks.append((phase, event))
             return
         self.settle()
@@ -95,19 +95,25 @@ class CudaTimeline(Timeline):
         """Share out the time since the last settling; waits for the device."""
         if self._window_s is None:
             return
-        end = torch.cuda.Event(enable_timing=True)
-        end.record()
+        end = _mark()
         end.synchronize()
         now = time.perf_counter()
         host_s = now - self._window_s
         stamps = [event for _, event in self._marks] + [end]
-        parts = [first.elapsed_time(second) for first, second in zip(stamps, stamps[1:], strict=False)]
+        parts = [first.elapsed_time(second) for first, second in pairwise(stamps)]
         whole = sum(parts) or 1.0
         for (phase, _), part in zip(self._marks, parts, strict=True):
             self._spent[phase] += host_s * part / whole
         self._marks.clear()
         self._window_s = None
         self._since_s = now
+
+
+def _mark() -> torch.cuda.Event:
+    """A time on the device's current stream."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 def timeline_for(device: torch.device, began_s: float) -> Timeline:
