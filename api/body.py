@@ -21,7 +21,10 @@ SPEC_BODY: dict[str, Any] = {
         "required": True,
         "description": "The spec, YAML or JSON; told apart by content. At most 1 MiB.",
         "content": {
-            "application/yaml": {"schema": {"type": "string"}, "example": EXAMPLE},
+            "application/yaml": {
+                "schema": {"$ref": "#/components/schemas/ExperimentSpec"},
+                "example": EXAMPLE,
+            },
             "application/json": {
                 "schema": {"$ref": "#/components/schemas/ExperimentSpec"},
                 "example": {

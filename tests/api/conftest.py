@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
 import time
@@ -33,14 +34,22 @@ seeds: [0, 1]
 TOKEN = "stillhouse-" + "t" * 32
 
 
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database file with all tables and no rows; made once, copied for each test."""
+    folder = tmp_path_factory.mktemp("migrated")
+    Store.open(Settings(data_dir=folder), migrate=True).close()
+    return folder / "stillhouse.db"
+
+
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path, migrated: Path) -> Settings:
     """Settings of a migrated installation with one dataset, `texts`."""
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "train.jsonl").write_text('{"text": "good", "label": 1}\n', encoding="utf-8")
-    settings = Settings(data_dir=tmp_path / "data", data_roots=str(tmp_path), model_roots=str(tmp_path))
-    Store.open(settings, migrate=True).close()
-    return settings
+    (tmp_path / "data").mkdir()
+    shutil.copy(migrated, tmp_path / "data" / "stillhouse.db")
+    return Settings(data_dir=tmp_path / "data", data_roots=str(tmp_path), model_roots=str(tmp_path))
 
 
 @pytest.fixture
