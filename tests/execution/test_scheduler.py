@@ -1,0 +1,312 @@
+"""The scheduler against a real SQLite store and jobs in memory: who dies when, and what follows."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from service.execution.ray_jobs import FakeRayJobs, RayUnreachable
+from service.execution.scheduler import Scheduler
+from service.failures import INFRASTRUCTURE_LIMIT
+from service.queue import Queue
+from service.settings import Settings
+from service.states import ExperimentState
+from service.store import Store
+from tests.execution.conftest import Clock, Submit
+
+
+@pytest.fixture
+def jobs() -> FakeRayJobs:
+    return FakeRayJobs()
+
+
+@pytest.fixture
+def scheduler(store: Store, queue: Queue, jobs: FakeRayJobs, settings: Settings) -> Scheduler:
+    return Scheduler(store, queue, jobs, settings, name="one", python="python")
+
+
+@pytest.fixture
+def successor(store: Store, queue: Queue, jobs: FakeRayJobs, settings: Settings) -> Scheduler:
+    """Another scheduler, which knows nothing of the first."""
+    return Scheduler(store, queue, jobs, settings, name="two", python="python")
+
+
+class Died(Exception):
+    """The scheduler's process was killed here."""
+
+
+def die() -> None:
+    raise Died
+
+
+def test_claims_and_submits_under_the_stored_id(
+    scheduler: Scheduler, jobs: FakeRayJobs, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    did = scheduler.run_once()
+    assert did.claimed == did.submitted == (experiment.id,)
+    assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
+    assert store.experiment(experiment.id).state is ExperimentState.starting
+
+
+def test_the_dashboard_lists_the_job_by_the_experiments_name(
+    scheduler: Scheduler, jobs: FakeRayJobs, submit: Submit
+) -> None:
+    submit(name="precision by batch")
+    scheduler.run_once()
+    job = jobs.status(jobs.submitted[0])
+    assert job is not None
+    assert job.metadata["job_name"] == "precision by batch"
+    assert job.metadata["owner"] == "ada"
+
+
+def test_runs_no_more_experiments_than_allowed(
+    store: Store, queue: Queue, jobs: FakeRayJobs, settings: Settings, submit: Submit
+) -> None:
+    for _ in range(5):
+        submit()
+    limited = settings.model_copy(update={"max_concurrent_experiments": 2})
+    scheduler = Scheduler(store, queue, jobs, limited)
+    for _ in range(3):
+        scheduler.run_once()
+    assert len(jobs.submitted) == 2
+
+
+def test_two_schedulers_claim_each_experiment_once(
+    scheduler: Scheduler, successor: Scheduler, jobs: FakeRayJobs, submit: Submit
+) -> None:
+    for _ in range(4):
+        submit()
+    threads = [threading.Thread(target=each.run_once) for each in (scheduler, successor)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(jobs.submitted) == len(set(jobs.submitted)) == 4
+
+
+def test_killed_before_the_submit_the_next_scheduler_submits(
+    store: Store, queue: Queue, successor: Scheduler, jobs: FakeRayJobs, clock: Clock, submit: Submit
+) -> None:
+    experiment = submit()
+    queue.claim("one", lease_s=30.0)  # Here its process is killed.
+    successor.run_once()
+    assert jobs.submitted == []  # The lease is valid: the other may be about to do it.
+    clock.forward(31)
+    did = successor.run_once()
+    assert did.adopted == did.submitted == (experiment.id,)
+    assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
+
+
+def test_killed_after_the_submit_the_next_scheduler_adopts(
+    scheduler: Scheduler, successor: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    jobs.after_submit = die
+    with pytest.raises(Died):
+        scheduler.run_once()
+    jobs.after_submit = lambda: None
+    clock.forward(31)
+    did = successor.run_once()
+    assert did.adopted == (experiment.id,)
+    assert did.submitted == ()
+    assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
+    assert store.experiment(experiment.id).lease_owner == "two"
+
+
+def test_a_restarted_scheduler_leaves_a_running_experiment_alone(
+    scheduler: Scheduler, successor: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    for _ in range(100):
+        clock.forward(10)
+        store.renew_lease(experiment.id, 1, 30.0)
+        did = successor.run_once()
+        assert (did.adopted, did.ended, did.submitted) == ((), (), ())
+    assert len(jobs.submitted) == 1
+
+
+def test_ten_minutes_without_ray_relaunch_nothing(
+    scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    jobs.status(f"stillhouse-{experiment.id}-1")
+    jobs.unreachable = True
+    for _ in range(600):
+        clock.forward(1)
+        assert scheduler.run_once().ray_away
+    assert store.experiment(experiment.id).state is ExperimentState.running
+    jobs.unreachable = False
+    clock.forward(1)
+    assert scheduler.run_once().adopted == (experiment.id,)
+    store.renew_lease(experiment.id, 1, 30.0)
+    clock.forward(5)
+    assert scheduler.run_once().ended == ()
+    assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
+
+
+def test_nothing_is_claimed_while_ray_is_away(
+    scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    jobs.unreachable = True
+    for _ in range(10):
+        clock.forward(5)
+        scheduler.run_once()
+    assert store.experiment(experiment.id).state is ExperimentState.queued
+    jobs.unreachable = False
+    clock.forward(6)
+    assert scheduler.run_once().submitted == (experiment.id,)
+
+
+def test_a_submit_that_met_no_ray_is_made_again_under_the_same_id(
+    scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+
+    def away() -> None:
+        jobs.after_submit = lambda: None
+        raise RayUnreachable("the answer was lost")
+
+    jobs.after_submit = away
+    assert scheduler.run_once().ray_away
+    clock.forward(6)
+    scheduler.run_once()
+    assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
+    assert store.experiment(experiment.id).attempt == 1
+
+
+def test_a_driver_that_died_gets_a_new_attempt(
+    scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    jobs.end(f"stillhouse-{experiment.id}-1", code=-9)
+    clock.forward(3)
+    assert scheduler.run_once().ended == (experiment.id,)
+    queued = store.experiment(experiment.id)
+    assert queued.state is ExperimentState.queued
+    assert queued.failure_class == "infrastructure"
+    clock.forward(3)
+    scheduler.run_once()
+    assert jobs.submitted[-1] == f"stillhouse-{experiment.id}-2"
+
+
+def test_a_new_head_that_knows_no_job_leads_to_a_new_attempt(
+    scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    jobs.forget()
+    clock.forward(3)
+    assert scheduler.run_once().ended == (experiment.id,)
+    clock.forward(3)
+    scheduler.run_once()
+    assert jobs.submitted[-1] == f"stillhouse-{experiment.id}-2"
+
+
+def test_a_stopped_driver_is_given_a_lease_of_patience_and_then_replaced(
+    scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    clock.forward(31)  # The driver got SIGSTOP: Ray still says RUNNING.
+    assert scheduler.run_once().adopted == (experiment.id,)
+    clock.forward(29)
+    assert scheduler.run_once().stopped == ()
+    clock.forward(2)
+    did = scheduler.run_once()
+    assert did.stopped == did.ended == (experiment.id,)
+    clock.forward(3)
+    scheduler.run_once()
+    assert jobs.submitted[-1] == f"stillhouse-{experiment.id}-2"
+
+
+def test_a_driver_that_was_only_slow_keeps_its_attempt(
+    scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    for _ in range(5):
+        clock.forward(31)
+        assert scheduler.run_once().adopted == (experiment.id,)
+        clock.forward(20)
+        store.renew_lease(experiment.id, 1, 30.0)
+        assert scheduler.run_once().stopped == ()
+    assert len(jobs.submitted) == 1
+
+
+def test_a_crash_loop_ends_as_failed_with_the_reason(
+    scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    for attempt in range(1, INFRASTRUCTURE_LIMIT + 2):
+        scheduler.run_once()
+        jobs.end(f"stillhouse-{experiment.id}-{attempt}", code=1)
+        clock.forward(3)
+        scheduler.run_once()
+        clock.forward(301)
+    failed = store.experiment(experiment.id)
+    assert failed.state is ExperimentState.failed
+    assert "the limit is 20" in (failed.failure_message or "")
+
+
+def test_a_job_that_ended_in_order_is_not_ended_again(
+    scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    jobs.end(f"stillhouse-{experiment.id}-1")
+    clock.forward(3)
+    assert scheduler.run_once().ended == ()
+    assert store.experiment(experiment.id).state is ExperimentState.succeeded
+
+
+def test_writes_heartbeat_and_cluster(scheduler: Scheduler, jobs: FakeRayJobs, queue: Queue) -> None:
+    scheduler.run_once()
+    assert [alive.name for alive in queue.schedulers_alive()] == ["one"]
+    cluster = queue.cluster()
+    assert cluster is not None
+    assert cluster.reachable
+
+
+def test_run_ends_when_asked_and_signs_off(scheduler: Scheduler, queue: Queue) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=scheduler.run, args=(stop,))
+    thread.start()
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert queue.schedulers_alive() == []
+
+
+def test_a_refused_job_is_tried_again_later(
+    scheduler: Scheduler, jobs: FakeRayJobs, store: Store, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from service.execution.ray_jobs import JobRefused
+
+    experiment = submit()
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise JobRefused("no")
+
+    monkeypatch.setattr(jobs, "submit", refuse)
+    assert scheduler.run_once().ended == (experiment.id,)
+    assert "Ray refused the job: no" in (store.experiment(experiment.id).failure_message or "")
+
+
+def test_pass_is_a_value(scheduler: Scheduler) -> None:
+    did = scheduler.run_once()
+    assert replace(did, ray_away=True) != did

@@ -1,0 +1,145 @@
+"""A worker's sink: nothing is lost, nothing blocks, and stops arrive."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from service.execution.report import Answer, Report
+from service.execution.sink import RecorderSink
+from trainers.reporting import Measurement, Point, Provenance, StopReason
+
+
+class Receiver:
+    """Stands for the recorder: keeps reports, answers what it is told to, can be away."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+        self.answer = Answer()
+        self.away = False
+        self.slow_s = 0.0
+
+    def __call__(self, report: Report) -> Answer:
+        if self.away:
+            raise ConnectionError("the recorder was killed")
+        time.sleep(self.slow_s)
+        self.reports.append(report)
+        return self.answer
+
+    def steps(self) -> list[int]:
+        return [step for report in self.reports for batch in report.rows.points for step in batch.steps]
+
+
+@pytest.fixture
+def receiver() -> Receiver:
+    return Receiver()
+
+
+@pytest.fixture
+def sink(receiver: Receiver) -> Iterator[RecorderSink]:
+    made = RecorderSink(receiver, run_id=7, attempt=2)
+    yield made
+    made.close()
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_points_are_sent_within_a_second_without_asking(sink: RecorderSink, receiver: Receiver) -> None:
+    sink.points([Point("loss", 1, 0.5), Point("accuracy", 1, 0.1)])
+    wait_for(lambda: receiver.steps() == [1, 1], timeout_s=1.0)
+
+
+def test_flush_means_acknowledged(sink: RecorderSink, receiver: Receiver) -> None:
+    for step in range(1000):
+        sink.points([Point("loss", step, 0.5)])
+    assert sink.flush(5)
+    assert receiver.steps() == list(range(1000))
+
+
+def test_flush_gives_up_after_its_time(sink: RecorderSink, receiver: Receiver) -> None:
+    receiver.away = True
+    sink.points([Point("loss", 1, 0.5)])
+    assert not sink.flush(0.3)
+
+
+def test_a_recorder_that_is_away_costs_no_point(sink: RecorderSink, receiver: Receiver) -> None:
+    receiver.away = True
+    for step in range(50):
+        sink.points([Point("loss", step, 0.5)])
+        time.sleep(0.005)
+    receiver.away = False
+    assert sink.flush(5)
+    assert receiver.steps() == list(range(50))
+
+
+def test_a_slow_recorder_does_not_hold_up_the_loop(sink: RecorderSink, receiver: Receiver) -> None:
+    receiver.slow_s = 0.5
+    began = time.perf_counter()
+    for step in range(2000):
+        sink.points([Point("loss", step, 0.5)])
+    assert time.perf_counter() - began < 0.5
+    assert sink.flush(10)
+    assert receiver.steps() == list(range(2000))
+
+
+def test_stops_are_heard_of_without_any_row(sink: RecorderSink, receiver: Receiver) -> None:
+    assert sink.requested() is None
+    receiver.answer = Answer(stop=StopReason.pause)
+    wait_for(lambda: sink.requested() is StopReason.pause, timeout_s=1.5)
+
+
+def test_a_stale_attempt_is_called_off_once(receiver: Receiver) -> None:
+    called = []
+    receiver.answer = Answer(stale=True)
+    sink = RecorderSink(receiver, 7, 2, on_stale=lambda: called.append(1))
+    wait_for(lambda: sink.stale)
+    assert sink.requested() is StopReason.preempted
+    sink.points([Point("loss", 1, 0.5)])
+    assert sink.flush(1)
+    sink.close()
+    assert called == [1]
+
+
+def test_all_kinds_of_rows_are_sent(sink: RecorderSink, receiver: Receiver) -> None:
+    sink.started(total_steps=10, resumed_from_step=4, facts={"seed": 1})
+    sink.progress(step=4, total_steps=10, phase="preparing")
+    sink.progress(step=5, total_steps=10, phase="training")
+    sink.measurement(Measurement("train_time_s", 1.0, "s", Provenance.counter, "run", 0.0, 1.0))
+    sink.log("info", "one")
+    sink.log("error", "two")
+    sink.checkpoint(step=5, path="/x", verified=True)
+    sink.checkpoint(step=6, path="/y", verified=False)
+    assert sink.flush(5)
+    started = [report.started for report in receiver.reports if report.started]
+    assert [(s.total_steps, s.resumed_from_step, s.facts["seed"]) for s in started] == [(10, 4, 1)]
+    assert "worker_pid" in started[0].facts
+    rows = [report.rows for report in receiver.reports]
+    assert [row.step for batch in rows for row in batch.progress][-1] == 5
+    assert [(row.number, row.message) for batch in rows for row in batch.logs] == [(1, "one"), (2, "two")]
+    assert [row.path for batch in rows for row in batch.checkpoints] == ["/x"]
+    assert [row.provenance for batch in rows for row in batch.measurements] == ["counter"]
+
+
+def test_other_ranks_report_nothing_and_hear_stops(receiver: Receiver) -> None:
+    receiver.answer = Answer(stop=StopReason.cancel)
+    sink = RecorderSink(receiver, 7, 2, rank=1)
+    sink.points([Point("loss", 1, 0.5)])
+    wait_for(lambda: sink.requested() is StopReason.cancel)
+    sink.close()
+    assert all(report.empty for report in receiver.reports)
+
+
+def test_close_ends_the_thread_even_while_the_recorder_is_away(receiver: Receiver) -> None:
+    receiver.away = True
+    sink = RecorderSink(receiver, 7, 2)
+    sink.points([Point("loss", 1, 0.5)])
+    sink.close()
+    assert not any(thread.name == "sink-7" and thread.is_alive() for thread in threading.enumerate())
