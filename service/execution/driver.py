@@ -214,6 +214,7 @@ class Driver:
 
     def _note(self, message: str) -> None:
         logger.warning("%s", message)
+        patiently(lambda: self._store.note(self._id, self._attempt, message))
 
 
 def patiently(write: Callable[[], object]) -> None:

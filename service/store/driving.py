@@ -180,7 +180,7 @@ class Driving(Part):
                     pid=pid,
                 )
             )
-            new = NewEvent("run.starting", f"run {run.index}, attempt {number}", run_id, number)
+            new = NewEvent("run.starting", f"attempt {number} starts", run_id, number)
             announce(connection, experiment_id, [new], now)
             return number
 
@@ -308,7 +308,7 @@ class Driving(Part):
                     statements.insert_or_replace(connection, schema.run_summaries, ("run_id",)),
                     {"run_id": run_id, "attempt": attempt, "summary": dict(summary)},
                 )
-            new = _end_event(run.index, run_id, attempt, target, failure, retry_delay_s)
+            new = _end_event(run_id, attempt, target, failure, retry_delay_s)
             insert_events(connection, experiment_id, row.event_count, [new], now)
             return target
 
@@ -407,6 +407,22 @@ class Driving(Part):
             return target
 
         return self.database.write(body)
+
+    def note(self, experiment_id: int, attempt: int, message: str) -> None:
+        """Tell people something about a running experiment, as an event.
+
+        Raises:
+            StaleAttempt: another attempt is current, or this one has ended.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> None:
+            row = lock_experiment(connection, experiment_id)
+            _check_experiment_attempt(experiment_id, attempt, row)
+            new = NewEvent("experiment.note", message[:LONGEST_MESSAGE], attempt=attempt)
+            announce(connection, experiment_id, [new], now)
+
+        self.database.write(body)
 
     def reset_runs_of_dead_attempt(self, experiment_id: int, attempt: int) -> list[int]:
         """Queue the runs again that an older attempt at the experiment left starting or running.
@@ -523,7 +539,6 @@ def _failure_values(failure: tuple[FailureClass, str] | None) -> dict[str, Any]:
 
 
 def _end_event(
-    index: int,
     run_id: int,
     attempt: int,
     target: RunState,
@@ -532,10 +547,10 @@ def _end_event(
 ) -> NewEvent:
     why = "" if failure is None else f": {failure[0]}: {failure[1]}"
     if target is RunState.queued:
-        message = f"run {index} is tried again in {retry_delay_s or 0:g} s{why}"
+        message = f"attempt {attempt} failed{why}; tried again in {retry_delay_s or 0:g} s"
         return NewEvent("run.retrying", message[:LONGEST_MESSAGE], run_id, attempt)
     data = None if failure is None else {"failure_class": str(failure[0])}
-    return NewEvent(f"run.{target}", f"run {index} {target}{why}"[:LONGEST_MESSAGE], run_id, attempt, data)
+    return NewEvent(f"run.{target}", f"{target}{why}"[:LONGEST_MESSAGE], run_id, attempt, data)
 
 
 def storable_figures(summary: Mapping[str, float | int | str | None]) -> dict[str, Any]:
