@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from service.cluster import ClusterSnapshot, unsatisfiable
 from service.db import schema, statements
 from service.db.errors import NotFound
+from service.db.group_commit import GroupCommit
 from service.hardware import CATALOGUE, Hardware
 from service.records import Experiment, QueueEntry, _Record
 from service.spec import ExperimentSpec
@@ -23,8 +24,6 @@ from service.states import ExperimentState
 from service.store import Store
 from service.store.base import NewEvent, insert_events, storable
 
-HEARTBEATS_MISSED = 3
-"""A scheduler counts as dead when its heartbeat is older than the lease, which is 3 heartbeats."""
 FORGOTTEN_AFTER_S = 7 * 86_400.0
 """Schedulers silent for this long are forgotten."""
 
@@ -118,6 +117,14 @@ def explain(
     return "it is the next; the scheduler takes it in its next round"
 
 
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    scheduler: str
+    lease_s: float
+    limit: int
+    max_active: int | None
+
+
 class Queue:
     """The queue of a store's database.
 
@@ -129,7 +136,9 @@ class Queue:
         self._database = store.database
         self._settings = store.settings
         self._clock = store.clock
-        self._store = store
+        self._group = GroupCommit[_Claim, list[Experiment]](
+            self._claim_group, lambda claim: claim.limit, 1000
+        )
 
     def claim(
         self, scheduler: str, *, lease_s: float, limit: int = 1, max_active: int | None = None
@@ -145,24 +154,11 @@ class Queue:
             max_active: claim no more than leads to this many starting or running, over all
                 schedulers; None = no such limit.
         """
+        return self._group(_Claim(storable(scheduler), lease_s, limit, max_active))
+
+    def _claim_group(self, claims: list[_Claim]) -> list[list[Experiment] | BaseException]:
         now = self._clock()
-        owner = storable(scheduler)
-
-        def body(connection: Connection) -> list[Experiment]:
-            wanted = limit
-            if max_active is not None:
-                if connection.dialect.name == "postgresql":
-                    connection.execute(statements.CLAIMS_IN_TURN)
-                wanted = min(limit, max_active - connection.execute(statements.COUNT_ACTIVE).scalar_one())
-            claimed: list[Experiment] = []
-            while len(claimed) < wanted:
-                found = _claim_one(connection, owner, now, lease_s)
-                if found is None:
-                    break
-                claimed.append(found)
-            return claimed
-
-        return self._database.write(body)
+        return self._database.write(lambda connection: [_claim(connection, claim, now) for claim in claims])
 
     def active(self) -> list[Experiment]:
         """Experiments that are starting or running, the oldest lease first."""
@@ -333,20 +329,37 @@ def _missing(
     return unsatisfiable(spec, cluster, catalogue)
 
 
+def _claim(connection: Connection, claim: _Claim, now: float) -> list[Experiment]:
+    wanted = claim.limit
+    if claim.max_active is not None:
+        if connection.dialect.name == "postgresql":
+            connection.execute(statements.CLAIMS_IN_TURN)
+        active = connection.execute(statements.COUNT_ACTIVE).scalar_one()
+        wanted = min(wanted, claim.max_active - active)
+    claimed: list[Experiment] = []
+    while len(claimed) < wanted:
+        found = _claim_one(connection, claim.scheduler, now, claim.lease_s)
+        if found is None:
+            break
+        claimed.append(found)
+    return claimed
+
+
 def _claim_one(connection: Connection, scheduler: str, now: float, lease_s: float) -> Experiment | None:
     below = 1 << 30
     while True:
-        priority = connection.execute(statements.HIGHEST_PRIORITY, {"below": below}).scalar()
-        if priority is None:
+        found = connection.execute(statements.OWNERS_WITH_WORK, {"below": below, "now": now}).all()
+        if not found:
             return None
-        owners = connection.execute(statements.OWNERS_BY_SHARE, {"priority": priority, "now": now})
-        for owner in owners.scalars():
+        priority = found[0].priority
+        claimable = [entry for entry in found if entry.oldest is not None]
+        for entry in sorted(claimable, key=lambda entry: (entry.active, entry.oldest, entry.owner)):
             row = (
                 connection.execute(
                     statements.CLAIM_OLDEST,
                     {
                         "of_priority": priority,
-                        "of_owner": owner,
+                        "of_owner": entry.owner,
                         "now": now,
                         "scheduler": scheduler,
                         "until": now + lease_s,

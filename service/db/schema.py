@@ -150,7 +150,6 @@ Index(
     postgresql_where=ACTIVE,
 )
 Index("ix_experiments_owner_id", experiments.c.owner, experiments.c.id)
-Index("ix_experiments_state_id", experiments.c.state, experiments.c.id)
 
 experiment_specs = Table(
     "experiment_specs",

@@ -122,6 +122,8 @@ def prepare_writer(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
+    # Shrinks the log when it begins anew, so that its size says what is not copied yet.
+    connection.execute("PRAGMA journal_size_limit = 1048576")
 
 
 def _prepare(connection: sqlite3.Connection) -> None:

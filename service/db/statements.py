@@ -375,59 +375,48 @@ def runs_unfinished(experiment_id: int) -> Select[Any]:
 
 # -- Queue -----------------------------------------------------------------------------------
 
-_owners = (
-    select(_x.owner.label("owner"))
-    .where(QUEUED, _x.priority == bindparam("priority"))
-    .order_by(_x.owner)
-    .limit(1)
-    .subquery()
-)
-_waiting = select(_owners.c.owner).cte("waiting", recursive=True)
-_next = experiments.alias("following")
-_waiting = _waiting.union_all(
-    select(
-        select(func.min(_next.c.owner))
-        .where(
-            _next.c.state == sa.literal_column(f"'{ExperimentState.queued}'"),
-            _next.c.priority == bindparam("priority"),
-            _next.c.owner > _waiting.c.owner,
+OWNERS_WITH_WORK = sa.text(
+    """
+    WITH RECURSIVE
+      top (priority) AS (
+        SELECT priority FROM experiments
+        WHERE state = 'queued' AND priority < :below
+        ORDER BY priority DESC LIMIT 1
+      ),
+      waiting (priority, owner) AS (
+        SELECT top.priority, (
+          SELECT min(first.owner) FROM experiments AS first
+          WHERE first.state = 'queued' AND first.priority = top.priority
         )
-        .scalar_subquery()
-    ).where(_waiting.c.owner.is_not(None))
+        FROM top
+        UNION ALL
+        SELECT waiting.priority, (
+          SELECT min(following.owner) FROM experiments AS following
+          WHERE following.state = 'queued' AND following.priority = waiting.priority
+            AND following.owner > waiting.owner
+        )
+        FROM waiting WHERE waiting.owner IS NOT NULL
+      ),
+      busy (owner, active) AS (
+        SELECT owner, count(*) FROM experiments
+        WHERE state IN ('starting', 'running') GROUP BY owner
+      )
+    SELECT waiting.priority, waiting.owner, coalesce(busy.active, 0) AS active,
+      (
+        SELECT head.queued_s FROM experiments AS head
+        WHERE head.state = 'queued' AND head.priority = waiting.priority AND head.owner = waiting.owner
+          AND head.not_before_s <= :now
+        ORDER BY head.queued_s LIMIT 1
+      ) AS oldest
+    FROM waiting LEFT JOIN busy ON busy.owner = waiting.owner
+    WHERE waiting.owner IS NOT NULL
+    """
 )
-_busy = select(_x.owner, func.count().label("active")).where(ACTIVE).group_by(_x.owner).subquery()
-_head = experiments.alias("head")
-_oldest = (
-    select(_head.c.queued_s)
-    .where(
-        _head.c.state == sa.literal_column(f"'{ExperimentState.queued}'"),
-        _head.c.priority == bindparam("priority"),
-        _head.c.owner == _waiting.c.owner,
-        _head.c.not_before_s <= bindparam("now"),
-    )
-    .order_by(_head.c.queued_s)
-    .limit(1)
-    .correlate(_waiting)
-    .scalar_subquery()
-)
-_shares = (
-    select(_waiting.c.owner, func.coalesce(_busy.c.active, 0).label("active"), _oldest.label("oldest"))
-    .outerjoin(_busy, _busy.c.owner == _waiting.c.owner)
-    .where(_waiting.c.owner.is_not(None))
-    .subquery()
-)
-OWNERS_BY_SHARE = (
-    select(_shares.c.owner)
-    .where(_shares.c.oldest.is_not(None))
-    .order_by(_shares.c.active, _shares.c.oldest, _shares.c.owner)
-)
-"""Owners with something claimable at a priority: fewest active experiments first, then age.
+"""Owners with something queued at the highest priority below a bound: how many of theirs are active,
+and since when their oldest claimable one waits (NULL: each waits for its delay).
 
 Walks the index from owner to owner, so that its cost grows with owners, not with what they queued.
 """
-
-HIGHEST_PRIORITY = select(func.max(_x.priority)).where(QUEUED, _x.priority < bindparam("below"))
-"""The next lower priority that has something queued."""
 
 _candidate = (
     select(_x.id)

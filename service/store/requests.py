@@ -257,12 +257,10 @@ class Requesting(Part):
                         run_id, RunState.cancelled, sources=_WAITING_RUN, cancel_requested_s=now, ended_s=now
                     )
                 )
-                new = NewEvent("run.cancelled", f"run {run.index} cancelled", run_id, run.attempt)
+                new = NewEvent("run.cancelled", "cancelled", run_id, run.attempt)
             elif run.state not in TERMINAL_RUN_STATES and run.cancel_requested_s is None:
                 connection.execute(statements.set_run(run_id, cancel_requested_s=now))
-                new = NewEvent(
-                    "run.cancel_requested", f"cancellation of run {run.index} requested", run_id, run.attempt
-                )
+                new = NewEvent("run.cancel_requested", "cancellation requested", run_id, run.attempt)
             else:
                 return run
             announce(connection, experiment_id, [new], now)
@@ -305,7 +303,7 @@ class Requesting(Part):
                     **_AFRESH,
                 )
             )
-            new = [NewEvent("run.retried", f"run {run.index} queued again", run_id, run.attempt)]
+            new = [NewEvent("run.retried", "queued again", run_id, run.attempt)]
             if ended:
                 new.append(NewEvent("experiment.retried", "queued again"))
             announce(connection, experiment_id, new, now)

@@ -66,7 +66,6 @@ def upgrade() -> None:
         postgresql_where=sa.text("state = 'queued'"),
     )
     op.create_index("ix_experiments_owner_id", "experiments", ["owner", "id"], unique=False)
-    op.create_index("ix_experiments_state_id", "experiments", ["state", "id"], unique=False)
     op.create_table(
         "idempotency_keys",
         sa.Column("owner", sa.Text(), nullable=False),

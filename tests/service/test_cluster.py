@@ -1,0 +1,89 @@
+"""What a cluster could never run is said in words, before anything waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.cluster import ClusterNode, ClusterSnapshot, unsatisfiable
+from service.spec import ExperimentSpec, validate
+
+
+def cluster(*nodes: dict[str, float], reachable: bool = True) -> ClusterSnapshot:
+    """A cluster of idle nodes."""
+    return ClusterSnapshot(
+        1.0,
+        reachable,
+        None,
+        tuple(ClusterNode(str(n), f"n{n}", True, resources, resources) for n, resources in enumerate(nodes)),
+    )
+
+
+def spec(**fields: Any) -> ExperimentSpec:
+    """A spec without axes."""
+    return validate({"name": "x", "task": {"name": "imdb"}, **fields})
+
+
+GPU = {"CPU": 8.0, "GPU": 1.0, "accelerator_type:A100": 1.0, "memory": 64.0 * 2**30}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes"),
+    [
+        ({}, [{"CPU": 1.0}]),
+        (
+            {"resources": {"cpus_per_worker": 2}, "parallel": {"strategy": "ddp", "workers": 2}},
+            [{"CPU": 4.0}],
+        ),
+        ({"parallel": {"strategy": "ddp", "workers": 2}}, [{"CPU": 1.0}, {"CPU": 1.0}]),
+        ({"hardware": "A100"}, [{"CPU": 1.0}, GPU]),
+        ({"resources": {"memory_gib_per_worker": 64}}, [GPU]),
+    ],
+)
+def test_what_fits(wanted: dict[str, Any], nodes: list[dict[str, float]]) -> None:
+    assert unsatisfiable(spec(**wanted), cluster(*nodes)) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "said"),
+    [
+        ({"resources": {"cpus_per_worker": 4}}, [{"CPU": 2.0}], "no node has 4 CPUs (the most is 2 CPUs); lower"),
+        ({"hardware": "V100"}, [GPU], "no node has hardware V100 (Ray resource accelerator_type:V100); it has A100"),
+        ({"hardware": "V100"}, [{"CPU": 2.0}], "it has no accelerator at all"),
+        (
+            {"parallel": {"strategy": "ddp", "workers": 4}}, [{"CPU": 2.0}, {"CPU": 1.0}],
+            "4 workers of 1 CPU are wanted, and the cluster has room for 3 at a time; lower parallel.workers",
+        ),
+        ({"resources": {"memory_gib_per_worker": 65}}, [GPU], "no node has 65 GiB memory (the most is 64 GiB memory)"),
+        (
+            {"resources": {"cpus_per_worker": 4, "memory_gib_per_worker": 8}},
+            [{"CPU": 4.0}, {"CPU": 1.0, "memory": 9.0 * 2**30}],
+            "no node has 4 CPUs + 8 GiB memory at once",
+        ),
+        ({}, [], "the cluster has no live node"),
+    ],
+)  # fmt: skip
+def test_what_never_fits(wanted: dict[str, Any], nodes: list[dict[str, float]], said: str) -> None:
+    answer = unsatisfiable(spec(**wanted), cluster(*nodes))
+    assert answer is not None
+    assert said in answer
+
+
+def test_what_is_not_known_is_not_held_against_a_spec() -> None:
+    big = spec(resources={"cpus_per_worker": 999})
+    assert unsatisfiable(big, None) is None
+    assert unsatisfiable(big, cluster(reachable=False)) is None
+
+
+def test_dead_nodes_do_not_count() -> None:
+    dead = ClusterNode("a", "a", False, {"CPU": 9.0}, {"CPU": 9.0})
+    snapshot = ClusterSnapshot(1.0, True, None, (dead,))
+    assert snapshot.totals == {}
+    assert unsatisfiable(spec(), snapshot) == "the cluster has no live node"
+
+
+def test_totals_and_document() -> None:
+    snapshot = cluster({"CPU": 2.0}, {"CPU": 3.0, "GPU": 1.0})
+    assert snapshot.totals == snapshot.available == {"CPU": 5.0, "GPU": 1.0}
+    assert ClusterSnapshot.from_document(snapshot.to_document()) == snapshot

@@ -1,0 +1,36 @@
+"""Why an experiment waits: one line, the first cause that matters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.queue import explain
+
+READY: dict[str, Any] = {
+    "now": 100.0, "ahead": 0, "not_before_s": 0.0, "scheduler_alive": True, "active": 0, "max_concurrent": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, "it is the next; the scheduler takes it in its next round"),
+        ({"ahead": 3}, "3 ahead of it"),
+        ({"active": 4}, "max_concurrent_experiments reached (4 of 4 running); it is the next"),
+        ({"active": 4, "ahead": 2}, "max_concurrent_experiments reached (4 of 4 running); 2 ahead of it"),
+        ({"not_before_s": 130.0, "active": 4}, "waits 30 s before it is tried again"),
+        (
+            {"not_before_s": 130.0, "last_failure": "node lost"},
+            "waits 30 s before it is tried again after: node lost",
+        ),
+        ({"missing": "no node has 4 CPUs", "active": 4}, "not enough capacity: no node has 4 CPUs"),
+        (
+            {"scheduler_alive": False, "missing": "x"},
+            "no scheduler is alive; start one with: stillhouse scheduler",
+        ),
+    ],
+)
+def test_reasons(changed: dict[str, Any], reason: str) -> None:
+    assert explain(**{**READY, **changed}) == reason
