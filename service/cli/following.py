@@ -11,7 +11,7 @@ import typer
 
 from service.cli.exits import ExitCode, Failure
 from service.cli.formats import clock, counts_text
-from service.cli.output import console, json_text, say
+from service.cli.output import console, json_text, note, say
 from service.cli.progress import Board
 from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, RunState
 
@@ -32,7 +32,10 @@ def follow_experiment(client: Client, experiment_id: int, *, as_json: bool = Fal
     """Show an experiment until it has ended, in the form that fits where the output goes."""
     if as_json:
         return _follow_as_json(client, experiment_id)
-    board = Board(client.experiment(experiment_id))
+    experiment = client.experiment(experiment_id)
+    if experiment.waiting is not None:
+        note(f"waits at position {experiment.waiting.position}: {experiment.waiting.reason}")
+    board = Board(experiment)
     board.take_runs(client.all_runs(experiment_id=experiment_id))
     if sys.stdout.isatty():
         return _follow_live(client, board)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -96,15 +96,16 @@ class Board:
         return sorted(chosen, key=lambda run: run.index)
 
     def _table(self, runs: list[Run], width: int) -> Table:
+        """The table with axes and bars, without bars, or without both: the first that fits."""
+        measuring = Console(width=10_000)
+        for with_axes, with_bar in ((True, True), (True, False), (False, False)):
+            table = self._table_with(runs, with_axes=with_axes, with_bar=with_bar)
+            if Measurement.get(measuring, measuring.options, table).maximum <= width:
+                break
+        return table
+
+    def _table_with(self, runs: list[Run], *, with_axes: bool, with_bar: bool) -> Table:
         names = short_names(list(dict.fromkeys(axis for run in runs for axis in run.point)))
-        numbers = {"seed", "step", "loss", "accuracy"}
-        # run, seed, state, step, loss, accuracy take about 46 columns; axes and the bar share the rest.
-        axes_width = sum(
-            2 + max([len(name), *(len(axis_value(run.point.get(axis))) for run in runs)])
-            for axis, name in names.items()
-        )
-        with_axes = axes_width <= width - 48
-        with_bar = width - 48 - (axes_width if with_axes else 0) >= _BAR_WIDTH
         table = grid_table(
             "run",
             *(names.values() if with_axes else ()),
@@ -114,7 +115,7 @@ class Board:
             "state",
             "loss",
             "accuracy",
-            right=numbers,
+            right={"seed", "step", "loss", "accuracy"},
         )
         for run in runs:
             latest = self.latest.get(run.id, {})
@@ -143,17 +144,20 @@ class Board:
         return " ".join(part for part in parts if part and part != "-")
 
 
-def _bar(run: Run) -> ProgressBar:
+def _bar(run: Run) -> Text:
     total = run.total_steps or 1
-    done = total if run.state is RunState.succeeded else min(run.step, total)
-    return ProgressBar(total=float(total), completed=float(done), width=_BAR_WIDTH)
+    share = 1.0 if run.state is RunState.succeeded else min(run.step, total) / total
+    done = round(share * _BAR_WIDTH)
+    style = "green" if run.state is RunState.succeeded else "cyan"
+    # Two characters, so that it reads without colours too.
+    return Text.assemble(("█" * done, style), ("░" * (_BAR_WIDTH - done), "dim"))
 
 
 def _phase(run: Run) -> Text:
     if run.state is RunState.running and run.phase:
         return Text(run.phase, style="cyan")
     if run.state is RunState.queued and run.attempt > 0:
-        return Text("waits for retry", style="yellow")
+        return Text("retrying", style="yellow")
     if run.state is RunState.failed and run.failure_class is not None:
         return Text(str(run.failure_class), style="red")
     return state_text(run.state)

@@ -42,7 +42,7 @@ _STYLES = {
 }
 
 
-_ROUTINE = frozenset({"run.starting", "run.started", "run.succeeded"})
+_ROUTINE = frozenset({"run.starting", "run.succeeded"})
 _RUNS_IN_STORY = 50
 
 
@@ -273,8 +273,10 @@ def experiment_story(
 
 
 def _is_routine(event: Event) -> bool:
-    """Whether an event says only that a run goes as it should, at its first attempt."""
-    return event.kind in _ROUTINE and (event.attempt or 1) == 1
+    """Whether an event says only that a run goes as it should; a later attempt's start is worth telling."""
+    if event.kind == "run.started":
+        return (event.attempt or 1) == 1
+    return event.kind in _ROUTINE
 
 
 def run_story(

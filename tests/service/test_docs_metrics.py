@@ -1,0 +1,75 @@
+"""docs/metrics.md defines what a run reports: its summary and its points, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from trainers.config import Batch, Length, Model, Rates, RunConfig, Task, TaskName, Workspace
+from trainers.entrypoint import train
+from trainers.reporting import NeverStop, NullSink, Outcome, Point
+from trainers.synthetic import write_corpus
+
+PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+
+
+class Names(NullSink):
+    """Keeps the names of points."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def points(self, points: Sequence[Point]) -> None:
+        """Keep their names."""
+        self.names |= {point.name for point in points}
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, set[str]]:
+    """What the smallest run that trains and evaluates reports."""
+    folder = tmp_path_factory.mktemp("run")
+    write_corpus(folder / "texts", train=8, test=8, seed=0)
+    config = RunConfig(
+        task=Task(name=TaskName.imdb, path=str(folder / "texts"), max_length=16),
+        model=Model(student="tiny"),
+        batch=Batch(global_size=4),
+        length=Length(steps=2),
+        seed=0,
+        rates=Rates(
+            hardware="cpu", device="cpu", price_usd_per_hour=0.05, price_date="2026-01-01", tdp_w=7.5
+        ),
+        workspace=Workspace(
+            checkpoints=str(folder / "checkpoints"), cache=str(folder / "cache"), data_roots=(str(folder),)
+        ),
+    )
+    sink = Names()
+    return train(config, sink, NeverStop()), sink.names
+
+
+def documented(heading: str) -> set[str]:
+    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
+    return set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+
+
+def test_every_figure_of_a_summary_is_defined(reported: tuple[Outcome, set[str]]) -> None:
+    outcome, _ = reported
+    assert documented("Summary of a run") == set(outcome.summary)
+
+
+def test_every_point_is_defined(reported: tuple[Outcome, set[str]]) -> None:
+    _, names = reported
+    assert documented("Points") == names
+
+
+def test_the_parts_of_the_time_sum_to_the_total(reported: tuple[Outcome, set[str]]) -> None:
+    summary = reported[0].summary
+    parts = [
+        float(value or 0.0)
+        for name, value in summary.items()
+        if name.endswith("_time_s") and name not in ("total_time_s", "train_time_s")
+    ]
+    assert len(parts) == 8
+    assert sum(parts) == pytest.approx(summary["total_time_s"])
