@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from benchmarks.postgresql import NoPostgreSQL, PostgreSQLServer
@@ -15,6 +16,12 @@ from service.db.schema import metadata
 from service.queue import Queue
 from service.settings import Settings
 from service.store import Store
+from tests.execution.cluster import local_ray, running, texts
+
+__all__ = ["local_ray", "running", "texts"]
+
+hypothesis.settings.register_profile("project", deadline=None)  # Machines are busy at times.
+hypothesis.settings.load_profile("project")
 
 _numbers = itertools.count()
 

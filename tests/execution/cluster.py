@@ -1,0 +1,155 @@
+"""One Ray cluster for the whole test session, and a service on top of it for each test."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.execution.local_ray import LocalRay
+from service.execution.ray_jobs import DashboardRayJobs
+from service.execution.scheduler import Scheduler
+from service.queue import Queue
+from service.records import Experiment, Run
+from service.settings import Settings
+from service.spec import validate
+from service.states import ExperimentState, RunState
+from service.store import Store
+from trainers.synthetic import write_corpus
+
+WAIT_S = 120.0
+"""Longest wait for anything; a loaded machine needs most of it for starting processes."""
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[LocalRay]:
+    """A Ray head with 2 CPUs and its dashboard, which takes the jobs."""
+    before = os.environ.pop("RAY_ADDRESS", None)
+    with LocalRay.start(Settings(), num_cpus=2) as ray:
+        yield ray
+    if before is not None:
+        os.environ["RAY_ADDRESS"] = before
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small labelled text set."""
+    folder = tmp_path_factory.mktemp("texts")
+    write_corpus(folder, train=128, test=32, seed=0)
+    return folder
+
+
+class Running:
+    """A store and a scheduler on the session's Ray.
+
+    Attributes:
+        store: the database.
+        settings: of the installation.
+        jobs: the cluster's jobs.
+    """
+
+    def __init__(self, settings: Settings, texts: Path, local_ray: LocalRay) -> None:
+        self.settings = settings
+        self.store = Store.open(settings)
+        self.queue = Queue(self.store)
+        self.jobs = DashboardRayJobs(settings.ray_dashboard_url)
+        self.local_ray = local_ray
+        self._texts = texts
+        self._stop = threading.Event()
+        scheduler = Scheduler(self.store, self.queue, self.jobs, settings)
+        self._thread = threading.Thread(target=scheduler.run, args=(self._stop,))
+        self._thread.start()
+
+    def submit(self, **fields: Any) -> Experiment:
+        """Submit a tiny experiment; fields override the spec's."""
+        document: dict[str, Any] = {
+            "name": "tiny",
+            "task": {"name": "imdb", "path": str(self._texts), "max_length": 16},
+            "model": {"student": "tiny"},
+            "batch": {"global_size": 4},
+            "length": {"steps": 4},
+            **fields,
+        }
+        spec = validate(json.loads(json.dumps(document)))
+        return self.store.submit(spec, list(spec.runs()), spec_text=spec.canonical_json(), owner="ada")[0]
+
+    def runs(self, experiment: Experiment) -> list[Run]:
+        """Its runs in grid order."""
+        return self.store.runs(experiment_id=experiment.id).items
+
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = WAIT_S) -> float:
+        """Wait until the condition holds; returns how long that took, in seconds."""
+        began = time.monotonic()
+        while not condition():
+            assert time.monotonic() - began < timeout_s, self.story()
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def wait_until_ended(self, experiment: Experiment) -> ExperimentState:
+        """Wait until the experiment rests, and say in which state."""
+        resting = {"succeeded", "failed", "cancelled", "paused"}
+        self.wait_for(lambda: self.store.experiment(experiment.id).state in resting)
+        return self.store.experiment(experiment.id).state
+
+    def wait_until_training(self, run_id: int, *, beyond_step: int = 0) -> int:
+        """Wait until the run has a point beyond a step; returns its worker's process id."""
+        self.wait_for(
+            lambda: (
+                any(point.step > beyond_step for point in self.store.latest_points(run_id))
+                and self.store.run(run_id).state is RunState.running
+            )
+        )
+        facts = self.store.attempts(run_id)[-1].facts
+        assert facts is not None
+        return int(facts["worker_pid"])
+
+    def story(self) -> str:
+        """All events and the ends of the jobs' logs, for a test that failed."""
+        lines = []
+        for experiment in self.store.experiments().items:
+            lines += [
+                f"{event.at_s:.2f} {event.kind} run={event.run_id} {event.message}"
+                for event in self.store.events(experiment.id)
+            ]
+            if experiment.submission_id:
+                lines.append(self.jobs.logs(experiment.submission_id)[-3000:])
+        return "\n".join(lines)
+
+    def dashboard(self, path: str) -> Any:
+        """What the dashboard answers."""
+        headers = {"Authorization": f"Bearer {self.local_ray.token}"}
+        return httpx.get(self.settings.ray_dashboard_url + path, headers=headers, timeout=10).json()
+
+    def close(self) -> None:
+        """End the scheduler, and the jobs that a failed test has left."""
+        self._stop.set()
+        self._thread.join()
+        for experiment in self.store.experiments().items:
+            if experiment.submission_id is not None:
+                self.jobs.stop(experiment.submission_id)
+        self.store.close()
+
+
+@pytest.fixture
+def running(tmp_path: Path, sqlite_template: Path, texts: Path, local_ray: LocalRay) -> Iterator[Running]:
+    """A service with an empty SQLite store."""
+    import shutil
+
+    shutil.copy(sqlite_template, tmp_path / "stillhouse.db")
+    settings = Settings(
+        data_dir=tmp_path,
+        data_roots=str(texts.parent),
+        ray_dashboard_url=local_ray.dashboard_url,
+        lease_s=6.0,
+        offline=True,
+    )
+    service = Running(settings, texts, local_ray)
+    yield service
+    service.close()

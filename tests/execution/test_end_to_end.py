@@ -1,0 +1,91 @@
+"""Experiments on a real Ray: through scheduler, job, driver, sweep and workers into SQL."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from service.states import ExperimentState, RunState
+from tests.execution.cluster import Running
+
+pytestmark = pytest.mark.ray
+LONG = {"length": {"steps": 1_000_000}, "checkpoint": {"every_s": 0.5}}
+
+
+def test_a_sweep_of_two_runs_ends_in_sql(running: Running) -> None:
+    experiment = running.submit(name="two by two", search={"axes": {"optimizer.name": ["adamw", "adan"]}})
+    assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
+    for run in running.runs(experiment):
+        assert run.state is RunState.succeeded
+        assert run.accuracy is not None
+        losses = running.store.points(run.id)["loss"]
+        assert [point.step for point in losses] == [1, 2, 3, 4]
+        assert running.store.summary(run.id)["steps"] == 4
+        facts = running.store.attempts(run.id)[0].facts
+        assert facts is not None
+        assert facts["packages"]["torch"]
+    listed = {job["submission_id"]: job for job in running.dashboard("/api/jobs/")}
+    job = listed[f"stillhouse-{experiment.id}-1"]
+    assert job["metadata"]["job_name"] == "two by two"
+    assert job["metadata"]["owner"] == "ada"
+    assert "two by two" in job["entrypoint"]
+    running.wait_for(lambda: running.jobs.status(f"stillhouse-{experiment.id}-1").state.ended)  # type: ignore[union-attr]
+    assert not (running.settings.data_dir / "experiments" / str(experiment.id) / "ray").exists()
+
+
+def test_pause_keeps_a_checkpoint_resume_goes_on_from_it_and_cancel_ends_it(running: Running) -> None:
+    experiment = running.submit(**LONG)
+    run = running.runs(experiment)[0]
+    running.wait_until_training(run.id, beyond_step=3)
+    shown = running.store.latest_points(run.id)[0]
+    assert time.time() - shown.at_s < 2.0  # A point is in SQL within about a second of its step.
+    running.store.request_pause(experiment.id)
+    assert running.wait_until_ended(experiment) is ExperimentState.paused
+    paused = running.store.run(run.id)
+    assert paused.state is RunState.paused
+    assert paused.checkpoint_step is not None
+    assert paused.checkpoint_step > 0
+
+    running.store.resume(experiment.id)
+    running.wait_until_training(run.id, beyond_step=paused.checkpoint_step)
+    first, second = running.store.attempts(run.id)
+    assert first.state is RunState.paused
+    assert second.resumed_from_step == paused.checkpoint_step
+
+    running.store.request_cancel(experiment.id)
+    asked_s = time.time()
+    assert running.wait_until_ended(experiment) is ExperimentState.cancelled
+    assert running.store.run(run.id).state is RunState.cancelled
+    steps = [point.at_s for point in running.store.points(run.id, ["loss"])["loss"]]
+    assert max(steps) - asked_s < 2.0  # The loop heard of it within 2 s.
+
+
+def test_a_cancelled_run_leaves_its_place_to_the_next(running: Running) -> None:
+    """Of one worker each, on 2 CPUs, so that the stopped trial's process is used again."""
+    experiment = running.submit(seeds=[0, 1, 2], queue={"max_concurrent_runs": 1}, **LONG)
+    first, second, third = (run.id for run in running.runs(experiment))
+    pid = running.wait_until_training(first)
+    running.store.request_cancel_run(first)
+    assert running.wait_until_training(second) == pid
+    assert running.store.run(first).state is RunState.cancelled
+    running.store.request_cancel_run(third)
+    running.wait_for(lambda: running.store.run(third).state is RunState.cancelled)
+    running.store.request_cancel_run(second)
+    assert running.wait_until_ended(experiment) is ExperimentState.cancelled
+
+
+def test_what_cannot_run_is_said_and_not_waited_for(running: Running) -> None:
+    experiment = running.submit(hardware="A100", precision="fp32")
+    assert running.wait_until_ended(experiment) is ExperimentState.failed
+    run = running.runs(experiment)[0]
+    assert run.failure_class == "bad_spec"
+    assert "no node has" in (run.failure_message or "")
+
+
+def test_bad_data_fails_the_run_once_and_names_the_file(running: Running) -> None:
+    experiment = running.submit(task={"name": "imdb", "path": "nowhere", "max_length": 16})
+    assert running.wait_until_ended(experiment) is ExperimentState.failed
+    run = running.runs(experiment)[0]
+    assert (run.failure_class, run.attempt) == ("bad_data", 1)
+    assert "nowhere" in (run.failure_message or "")
