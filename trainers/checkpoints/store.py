@@ -166,7 +166,11 @@ def load(path: Path) -> Snapshot:
         CheckpointError: it cannot be read after all.
     """
     try:
-        tensors = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}
+        # Copied, because they come mapped: what happens to the file later must not reach the run.
+        tensors = {
+            file.stem: {name: tensor.clone() for name, tensor in load_file(file).items()}
+            for file in sorted(path.glob("*.safetensors"))
+        }
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read ({_reason(error)})") from error

@@ -1,0 +1,170 @@
+"""One run from spec to summary."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from trainers.entrypoint import train
+from trainers.errors import NotFiniteError
+from trainers.reporting import NeverStop, Provenance, StopReason
+from trainers.synthetic import write_corpus
+from trainers.tasks.imdb import Imdb
+from trainers.telemetry.timeline import Phase
+
+SUMMARY = {
+    "accuracy", "f1", "precision_macro", "recall_macro", "train_loss", "validation_loss", "total_time_s",
+    "train_time_s", "startup_time_s", "data_wait_time_s", "forward_time_s", "backward_time_s",
+    "optimizer_time_s", "communication_time_s", "checkpoint_time_s", "validation_time_s", "samples_per_s",
+    "tokens_per_s", "padding_pct", "peak_memory_mib", "cost_usd", "energy_kwh", "energy_provenance",
+    "parameters", "steps",
+}  # fmt: skip
+POINTS = {"loss", "learning_rate", "grad_norm", "samples_per_s", "tokens_per_s", "epoch"}
+SCORES = {"validation_loss", "accuracy", "f1", "precision_macro", "recall_macro"}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_tiny_learns_the_synthetic_texts(configure, tmp_path, recorder, precision):
+    write_corpus(tmp_path / "data" / "teas", train=400, test=200, seed=0)
+    config = configure(
+        task__path="teas",
+        workspace__data_roots=(str(tmp_path / "data"),),
+        batch={"global_size": 16},
+        length={"epochs": 2},
+        precision=precision,
+    )
+    outcome = train(config, recorder, NeverStop())
+    assert outcome.summary["accuracy"] > 0.85
+
+
+def test_summary_has_every_figure(configure, recorder):
+    outcome = train(configure(), recorder, NeverStop())
+    assert (outcome.status, outcome.step, outcome.total_steps) == ("completed", 6, 6)
+    assert set(outcome.summary) == SUMMARY
+    assert all(math.isfinite(value) for value in outcome.summary.values() if isinstance(value, float))
+
+
+def test_breakdown_explains_the_total(configure, recorder):
+    summary = train(configure(), recorder, NeverStop()).summary
+    parts = sum(summary[f"{phase}_time_s"] for phase in Phase)
+    assert parts == pytest.approx(summary["total_time_s"], rel=0.02)
+    assert summary["train_time_s"] == pytest.approx(summary["total_time_s"] - summary["validation_time_s"])
+
+
+def test_points_arrive_once_per_step_with_scores_at_evaluations(configure, recorder):
+    train(configure(length={"epochs": 2}), recorder, NeverStop())
+    keys = [(point.name, point.step) for point in recorder.seen]
+    assert len(keys) == len(set(keys))
+    assert {name for name, _ in keys} == POINTS | SCORES
+    assert list(recorder.series("loss")) == list(range(1, 25))
+    assert list(recorder.series("accuracy")) == [12, 24]
+
+
+def test_points_are_thinned_by_log_every_steps(configure, recorder):
+    train(configure(log_every_steps=3), recorder, NeverStop())
+    assert list(recorder.series("loss")) == [3, 6]
+
+
+def test_facts_say_what_really_ran(configure, recorder):
+    train(configure(optimizer__name="adan"), recorder, NeverStop())
+    facts = recorder.facts
+    assert facts["optimizer_implementation"].startswith(("trainers.Adan/", "cuda_ext.Adan/"))
+    assert facts["precision_implementation"] == "fp32"
+    assert facts["threads"] == 1
+    assert len(facts["data"]["train.sha256"]) == 64
+    assert facts["config"]["seed"] == 0
+    assert {"torch", "transformers", "numpy"} <= facts["packages"].keys()
+
+
+def test_measurements_say_what_is_modelled(configure, recorder):
+    train(configure(), recorder, NeverStop())
+    modelled = {m.name for m in recorder.measurements if m.provenance is Provenance.modelled}
+    assert modelled == {"cost_usd", "energy_kwh"}
+
+
+def test_stop_ends_at_a_step_boundary_with_a_checkpoint(configure, recorder):
+    recorder.stop_after = 2
+    outcome = train(configure(), recorder, recorder)
+    assert (outcome.status, outcome.stop_reason, outcome.step) == ("stopped", StopReason.pause, 3)
+    assert recorder.saved == [3]
+
+
+def test_stop_before_the_first_step_leaves_a_checkpoint(configure, recorder):
+    recorder.stop_after = 0
+    outcome = train(configure(), recorder, recorder)
+    assert (outcome.status, outcome.step, recorder.saved) == ("stopped", 0, [0])
+
+
+def test_stop_while_evaluating_ends_the_evaluation(configure, recorder):
+    class WhileValidating(type(recorder)):
+        def requested(self):
+            return StopReason.cancel if self.phases[-1] == "validating" else None
+
+    sink = WhileValidating()
+    outcome = train(configure(), sink, sink)
+    assert (outcome.status, outcome.stop_reason, outcome.step) == ("stopped", StopReason.cancel, 6)
+    assert "accuracy" not in outcome.summary
+    assert sink.saved == [6]
+
+
+def test_loss_that_is_not_finite_ends_the_run_without_a_checkpoint(configure, recorder, monkeypatch):
+    clean, calls = Imdb.loss, iter(range(1000))
+    monkeypatch.setattr(
+        Imdb,
+        "loss",
+        lambda self, logits, batch: clean(self, logits, batch) * (math.inf if next(calls) == 2 else 1.0),
+    )
+    with pytest.raises(NotFiniteError, match="step 3: loss inf"):
+        train(configure(checkpoint={"every_steps": 2, "every_s": 0.0}), recorder, NeverStop())
+    assert recorder.saved == [2]
+    assert math.isinf(recorder.series("loss")[3])
+
+
+def test_accumulated_steps_have_the_same_losses(config_in, tmp_path, recorder):
+    whole, parts = type(recorder)(), recorder
+    train(config_in(tmp_path / "1", model__dropout=0.0), whole, NeverStop())
+    train(
+        config_in(tmp_path / "2", model__dropout=0.0, batch={"global_size": 8, "micro_size": 2}),
+        parts,
+        NeverStop(),
+    )
+    assert parts.series("loss") == pytest.approx(whole.series("loss"), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [
+        ("adamw", "single_unfused"),
+        ("adamw", "multi_unfused"),
+        ("adamw", "multi_fused"),
+        ("adan", "single_unfused"),
+        ("adan", "multi_unfused"),
+    ],
+)
+def test_implementations_of_an_optimizer_agree(config_in, tmp_path, recorder, name, implementation):
+    fastest = type(recorder)()
+    for sink, choice in ((fastest, "auto"), (recorder, implementation)):
+        config = config_in(tmp_path / choice, optimizer__name=name, optimizer__implementation=choice)
+        train(config, sink, NeverStop())
+    assert recorder.facts["optimizer_implementation"].endswith(implementation)
+    assert recorder.series("loss") == pytest.approx(fastest.series("loss"), rel=1e-3)
+
+
+def test_real_reviews_train_with_the_pretrained_model(configure, minilm, real_data, recorder):
+    config = configure(
+        task={
+            "name": "imdb",
+            "path": "imdb",
+            "max_length": 32,
+            "train_examples": 16,
+            "validation_examples": 8,
+        },
+        model__student="model",
+        workspace__data_roots=(str(real_data),),
+        workspace__model_roots=(str(minilm.parent),),
+        length={"steps": 1},
+    )
+    outcome = train(config, recorder, NeverStop())
+    assert outcome.summary["parameters"] == 22_713_986
+    assert recorder.facts["validation_examples"] == 8

@@ -1,0 +1,109 @@
+"""One worker of a test's run, in its own process: trains configurations in turn, writes what came out.
+
+Run by path with the global `JOB`; prints nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from trainers.config import RunConfig
+from trainers.entrypoint import classify, train
+from trainers.reporting import NullSink, StopReason
+from trainers.tasks.imdb import Imdb
+
+
+class Script(NullSink):
+    """Records the losses; stops or kills itself at a step."""
+
+    def __init__(self, stop_after: int | None, kill_at: int | None) -> None:
+        self.stop_after, self.kill_at = stop_after, kill_at
+        self.losses: dict[int, float] = {}
+        self.calls = -1
+        self.resumed_from = 0
+
+    def started(self, *, total_steps: int, resumed_from_step: int, facts: Any) -> None:
+        self.resumed_from = resumed_from_step
+
+    def points(self, points: Any) -> None:
+        for point in points:
+            if point.name == "loss":
+                self.losses[point.step] = point.value
+
+    def requested(self) -> StopReason | None:
+        self.calls += 1
+        if self.kill_at is not None and self.calls >= self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        late = self.stop_after is not None and self.calls >= self.stop_after
+        return StopReason.preempted if late else None
+
+
+def weights_digest(checkpoint: str | None) -> str | None:
+    if checkpoint is None:
+        return None
+    names = ("model.safetensors", "optimizer.safetensors")
+    return hashlib.sha256(b"".join((Path(checkpoint) / name).read_bytes() for name in names)).hexdigest()
+
+
+def poison_loss(step: int) -> None:
+    """Make this worker's loss NaN from a step on."""
+    clean, calls = Imdb.loss, iter(range(10**9))
+
+    def loss(self: Imdb, logits: torch.Tensor, batch: Any) -> torch.Tensor:
+        return clean(self, logits, batch) * (float("nan") if next(calls) >= step else 1.0)
+
+    Imdb.loss = loss  # type: ignore[method-assign]
+
+
+def main(job: dict[str, Any]) -> None:
+    rank, folder = job["rank"], Path(job["folder"])
+    configs = [RunConfig.model_validate(config) for config in job["configs"]]
+    workers = configs[0].parallel.workers
+    torch.set_num_threads(1)
+    if workers > 1:
+        distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/rendezvous",
+            rank=rank,
+            world_size=workers,
+            timeout=timedelta(seconds=60),
+        )
+    runs = []
+    for config in configs:
+        # Any one worker's word stops all: the last one's here.
+        mine = rank == workers - 1
+        if mine and job["poison_step"] is not None:
+            poison_loss(job["poison_step"])
+        script = Script(job["stop_after"] if mine else None, job["kill_at"] if mine else None)
+        try:
+            outcome = train(config, script, script)
+        except Exception as error:
+            failure, message = classify(error)
+            runs.append({"failure": failure.value, "message": message, "losses": script.losses})
+            continue
+        runs.append(
+            {
+                "status": outcome.status,
+                "step": outcome.step,
+                "summary": dict(outcome.summary),
+                "losses": script.losses,
+                "resumed_from": script.resumed_from,
+                "weights": weights_digest(outcome.checkpoint),
+            }
+        )
+    (folder / f"{rank}.json").write_text(json.dumps({"runs": runs}))
+    if workers > 1:
+        distributed.barrier()
+        distributed.destroy_process_group()
+
+
+main(JOB)  # type: ignore[name-defined]  # noqa: F821
