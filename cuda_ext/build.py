@@ -362,6 +362,15 @@ def compile_unit(unit: Unit, output: Path) -> str:
     )
 
 
+def assemble_unit(unit: Unit, output: Path) -> str:
+    """Assembles a CUDA unit of one target without its host part; returns what the assembler printed.
+
+    Raises:
+        BuildError: with the compiler's last lines.
+    """
+    return _run([unit.compiler, *unit.flags, "-cubin", str(SOURCES / unit.source), "-o", str(output)])
+
+
 def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     printed = done.stdout + done.stderr

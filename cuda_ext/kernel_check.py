@@ -49,30 +49,36 @@ def parse(log: str) -> list[KernelResources]:
 
 
 def kernel_resources(architectures: tuple[str, ...] = build.ARCHITECTURES) -> list[KernelResources]:
-    """Compiles every kernel for every target, or reads what an earlier call with the same sources found.
+    """Assembles every kernel for every target; what the same sources gave before is read from the cache.
 
     Raises:
         BuildError: nvcc is missing or refuses the sources.
     """
     nvcc = build.nvcc()
     _, release = build.toolkit(nvcc)
-    units = [
-        unit
+    digest = hashlib.sha256(release.encode())
+    for path in sorted(build.SOURCES.iterdir()):
+        digest.update(path.read_bytes())
+    folder = build.cache_folder() / f"resources-{digest.hexdigest()[:20]}"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    jobs = [
+        (unit, folder / f"{architecture}-{unit.name}.json")
         for architecture in architectures
         for unit in build.cuda_units(nvcc, (architecture,), "-Xptxas=-v")
     ]
-    digest = hashlib.sha256(repr((release, units)).encode())
-    for path in sorted(build.SOURCES.iterdir()):
-        digest.update(path.read_bytes())
-    cached = build.cache_folder() / f"resources-{digest.hexdigest()[:20]}.json"
+    with ThreadPoolExecutor(cpu_count() or 1) as pool:
+        found = list(pool.map(lambda job: _resources_of(*job), jobs))
+    return [resources for part in found for resources in part]
+
+
+def _resources_of(unit: build.Unit, cached: Path) -> list[KernelResources]:
     if cached.exists():
         return [KernelResources(**row) for row in json.loads(cached.read_text())]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(cpu_count() or 1) as pool:
-        outputs = [Path(folder) / f"{index}.o" for index in range(len(units))]
-        logs = list(pool.map(build.compile_unit, units, outputs))
-    found = [resources for log in logs for resources in parse(log)]
-    cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    cached.write_text(json.dumps([asdict(resources) for resources in found]))
+    with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
+        found = parse(build.assemble_unit(unit, Path(folder) / "kernels.cubin"))
+        note = Path(folder) / "note.json"
+        note.write_text(json.dumps([asdict(resources) for resources in found]))
+        note.replace(cached)
     return found
 
 
