@@ -31,7 +31,8 @@ LIST_EVERY_S = 5.0
 """How often the list of queued runs is read again: people may have queued some of them anew."""
 CAPACITY_EVERY_S = 2.0
 """How often the cluster is looked at while runs wait for it."""
-_RETRY_S = 0.5
+_RETRY_S = 0.2
+_START_RECORDED_S = 60.0
 _PAGE = 1000
 
 
@@ -153,7 +154,19 @@ class Sweep:
         live = self._live.pop(assignment.run_id, None)
         if live is None:
             return  # It was ended before, and this is an echo.
-        self._patiently(lambda: self._write_ending(live, ending))
+        deadline = time.monotonic() + _START_RECORDED_S
+        while True:
+            try:
+                self._write_ending(live, ending)
+                return
+            except (StoreUnavailable, StoreFull) as error:
+                logger.warning("the database is away; an ending waits: %s", error)
+                deadline = time.monotonic() + _START_RECORDED_S
+            except _StartNotRecorded:
+                # The database was away, and the recorder has not yet brought what it kept.
+                if time.monotonic() > deadline:
+                    ending = Ending("failed", failure=(FailureClass.lost, "no report of its start came"))
+            time.sleep(_RETRY_S)
 
     def final_state(self) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
         """Where the experiment goes, now that nothing is live and nothing will be handed out."""
@@ -296,6 +309,9 @@ class Sweep:
                     retry_delay_s=retry_delay_s,
                 )
         except Conflict as error:
+            run = self._store.run(run_id)
+            if run.attempt == attempt and run.state is RunState.starting:
+                raise _StartNotRecorded from error
             logger.info("run %d had ended already: %s", run_id, error)
             return
         if went is RunState.queued:
@@ -320,14 +336,9 @@ class Sweep:
             retry_delay_s=decision.delay_s if decision.retry else None,
         )
 
-    def _patiently(self, write: Callable[[], None]) -> None:
-        while True:
-            try:
-                write()
-                return
-            except (StoreUnavailable, StoreFull) as error:
-                logger.warning("the database is away; an ending waits: %s", error)
-                time.sleep(_RETRY_S)
+
+class _StartNotRecorded(Exception):
+    """The run has ended, and the database has not heard yet that it had begun."""
 
 
 _STOPPED_AS: Mapping[StopReason | None, RunState] = {

@@ -1,0 +1,285 @@
+"""The sweep against a real SQLite store and no Ray: which run is next, and what an ending leads to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from service.cluster import ClusterNode, ClusterSnapshot
+from service.execution.assignment import Assignment, Ending
+from service.execution.sweep import Sweep, Wait
+from service.hardware import CATALOGUE
+from service.queue import Queue
+from service.records import Experiment
+from service.settings import Settings
+from service.spec import ExperimentSpec
+from service.states import ExperimentState, RunState
+from service.store import CheckpointRow, RecordBatch, StaleAttempt, Store
+from tests.execution.conftest import Clock, Submit
+from trainers.errors import FailureClass
+from trainers.reporting import StopReason
+
+CPUS = {"CPU": 2.0}
+COMPLETED = Ending("completed", summary={"accuracy": 0.9})
+
+Begin = Callable[..., tuple[Sweep, Experiment]]
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def resources() -> list[dict[str, float]]:
+    """The cluster's nodes; tests change it."""
+    return [dict(CPUS)]
+
+
+@pytest.fixture
+def begin(
+    store: Store,
+    queue: Queue,
+    settings: Settings,
+    submit: Submit,
+    notes: list[str],
+    resources: list[dict[str, float]],
+) -> Begin:
+    """Submit, claim and begin the sweep of an experiment."""
+
+    def look() -> ClusterSnapshot:
+        nodes = tuple(ClusterNode(str(n), str(n), True, each, {}) for n, each in enumerate(resources))
+        return ClusterSnapshot(0.0, True, None, nodes)
+
+    def begin(runs: int = 2, **fields: Any) -> tuple[Sweep, Experiment]:
+        experiment = submit(runs, **fields)
+        queue.claim("s", lease_s=60)
+        store.driver_started(experiment.id, 1, "node", 1)
+        spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1])
+        sweep = Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=look, note=notes.append)
+        return sweep, experiment
+
+    return begin
+
+
+def given(sweep: Sweep) -> Assignment:
+    following = sweep.next_assignment()
+    assert isinstance(following, Assignment)
+    return following
+
+
+def complete(sweep: Sweep, store: Store, assignment: Assignment, ending: Ending = COMPLETED) -> None:
+    """The worker begins and ends as it would."""
+    store.run_started(assignment.run_id, assignment.attempt, total_steps=9, resumed_from_step=0, facts={})
+    sweep.ended(assignment, ending)
+
+
+def test_hands_out_runs_in_grid_order_until_the_cluster_is_full(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(3)
+    runs = store.runs(experiment_id=experiment.id).items
+    first, second = given(sweep), given(sweep)
+    assert [first.run_id, second.run_id] == [runs[0].id, runs[1].id]
+    assert sweep.next_assignment() is Wait.later
+    complete(sweep, store, first)
+    assert given(sweep).run_id == runs[2].id
+    assert store.run(first.run_id).state is RunState.succeeded
+    assert store.run(first.run_id).accuracy == 0.9
+
+
+def test_no_more_at_a_time_than_the_spec_allows(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(2, queue={"max_concurrent_runs": 1})
+    first = given(sweep)
+    assert sweep.next_assignment() is Wait.later
+    complete(sweep, store, first)
+    given(sweep)
+
+
+def test_is_over_when_every_run_has_ended(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(1)
+    only = given(sweep)
+    assert sweep.next_assignment() is Wait.later
+    complete(sweep, store, only)
+    assert sweep.next_assignment() is Wait.over
+    assert sweep.final_state() == (ExperimentState.succeeded, None)
+
+
+def test_a_machine_failure_is_tried_again_after_its_delay(begin: Begin, store: Store, clock: Clock) -> None:
+    sweep, _ = begin(1)
+    first = given(sweep)
+    sweep.ended(first, Ending("failed", failure=(FailureClass.infrastructure, "a worker process died")))
+    assert store.run(first.run_id).state is RunState.queued
+    assert sweep.next_assignment() is Wait.later
+    clock.forward(2)
+    again = given(sweep)
+    assert (again.run_id, again.attempt) == (first.run_id, 2)
+
+
+def test_a_bug_is_tried_max_restarts_times(begin: Begin, store: Store, clock: Clock) -> None:
+    sweep, _ = begin(1, max_restarts=2)
+    for attempt in (1, 2, 3):
+        assignment = given(sweep)
+        assert assignment.attempt == attempt
+        sweep.ended(assignment, Ending("failed", failure=(FailureClass.bug, "IndexError")))
+        clock.forward(301)
+    assert store.run(assignment.run_id).state is RunState.failed
+    assert sweep.next_assignment() is Wait.over
+    assert sweep.final_state() == (ExperimentState.failed, (FailureClass.bug, "IndexError"))
+
+
+def test_out_of_memory_is_a_result_and_not_tried_again(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(2)
+    first, second = given(sweep), given(sweep)
+    sweep.ended(first, Ending("failed", failure=(FailureClass.out_of_memory, "batch 32 does not fit")))
+    complete(sweep, store, second)
+    assert store.run(first.run_id).state is RunState.failed
+    assert sweep.next_assignment() is Wait.over
+    assert sweep.final_state()[0] is ExperimentState.succeeded
+
+
+def test_progress_between_machine_failures_keeps_the_delay_short(
+    begin: Begin, store: Store, clock: Clock
+) -> None:
+    sweep, _ = begin(1)
+    for attempt in range(1, 8):
+        assignment = given(sweep)
+        assert assignment.attempt == attempt
+        store.record(RecordBatch(checkpoints=[CheckpointRow(assignment.run_id, attempt, attempt * 10, "/x")]))
+        sweep.ended(assignment, Ending("failed", failure=(FailureClass.infrastructure, "died")))
+        clock.forward(1.1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        (StopReason.cancel, RunState.cancelled),
+        (StopReason.pause, RunState.paused),
+        (StopReason.early_stop, RunState.stopped),
+        (StopReason.preempted, RunState.queued),
+    ],
+)
+def test_a_stopped_run_goes_where_its_reason_says(
+    begin: Begin, store: Store, reason: StopReason, state: RunState
+) -> None:
+    sweep, _ = begin(1)
+    assignment = given(sweep)
+    sweep.ended(assignment, Ending("stopped", stop_reason=reason, summary={"steps": 3}))
+    assert store.run(assignment.run_id).state is state
+
+
+def test_nothing_is_handed_out_once_all_is_stopping(begin: Begin) -> None:
+    sweep, _ = begin(2)
+    given(sweep)
+    sweep.stopping = StopReason.pause
+    assert sweep.next_assignment() is Wait.over
+    assert sweep.final_state() == (ExperimentState.paused, None)
+
+
+def test_a_reached_budget_stops_the_rest(begin: Begin, store: Store, clock: Clock, notes: list[str]) -> None:
+    sweep, experiment = begin(3, budget={"hours": 1.0}, queue={"max_concurrent_runs": 1})
+    first = given(sweep)
+    clock.forward(2 * 3600)
+    complete(sweep, store, first)
+    assert sweep.next_assignment() is Wait.over
+    assert "budget.hours is reached" in notes[0]
+    state, _ = sweep.final_state()
+    assert state is ExperimentState.succeeded
+    store.finish_experiment(experiment.id, 1, state)
+    states = [run.state for run in store.runs(experiment_id=experiment.id).items]
+    assert states == [RunState.succeeded, RunState.stopped, RunState.stopped]
+
+
+def test_what_the_cluster_could_never_run_fails_with_the_reason(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(1, search={"axes": {"hardware": ["A100", "cpu"]}})
+    assignment = given(sweep)
+    impossible, possible = store.runs(experiment_id=experiment.id).items
+    assert assignment.run_id == possible.id
+    assert impossible.state is RunState.failed
+    assert impossible.failure_class is FailureClass.bad_spec
+    assert "no node has" in (impossible.failure_message or "")
+
+
+def test_capacity_is_waited_for_when_asked_and_said_once(
+    begin: Begin, clock: Clock, notes: list[str], resources: list[dict[str, float]]
+) -> None:
+    sweep, _ = begin(1, hardware="A100", queue={"wait_for_capacity": True})
+    for _ in range(3):
+        assert sweep.next_assignment() is Wait.later
+        clock.forward(3)
+    assert len(notes) == 1
+    assert "runs wait for capacity" in notes[0]
+    resources.append({"CPU": 8.0, "GPU": 1.0, "accelerator_type:A100": 1.0})
+    clock.forward(3)
+    assert given(sweep).shape.device == "cuda"
+
+
+def test_wide_runs_wait_for_narrow_ones_to_end(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(1, parallel={"strategy": "ddp"}, search={"axes": {"parallel.workers": [1, 2]}})
+    narrow = given(sweep)
+    assert sweep.next_assignment() is Wait.later
+    complete(sweep, store, narrow)
+    assert given(sweep).shape.workers == 2
+
+
+def test_a_cancelled_run_is_passed_over(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(2)
+    first, second = store.runs(experiment_id=experiment.id).items
+    store.request_cancel_run(first.id)
+    assert given(sweep).run_id == second.id
+
+
+def test_a_run_that_people_queue_again_is_taken_up(begin: Begin, store: Store, clock: Clock) -> None:
+    sweep, _ = begin(2)
+    first, _second = given(sweep), given(sweep)
+    sweep.ended(first, Ending("failed", failure=(FailureClass.bad_data, "line 3")))
+    store.retry_run(first.run_id)
+    clock.forward(6)
+    assert given(sweep).run_id == first.run_id
+
+
+def test_an_ending_waits_for_the_report_of_its_start(begin: Begin, store: Store) -> None:
+    """The database was away: the driver comes back to it before the recorder does."""
+    sweep, _ = begin(1)
+    assignment = given(sweep)
+    late = threading.Timer(
+        0.5,
+        lambda: store.run_started(assignment.run_id, 1, total_steps=9, resumed_from_step=0, facts={}),
+    )
+    late.start()
+    sweep.ended(assignment, COMPLETED)
+    late.join()
+    assert store.run(assignment.run_id).state is RunState.succeeded
+
+
+def test_an_echo_of_an_ending_changes_nothing(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(1)
+    assignment = given(sweep)
+    complete(sweep, store, assignment)
+    sweep.ended(assignment, Ending("failed", failure=(FailureClass.bug, "late")))
+    assert store.run(assignment.run_id).state is RunState.succeeded
+
+
+def test_a_sweep_of_an_old_attempt_is_fenced(begin: Begin, store: Store, queue: Queue) -> None:
+    sweep, experiment = begin(2)
+    store.release_experiment(experiment.id, 1, delay_s=0.0)
+    queue.claim("s", lease_s=60)
+    with pytest.raises(StaleAttempt):
+        sweep.next_assignment()
+
+
+def test_a_run_keeps_its_folder_over_attempts_and_shares_the_cache(
+    begin: Begin, clock: Clock, settings: Settings
+) -> None:
+    sweep, experiment = begin(2)
+    first, second = given(sweep), given(sweep)
+    sweep.ended(first, Ending("failed", failure=(FailureClass.infrastructure, "died")))
+    clock.forward(2)
+    again = given(sweep)
+    assert again.config == first.config
+    assert first.config.workspace.checkpoints != second.config.workspace.checkpoints
+    assert first.config.workspace.cache == second.config.workspace.cache
+    assert str(settings.data_dir) in first.config.workspace.checkpoints
+    assert f"/{experiment.id}/runs/{first.run_id}/" in first.config.workspace.checkpoints
+    assert first.config.threads == 1
