@@ -111,3 +111,9 @@ def store(settings: Settings) -> Iterator[Store]:
 def queue(store: Store) -> Queue:
     """The queue of the store."""
     return Queue(store)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Counts of the fault tests."""
+    parser.addoption("--kills", type=int, default=3, help="processes to kill on each database")
+    parser.addoption("--histories", type=int, default=6, help="random concurrent histories on each database")

@@ -1,0 +1,145 @@
+"""What the service does per second on either database: submits, claims, points, reads.
+
+    python -m benchmarks.service [--scale S] [--only sqlite|postgresql]
+
+The last line is one JSON object, `{"sqlite": {...}, "postgresql": {...}}`. PostgreSQL is a server
+of its own with default settings and fsync on; SQLite runs in WAL with synchronous FULL. Both
+keep their files in the folder for temporary files: point TMPDIR at the disk that is meant.
+`--scale 0.01` makes everything a hundred times smaller, to try whether it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sqlite3
+import statistics
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks import store, submits
+from benchmarks.postgresql import NoPostgreSQL, PostgreSQLServer
+from service.db.engine import Database
+
+QUEUED = 100_000
+RUNS = 100_000
+POINTS = 10_000_000
+SECONDS = 10.0
+
+
+def measure(urls: Any, scale: float) -> dict[str, Any]:
+    """All figures of one database.
+
+    Args:
+        urls: gives the URL of an empty database, or None for SQLite in a temporary folder.
+        scale: 1 = full size.
+    """
+    queued = max(2_000, int(QUEUED * scale))
+    claims = max(800, int(8_000 * scale))
+    few = store.measure_claims(urls(), queued=max(1_000, claims), claims=max(800, claims // 10))
+    many = store.measure_claims(urls(), queued=queued, claims=claims)
+    points = store.measure_points(urls(), points=max(20_000, int(1_000_000 * scale)))
+    runs = max(1_000, int(RUNS * scale))
+    reads = store.measure_reads(
+        urls(), runs=runs, points=max(20 * runs, int(POINTS * scale)), reads=max(20, int(200 * scale))
+    )
+    incoming = submits.measure(urls(), seconds=max(1.0, SECONDS * scale))
+    return {
+        "submits_per_s": incoming["submits_per_s"],
+        "claims_per_s": many["claims_per_s"],
+        "claim_p99_ms": many["claim_p99_ms"],
+        "claim_p50_ms": many["claim_p50_ms"],
+        "claim_p50_over_1000_queued": many["claim_p50_ms"] / few["claim_p50_ms"],
+        "points_per_s": points["points_per_s"],
+        "record_p99_ms": points["record_p99_ms"],
+        "read_p99_ms": reads["read_p99_ms"],
+        "read_p99_ms_by_kind": reads["read_p99_ms_by_kind"],
+        "submit_p99_ms_under_points": incoming["submit_p99_ms_under_points"],
+        "submits": incoming,
+    }
+
+
+def disk() -> dict[str, Any]:
+    """The disk under the temporary files, and what a durable write of 4 KiB costs there."""
+    folder = Path(tempfile.gettempdir()).resolve()
+    partitions = [p for p in psutil.disk_partitions(all=True) if folder.is_relative_to(p.mountpoint)]
+    found = max(partitions, key=lambda partition: len(partition.mountpoint))
+    with tempfile.TemporaryFile(dir=folder) as file:
+        times = []
+        for _ in range(200):
+            begin = time.perf_counter()
+            os.pwrite(file.fileno(), b"x" * 4096, 0)
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - begin)
+    return {
+        "device": found.device,
+        "file_system": found.fstype,
+        "folder": str(folder),
+        "fdatasync_p50_ms": 1000 * statistics.median(times),
+    }
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "cpus": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "sqlalchemy": version("sqlalchemy"),
+        "psycopg": version("psycopg"),
+        "disk": disk(),
+    }
+
+
+def measure_sqlite(scale: float) -> dict[str, Any]:
+    """SQLite in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        database = Database(f"sqlite:///{folder}/fsync.db")
+        mode = database.write(lambda c: c.exec_driver_sql("PRAGMA synchronous").scalar())
+        database.close()
+    return {
+        **measure(lambda: None, scale),
+        "version": sqlite3.sqlite_version,
+        "fsync": f"WAL, synchronous {'FULL' if mode == 2 else mode}",
+    }
+
+
+def measure_postgresql(scale: float) -> dict[str, Any]:
+    """PostgreSQL, a server of its own with default settings."""
+    with PostgreSQLServer() as server:
+        made: list[str] = []
+
+        def url() -> str:
+            made.append(f"bench_{len(made)}")
+            return server.create_database(made[-1])
+
+        return {**measure(url, scale), "version": server.version(), "fsync": "on, synchronous_commit on"}
+
+
+def main() -> None:
+    """Measure, and print one JSON object as the last line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--only", choices=["sqlite", "postgresql"])
+    given = parser.parse_args()
+    result: dict[str, Any] = {}
+    environment = _environment()
+    for name, run in (("sqlite", measure_sqlite), ("postgresql", measure_postgresql)):
+        if given.only in (None, name):
+            try:
+                result[name] = {**run(given.scale), **environment}
+            except NoPostgreSQL as error:
+                print(f"postgresql: {error}", file=sys.stderr)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
