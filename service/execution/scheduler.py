@@ -13,7 +13,7 @@ What a pass does with an experiment that is starting or running:
 | unknown, experiment starting | submitted (again) under the same submission id |
 | pending or running, lease valid | nothing |
 | pending or running, lease ran out | adopted: a new lease; a driver that renews it goes on |
-| the same, silent for another lease | the job is stopped, and the experiment queued again |
+| the same, silent for another lease (starting: 10 minutes) | stopped, the experiment queued again |
 | ended, or unknown and experiment running | queued again, or failed when it was tried too often |
 """
 
@@ -48,6 +48,8 @@ LONGEST_PAUSE_S = 15.0
 """Pause between passes while Ray or the database is away; reached by doubling."""
 CLUSTER_EVERY_S = 5.0
 """How often the cluster is looked at for the queue's reasons."""
+START_PATIENCE_S = 600.0
+"""How long Ray may take from a job's submission to its driver's first word."""
 LOOK_EVERY_S = 2.0
 """How often the job of an experiment with a valid lease is looked at."""
 
@@ -106,6 +108,7 @@ class Scheduler:
         self._clock: Callable[[], float] = store.clock
         self._looked_s: dict[tuple[int, int], float] = {}
         self._adopted: dict[tuple[int, int], float] = {}
+        self._starting_s: dict[tuple[int, int], float] = {}
         self._cluster_s = float("-inf")
         self._reachable = False
         self._heartbeat_s = float("-inf")
@@ -150,7 +153,7 @@ class Scheduler:
         did = _Pass()
         active = self._queue.active()
         current = {(experiment.id, experiment.attempt) for experiment in active}
-        for memory in (self._looked_s, self._adopted):
+        for memory in (self._looked_s, self._adopted, self._starting_s):
             for key in memory.keys() - current:
                 del memory[key]
         try:
@@ -228,6 +231,14 @@ class Scheduler:
         assert experiment.submission_id is not None
         key = (experiment.id, experiment.attempt)
         if key not in self._adopted:
+            if self._adopt(experiment, did):
+                self._adopted[key] = now + self._settings.lease_s
+            return
+        if (
+            experiment.state is ExperimentState.starting
+            and now - self._starting_s.setdefault(key, now) < START_PATIENCE_S
+        ):
+            # No driver has ever spoken: Ray waits for a node, or the node is slow to start it.
             if self._adopt(experiment, did):
                 self._adopted[key] = now + self._settings.lease_s
             return

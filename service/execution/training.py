@@ -53,8 +53,8 @@ def failure_of(error: BaseException) -> tuple[FailureClass, str]:
     import ray.exceptions as ray_errors
 
     cause: Any = error
-    if isinstance(cause, ray_errors.RayTaskError) and cause.cause is not None:
-        cause = cause.cause
+    while (inner := getattr(cause, "health_check_failure", None) or _task_cause(cause)) is not None:
+        cause = inner
     if isinstance(cause, ray_errors.OutOfMemoryError):
         return FailureClass.out_of_memory, "Ray ended the worker because the node ran out of memory"
     if isinstance(cause, ray_errors.NodeDiedError):
@@ -65,12 +65,20 @@ def failure_of(error: BaseException) -> tuple[FailureClass, str]:
         if getattr(cause, "preempted", False):
             return FailureClass.preempted, "the worker's node was taken back"
         return FailureClass.infrastructure, "a worker process died"
-    if isinstance(cause, ray_errors.RayError):
+    if isinstance(cause, ray_errors.RayError) or type(cause).__module__.startswith("ray.train."):
         return FailureClass.infrastructure, f"{type(cause).__name__}: {_first_line(str(cause))}"
     from trainers.entrypoint import classify
 
     classified: tuple[FailureClass, str] = classify(cause)
     return classified
+
+
+def _task_cause(error: Any) -> BaseException | None:
+    """What a remote call was ended by, when Ray has wrapped it."""
+    from ray.exceptions import RayTaskError
+
+    cause: BaseException | None = error.cause if isinstance(error, RayTaskError) else None
+    return cause
 
 
 def _flush(sink: RecorderSink) -> None:

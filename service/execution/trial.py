@@ -7,6 +7,7 @@ runs, in this module's one variable; when Tune ends the process, Ray ends the gr
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ def trial(config: Mapping[str, Any], *, exchange: ExchangeClient, storage: str, 
     """
     from ray import tune
 
+    # Tune asks for the next run as soon as this one has reported; on a loaded machine the thread
+    # that ends here may take longer than Tune's 2 s to be gone.
+    os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "120")
     assignment: Assignment = config["assignment"]
     if assignment.shape.workers == 1:
         ending = _alone(exchange, assignment)

@@ -156,6 +156,18 @@ def _trial() -> Callable[..., None]:
     return trial
 
 
+def _failure_of(trial: Any) -> tuple[FailureClass, str]:
+    """Why a trial ended that has reported no ending, from the error that Tune has kept in a file."""
+    from ray import cloudpickle
+
+    from service.execution.training import failure_of
+
+    path = trial.pickled_error_file
+    if path is None or not Path(path).exists():
+        return FailureClass.infrastructure, "the worker process ended without a word"
+    return failure_of(cloudpickle.loads(Path(path).read_bytes()))
+
+
 def _name_of(trial: Any) -> str:
     assignment: Assignment = trial.config["assignment"]
     return f"run-{assignment.run_id}-{assignment.attempt}"
@@ -182,23 +194,26 @@ def _searcher(sweep: OnlyHere[Sweep]) -> Any:
     from ray.tune.search import Searcher
 
     class Errors(Callback):  # type: ignore[misc, unused-ignore]
-        """Hears why a trial ended that could not say so itself."""
+        """Hears of trials that ended and could not say how."""
 
-        def __init__(self, waiting: dict[str, Assignment]) -> None:
-            self.waiting = waiting
+        def __init__(self, given: dict[str, Assignment]) -> None:
+            self.given = given
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            assignment = self.waiting.pop(trial.trial_id, None)
+            assignment = self.given.pop(trial.trial_id, None)
             if assignment is not None:
-                from service.execution.training import failure_of
+                sweep.value.ended(assignment, Ending("failed", failure=_failure_of(trial)))
 
-                error = trial.get_pickled_error()
-                failure = (
-                    (FailureClass.infrastructure, "the worker process ended without a word")
-                    if error is None
-                    else failure_of(error)
-                )
-                sweep.value.ended(assignment, Ending("failed", failure=failure))
+        def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            """Tune gives up a trial whose process it cannot reuse without telling the searcher."""
+            missing = len(self.given)
+            for trial in reversed(trials):
+                if not missing:
+                    return
+                if trial.trial_id in self.given:
+                    missing -= 1
+                    if trial.status == "ERROR":
+                        self.on_trial_error(iteration, trials, trial)
 
     class QueuedRuns(Searcher):  # type: ignore[misc, unused-ignore]
         """Suggests the next queued run."""
@@ -206,7 +221,7 @@ def _searcher(sweep: OnlyHere[Sweep]) -> Any:
         def __init__(self) -> None:
             super().__init__(metric="training_iteration", mode="max")
             self.given: dict[str, Assignment] = {}
-            self.errors = Errors({})
+            self.errors = Errors(self.given)
 
         def suggest(self, trial_id: str) -> Any:
             following = sweep.value.next_assignment()
@@ -227,9 +242,7 @@ def _searcher(sweep: OnlyHere[Sweep]) -> Any:
         ) -> None:
             if result is not None:
                 self.on_trial_result(trial_id, result)
-            assignment = self.given.pop(trial_id, None)
-            if assignment is not None and error:
-                self.errors.waiting[trial_id] = assignment
+            # Without an ending, `Errors` hears next why.
 
         def save(self, checkpoint_path: str) -> None:
             """Nothing: the database is the searcher's state."""

@@ -8,6 +8,7 @@ that the next run begins in new processes.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -23,7 +24,10 @@ from service.execution.run_plan import Shape
 from service.execution.training import ending_of, train_one
 from trainers.errors import FailureClass
 
+logger = logging.getLogger(__name__)
+
 _LOOK_S = 0.05
+_AWAY_S = 0.5
 _LOOK_LONG_S = 0.25
 _END_TIMEOUT_S = 20.0
 
@@ -78,11 +82,18 @@ class WorkerGroup:
         Raises:
             WorkerGroupFailed: a worker failed or died; the group is closed.
         """
+        import ray
+
         self._order += 1
         order = Order(self._order, assignment)
         while True:
             ended = self._ended.is_set()  # Before the look: a result may come just before the end.
-            ending = self._exchange.ask(self._name, order)
+            try:
+                ending = self._exchange.ask(self._name, order)
+            except ray.exceptions.RayError as error:
+                logger.warning("the exchange does not answer, it is asked again: %s", error)
+                self._ended.wait(_AWAY_S)
+                continue
             if ending is not None:
                 return ending
             if ended:
@@ -91,11 +102,16 @@ class WorkerGroup:
 
     def close(self) -> None:
         """Let the workers end, and wait until Ray has its resources back."""
-        if self.open:
-            self._order += 1
-            self._exchange.ask(self._name, Order(self._order, None))
-        self._ended.wait(_END_TIMEOUT_S)
-        self._exchange.forget(self._name)
+        import ray
+
+        try:
+            if self.open:
+                self._order += 1
+                self._exchange.ask(self._name, Order(self._order, None))
+            self._ended.wait(_END_TIMEOUT_S)
+            self._exchange.forget(self._name)
+        except ray.exceptions.RayError as error:
+            logger.warning("the exchange does not answer; Ray ends the group with this process: %s", error)
 
     def _fit(self) -> None:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -159,7 +175,7 @@ def _patiently(
         except ray.exceptions.RayError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.5)
+            time.sleep(_AWAY_S)
 
 
 def _failed(error: BaseException | None) -> WorkerGroupFailed:

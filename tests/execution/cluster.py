@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +27,8 @@ from service.states import ExperimentState, RunState
 from service.store import Store
 from trainers.synthetic import write_corpus
 
-WAIT_S = 120.0
+_tests = itertools.count(1)
+WAIT_S = 240.0
 """Longest wait for anything; a loaded machine needs most of it for starting processes."""
 
 
@@ -140,14 +144,20 @@ class Running:
 @pytest.fixture
 def running(tmp_path: Path, sqlite_template: Path, texts: Path, local_ray: LocalRay) -> Iterator[Running]:
     """A service with an empty SQLite store."""
-    import shutil
-
-    shutil.copy(sqlite_template, tmp_path / "stillhouse.db")
+    database = tmp_path / "stillhouse.db"
+    shutil.copy(sqlite_template, database)
+    # All tests share one Ray, which knows jobs by the experiment's id: ids must not come twice.
+    connection = sqlite3.connect(database)
+    connection.execute(
+        "INSERT INTO sqlite_sequence (name, seq) VALUES ('experiments', ?)", [next(_tests) * 100]
+    )
+    connection.commit()
+    connection.close()
     settings = Settings(
         data_dir=tmp_path,
         data_roots=str(texts.parent),
         ray_dashboard_url=local_ray.dashboard_url,
-        lease_s=6.0,
+        lease_s=20.0,
         offline=True,
     )
     service = Running(settings, texts, local_ray)

@@ -231,6 +231,34 @@ def test_a_stopped_driver_is_given_a_lease_of_patience_and_then_replaced(
     assert jobs.submitted[-1] == f"stillhouse-{experiment.id}-2"
 
 
+def test_a_job_that_ray_is_slow_to_start_is_waited_for(
+    scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    for _ in range(15):
+        clock.forward(31)
+        did = scheduler.run_once()
+        assert (did.stopped, did.ended) == ((), ())
+    store.driver_started(experiment.id, 1, "node", 1)
+    assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
+
+
+def test_a_job_whose_driver_never_speaks_is_replaced(
+    scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, submit: Submit
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    stopped: list[int] = []
+    while not stopped:
+        clock.forward(31)
+        stopped += scheduler.run_once().stopped
+    assert clock.now < 1_000_000 + 800
+    clock.forward(3)
+    scheduler.run_once()
+    assert jobs.submitted[-1] == f"stillhouse-{experiment.id}-2"
+
+
 def test_a_driver_that_was_only_slow_keeps_its_attempt(
     scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
 ) -> None:

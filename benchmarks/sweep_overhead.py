@@ -1,0 +1,152 @@
+"""What a further run of a sweep costs beyond its training, end to end on a local Ray.
+
+    python -m benchmarks.sweep_overhead [--runs 6] [--isolated]
+
+Submits a sweep of tiny runs to a real scheduler on an empty SQLite store, one run at a time, and
+reads the stored timestamps. The overhead of a run is the time from the end of the run before it
+to its own end, less what its trainer spent after start-up (`total_time_s - startup_time_s`: steps,
+evaluation and checkpoints). So it holds everything that is not training: queue, database, Ray,
+process start, imports, model and data set-up. The first run of each sweep, which pays for new
+processes, is reported apart. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from service.execution.local_ray import LocalRay
+from service.execution.ray_jobs import DashboardRayJobs
+from service.execution.scheduler import Scheduler
+from service.queue import Queue
+from service.records import Run
+from service.settings import Settings
+from service.spec import validate
+from service.states import TERMINAL_EXPERIMENT_STATES, ExperimentState
+from service.store import Store
+from trainers.synthetic import write_corpus
+
+_TIMEOUT_S = 900.0
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=6, help="runs per sweep, the first not counted")
+    parser.add_argument(
+        "--isolated", action="store_true", help="measure 2 workers with isolation: process too"
+    )
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="stillhouse-bench-") as folder:
+        figures = measure(Path(folder), options.runs, isolated=options.isolated)
+    print(json.dumps(figures))
+
+
+def measure(folder: Path, runs: int, *, isolated: bool) -> dict[str, Any]:
+    """Start everything in the folder, run the sweeps and end everything."""
+    write_corpus(folder / "texts", train=128, test=32, seed=0)
+    settings = Settings(data_dir=folder / "data", data_roots=str(folder), offline=True)
+    with LocalRay.start(settings, num_cpus=2) as ray:
+        settings = settings.model_copy(update={"ray_dashboard_url": ray.dashboard_url})
+        store = Store.open(settings, migrate=True)
+        stop = threading.Event()
+        scheduler = Scheduler(store, Queue(store), DashboardRayJobs(ray.dashboard_url), settings)
+        thread = threading.Thread(target=scheduler.run, args=(stop,))
+        thread.start()
+        try:
+            single = sweep(store, folder, runs, {})
+            double = sweep(store, folder, runs, {"parallel": {"strategy": "ddp", "workers": 2}})
+            figures = {
+                "single_worker_overhead_s": median(single),
+                "two_worker_overhead_s": median(double),
+                "single_worker_first_s": round(single[0], 3),
+                "two_worker_first_s": round(double[0], 3),
+                "single_worker_overheads_s": [round(each, 3) for each in single[1:]],
+                "two_worker_overheads_s": [round(each, 3) for each in double[1:]],
+            }
+            if isolated:
+                apart = sweep(
+                    store,
+                    folder,
+                    min(runs, 3),
+                    {"parallel": {"strategy": "ddp", "workers": 2}, "isolation": "process"},
+                )
+                figures["two_worker_isolated_overhead_s"] = median(apart)
+        finally:
+            stop.set()
+            thread.join()
+            store.close()
+    return {**figures, "runs": runs, **machine()}
+
+
+def sweep(store: Store, folder: Path, runs: int, fields: dict[str, Any]) -> list[float]:
+    """Run one sweep; the overhead of each run in seconds, the first from submission on."""
+    document = {
+        "name": "overhead",
+        "task": {"name": "imdb", "path": str(folder / "texts"), "max_length": 16},
+        "model": {"student": "tiny"},
+        "batch": {"global_size": 4},
+        "length": {"steps": 4},
+        "seeds": list(range(runs)),
+        "queue": {"max_concurrent_runs": 1},
+        **fields,
+    }
+    spec = validate(document)
+    experiment, _ = store.submit(spec, list(spec.runs()), spec_text=spec.canonical_json(), owner="benchmark")
+    deadline = time.monotonic() + _TIMEOUT_S
+    while (state := store.experiment(experiment.id).state) not in TERMINAL_EXPERIMENT_STATES:
+        if time.monotonic() > deadline:
+            sys.exit("the sweep did not end")
+        time.sleep(0.1)
+    if state is not ExperimentState.succeeded:
+        sys.exit(f"the sweep ended as {state}: {store.experiment(experiment.id).failure_message}")
+    ended = sorted(store.runs(experiment_id=experiment.id).items, key=end_of)
+    begins = [experiment.created_s, *(end_of(run) for run in ended)]
+    overheads = [
+        end_of(run) - began - trained_s(store, run) for began, run in zip(begins, ended, strict=False)
+    ]
+    print(f"{fields or 'one worker'}: " + ", ".join(f"{each:.2f} s" for each in overheads))
+    return overheads
+
+
+def end_of(run: Run) -> float:
+    """When the run's end was stored, Unix seconds."""
+    assert run.ended_s is not None
+    return run.ended_s
+
+
+def trained_s(store: Store, run: Run) -> float:
+    """What its trainer spent after start-up."""
+    summary = store.summary(run.id)
+    return float(summary["total_time_s"] or 0.0) - float(summary["startup_time_s"] or 0.0)
+
+
+def median(overheads: list[float]) -> float:
+    """Median over the further runs, in seconds."""
+    return round(statistics.median(overheads[1:]), 3)
+
+
+def machine() -> dict[str, Any]:
+    """Where this was measured."""
+    from importlib.metadata import version
+
+    return {
+        "cpus": os.cpu_count(),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "ray": version("ray"),
+        "torch": version("torch"),
+    }
+
+
+if __name__ == "__main__":
+    main()
