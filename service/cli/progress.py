@@ -22,7 +22,8 @@ from service.states import TERMINAL_RUN_STATES, RunState
 if TYPE_CHECKING:
     from service.client import Experiment, Run
 
-_BAR_WIDTH = 14
+_FORMS = ((True, 20), (True, 14), (True, 8), (True, 0), (False, 8), (False, 0))
+"""With axes, and width of the bars: the first that fits is shown."""
 _ACTIVE = (RunState.running, RunState.starting)
 
 
@@ -96,21 +97,21 @@ class Board:
         return sorted(chosen, key=lambda run: run.index)
 
     def _table(self, runs: list[Run], width: int) -> Table:
-        """The table with axes and bars, without bars, or without both: the first that fits."""
+        """The table with axes and bars as wide as fits, without bars, or without both."""
         measuring = Console(width=10_000)
-        for with_axes, with_bar in ((True, True), (True, False), (False, False)):
-            table = self._table_with(runs, with_axes=with_axes, with_bar=with_bar)
+        for with_axes, bar_width in _FORMS:
+            table = self._table_with(runs, with_axes=with_axes, bar_width=bar_width)
             if Measurement.get(measuring, measuring.options, table).maximum <= width:
                 break
         return table
 
-    def _table_with(self, runs: list[Run], *, with_axes: bool, with_bar: bool) -> Table:
+    def _table_with(self, runs: list[Run], *, with_axes: bool, bar_width: int) -> Table:
         names = short_names(list(dict.fromkeys(axis for run in runs for axis in run.point)))
         table = grid_table(
             "run",
             *(names.values() if with_axes else ()),
             "seed",
-            *(["progress"] if with_bar else []),
+            *(["progress"] if bar_width else []),
             "step",
             "state",
             "loss",
@@ -123,7 +124,7 @@ class Board:
                 f"run:{run.id}",
                 *(axis_value(run.point[axis]) if axis in run.point else "" for axis in names if with_axes),
                 str(run.seed),
-                *([_bar(run)] if with_bar else []),
+                *([_bar(run, bar_width)] if bar_width else []),
                 step_text(run),
                 _phase(run),
                 _number(latest.get("loss", run.train_loss)),
@@ -144,13 +145,13 @@ class Board:
         return " ".join(part for part in parts if part and part != "-")
 
 
-def _bar(run: Run) -> Text:
+def _bar(run: Run, width: int) -> Text:
     total = run.total_steps or 1
     share = 1.0 if run.state is RunState.succeeded else min(run.step, total) / total
-    done = round(share * _BAR_WIDTH)
+    done = round(share * width)
     style = "green" if run.state is RunState.succeeded else "cyan"
     # Two characters, so that it reads without colours too.
-    return Text.assemble(("█" * done, style), ("░" * (_BAR_WIDTH - done), "dim"))
+    return Text.assemble(("█" * done, style), ("░" * (width - done), "dim"))
 
 
 def _phase(run: Run) -> Text:

@@ -61,6 +61,11 @@ def test_the_picture_fits_its_width(width: int) -> None:
     assert "99999/100000" in lines[3]
 
 
+def test_two_axes_leave_room_for_a_bar_in_80_columns_whatever_the_state() -> None:
+    runs = [run(1, RunState.succeeded, step=100, total_steps=100), run(2, RunState.queued)]
+    assert "████████" in picture(board(*runs), 80)[3]
+
+
 def test_a_failure_is_named_by_its_class_and_a_retry_by_its_word() -> None:
     text = "\n".join(
         picture(
