@@ -31,14 +31,13 @@ def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int,
         )
     rng = np.random.default_rng([seed, part == "validation", 1])
     classes = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    # Round-robin over labels: equal shares until a label runs out, then the rest fill up.
-    takes = np.zeros(len(classes), dtype=np.int64)
-    while (left := count - int(takes.sum())) > 0:
-        open_classes = [i for i, members in enumerate(classes) if takes[i] < len(members)]
-        share, extra = divmod(left, len(open_classes))
-        for order, i in enumerate(open_classes):
-            takes[i] = min(len(classes[i]), takes[i] + share + (order < extra))
-    return np.sort(np.concatenate([members[:take] for members, take in zip(classes, takes, strict=True)]))
+    # From the rarest label on, each takes an equal share of what is left, or all it has.
+    chosen: list[Indices] = []
+    left = count
+    for place, members in enumerate(sorted(classes, key=len)):
+        chosen.append(members[: left // (len(classes) - place)])
+        left -= len(chosen[-1])
+    return np.sort(np.concatenate(chosen))
 
 
 def held_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Indices, Indices]:

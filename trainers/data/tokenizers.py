@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -13,22 +14,43 @@ from trainers.errors import BadSpecError
 FILE = "tokenizer.json"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Special tokens; their ids are their places here."""
+_ALPHABET = 1000
+"""Most characters that a trained vocabulary spells words with."""
 
 
-def train_wordpiece(texts: Iterator[str], size: int) -> Tokenizer:
-    """An uncased BERT tokenizer with a vocabulary of at most `size` pieces of these texts."""
-    tokenizer = _bert(models.WordPiece(unk_token="[UNK]"), lowercase=True)
-    tokenizer.train_from_iterator(
-        texts,
+def train_wordpiece(texts: Sequence[str], size: int) -> Tokenizer:
+    """An uncased BERT tokenizer with a vocabulary of at most `size` pieces of these texts.
+
+    The same texts give the same vocabulary. Left alone the library numbers the pieces of one
+    character in the order of a hash table, and breaks ties between pairs by these numbers; so
+    all of them are given to it first, in a fixed order.
+    """
+    draft = _bert(models.WordPiece(unk_token="[UNK]"), lowercase=True)
+    alphabet = _alphabet(texts, draft)
+    first = [*SPECIAL, *alphabet, *(f"##{character}" for character in alphabet)]
+    draft.train_from_iterator(
+        iter(texts),
         trainers.WordPieceTrainer(
             vocab_size=size,
             min_frequency=2,
-            limit_alphabet=1000,
-            special_tokens=list(SPECIAL),
+            initial_alphabet=alphabet,
+            limit_alphabet=len(alphabet),
+            special_tokens=first,
             show_progress=False,
         ),
     )
-    return _framed(tokenizer)
+    # A fresh tokenizer, in which single characters are no special tokens.
+    vocabulary = draft.get_vocab(with_added_tokens=False)
+    return _framed(_bert(models.WordPiece(vocabulary, unk_token="[UNK]"), lowercase=True))
+
+
+def _alphabet(texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
+    """The most frequent characters of the texts as the tokenizer sees them, in order."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(tokenizer.normalizer.normalize_str(text))
+    characters = (character for character in counts if not character.isspace())
+    return sorted(sorted(characters, key=lambda one: (-counts[one], one))[:_ALPHABET])
 
 
 def load(folder: Path) -> Tokenizer:
@@ -68,5 +90,6 @@ def _framed(tokenizer: Tokenizer) -> Tokenizer:
         if number is None:
             raise BadSpecError(f"the vocabulary has no {token}; use the vocabulary of a BERT")
         ends[token] = number
+    tokenizer.add_special_tokens([token for token in SPECIAL if tokenizer.token_to_id(token) is not None])
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", ends["[SEP]"]), ("[CLS]", ends["[CLS]"]))
     return tokenizer

@@ -32,6 +32,9 @@ class Preset:
 
     name: str
 
+    def __str__(self) -> str:
+        return self.name
+
     def config(self, vocabulary_size: int) -> dict[str, Any]:
         """Fields of a `BertConfig`."""
         layers, hidden = PRESETS[self.name]
@@ -50,6 +53,9 @@ class Folder:
     """A model with weights and tokenizer on disk."""
 
     path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
 
     def config(self) -> dict[str, Any]:
         """Fields of the folder's `BertConfig`.

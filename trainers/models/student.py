@@ -112,7 +112,7 @@ def build(
         config._attn_implementation = ATTENTION
         bert = BertForSequenceClassification(config).float()
     except (TypeError, ValueError) as error:
-        raise BadSpecError(f"the model's configuration is not usable: {error}") from None
+        raise BadSpecError(f"{origin}: the model's configuration is not usable ({error})") from None
     if config.vocab_size < vocabulary_size:
         raise BadSpecError(
             f"the tokenizer has {vocabulary_size} pieces, but the model {config.vocab_size}; "

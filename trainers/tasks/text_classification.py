@@ -109,7 +109,7 @@ class TextClassification(Task):
         def build(folder: Path) -> None:
             train = texts.selected()["train"][0]
             report(f"training a WordPiece vocabulary on {len(train)} texts")
-            tokenizers.train_wordpiece(iter(train), VOCABULARY_SIZE).save(str(folder / tokenizers.FILE))
+            tokenizers.train_wordpiece(train, VOCABULARY_SIZE).save(str(folder / tokenizers.FILE))
 
         key = digest_of([_LAYOUT, texts.identity, VOCABULARY_SIZE])
         return cached_folder(cache / "vocabularies", key, build) / tokenizers.FILE

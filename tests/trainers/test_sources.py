@@ -1,0 +1,254 @@
+"""Datasets on disk and on the hub: every layout, every named failure."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from trainers.config import Task, Workspace
+from trainers.data.sources import open_source
+from trainers.entrypoint import train
+from trainers.errors import BadDataError, BadSpecError
+from trainers.reporting import NeverStop, NullSink
+
+ROWS = [("A fine cup.", "pos"), ("A dull\u0085cup.", "neg")]
+
+
+@pytest.fixture
+def open_at(tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+
+    def opened(path: str | None = "set", **workspace):
+        return open_source(
+            Task(name="imdb", path=path),
+            Workspace(
+                checkpoints="unused", cache=str(tmp_path / "cache"), data_roots=(str(root),), **workspace
+            ),
+            hub_id="stanfordnlp/imdb",
+        )
+
+    opened.folder = root / "set"
+    return opened
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def json_lines(rows) -> str:
+    return "".join(
+        json.dumps({"text": text, "label": label}, ensure_ascii=False) + "\n" for text, label in rows
+    )
+
+
+def rows_of(source, part="train"):
+    return [(row.text, row.label) for row in source.rows(part)]
+
+
+def test_json_lines_split_on_newline_only(open_at):
+    write(open_at.folder / "train.jsonl", json_lines(ROWS))
+    assert rows_of(open_at()) == ROWS
+
+
+def test_test_part_becomes_validation(open_at):
+    write(open_at.folder / "train.jsonl", json_lines(ROWS))
+    write(open_at.folder / "test.jsonl", json_lines(ROWS[:1]))
+    assert rows_of(open_at(), "validation") == ROWS[:1]
+
+
+def test_single_file(open_at):
+    write(open_at.folder.with_suffix(".jsonl"), json_lines(ROWS))
+    source = open_at("set.jsonl")
+    assert (list(source.parts), rows_of(source)) == (["train"], ROWS)
+
+
+def test_csv_with_quoted_lines_and_columns_in_any_order(open_at):
+    file = open_at.folder / "train.csv"
+    file.parent.mkdir()
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerows([("label", "id", "text"), ("1", "x", 'Two\nlines, "quoted"'), ("0", "y", "Plain")])
+    assert rows_of(open_at()) == [('Two\nlines, "quoted"', "1"), ("Plain", "0")]
+
+
+def test_corpus_layout(open_at):
+    for part in ("train", "test"):
+        write(open_at.folder / part / "pos" / "0_9.txt", "Good.")
+        write(open_at.folder / part / "neg" / "0_2.txt", "Bad.")
+    source = open_at()
+    assert rows_of(source) == rows_of(source, "validation") == [("Bad.", "neg"), ("Good.", "pos")]
+
+
+def test_corpus_layout_below_its_archive_folder(open_at):
+    write(open_at.folder / "aclImdb" / "train" / "pos" / "1_8.txt", "Good.")
+    write(open_at.folder / "aclImdb" / "train" / "neg" / "1_1.txt", "Bad.")
+    assert len(rows_of(open_at())) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "x", "label": }', r"train\.jsonl, line 2: not a JSON object"),
+        ("[1, 2]", r"train\.jsonl, line 2: a JSON list, not an object"),
+        ("[" * 100_000, r"train\.jsonl, line 2: not a JSON object"),
+        ('{"label": 1}', r"train\.jsonl, line 2, field text: missing"),
+        ('{"text": "x"}', r"train\.jsonl, line 2, field label: missing"),
+        ('{"text": 7, "label": 1}', r"train\.jsonl, line 2, field text: a int, not a text"),
+        ('{"text": "  ", "label": 1}', r"train\.jsonl, line 2, field text: empty"),
+        ('{"text": "\\ud800", "label": 1}', r"train\.jsonl, line 2, field text: holds half of a surrogate"),
+        ('{"text": "x", "label": [1]}', r"train\.jsonl, line 2, field label: \[1\] is neither"),
+    ],
+)
+def test_malformed_json_row_names_file_line_and_field(open_at, line, message):
+    write(open_at.folder / "train.jsonl", json_lines(ROWS[:1]) + line + "\n")
+    with pytest.raises(BadDataError, match=message):
+        rows_of(open_at())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("text,score\na,1\n", r"train\.csv, line 1, field label: no such column \(found: text, score\)"),
+        ("text,label\na\n", r"train\.csv, line 2: 1 fields, but the header has 2"),
+        ('text,label\nfine,1\n"never closed,1\n', r"train\.csv, line \d: not a CSV row"),
+        ("text,label\n,1\n", r"train\.csv, line 2, field text: empty"),
+    ],
+)
+def test_malformed_csv_names_file_line_and_field(open_at, content, message):
+    write(open_at.folder / "train.csv", content)
+    with pytest.raises(BadDataError, match=message):
+        rows_of(open_at())
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.csv", "train/pos/0_1.txt"])
+def test_bad_utf8_names_file_and_line(open_at, name):
+    good = b"text,label\n" if name.endswith("csv") else b'{"text": "a", "label": 1}\n'
+    write(open_at.folder / name, good + b"caf\xe9,1\n")
+    with pytest.raises(BadDataError, match=r", line 2: byte 0xe9 is not UTF-8"):
+        rows_of(open_at())
+
+
+@pytest.mark.parametrize("text", ["../outside", "/etc/passwd", "set/../../outside"])
+def test_path_outside_the_roots_is_refused(open_at, text):
+    (open_at.folder.parent.parent / "outside").mkdir()
+    with pytest.raises(BadDataError, match="lies outside the allowed folders"):
+        open_at(text)
+
+
+def test_link_out_of_the_roots_is_refused(open_at, tmp_path):
+    write(tmp_path / "outside" / "train.jsonl", json_lines(ROWS))
+    open_at.folder.symlink_to(tmp_path / "outside")
+    with pytest.raises(BadDataError, match="lies outside the allowed folders"):
+        open_at()
+
+
+def test_missing_path_is_said(open_at):
+    with pytest.raises(BadDataError, match="'nowhere' does not exist under"):
+        open_at("nowhere")
+
+
+def test_path_with_a_nul_is_said(open_at):
+    with pytest.raises(BadDataError, match="cannot be read"):
+        open_at("a\0b")
+
+
+def test_empty_folder_is_said(open_at):
+    open_at.folder.mkdir()
+    with pytest.raises(BadDataError, match="the dataset folder is empty"):
+        open_at()
+
+
+def test_folder_without_a_dataset_is_said(open_at):
+    write(open_at.folder / "notes.md", "hello")
+    with pytest.raises(BadDataError, match=r"no dataset found; expected train\.jsonl or train\.csv"):
+        open_at()
+
+
+def test_empty_file_is_said(open_at):
+    write(open_at.folder / "train.jsonl", "")
+    with pytest.raises(BadDataError, match=r"train\.jsonl: the dataset is empty"):
+        open_at()
+
+
+def test_unknown_format_is_said(open_at):
+    write(open_at.folder.with_suffix(".parquet"), "x")
+    with pytest.raises(BadDataError, match=r"unknown format '\.parquet'"):
+        open_at("set.parquet")
+
+
+def test_unknown_label_names_line_and_choices(configure, tmp_path):
+    write(tmp_path / "d" / "set" / "train.jsonl", json_lines([*ROWS, ("Odd.", "neutral")]))
+    config = configure(task__path="set", workspace__data_roots=(str(tmp_path / "d"),))
+    with pytest.raises(
+        BadDataError, match=r"line 3, field label: unknown label 'neutral'; use one of neg, pos"
+    ):
+        train(config, NullSink(), NeverStop())
+
+
+def test_unknown_hub_dataset_offline_is_said(open_at):
+    with pytest.raises(BadDataError, match=r"hub dataset 'nobody/nothing' cannot be loaded .*offline"):
+        list(open_at("hub:nobody/nothing", offline=True).parts)
+
+
+def test_more_examples_than_there_are_is_said(configure):
+    config = configure(task__train_examples=91)
+    with pytest.raises(BadDataError, match="train_examples asks for 91, but the train part has 90"):
+        train(config, NullSink(), NeverStop())
+
+
+def test_model_folder_without_weights_is_said(configure, tmp_path):
+    write(tmp_path / "models" / "bare" / "config.json", '{"model_type": "bert"}')
+    config = configure(model__student="bare", workspace__model_roots=(str(tmp_path / "models"),))
+    with pytest.raises(BadSpecError, match=r"bare: the model folder has no weights \(model\.safetensors"):
+        train(config, NullSink(), NeverStop())
+
+
+def test_model_outside_the_roots_is_said(configure, tmp_path):
+    config = configure(model__student="/etc", workspace__model_roots=(str(tmp_path),))
+    with pytest.raises(BadSpecError, match=r"'/etc' is no preset .* lies outside the allowed folders"):
+        train(config, NullSink(), NeverStop())
+
+
+def test_model_that_is_no_bert_is_said(configure, tmp_path):
+    folder = tmp_path / "models" / "other"
+    write(folder / "config.json", '{"model_type": "gpt2"}')
+    write(folder / "model.safetensors", "x")
+    write(folder / "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    config = configure(model__student="other", workspace__model_roots=(str(tmp_path / "models"),))
+    with pytest.raises(BadSpecError, match="model_type is 'gpt2'; only bert models"):
+        train(config, NullSink(), NeverStop())
+
+
+def test_damaged_weights_are_said(configure, tmp_path):
+    folder = tmp_path / "models" / "torn"
+    write(
+        folder / "config.json",
+        '{"model_type": "bert", "vocab_size": 6, "hidden_size": 12, "num_hidden_layers": 1}',
+    )
+    write(folder / "model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00garbage")
+    write(folder / "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    config = configure(model__student="torn", workspace__model_roots=(str(tmp_path / "models"),))
+    with pytest.raises(BadSpecError, match=r"torn/model\.safetensors: the weights cannot be read"):
+        train(config, NullSink(), NeverStop())
+
+
+def test_unknown_hub_model_offline_is_said(configure):
+    config = configure(model__student="hub:nobody/nothing", workspace__offline=True)
+    with pytest.raises(BadSpecError, match=r"hub model 'nobody/nothing' cannot be loaded .*offline"):
+        train(config, NullSink(), NeverStop())
+
+
+def test_real_reviews_have_both_labels(real_data, tmp_path):
+    source = open_source(
+        Task(name="imdb", path="imdb"),
+        Workspace(checkpoints="unused", cache=str(tmp_path), data_roots=(str(real_data),)),
+        hub_id="unused",
+    )
+    labels = [row.label for row in source.rows("train")]
+    assert (labels.count("neg"), labels.count("pos")) == (12_500, 12_500)
