@@ -48,14 +48,23 @@ def test_what_fits(wanted: dict[str, Any], nodes: list[dict[str, float]]) -> Non
 @pytest.mark.parametrize(
     ("wanted", "nodes", "said"),
     [
-        ({"resources": {"cpus_per_worker": 4}}, [{"CPU": 2.0}], "no node has 4 CPUs (the most is 2 CPUs); lower"),
-        ({"hardware": "V100"}, [GPU], "no node has hardware V100 (Ray resource accelerator_type:V100); it has A100"),
+        (
+            {"resources": {"cpus_per_worker": 4}}, [{"CPU": 2.0}],
+            "no node has 4 CPUs (the most is 2 CPUs); lower",
+        ),
+        (
+            {"hardware": "V100"}, [GPU],
+            "no node has hardware V100 (Ray resource accelerator_type:V100); it has A100",
+        ),
         ({"hardware": "V100"}, [{"CPU": 2.0}], "it has no accelerator at all"),
         (
             {"parallel": {"strategy": "ddp", "workers": 4}}, [{"CPU": 2.0}, {"CPU": 1.0}],
             "4 workers of 1 CPU are wanted, and the cluster has room for 3 at a time; lower parallel.workers",
         ),
-        ({"resources": {"memory_gib_per_worker": 65}}, [GPU], "no node has 65 GiB memory (the most is 64 GiB memory)"),
+        (
+            {"resources": {"memory_gib_per_worker": 65}}, [GPU],
+            "no node has 65 GiB memory (the most is 64 GiB memory)",
+        ),
         (
             {"resources": {"cpus_per_worker": 4, "memory_gib_per_worker": 8}},
             [{"CPU": 4.0}, {"CPU": 1.0, "memory": 9.0 * 2**30}],

@@ -28,6 +28,7 @@ from service.filters import (
 
 NAMES = {"precision": Kind.text, "accuracy": Kind.number, "seed": Kind.number}
 PRECISION, ACCURACY = Name("precision", Kind.text), Name("accuracy", Kind.number)
+SEED = Name("seed", Kind.number)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ PRECISION, ACCURACY = Name("precision", Kind.text), Name("accuracy", Kind.number
             "accuracy > 1 and (seed = 1 or seed = 2)",
             All((
                 Comparison(ACCURACY, ">", 1),
-                Any((Comparison(Name("seed", Kind.number), "=", 1), Comparison(Name("seed", Kind.number), "=", 2))),
+                Any((Comparison(SEED, "=", 1), Comparison(SEED, "=", 2))),
             )),
         ),
         ("", None),
