@@ -57,7 +57,7 @@ def kernel_resources(architectures: tuple[str, ...] = build.ARCHITECTURES) -> li
     nvcc = build.nvcc()
     _, release = build.toolkit(nvcc)
     digest = hashlib.sha256(release.encode())
-    for path in sorted(build.SOURCES.iterdir()):
+    for path in sorted((*build.SOURCES.glob("adan_cuda*.cu*"), *build.SOURCES.glob("adan_*.h"))):
         digest.update(path.read_bytes())
     folder = build.cache_folder() / f"resources-{digest.hexdigest()[:20]}"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

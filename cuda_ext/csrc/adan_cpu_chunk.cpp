@@ -92,11 +92,8 @@ UpdateFloats choose(const ChunkWork& work) {
   return kTable[work.first][work.write_g_prev][work.noise != nullptr];
 }
 
+// Between 16-bit storage and fp32.
 void widen(const void* from, Storage storage, int64_t begin, int64_t count, float* __restrict to) {
-  if (storage == Storage::kFloat32) {
-    memcpy(to, static_cast<const float*>(from) + begin, count * sizeof(float));
-    return;
-  }
   const uint16_t* __restrict stored = static_cast<const uint16_t*>(from) + begin;
   if (storage == Storage::kBFloat16) {
     for (int64_t i = 0; i < count; ++i) to[i] = bfloat16_to_float(stored[i]);
@@ -106,10 +103,6 @@ void widen(const void* from, Storage storage, int64_t begin, int64_t count, floa
 }
 
 void narrow(const float* __restrict from, Storage storage, int64_t begin, int64_t count, void* to) {
-  if (storage == Storage::kFloat32) {
-    memcpy(static_cast<float*>(to) + begin, from, count * sizeof(float));
-    return;
-  }
   uint16_t* __restrict stored = static_cast<uint16_t*>(to) + begin;
   if (storage == Storage::kBFloat16) {
     for (int64_t i = 0; i < count; ++i) stored[i] = float_to_bfloat16(from[i]);
@@ -118,50 +111,66 @@ void narrow(const float* __restrict from, Storage storage, int64_t begin, int64_
   }
 }
 
-void load_theta(const ChunkWork& work, int64_t begin, int64_t count, float* __restrict theta) {
-  const AdanTensor& t = *work.tensor;
-  if (work.master == Master::kFull) {
-    widen(t.master, Storage::kFloat32, begin, count, theta);
-  } else if (work.master == Master::kSplit) {
-    const uint16_t* __restrict upper = static_cast<const uint16_t*>(t.param) + begin;
-    const int16_t* __restrict remainder = static_cast<const int16_t*>(t.master) + begin;
-    for (int64_t i = 0; i < count; ++i) theta[i] = join_split(upper[i], remainder[i]);
-  } else {
-    widen(t.param, work.storage, begin, count, theta);
+// Where a block of fp32 values is worked on: in place when memory holds fp32, otherwise in a stage that is filled
+// from 16-bit storage and emptied into it again.
+struct Block {
+  float* values;
+  bool staged;
+
+  Block(void* memory, Storage storage, int64_t begin, float* stage)
+      : values(storage == Storage::kFloat32 ? static_cast<float*>(memory) + begin : stage),
+        staged(storage != Storage::kFloat32) {}
+};
+
+void split_theta(const float* __restrict theta, int64_t count, uint16_t* __restrict upper,
+                 int16_t* __restrict remainder) {
+  for (int64_t i = 0; i < count; ++i) {
+    upper[i] = split_upper(theta[i]);
+    remainder[i] = split_remainder(theta[i]);
   }
 }
 
-void store_theta(const ChunkWork& work, int64_t begin, int64_t count, const float* __restrict theta) {
-  const AdanTensor& t = *work.tensor;
-  if (work.master == Master::kSplit) {
-    uint16_t* __restrict upper = static_cast<uint16_t*>(t.param) + begin;
-    int16_t* __restrict remainder = static_cast<int16_t*>(t.master) + begin;
-    for (int64_t i = 0; i < count; ++i) {
-      upper[i] = split_upper(theta[i]);
-      remainder[i] = split_remainder(theta[i]);
-    }
-    return;
-  }
-  if (work.master == Master::kFull) narrow(theta, Storage::kFloat32, begin, count, t.master);
-  narrow(theta, work.storage, begin, count, t.param);
+void join_theta(float* __restrict theta, int64_t count, const uint16_t* __restrict upper,
+                const int16_t* __restrict remainder) {
+  for (int64_t i = 0; i < count; ++i) theta[i] = join_split(upper[i], remainder[i]);
 }
 
 void update_staged(const ChunkWork& work, UpdateFloats update) {
   const AdanTensor& t = *work.tensor;
   const Storage moments = work.bfloat16_moments ? Storage::kBFloat16 : Storage::kFloat32;
-  alignas(64) float theta[kStage], gradient[kStage], m[kStage], v[kStage], g_prev[kStage];
+  const bool full = work.master == Master::kFull, split = work.master == Master::kSplit;
+  alignas(64) float theta_stage[kStage], gradient_stage[kStage], m_stage[kStage], v_stage[kStage],
+      g_prev_stage[kStage];
   for (int64_t begin = work.begin; begin < work.end; begin += kStage) {
     const int64_t count = work.end - begin < kStage ? work.end - begin : kStage;
-    load_theta(work, begin, count, theta);
-    widen(t.grad, work.storage, begin, count, gradient);
-    widen(t.m, moments, begin, count, m);
-    widen(t.v, moments, begin, count, v);
-    if (!work.first) widen(t.g_prev, work.storage, begin, count, g_prev);
-    update(count, theta, gradient, m, v, t.n + begin, g_prev, work.scalars, work.noise);
-    store_theta(work, begin, count, theta);
-    narrow(m, moments, begin, count, t.m);
-    narrow(v, moments, begin, count, t.v);
-    if (work.write_g_prev) narrow(g_prev, work.storage, begin, count, t.g_prev);
+    const Block theta(full ? t.master : t.param, full ? Storage::kFloat32 : work.storage, begin, theta_stage);
+    const Block gradient(const_cast<void*>(t.grad), work.storage, begin, gradient_stage);
+    const Block m(t.m, moments, begin, m_stage), v(t.v, moments, begin, v_stage);
+    const Block g_prev(t.g_prev, work.storage, begin, g_prev_stage);
+    uint16_t* const upper = static_cast<uint16_t*>(t.param) + begin;
+    int16_t* const remainder = static_cast<int16_t*>(t.master) + begin;  // used when the master is split
+
+    if (split) {
+      join_theta(theta.values, count, upper, remainder);
+    } else if (theta.staged) {
+      widen(t.param, work.storage, begin, count, theta.values);
+    }
+    if (gradient.staged) widen(t.grad, work.storage, begin, count, gradient.values);
+    if (m.staged) widen(t.m, moments, begin, count, m.values);
+    if (v.staged) widen(t.v, moments, begin, count, v.values);
+    if (g_prev.staged && !work.first) widen(t.g_prev, work.storage, begin, count, g_prev.values);
+
+    update(count, theta.values, gradient.values, m.values, v.values, t.n + begin, g_prev.values, work.scalars,
+           work.noise);
+
+    if (split) {
+      split_theta(theta.values, count, upper, remainder);
+    } else if (work.storage != Storage::kFloat32) {
+      narrow(theta.values, work.storage, begin, count, t.param);
+    }
+    if (m.staged) narrow(m.values, moments, begin, count, t.m);
+    if (v.staged) narrow(v.values, moments, begin, count, t.v);
+    if (g_prev.staged && work.write_g_prev) narrow(g_prev.values, work.storage, begin, count, t.g_prev);
   }
 }
 
