@@ -9,6 +9,7 @@ thread. It may die at any time: the next driver finds everything in the database
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import shutil
@@ -159,6 +160,8 @@ class Driver:
         _, canonical = self._store.experiment_spec(self._id)
         spec = ExperimentSpec.model_validate_json(canonical)
         exchange = ExchangeClient.start(self._settings_path, self._id, self._attempt)
+        # Takes about as long as the actor does to start.
+        importlib.import_module("ray.tune")
         # What an earlier attempt has acknowledged must arrive before its runs get new attempts.
         if not exchange.wait_until_caught_up(_CATCH_UP_S):
             raise TimeoutError("points of an earlier attempt could not be brought into the database")

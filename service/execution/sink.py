@@ -25,6 +25,10 @@ POLL_S = 0.4
 """Longest time between two reports: a request to stop is heard of after at most this."""
 GATHER_S = 0.15
 """Shortest time between two reports: rows are sent together."""
+SAVING_S = 2.0
+"""Longest wait before a checkpoint for the rows that lead to it. A worker that is killed just
+after a checkpoint resumes behind those steps: rows still in its memory would leave a gap for good.
+Saving is the one place where the loop stands still anyway."""
 _RESEND_S = 0.5
 
 
@@ -108,6 +112,8 @@ class RecorderSink:
         """See `Sink.progress`; only the newest is sent."""
         row = ProgressRow(self._run_id, self._attempt, step, total_steps, phase)
         self._add(lambda: setattr(self, "_progress", row))
+        if phase == "saving" and self._rank == 0 and not self.flush(SAVING_S):
+            logger.warning("a checkpoint is written before the recorder has the points that lead to it")
 
     def measurement(self, measurement: Measurement) -> None:
         """See `Sink.measurement`."""

@@ -128,6 +128,13 @@ def test_all_kinds_of_rows_are_sent(sink: RecorderSink, receiver: Receiver) -> N
     assert [row.provenance for batch in rows for row in batch.measurements] == ["counter"]
 
 
+def test_no_checkpoint_is_ahead_of_the_points_that_lead_to_it(sink: RecorderSink, receiver: Receiver) -> None:
+    for step in range(40):
+        sink.points([Point("loss", step, 0.5)])
+    sink.progress(step=39, total_steps=100, phase="saving")
+    assert receiver.steps() == list(range(40))
+
+
 def test_other_ranks_report_nothing_and_hear_stops(receiver: Receiver) -> None:
     receiver.answer = Answer(stop=StopReason.cancel)
     sink = RecorderSink(receiver, 7, 2, rank=1)

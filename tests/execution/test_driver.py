@@ -1,0 +1,122 @@
+"""The driver's heartbeat, its settings file, and what it does about an error of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from service.execution import driver, driver_settings
+from service.execution.driver import Heartbeat
+from service.queue import Queue
+from service.settings import Settings
+from service.states import ExperimentState
+from service.store import Requests, StaleAttempt, Store, StoreUnavailable
+from tests.execution.conftest import Submit
+
+NOTHING = Requests(False, False, frozenset())
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "BEAT_S", 0.01)
+
+
+def beating(*answers: Requests | Exception) -> Callable[[], Requests]:
+    """Answers in turn; the last one for good."""
+    left = list(answers)
+
+    def beat() -> Requests:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return beat
+
+
+def test_requests_are_passed_on() -> None:
+    heard: list[Requests] = []
+    told = threading.Event()
+
+    def hear(requests: Requests) -> None:
+        heard.append(requests)
+        told.set()
+
+    cancel = Requests(True, False, frozenset())
+    heartbeat = Heartbeat(beating(NOTHING, cancel), hear, lambda: None)
+    heartbeat.start()
+    assert told.wait(5)
+    heartbeat.stop()
+    assert heard[0] == cancel
+
+
+def test_a_request_that_could_not_be_passed_on_is_passed_on_later() -> None:
+    tries: list[int] = []
+    told = threading.Event()
+
+    def hear(requests: Requests) -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise ConnectionError("the exchange starts anew")
+        told.set()
+
+    heartbeat = Heartbeat(beating(Requests(False, True, frozenset())), hear, lambda: None)
+    heartbeat.start()
+    assert told.wait(5)
+    heartbeat.stop()
+
+
+def test_a_database_that_is_away_does_not_end_the_heartbeat() -> None:
+    told = threading.Event()
+    heartbeat = Heartbeat(
+        beating(StoreUnavailable("locked"), OSError("odd"), Requests(True, False, frozenset())),
+        lambda requests: told.set(),
+        lambda: None,
+    )
+    heartbeat.start()
+    assert told.wait(5)
+    heartbeat.stop()
+
+
+def test_a_stale_attempt_is_called_off() -> None:
+    lost = threading.Event()
+    heartbeat = Heartbeat(beating(StaleAttempt("over")), lambda requests: None, lost.set)
+    heartbeat.start()
+    assert lost.wait(5)
+    heartbeat.stop()
+
+
+def test_settings_reach_the_driver_whole_and_private(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, database_url="postgresql://u:secret@h/d", offline=True)
+    path = driver_settings.write(settings)
+    assert path.stat().st_mode & 0o077 == 0
+    read = driver_settings.read(path)
+    assert read.resolved_database_url() == "postgresql://u:secret@h/d"
+    assert read.offline
+    assert read.roots("data") == settings.roots("data")
+    assert driver_settings.write(settings) == path
+
+
+def test_settings_do_not_depend_on_the_readers_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = driver_settings.write(Settings(data_dir=tmp_path))
+    monkeypatch.setenv("STILLHOUSE_DATABASE_URL", "postgresql://elsewhere/d")
+    assert driver_settings.read(path).resolved_database_url() == f"sqlite:///{tmp_path / 'stillhouse.db'}"
+
+
+def test_an_error_of_the_driver_is_tried_again_and_then_fails(
+    store: Store, queue: Queue, submit: Submit, clock: Callable[[], float]
+) -> None:
+    experiment = submit(max_restarts=1)
+    for attempt, state in ((1, ExperimentState.queued), (2, ExperimentState.failed)):
+        clock.forward(10)  # type: ignore[attr-defined]
+        assert queue.claim("s", lease_s=60)
+        driver._fail(store, experiment.id, attempt, KeyError("odd"))
+        found = store.experiment(experiment.id)
+        assert found.state is state
+        assert found.failure_class == "bug"
+        assert "KeyError" in (found.failure_message or "")
