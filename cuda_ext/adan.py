@@ -32,6 +32,21 @@ _STEPS: dict[str, Callable[[list[Batch], StepInputs], None]] = {
     "single_fused": fused.single,
     "multi_fused": fused.multi,
 }
+_SETTINGS = (
+    "requested_implementation",
+    "fallback_reason",
+    "max_grad_norm",
+    "master_weights",
+    "moments_dtype",
+    "capturable",
+    "keep_gradient",
+    "_implementation",
+    "_device_types",
+    "_relayout",
+    "_collect_noise",
+    "_noise",
+    "_step_supports_amp_scaling",
+)
 _FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -134,6 +149,11 @@ class Adan(torch.optim.Optimizer):
             "maximize": maximize,
         }
         super().__init__(params, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: the base class keeps groups and state only."""
+        kept: dict[str, Any] = super().__getstate__()
+        return {**kept, **{name: value for name, value in vars(self).items() if name in _SETTINGS}}
 
     @property
     def implementation(self) -> str:
@@ -266,6 +286,9 @@ class Adan(torch.optim.Optimizer):
                         f"a gradient is {grad.dtype} on {grad.device} and its parameter {param.dtype} on "
                         f"{param.device}; convert one of them"
                     )
+                if param.device.type not in self._device_types:
+                    self._choose_implementation()  # the model was moved after the optimizer was made
+                    return self._collect()
                 state = self.state[param]
                 keeps = may_keep and not group["maximize"] and _owns_memory(grad)
                 if not state or "step" not in state:

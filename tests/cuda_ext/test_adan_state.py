@@ -270,6 +270,25 @@ def test_a_learning_rate_tensor_is_read_at_every_step(implementation: str) -> No
     assert float(param.detach().max()) < -0.1
 
 
+def test_a_copied_or_pickled_optimizer_continues(implementation: str) -> None:
+    model = model_of()
+    optimizer = Adan(model.parameters(), implementation=implementation, max_grad_norm=0.5)
+    train(model, optimizer, range(2))
+    twin_model, twin = copy.deepcopy((model, optimizer))
+    file = io.BytesIO()
+    torch.save((model, optimizer), file)
+    file.seek(0)
+    third_model, third = torch.load(file, weights_only=False)
+    for each, step in ((model, optimizer), (twin_model, twin), (third_model, third)):
+        train(each, step, range(2, 4))
+        assert step.implementation == implementation
+    for first, second, other in zip(
+        model.parameters(), twin_model.parameters(), third_model.parameters(), strict=True
+    ):
+        assert torch.equal(first, second)
+        assert torch.equal(first, other)
+
+
 def test_a_scheduler_changes_the_rate(implementation: str) -> None:
     param = torch.nn.Parameter(torch.zeros(5))
     optimizer = Adan([param], lr=1.0, implementation=implementation)
