@@ -66,6 +66,10 @@ def assemble(
     ).to(device)
     arithmetic.prepare(model)
     built = build_optimizer(config.optimizer, model)
+    if built.fallback is not None:
+        sink.log(
+            "warning", f"optimizer.implementation: {built.implementation} runs, because {built.fallback}"
+        )
     # A GPU's matrix units want widths of 8; on CPU every column of padding costs time.
     multiple = 8 if device.type == "cuda" else 1
     batches = TrainingBatches(
@@ -108,6 +112,8 @@ def assemble(
             "data": dict(data.identity),
             "config": json.loads(config.model_dump_json()),
             "optimizer_implementation": built.implementation,
+            "optimizer_library": built.library,
+            "optimizer_parity": built.parity,
             "precision_implementation": arithmetic.name,
             "strategy": replica.name,
             "attention": student.ATTENTION,

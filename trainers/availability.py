@@ -16,7 +16,13 @@ AVAILABLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "distillation": (),
         "precision": ("fp32", "bf16"),
         "optimizer.implementation[adamw]": ("auto", "single_unfused", "multi_unfused", "multi_fused"),
-        "optimizer.implementation[adan]": ("auto", "single_unfused", "multi_unfused"),
+        "optimizer.implementation[adan]": (
+            "auto",
+            "single_unfused",
+            "multi_unfused",
+            "single_fused",
+            "multi_fused",
+        ),
         "parallel.strategy": ("single", "ddp"),
         "search.name": ("grid", "random"),
     }

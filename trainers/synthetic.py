@@ -54,9 +54,9 @@ def write_corpus(folder: Path, *, train: int, test: int, seed: int) -> None:
 def _review(rng: random.Random, *, label: int) -> str:
     """A review whose opinions lean to its label by at least one."""
     sentences = [rng.choice(_OPENINGS).format(thing=rng.choice(_THINGS))]
-    opinions = [label] * rng.choice((2, 2, 3)) + ([1 - label] if rng.random() < 0.1 else [])
+    opinions = [label] * rng.choice((3, 3, 4)) + ([1 - label] if rng.random() < 0.1 else [])
     sentences += [_opinion(rng, positive=bool(opinion)) for opinion in opinions]
-    sentences += [rng.choice(_FILLER).format(day=rng.choice(_DAYS)) for _ in range(rng.randrange(3))]
+    sentences += [rng.choice(_FILLER).format(day=rng.choice(_DAYS)) for _ in range(rng.randrange(2))]
     body = sentences[1:]
     rng.shuffle(body)
     return " ".join([sentences[0], *body])

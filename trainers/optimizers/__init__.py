@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+import cuda_ext
 from trainers.config import Implementation, Optimizer, OptimizerName
 from trainers.errors import BadSpecError
-from trainers.optimizers.adan import Adan
 
 _ADAMW_BETAS = (0.9, 0.999)
 _ADAN_BETAS = (0.98, 0.92, 0.99)
@@ -22,10 +24,22 @@ _ADAMW_FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An optimizer and the name of the implementation that really runs, for the record."""
+    """An optimizer and what really runs, for the record.
+
+    Attributes:
+        optimizer: over the model's parameters.
+        implementation: name of the implementation that runs.
+        library: where it comes from.
+        fallback: why that is not the one asked for; None when it is.
+        parity: the same implementation's first steps beside the float64 reference, when our own
+            kernels run: the evidence for their speed.
+    """
 
     optimizer: torch.optim.Optimizer
     implementation: str
+    library: str
+    fallback: str | None = None
+    parity: Mapping[str, object] | None = None
 
 
 def build(config: Optimizer, model: nn.Module) -> Built:
@@ -36,6 +50,7 @@ def build(config: Optimizer, model: nn.Module) -> Built:
     Raises:
         BadSpecError: the implementation does not exist for the update rule.
     """
+    # Clipping stays with the loop: it reports the norm, and all workers agree on it first.
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
@@ -43,7 +58,7 @@ def build(config: Optimizer, model: nn.Module) -> Built:
     ]
     if config.name is OptimizerName.adamw:
         return _adamw(config, groups)
-    return _adan(config, groups)
+    return _adan(config, groups, parameters[0].device)
 
 
 def _adamw(config: Optimizer, groups: list[dict[str, object]]) -> Built:
@@ -61,27 +76,35 @@ def _adamw(config: Optimizer, groups: list[dict[str, object]]) -> Built:
         foreach=_ADAMW_FLAGS[choice]["foreach"],
         fused=_ADAMW_FLAGS[choice]["fused"],
     )
-    return Built(optimizer, f"torch.AdamW/{choice.value}")
+    return Built(optimizer, choice.value, "torch.optim.AdamW")
 
 
-def _adan(config: Optimizer, groups: list[dict[str, object]]) -> Built:
-    choice = (
-        Implementation.multi_unfused
-        if config.implementation is Implementation.auto
-        else config.implementation
-    )
-    if choice not in (Implementation.single_unfused, Implementation.multi_unfused):
-        raise _unknown(config, choice)
+def _adan(config: Optimizer, groups: list[dict[str, object]], device: torch.device) -> Built:
     first, second, third = config.betas or _ADAN_BETAS
-    optimizer = Adan(
-        groups,
+    with warnings.catch_warnings():
+        # The reason of a fallback goes to the run's log and record instead.
+        warnings.filterwarnings("ignore", message="Adan runs", category=RuntimeWarning)
+        optimizer = cuda_ext.Adan(
+            groups,
+            lr=config.learning_rate,
+            betas=(first, second, third),
+            eps=config.eps,
+            no_prox=config.no_prox,
+            implementation=config.implementation.value,
+        )
+    built = Built(optimizer, optimizer.implementation, "cuda_ext.Adan", optimizer.fallback_reason)
+    if not optimizer.implementation.endswith("_fused"):
+        return built
+    evidence = cuda_ext.parity(
+        optimizer.implementation,
+        device=device,
         lr=config.learning_rate,
         betas=(first, second, third),
         eps=config.eps,
+        weight_decay=config.weight_decay,
         no_prox=config.no_prox,
-        foreach=choice is Implementation.multi_unfused,
     )
-    return Built(optimizer, f"trainers.Adan/{choice.value}")
+    return replace(built, parity=evidence.as_dict())
 
 
 def _unknown(config: Optimizer, choice: Implementation) -> BadSpecError:
