@@ -6,6 +6,7 @@ doctor is the one command that must still answer.
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import shutil
@@ -19,7 +20,7 @@ from importlib import metadata
 
 from service.settings import Settings
 from trainers.availability import AVAILABLE
-from trainers.config import Implementation, OptimizerName
+from trainers.config import Implementation
 
 _LEAST_FREE_GIB = 2.0
 _SOUND_SQLITE = (3, 51, 3)
@@ -187,14 +188,24 @@ def _torch(settings: Settings) -> Iterator[Finding]:
 
 def _optimizers(settings: Settings) -> Iterator[Finding]:
     del settings
-    for name in OptimizerName:
-        runnable = AVAILABLE[f"optimizer.implementation[{name}]"]
-        present = [word for word in runnable if word != Implementation.auto]
-        absent = [word for word in Implementation if word not in runnable]
-        detail = f"available: {', '.join(present)}"
-        if absent:
-            detail += f"; not built in this version: {', '.join(absent)}"
-        yield Finding(f"optimizer {name}", Health.ok, detail)
+    torchs = [word for word in AVAILABLE["optimizer.implementation[adamw]"] if word != Implementation.auto]
+    yield Finding("optimizer adamw", Health.ok, f"torch's: {', '.join(torchs)}")
+    try:
+        from cuda_ext import availability
+    except ImportError as error:
+        yield Finding("optimizer adan", Health.note, f"not known without torch: {error}")
+        return
+    rows = availability(compile_now=False)
+    for device, of_device in itertools.groupby(rows, key=lambda row: row.device):
+        by_reason: dict[tuple[bool, str], list[str]] = {}
+        for row in of_device:
+            by_reason.setdefault((row.available, row.reason), []).append(row.implementation)
+        said = (
+            f"{', '.join(names)}: {reason if available else f'not here ({reason})'}"
+            for (available, reason), names in by_reason.items()
+        )
+        any_runs = any(available for available, _ in by_reason)
+        yield Finding(f"optimizer adan {device}", Health.ok if any_runs else Health.note, "; ".join(said))
 
 
 def _ray(settings: Settings) -> Iterator[Finding]:
