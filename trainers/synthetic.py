@@ -19,8 +19,8 @@ _PARTS = (
     "the aroma", "the colour", "the taste", "the finish", "the scent", "the light", "the soil",
     "the view", "the packaging", "the path", "the shade", "the first cup", "the second cup",
 )  # fmt: skip
-_GOOD = ("delightful", "fragrant", "lovely", "superb", "fresh", "graceful", "charming", "splendid", "rich")
-_BAD = ("dull", "bitter", "stale", "dreary", "bland", "muddy", "musty", "withered", "disappointing")
+_GOOD = ("delightful", "fragrant", "lovely", "superb", "fresh", "rich")
+_BAD = ("dull", "bitter", "stale", "dreary", "bland", "disappointing")
 _FILLER = (
     "We came on a {day} morning.", "My neighbour had told me about it.", "It rained a little.",
     "There was a bench by the door.", "I wrote this the same evening.", "The water was warm.",
