@@ -223,13 +223,18 @@ def _client(url: str) -> Any:
     from ray.job_submission import JobSubmissionClient
 
     class Client(JobSubmissionClient):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            # Past the base class, which would take RAY_ADDRESS for the url, and ask its head.
+            super(JobSubmissionClient, self).__init__(address=url)
+            self._check_connection_and_version()
+
         def _do_request(self, method: str, endpoint: str, **kwargs: Any) -> Any:
             return super()._do_request(method, endpoint, timeout=_TIMEOUT_S, **kwargs)
 
         def _raise_error(self, response: Any) -> None:
             raise _Answer(response.status_code, response.text)
 
-    return Client(url)
+    return Client()
 
 
 def _usage(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:
