@@ -7,6 +7,7 @@ method raises `RayUnreachable` when Ray does not answer: that is never a stateme
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from service.cluster import ClusterNode, ClusterSnapshot
+
+logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _LOG_BYTES = 20_000
@@ -167,7 +170,8 @@ class DashboardRayJobs:
         try:
             nodes = self._get("/api/v0/nodes?detail=0&limit=10000")["data"]["result"]["result"]
             usage = _usage(self._get("/api/cluster_status"))
-        except (RayUnreachable, _Answer):
+        except (RayUnreachable, _Answer) as error:
+            logger.warning("the cluster cannot be looked at: %s", error)
             return ClusterSnapshot(at_s, False, self.dashboard_url, ())
         return ClusterSnapshot(
             at_s,

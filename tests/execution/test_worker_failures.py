@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
-from ray import exceptions
 
 from service.execution.training import failure_of
 from service.execution.worker_group import worst
@@ -11,25 +13,32 @@ from trainers.errors import BadDataError, FailureClass, NotFiniteError
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"),
+    ("make", "expected"),
     [
-        (BadDataError("a.jsonl: line 3"), FailureClass.bad_data),
-        (NotFiniteError("loss is NaN"), FailureClass.not_finite),
-        (exceptions.RayTaskError("train", "...", BadDataError("line 3")), FailureClass.bad_data),
-        (exceptions.OutOfMemoryError("memory"), FailureClass.out_of_memory),
-        (exceptions.ActorDiedError(), FailureClass.infrastructure),
+        (lambda _: BadDataError("a.jsonl: line 3"), FailureClass.bad_data),
+        (lambda _: NotFiniteError("loss is NaN"), FailureClass.not_finite),
         (
-            exceptions.ActorUnavailableError("memory usage threshold was reached", None),
+            lambda exceptions: exceptions.RayTaskError("train", "...", BadDataError("line 3")),
+            FailureClass.bad_data,
+        ),
+        (lambda exceptions: exceptions.OutOfMemoryError("memory"), FailureClass.out_of_memory),
+        (lambda exceptions: exceptions.ActorDiedError(), FailureClass.infrastructure),
+        (
+            lambda exceptions: exceptions.ActorUnavailableError("memory usage threshold was reached", None),
             FailureClass.out_of_memory,
         ),
-        (exceptions.WorkerCrashedError(), FailureClass.infrastructure),
-        (exceptions.NodeDiedError("gone"), FailureClass.infrastructure),
-        (exceptions.GetTimeoutError("slow"), FailureClass.infrastructure),
-        (KeyError("x"), FailureClass.bug),
+        (lambda exceptions: exceptions.WorkerCrashedError(), FailureClass.infrastructure),
+        (lambda exceptions: exceptions.NodeDiedError("gone"), FailureClass.infrastructure),
+        (lambda exceptions: exceptions.GetTimeoutError("slow"), FailureClass.infrastructure),
+        (lambda _: KeyError("x"), FailureClass.bug),
     ],
 )
-def test_class_of_an_error(error: Exception, expected: FailureClass) -> None:
-    failure, message = failure_of(error)
+def test_class_of_an_error(make: Callable[[Any], Exception], expected: FailureClass) -> None:
+    # Not at the top: Ray reads its authentication mode when it is first imported, and the
+    # session's cluster sets it.
+    from ray import exceptions
+
+    failure, message = failure_of(make(exceptions))
     assert failure is expected
     assert "\n" not in message
 
