@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from service.cli import acting, reading, serving, submitting, upkeep
+from service.cli import acting, deciding, reading, serving, submitting, upkeep
 from service.cli.exits import ExitCode, Failure
 
 
@@ -110,6 +110,7 @@ app.command(rich_help_panel=_LOOK)(reading.logs)
 app.command(rich_help_panel=_LOOK)(reading.wait)
 app.command(rich_help_panel=_LOOK)(reading.queue)
 app.command(rich_help_panel=_LOOK)(reading.compare)
+app.command(rich_help_panel=_LOOK)(deciding.recommend)
 app.command(rich_help_panel=_LOOK)(reading.export)
 
 app.command(rich_help_panel=_STEER)(acting.cancel)

@@ -250,3 +250,35 @@ def test_an_error_is_one_line_on_standard_error_with_its_code(
     assert result.stdout == ""
     assert result.stderr.endswith(said)
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_recommend_names_the_cheapest_that_loses_no_accuracy(full_house: House) -> None:
+    loose = full_house.run("recommend", "1", "--within", "accuracy=0.2")
+    assert loose.exit_code == 0
+    assert loose.stdout.startswith("Use precision=bf16, batch.global_size=16: cost_usd ")
+    assert "How sure: " in loose.stdout
+    strict = full_house.run("recommend", "1")
+    assert strict.stdout.startswith("Use precision=fp32, ")
+    assert "excluded precision=bf16, batch.global_size=16: accuracy" in strict.stdout
+
+
+def test_recommend_as_json_has_the_evidence(full_house: House) -> None:
+    answer = full_house.json("recommend", "1", "--within", "accuracy=0.2")
+    assert answer["objective"] == "cost_usd"
+    assert answer["over_runner_up"]["metric"] == "cost_usd"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["2"], 1, "no run has accuracy"),
+        (["1", "--at-least", "accuracy=0.99"], 1, "no configuration meets every constraint"),
+        (["1", "--objective", "price"], 2, "no metric is called 'price'"),
+        (["1", "--within", "accuracy"], 2, "'accuracy' is not NAME=NUMBER"),
+    ],
+)
+def test_recommend_says_why_it_cannot(full_house: House, arguments: list[str], code: int, says: str) -> None:
+    result = full_house.run("recommend", *arguments)
+    assert result.exit_code == code
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
