@@ -79,7 +79,8 @@ def scale_for(name: str, values: Iterable[float]) -> Scale:
         if name.endswith(suffix) and not name.endswith("_per_s"):
             unit = next((word for threshold, word in units if largest >= threshold), units[-1][1])
             if largest == 0.0:
-                unit = next(word for threshold, word in units if threshold == 1.0)
+                # Nothing to go by: the unit that the name has.
+                unit = next(word for _, word in units if _SIZES[word] == 1.0)
             factor = 1.0 / _SIZES[unit]
     return Scale(unit, factor, _decimals(largest * factor))
 

@@ -156,7 +156,14 @@ class Driver:
 
         from service.execution.tuning import look_at_cluster, run_sweep
 
-        ray.init(logging_level="warning", log_to_driver=True)
+        # Ray Train's own actors look for the cluster by themselves, and give up on cleaning after
+        # a group when the machine has two. The job's address says which is meant.
+        address = os.environ.get("RAY_ADDRESS")
+        ray.init(
+            logging_level="warning",
+            log_to_driver=True,
+            runtime_env={"env_vars": {"RAY_ADDRESS": address}} if address else None,
+        )
         _, canonical = self._store.experiment_spec(self._id)
         spec = ExperimentSpec.model_validate_json(canonical)
         exchange = ExchangeClient.start(self._settings_path, self._id, self._attempt)

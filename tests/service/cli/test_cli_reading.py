@@ -252,6 +252,14 @@ def test_an_error_is_one_line_on_standard_error_with_its_code(
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("width", [30, 80])
+def test_compare_shows_dashes_while_runs_are_still_running(house: House, width: int) -> None:
+    house.submitted()
+    result = house.run("compare", "1", width=width)
+    assert result.exit_code == 0, result.exception
+    assert "-" in result.stdout
+
+
 def test_recommend_names_the_cheapest_that_loses_no_accuracy(full_house: House) -> None:
     loose = full_house.run("recommend", "1", "--within", "accuracy=0.2")
     assert loose.exit_code == 0
