@@ -1,6 +1,6 @@
 """The catalogue of hardware: what a device is called in Ray, what it costs and draws.
 
-Pure. Prices are list prices per device and hour with their date; a user's own entries
+Pure. Prices are per device and hour, each with its source and the date it was entered; a user's own entries
 (`hardware.yaml` in the data directory, read by `service.settings`) are merged over these.
 """
 
@@ -61,13 +61,13 @@ class Hardware(BaseModel):
 
 _AMPERE = (Precision.fp32, Precision.tf32, Precision.fp16, Precision.bf16)
 _BEFORE_AMPERE = (Precision.fp32, Precision.fp16)
-_STUDY = "cost and time of the published evaluation (docs/metrics.md)"
-_CLOUD = "median on-demand list price of large clouds"
+_STUDY = "hardware table of the published study; entered here on the date given"
+_CLOUD = "assumed, not a list price: put your own into hardware.yaml"
 
 
 def _gpu(
     name: str, accelerator_type: str, memory: float, bandwidth: float, tdp: float, price: float,
-    precisions: tuple[Precision, ...], source: str = _STUDY, date: str = "2023-06-01",
+    precisions: tuple[Precision, ...], source: str = _STUDY, date: str = "2026-11-21",
 ) -> Hardware:  # fmt: skip
     return Hardware(
         name=name,
@@ -87,29 +87,29 @@ CATALOGUE: Mapping[str, Hardware] = {
     hardware.name: hardware
     for hardware in (
         Hardware(
-            name="cpu", device="cpu", tdp_w=7.5, price_usd_per_hour=0.05, price_date="2026-01-01",
+            name="cpu", device="cpu", tdp_w=7.5, price_usd_per_hour=0.05, price_date="2026-11-21",
             price_source=_CLOUD + ", per virtual CPU", precisions=(Precision.fp32, Precision.bf16),
         ),
         _gpu("T4", "T4", 16, 320, 70, 0.40, _BEFORE_AMPERE),
         _gpu("V100", "V100", 16, 900, 250, 2.00, _BEFORE_AMPERE),
         _gpu("A10", "A10G", 24, 600, 150, 1.10, _AMPERE),
         _gpu("A100", "A100", 80, 1935, 300, 4.00, _AMPERE),
-        _gpu("L4", "L4", 24, 300, 72, 0.80, _AMPERE, _CLOUD, "2026-01-01"),
-        _gpu("L40S", "L40S", 48, 864, 350, 1.90, _AMPERE, _CLOUD, "2026-01-01"),
-        _gpu("H100", "H100", 80, 3350, 700, 4.00, _AMPERE, _CLOUD, "2026-01-01"),
-        _gpu("H200", "H200", 141, 4800, 700, 4.50, _AMPERE, _CLOUD, "2026-01-01"),
-        _gpu("B200", "B200", 192, 8000, 1000, 6.50, _AMPERE, _CLOUD, "2026-01-01"),
+        _gpu("L4", "L4", 24, 300, 72, 0.80, _AMPERE, _CLOUD, "2026-11-21"),
+        _gpu("L40S", "L40S", 48, 864, 350, 1.90, _AMPERE, _CLOUD, "2026-11-21"),
+        _gpu("H100", "H100", 80, 3350, 700, 4.00, _AMPERE, _CLOUD, "2026-11-21"),
+        _gpu("H200", "H200", 141, 4800, 700, 4.50, _AMPERE, _CLOUD, "2026-11-21"),
+        _gpu("B200", "B200", 192, 8000, 1000, 6.50, _AMPERE, _CLOUD, "2026-11-21"),
         Hardware(
             name="TPUv2", device="tpu", memory_gib=16, bandwidth_gb_s=600, tdp_w=280,
-            price_usd_per_hour=4.87, price_date="2023-06-01", price_source=_STUDY,
+            price_usd_per_hour=4.87, price_date="2026-11-21", price_source=_STUDY,
         ),
         Hardware(
             name="TPUv3", device="tpu", memory_gib=32, bandwidth_gb_s=900, tdp_w=220,
-            price_usd_per_hour=8.81, price_date="2023-06-01", price_source=_STUDY,
+            price_usd_per_hour=8.81, price_date="2026-11-21", price_source=_STUDY,
         ),
     )
 }  # fmt: skip
-"""Prices before 2024 and TDPs follow the published study; `cpu` is one virtual CPU."""
+"""`cpu` is one virtual CPU; its 7.5 W are assumed too, about a server socket's share for one thread."""
 
 
 def lookup(name: str, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Hardware:

@@ -106,7 +106,7 @@ def test_one_configuration_cannot_be_compared() -> None:
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 def test_false_claims_and_intervals_hold_their_rates_on_simulated_truth(seeds: int) -> None:
-    """400 simulated pairs without a difference; `benchmarks.analysis` runs 2,000 and more shapes."""
+    """400 simulated pairs without a difference."""
     generator = np.random.default_rng(seeds)
     trials, wrong, covered = 400, 0, 0
     for _ in range(trials):
