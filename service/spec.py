@@ -20,7 +20,7 @@ from service.document import Problem, SpecError, parse, refusal
 from service.grid import MAX_RUNS, AxisValue
 from service.hardware import CATALOGUE, Hardware, lookup, nearest
 from trainers.availability import AVAILABLE
-from trainers.config import Section, TrainingSections
+from trainers.config import Distillation, Section, TrainingSections
 
 __all__ = [
     "ExperimentSpec",
@@ -237,7 +237,11 @@ def validate(
         ) from None
     except (TypeError, ValueError) as error:
         raise refusal("wrong-type", f"{prefix}{error}") from None
-    problems = [*_hardware_problems(spec, catalogue, prefix), *_axis_problems(spec)]
+    problems = [
+        *_hardware_problems(spec, catalogue, prefix),
+        *_axis_problems(spec),
+        *_distillation_problems(spec, point or {}, prefix),
+    ]
     if problems:
         raise SpecError(problems)
     return spec
@@ -288,6 +292,20 @@ def _axis_problems(spec: ExperimentSpec) -> Iterator[Problem]:
             yield Problem(
                 "unknown-axis", f"search.axes.{name}", f"no field is called '{name}'; {nearest(name, known)}"
             )
+
+
+def _distillation_problems(
+    spec: ExperimentSpec, point: Mapping[str, AxisValue], prefix: str
+) -> Iterator[Problem]:
+    """Settings without a teacher have no effect, unless an axis compares with and without one."""
+    if "model.teacher" in (*spec.search.axes, *point):
+        return
+    if spec.model.teacher is None and spec.distillation != Distillation():
+        yield Problem(
+            "invalid-value",
+            "distillation",
+            f"{prefix}distillation is set without a teacher; set model.teacher or remove distillation",
+        )
 
 
 _NOT_AXES = frozenset({"name", "description", "search", "seeds", "queue", "budget", "isolation"})

@@ -15,6 +15,7 @@ from trainers.data.batches import TrainingBatches
 from trainers.errors import BadSpecError
 from trainers.evaluation import Evaluator
 from trainers.models import origin, student
+from trainers.objective import Objective
 from trainers.optimizers import build as build_optimizer
 from trainers.parallel import replicate, workers_of
 from trainers.parallel.workers import Workers
@@ -58,11 +59,12 @@ def assemble(
 
     model = student.build(
         model_origin,
+        head=data.head,
         vocabulary_size=data.vocabulary_size,
-        classes=task.classes,
         dropout=config.model.dropout,
         max_length=config.task.max_length,
         pad_id=data.pad_id,
+        layers=config.model.layers,
     ).to(device)
     arithmetic.prepare(model)
     built = build_optimizer(config.optimizer, model)
@@ -81,15 +83,15 @@ def assemble(
         world=workers.world,
         pad_id=data.pad_id,
         multiple=multiple,
+        transform=data.transform,
     )
     evaluator = Evaluator(
         task,
-        data.validation,
+        data,
         batch_size=config.evaluation.batch_size,
         workers=workers,
         device=device,
         arithmetic=arithmetic,
-        pad_id=data.pad_id,
         multiple=multiple,
     )
     checkpoints = CheckpointStore(Path(config.workspace.checkpoints), config.checkpoint.keep)
@@ -135,6 +137,7 @@ def assemble(
         Parts(
             config=config,
             task=task,
+            objective=Objective(task),
             model=model,
             replica=replica,
             optimizer=built.optimizer,

@@ -81,6 +81,16 @@ class Task(Section):
     """Share of the training data held out when the dataset has no validation or test part."""
     split_seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the subset and of the split; the same for all runs, so that they see the same data."""
+    level: Literal[2, 4, 6, 8, 10] | None = None
+    """tariff only: digits of the code that is learned; unset = 6."""
+    stride: int | None = Field(default=None, ge=1, le=512)
+    """squad_v2 only: tokens that neighbouring windows of a long text share; unset = 128."""
+    max_answer_tokens: int | None = Field(default=None, ge=1, le=512)
+    """squad_v2 only: longest answer, in tokens; unset = 30."""
+    masked_fraction: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """mlm only: share of a sequence's tokens that are to be guessed; unset = 0.15."""
+    whole_word: bool | None = None
+    """mlm only: mask all pieces of a word together; unset = no."""
 
     @field_validator("name")
     @classmethod
@@ -88,18 +98,41 @@ class Task(Section):
         _available("task.name", value)
         return value
 
+    @model_validator(mode="after")
+    def _own_fields(self) -> Task:
+        for field, owner in _FIELDS_OF_A_TASK.items():
+            if getattr(self, field) is not None and self.name is not owner:
+                raise ValueError(
+                    f"{field} belongs to task {owner}, not {self.name}; "
+                    f"remove task.{field} or set task.name: {owner}"
+                )
+        return self
+
+
+_FIELDS_OF_A_TASK = {
+    "level": TaskName.tariff,
+    "stride": TaskName.squad_v2,
+    "max_answer_tokens": TaskName.squad_v2,
+    "masked_fraction": TaskName.mlm,
+    "whole_word": TaskName.mlm,
+}
+
 
 class Model(Section):
     """The model that is trained."""
 
     student: Identifier | Annotated[str, Field(max_length=4096)] = "mini"
-    """A preset (tiny mini small medium base), a folder under a model root, or `hub:<id>`."""
+    """A preset (tiny mini small medium base), a folder under a model root, `hub:<id>`, or `run:<id>`."""
+    layers: tuple[Annotated[int, Field(ge=0, le=255)], ...] | None = Field(default=None, min_length=1)
+    """Of a student with weights, the layers that are kept, 0-based and in this order; unset = all."""
     teacher: str | None = Field(default=None, max_length=4096)
-    """Frozen source model for distillation: a folder or `hub:<id>`; unset = no distillation."""
+    """Frozen source model for distillation: a folder, `hub:<id>` or `run:<id>`; unset = no distillation."""
     encoder: Literal["huggingface", "fused", "binary"] = "huggingface"
     """Implementation of the encoder layers."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout probability of hidden states and attention, dimensionless; 0 = off."""
+    compile: bool = False
+    """Compile the model with torch.compile; the first steps take longer."""
 
     @field_validator("encoder")
     @classmethod
@@ -112,6 +145,36 @@ class Model(Section):
         if value is not None and not AVAILABLE["distillation"]:
             raise ValueError("distillation is not available in this version; remove the field")
         return value
+
+
+class Distillation(Section):
+    """What the student learns from its teacher; used when `model.teacher` is set.
+
+    The loss of an example is `(1 - soft_weight)` x the task's loss, plus each weight x its part.
+    """
+
+    temperature: float = Field(default=2.0, gt=0.0, le=100.0)
+    """Softens the distributions of teacher and student, dimensionless; 1 = as they are."""
+    soft_weight: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Weight of the divergence from the teacher's distribution; the task's own loss has the rest of 1."""
+    hidden_weight: float = Field(default=0.0, ge=0.0, le=1e4)
+    """Weight of the squared distance of mapped hidden states; 0 = off."""
+    embedding_weight: float = Field(default=0.0, ge=0.0, le=1e4)
+    """Weight of the squared distance of the embeddings' output; 0 = off."""
+    relation_weight: float = Field(default=0.0, ge=0.0, le=1e4)
+    """Weight of the divergence of the last mapped layer's query, key and value relations; 0 = off."""
+    cosine_weight: float = Field(default=0.0, ge=0.0, le=1e4)
+    """Weight of 1 - cosine of the last mapped layer's hidden states; 0 = off."""
+    layer_map: tuple[Annotated[int, Field(ge=0, le=255)], ...] | None = None
+    """The teacher's layer for each of the student's, 0-based; unset = evenly spread, the last to the last."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Weights over the run: constant, or falling linearly to 0 while the task's loss rises to 1."""
+    hidden_first_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Two stages: share of the steps that first learn all but logits and task; 0 = one stage."""
+    teacher_precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
+    """Number format of the teacher; auto = the fastest half precision that the device has, else fp32."""
+    cache_logits: bool = True
+    """Keep the teacher's logits on disk and compute each once, where the task's input never changes."""
 
 
 class OptimizerName(StrEnum):
@@ -253,6 +316,32 @@ class Checkpointing(Section):
     """How many of the newest checkpoints stay on disk."""
 
 
+class Numerics(Section):
+    """Half precision in detail, and what to do when numbers are not finite."""
+
+    parameters: Literal["fp32", "half"] = "fp32"
+    """half = parameters and gradients in the format of `precision`, with the optimizer's fp32 masters."""
+    evaluation: Literal["same", "fp32", "half"] = "same"
+    """Number format of evaluation; same = as in training, half = weights and arithmetic in half."""
+    initial_loss_scale: float = Field(default=65536.0, ge=1.0, le=2.0**24)
+    """fp16 only: loss scale at the first step, dimensionless."""
+    loss_scale_growth_steps: int = Field(default=2000, ge=1, le=1_000_000)
+    """fp16 only: steps without overflow after which the scale doubles; an overflow halves it."""
+    not_finite: Literal["stop", "skip", "roll_back"] = "stop"
+    """When loss or gradients are not finite: end the run, skip the step, or resume from a checkpoint."""
+    not_finite_limit: int = Field(default=20, ge=1, le=10_000)
+    """Steps in a row (skip) or times in all (roll_back) after which the run ends all the same."""
+
+
+class Telemetry(Section):
+    """What is measured beside the training."""
+
+    sample_every_s: float = Field(default=0.5, ge=0.0, le=60.0)
+    """Pause between samples of power, utilisation and memory, in seconds; 0 = off."""
+    profile_steps: int = Field(default=0, ge=0, le=100)
+    """Steps of a profiled window (kernels, launches, occupancy), outside the timed region; 0 = off."""
+
+
 class TrainingSections(Section):
     """The sections that describe training: shared by a spec and by each resolved run."""
 
@@ -260,8 +349,12 @@ class TrainingSections(Section):
     """What is learned, and from which data."""
     model: Model = Model()
     """The model that is trained."""
+    distillation: Distillation = Distillation()
+    """What the student learns from its teacher."""
     precision: Precision = Precision.fp32
-    """Number format of forward and backward; parameters and optimizer state stay fp32."""
+    """Number format of forward and backward; parameters are fp32 unless `numerics.parameters` is half."""
+    numerics: Numerics = Numerics()
+    """Half precision in detail."""
     optimizer: Optimizer = Optimizer()
     """Update rule and schedule."""
     batch: Batch = Batch()
@@ -274,6 +367,8 @@ class TrainingSections(Section):
     """When the model is evaluated."""
     checkpoint: Checkpointing = Checkpointing()
     """How often a resumable checkpoint is written."""
+    telemetry: Telemetry = Telemetry()
+    """What is measured beside the training."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of each worker; unset = the CPUs that the worker reserves."""
     deterministic: bool = False

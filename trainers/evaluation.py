@@ -8,43 +8,42 @@ import numpy as np
 import torch
 
 from trainers.data.batches import Batch, collate, evaluation_rows
-from trainers.data.tokens import TokenSet
 from trainers.models.student import Student
 from trainers.parallel.workers import Workers
 from trainers.precision import Arithmetic
-from trainers.tasks.base import Task
+from trainers.tasks.base import Prepared, Task
 
 
 class Evaluator:
     """Scores a model on one validation part.
 
     Args:
-        task: loss and metrics.
-        data: validation part.
+        task: loss.
+        prepared: validation part and its metrics.
         batch_size: examples per forward pass on one worker.
         workers: that share the work.
         device: to compute on.
         arithmetic: of the forward pass.
-        pad_id: token id of padding.
         multiple: batch widths are rounded up to a multiple of this.
     """
 
     def __init__(
         self,
         task: Task,
-        data: TokenSet,
+        prepared: Prepared,
         *,
         batch_size: int,
         workers: Workers,
         device: torch.device,
         arithmetic: Arithmetic,
-        pad_id: int,
         multiple: int,
     ) -> None:
-        self._task, self._data, self._workers = task, data, workers
+        self._task, self._workers = task, workers
+        self._data, self._scoring = prepared.validation, prepared.scoring
+        self._transform = prepared.transform
         self._device, self._arithmetic = device, arithmetic
-        self._pad_id, self._multiple = pad_id, multiple
-        self._batches = evaluation_rows(data.lengths, batch_size, workers.rank, workers.world)
+        self._pad_id, self._multiple = prepared.pad_id, multiple
+        self._batches = evaluation_rows(self._data.lengths, batch_size, workers.rank, workers.world)
 
     def evaluate(self, model: Student, abandon: Callable[[], bool]) -> dict[str, float] | None:
         """Metrics and `validation_loss`, the same on every worker.
@@ -65,30 +64,31 @@ class Evaluator:
             return None
         every = self._workers.collect(parts)
         rows = np.concatenate([rows for rows, _, _ in every])
-        logits = np.concatenate([logits for _, logits, _ in every])
+        observed = np.concatenate([observed for _, observed, _ in every if len(observed)])
         loss = sum(loss for _, _, loss in every) / len(self._data)
-        scores = self._task.score(logits, self._data.labels[rows])
-        return {"validation_loss": loss, **scores}
+        return {"validation_loss": loss, **self._scoring.score(observed[np.argsort(rows, kind="stable")])}
 
     @torch.no_grad()
     def _forward_all(
         self, model: Student, abandon: Callable[[], bool]
     ) -> tuple[np.ndarray, np.ndarray, float] | None:
-        logits = np.empty((sum(map(len, self._batches)), len(self._task.classes)), dtype=np.float32)
-        done, loss = 0, 0.0
+        observed: list[np.ndarray] = []
+        loss = 0.0
         for rows in self._batches:
             if abandon():
                 return None
             if not len(rows):
                 continue
-            batch = collate(self._data, rows, self._pad_id, self._multiple).to(self._device)
-            output, batch_loss = self._forward(model, batch)
-            logits[done : done + len(rows)] = output.float().cpu().numpy()
-            done += len(rows)
+            batch = collate(self._data, rows, self._pad_id, self._multiple)
+            if self._transform is not None:
+                batch = self._transform(batch, seed=0, epoch=0)
+            kept, batch_loss = self._forward(model, batch.to(self._device))
+            observed.append(kept.float().cpu().numpy())
             loss += float(batch_loss)
-        return np.concatenate(self._batches), logits, loss
+        whole = np.concatenate(observed) if observed else np.empty((0, 0), dtype=np.float32)
+        return np.concatenate(self._batches), whole, loss
 
     def _forward(self, model: Student, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         with self._arithmetic.context():
-            logits = model(batch)
-            return logits, self._task.loss(logits, batch)
+            logits = model(batch).logits
+            return self._scoring.observe(logits, batch), self._task.loss(logits, batch)

@@ -59,10 +59,11 @@ class Progress:
         self.epoch_loss += loss_sum
         self.epoch_samples += samples
 
-    def judge(self, scores: dict[str, float], headline: str) -> None:
+    def judge(self, scores: dict[str, float], headline: str, *, higher_is_better: bool) -> None:
         """Keep the scores of an evaluation at the current step."""
         self.evaluated_step, self.scores = self.step, scores
-        if self.best is None or scores[headline] > self.best:
+        sign = 1.0 if higher_is_better else -1.0
+        if self.best is None or sign * scores[headline] > sign * self.best:
             self.best, self.best_step = scores[headline], self.step
 
     def to_state(self) -> dict[str, Any]:

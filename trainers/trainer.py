@@ -18,6 +18,7 @@ from trainers.data.prefetch import Prefetcher
 from trainers.errors import CheckpointError, NotFiniteError
 from trainers.evaluation import Evaluator
 from trainers.models.student import Student
+from trainers.objective import Objective
 from trainers.optimizers.schedule import learning_rate
 from trainers.parallel.replica import Replica
 from trainers.parallel.workers import Workers
@@ -37,6 +38,7 @@ class Parts:
 
     config: RunConfig
     task: Task
+    objective: Objective
     model: Student
     replica: Replica
     optimizer: torch.optim.Optimizer
@@ -127,6 +129,7 @@ class Trainer:
     def train_step(self, batch: StepBatch) -> None:
         """One optimizer update: gradients of the global batch, agreement, update, report."""
         parts, config = self.parts, self.parts.config
+        parts.objective.begin_step(parts.progress.step, parts.total_steps)
         loss_sum = torch.zeros((), dtype=torch.float32, device=parts.device)
         last = len(batch.micro_batches) - 1
         for i, micro_batch in enumerate(batch.micro_batches):
@@ -176,7 +179,7 @@ class Trainer:
         parts = self.parts
         parts.timeline.enter(Phase.forward)
         with parts.arithmetic.context():
-            loss_sum = parts.task.loss(parts.replica.forward(batch), batch)
+            loss_sum = parts.objective.loss(parts.replica.forward(batch), batch)
         parts.replica.backward(loss_sum * (parts.workers.world / global_examples))
         return loss_sum.detach()
 
@@ -188,7 +191,7 @@ class Trainer:
         scores = parts.evaluator.evaluate(parts.model, self._stop_while_evaluating)
         if scores is None:
             return
-        parts.progress.judge(scores, parts.task.headline)
+        parts.progress.judge(scores, parts.task.headline, higher_is_better=parts.task.higher_is_better)
         step = parts.progress.step
         self.sink.points([Point(name, step, value) for name, value in scores.items()])
         self._say("training")
@@ -287,6 +290,7 @@ class Trainer:
             ("samples_per_s", samples_per_s),
             ("tokens_per_s", tokens_per_s),
             ("epoch", step / parts.batches.steps_per_epoch),
+            *parts.objective.parts().items(),
         )
         self.sink.points([Point(name, step, value, at_s) for name, value in values])
         self._say("training")

@@ -6,13 +6,16 @@ import csv
 import json
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from trainers.config import Task, Workspace
 from trainers.data.sources import open_source
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError
 from trainers.reporting import NeverStop, NullSink
+from trainers.tasks.imdb import Imdb
 
 ROWS = [("A fine cup.", "pos"), ("A dull\u0085cup.", "neg")]
 
@@ -28,7 +31,8 @@ def open_at(tmp_path):
             Workspace(
                 checkpoints="unused", cache=str(tmp_path / "cache"), data_roots=(str(root),), **workspace
             ),
-            hub_id="stanfordnlp/imdb",
+            hub_id=Imdb.hub_id,
+            layouts=Imdb.layouts,
         )
 
     opened.folder = root / "set"
@@ -48,7 +52,7 @@ def json_lines(rows) -> str:
 
 
 def rows_of(source, part="train"):
-    return [(row.text, row.label) for row in source.rows(part)]
+    return [(row.text("text"), row.label("label")) for row in source.rows(part)]
 
 
 def test_json_lines_split_on_newline_only(open_at):
@@ -75,6 +79,25 @@ def test_csv_with_quoted_lines_and_columns_in_any_order(open_at):
         writer = csv.writer(stream)
         writer.writerows([("label", "id", "text"), ("1", "x", 'Two\nlines, "quoted"'), ("0", "y", "Plain")])
     assert rows_of(open_at()) == [('Two\nlines, "quoted"', "1"), ("Plain", "0")]
+
+
+def test_parquet(open_at):
+    file = open_at.folder / "train.parquet"
+    file.parent.mkdir()
+    columns = {"text": [text for text, _ in ROWS], "label": [label for _, label in ROWS]}
+    parquet.write_table(pyarrow.table(columns), file)
+    assert rows_of(open_at()) == ROWS
+
+
+def test_damaged_parquet_is_said(open_at):
+    write(open_at.folder / "train.parquet", "PAR1 but no table")
+    with pytest.raises(BadDataError, match=r"train\.parquet: not a Parquet file"):
+        rows_of(open_at())
+
+
+def test_tab_separated_quotes_have_no_meaning(open_at):
+    write(open_at.folder / "train.tsv", 'text\tlabel\nSaid "yes\t1\n')
+    assert rows_of(open_at()) == [('Said "yes', "1")]
 
 
 def test_corpus_layout(open_at):
@@ -114,9 +137,9 @@ def test_malformed_json_row_names_file_line_and_field(open_at, line, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("text,score\na,1\n", r"train\.csv, line 1, field label: no such column \(found: text, score\)"),
+        ("text,score\na,1\n", r"train\.csv, line 2, field label: missing \(found: text, score\)"),
         ("text,label\na\n", r"train\.csv, line 2: 1 fields, but the header has 2"),
-        ('text,label\nfine,1\n"never closed,1\n', r"train\.csv, line \d: not a CSV row"),
+        ('text,label\nfine,1\n"never closed,1\n', r"train\.csv, line \d: not a row"),
         ("text,label\n,1\n", r"train\.csv, line 2, field text: empty"),
     ],
 )
@@ -166,7 +189,7 @@ def test_empty_folder_is_said(open_at):
 
 def test_folder_without_a_dataset_is_said(open_at):
     write(open_at.folder / "notes.md", "hello")
-    with pytest.raises(BadDataError, match=r"no dataset found; expected train\.jsonl or train\.csv"):
+    with pytest.raises(BadDataError, match=r"no dataset found; expected train\.jsonl, train\.csv"):
         open_at()
 
 
@@ -177,9 +200,9 @@ def test_empty_file_is_said(open_at):
 
 
 def test_unknown_format_is_said(open_at):
-    write(open_at.folder.with_suffix(".parquet"), "x")
-    with pytest.raises(BadDataError, match=r"unknown format '\.parquet'"):
-        open_at("set.parquet")
+    write(open_at.folder.with_suffix(".xlsx"), "x")
+    with pytest.raises(BadDataError, match=r"unknown format '\.xlsx'; use one of \.jsonl"):
+        open_at("set.xlsx")
 
 
 def test_unknown_label_names_line_and_choices(configure, tmp_path):
@@ -250,5 +273,5 @@ def test_real_reviews_have_both_labels(real_data, tmp_path):
         Workspace(checkpoints="unused", cache=str(tmp_path), data_roots=(str(real_data),)),
         hub_id="unused",
     )
-    labels = [row.label for row in source.rows("train")]
+    labels = [row.label("label") for row in source.rows("train")]
     assert (labels.count("neg"), labels.count("pos")) == (12_500, 12_500)

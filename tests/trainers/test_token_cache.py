@@ -41,8 +41,7 @@ def prepare(config, origin=None):
 def test_second_start_reads_no_text(private, monkeypatch):
     first, lines = prepare(private)
     assert lines == ["training a WordPiece vocabulary on 40 texts"]
-    monkeypatch.setattr("trainers.data.sources.read_json_lines", None)
-    monkeypatch.setattr("trainers.data.sources._READERS", {".jsonl": None})
+    monkeypatch.setattr("trainers.data.sources.READERS", {".jsonl": None})
     second, lines = prepare(private)
     assert lines == []
     assert second.identity == first.identity

@@ -6,7 +6,8 @@ so a run resumes at any step by counting, and data-parallel workers see one work
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +58,9 @@ class Batch:
         input_ids: (B, S) token ids.
         attention_mask: (B, S) bool, False on padding; None when nothing is padded, which
             spares the attention its mask.
-        labels: (B,) classes.
+        token_type_ids: (B, S) 1 in the second text of a pair; None when all is one text.
+        labels: (B, ...) what the task learns: classes, spans, or (B, S) tokens to be guessed.
+        rows: (B,) number of each example in its part.
         examples: examples that count; 0 for the stand-in of a worker without a share.
         tokens: real tokens.
         padded_tokens: B x S.
@@ -65,7 +68,9 @@ class Batch:
 
     input_ids: torch.Tensor
     attention_mask: torch.Tensor | None
+    token_type_ids: torch.Tensor | None
     labels: torch.Tensor
+    rows: torch.Tensor
     examples: int
     tokens: int
     padded_tokens: int
@@ -74,14 +79,28 @@ class Batch:
         """The same batch on a device."""
         if device.type == "cpu":
             return self
-        return Batch(
-            self.input_ids.to(device, non_blocking=True),
-            None if self.attention_mask is None else self.attention_mask.to(device, non_blocking=True),
-            self.labels.to(device, non_blocking=True),
-            self.examples,
-            self.tokens,
-            self.padded_tokens,
+        return replace(
+            self,
+            **{
+                name: tensor.to(device, non_blocking=True)
+                for name in ("input_ids", "attention_mask", "token_type_ids", "labels", "rows")
+                if (tensor := getattr(self, name)) is not None
+            },
         )
+
+
+class Transform(Protocol):
+    """What a task does to a batch each time anew, such as masking; a function of its arguments alone."""
+
+    def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
+        """The batch with other inputs and labels.
+
+        Args:
+            batch: as collated, on the CPU.
+            seed: of the run; 0 for the validation part.
+            epoch: 0-based; 0 for the validation part.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +126,22 @@ def collate(data: TokenSet, rows: Indices, pad_id: int, multiple: int) -> Batch:
     for i, row in enumerate(rows):
         ids[i, : lengths[i]] = data.tokens[offsets[row] : offsets[row + 1]]
     tokens = int(lengths.sum())
-    mask = None if tokens == ids.size else torch.from_numpy(np.arange(width) < lengths[:, None])
-    labels = torch.from_numpy(data.labels[rows])
-    return Batch(torch.from_numpy(ids), mask, labels, len(rows), tokens, ids.size)
+    real = np.arange(width) < lengths[:, None]
+    types = None
+    if data.second_at is not None:
+        types = torch.from_numpy(
+            (real & (np.arange(width) >= data.second_at[rows][:, None])).astype(np.int64)
+        )
+    return Batch(
+        torch.from_numpy(ids),
+        None if tokens == ids.size else torch.from_numpy(real),
+        types,
+        torch.from_numpy(data.labels[rows]),
+        torch.from_numpy(np.ascontiguousarray(rows)),
+        len(rows),
+        tokens,
+        ids.size,
+    )
 
 
 class TrainingBatches:
@@ -123,6 +155,7 @@ class TrainingBatches:
         rank, world: this worker and how many there are.
         pad_id: token id of padding.
         multiple: batch widths are rounded up to a multiple of this.
+        transform: applied to each micro-batch; None = nothing.
     """
 
     def __init__(
@@ -136,8 +169,10 @@ class TrainingBatches:
         world: int,
         pad_id: int,
         multiple: int,
+        transform: Transform | None = None,
     ) -> None:
         self._data, self._seed = data, seed
+        self._transform = transform
         self._global_size, self._micro_size = global_size, micro_size
         self._rank, self._world = rank, world
         self._pad_id, self._multiple = pad_id, multiple
@@ -157,18 +192,22 @@ class TrainingBatches:
     def __getitem__(self, step: int) -> StepBatch:
         """This worker's share of a step (0-based): every `world`-th example, so that lengths match."""
         rows = self.rows(step)
+        epoch = step // self.steps_per_epoch
         share = rows[self._rank :: self._world]
         if not len(share):
             # A short last batch leaves this worker without examples, but gradients are averaged
             # over all workers: it computes one that counts nothing.
-            stand_in = collate(self._data, rows[:1], self._pad_id, self._multiple)
-            idle = Batch(stand_in.input_ids, stand_in.attention_mask, stand_in.labels, 0, 0, 0)
+            idle = replace(self._collate(rows[:1], epoch), examples=0, tokens=0, padded_tokens=0)
             return StepBatch([idle], len(rows))
         micro = [
-            collate(self._data, share[start : start + self._micro_size], self._pad_id, self._multiple)
+            self._collate(share[start : start + self._micro_size], epoch)
             for start in range(0, len(share), self._micro_size)
         ]
         return StepBatch(micro, len(rows))
+
+    def _collate(self, rows: Indices, epoch: int) -> Batch:
+        batch = collate(self._data, rows, self._pad_id, self._multiple)
+        return batch if self._transform is None else self._transform(batch, seed=self._seed, epoch=epoch)
 
 
 def evaluation_rows(lengths: npt.NDArray[np.int64], batch_size: int, rank: int, world: int) -> list[Indices]:

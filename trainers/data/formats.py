@@ -1,21 +1,19 @@
-"""Readers of labelled text: JSON lines, CSV, and one file per text.
+"""Readers of files of rows: JSON lines, delimited text, Parquet, and one file per text.
 
-Every reader yields `(text, label, line)` with the label as the file has it; an error names
-file, line and field.
+Every reader yields `Row`s with the fields as the file has them; an error names file, line and
+field.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainers.data.rows import Row
 from trainers.errors import BadDataError
-
-Row = tuple[str, str | int, int]
-"""A text, its label as written, and the line (1-based) that it ends on."""
 
 
 def read_json_lines(path: Path) -> Iterator[Row]:
@@ -25,7 +23,7 @@ def read_json_lines(path: Path) -> Iterator[Row]:
     `splitlines` takes for line ends.
 
     Raises:
-        BadDataError: naming file, line and field.
+        BadDataError: naming file and line.
     """
     with _open(path) as stream:
         for number, raw in enumerate(stream, 1):
@@ -40,41 +38,58 @@ def read_json_lines(path: Path) -> Iterator[Row]:
             if not isinstance(row, dict):
                 raise BadDataError(
                     f"{path}, line {number}: a JSON {type(row).__name__}, not an object; "
-                    'write {"text": ..., "label": ...}'
+                    'write one object per line, such as {"text": ..., "label": ...}'
                 )
-            yield _fields(row, path, number)
+            yield Row(row, f"{path}, line {number}")
 
 
 def read_csv(path: Path) -> Iterator[Row]:
-    """Rows of a CSV file whose header has the columns `text` and `label`.
+    """Rows of a comma-separated file with a header; a quoted field may span lines.
 
     Raises:
-        BadDataError: naming file, line and field.
+        BadDataError: naming file and line.
     """
-    with _open(path) as stream:
-        lines = _decoded(stream, path)
-        # strict: an unclosed quote is an error instead of one row with the rest of the file.
-        reader = csv.reader(lines, strict=True)
-        try:
-            header = next(reader, [])
-            columns = [name.strip().removeprefix("\ufeff") for name in header]
-            for wanted in ("text", "label"):
-                if wanted not in columns:
-                    raise BadDataError(
-                        f"{path}, line 1, field {wanted}: no such column "
-                        f"(found: {', '.join(columns) or 'none'})"
-                    )
-            for values in reader:
-                if not values:
-                    continue
-                if len(values) != len(columns):
-                    raise BadDataError(
-                        f"{path}, line {reader.line_num}: {len(values)} fields, "
-                        f"but the header has {len(columns)}"
-                    )
-                yield _fields(dict(zip(columns, values, strict=True)), path, reader.line_num)
-        except csv.Error as error:
-            raise BadDataError(f"{path}, line {reader.line_num}: not a CSV row ({error})") from None
+    yield from _delimited(path, {"delimiter": ",", "strict": True})
+
+
+def read_tsv(path: Path) -> Iterator[Row]:
+    """Rows of a tab-separated file with a header; quotes have no meaning.
+
+    Raises:
+        BadDataError: naming file and line.
+    """
+    yield from _delimited(path, {"delimiter": "\t", "quoting": csv.QUOTE_NONE})
+
+
+def read_parquet(path: Path) -> Iterator[Row]:
+    """Rows of a Parquet file, in batches that keep memory bounded.
+
+    Raises:
+        BadDataError: naming the file.
+    """
+    # Imported here: only runs on Parquet files pay for the import.
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches():
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield Row(fields, f"{path}, row {number}")
+    except (pyarrow.ArrowException, OSError) as error:
+        raise BadDataError(f"{path}: not a Parquet file ({str(error).splitlines()[0]})") from None
+
+
+READERS = {
+    ".jsonl": read_json_lines,
+    ".json": read_json_lines,
+    ".csv": read_csv,
+    ".tsv": read_tsv,
+    ".parquet": read_parquet,
+}
+"""Reader of a table by the end of its file's name."""
 
 
 def read_text(path: Path) -> str:
@@ -93,6 +108,36 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise BadDataError(f"{path}, line 1, field text: empty; remove the file or fill it")
     return text
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, int]]:
+    r"""Lines of a text file, without their `\n`, and their numbers from 1.
+
+    Raises:
+        BadDataError: naming file and line.
+    """
+    with _open(path) as stream:
+        for number, line in enumerate(_decoded(stream, path), 1):
+            yield line.rstrip("\r\n"), number
+
+
+def _delimited(path: Path, dialect: dict[str, Any]) -> Iterator[Row]:
+    with _open(path) as stream:
+        # strict: an unclosed quote is an error instead of one row with the rest of the file.
+        reader = csv.reader(_decoded(stream, path), **dialect)
+        try:
+            columns = [name.strip().removeprefix("\ufeff") for name in next(reader, [])]
+            for values in reader:
+                if not values:
+                    continue
+                if len(values) != len(columns):
+                    raise BadDataError(
+                        f"{path}, line {reader.line_num}: {len(values)} fields, "
+                        f"but the header has {len(columns)}"
+                    )
+                yield Row(dict(zip(columns, values, strict=True)), f"{path}, line {reader.line_num}")
+        except csv.Error as error:
+            raise BadDataError(f"{path}, line {reader.line_num}: not a row ({error})") from None
 
 
 def _open(path: Path) -> Any:
@@ -114,21 +159,3 @@ def _not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> str:
     return (
         f"{path}, line {line}: byte 0x{error.object[error.start]:02x} is not UTF-8; convert the file to UTF-8"
     )
-
-
-def _fields(row: Mapping[str, Any], path: Path, line: int) -> Row:
-    for name in ("text", "label"):
-        if row.get(name) is None:
-            raise BadDataError(f"{path}, line {line}, field {name}: missing")
-    text, label = row["text"], row["label"]
-    if not isinstance(text, str):
-        raise BadDataError(f"{path}, line {line}, field text: a {type(text).__name__}, not a text")
-    if not text.strip():
-        raise BadDataError(f"{path}, line {line}, field text: empty; remove the row or fill it")
-    if not isinstance(label, str | int):
-        raise BadDataError(f"{path}, line {line}, field label: {label!r} is neither a name nor a number")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise BadDataError(f"{path}, line {line}, field text: holds half of a surrogate pair") from None
-    return text, label, line

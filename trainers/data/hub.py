@@ -1,4 +1,4 @@
-"""A labelled dataset on the Hugging Face hub, read through the `datasets` library."""
+"""A dataset on the Hugging Face hub, read through the `datasets` library."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import cached_property
 from typing import Any
 
 from trainers.data.fingerprint import FileSet, digest_of
-from trainers.data.located import Located
+from trainers.data.rows import Row
 from trainers.errors import BadDataError
 
 _PARTS = {"train": ("train",), "validation": ("validation", "test")}
 
 
 class HubDataset:
-    """A dataset by hub id, with the columns `text` and `label`.
+    """A dataset by hub id.
 
     Args:
         identifier: for instance `stanfordnlp/imdb`.
@@ -40,16 +40,10 @@ class HubDataset:
             found[part] = FileSet(1, int(size), digest_of([self.name, identity, sorted(checksums)]))
         return found
 
-    def rows(self, part: str) -> Iterator[Located]:
+    def rows(self, part: str) -> Iterator[Row]:
         """See `Source.rows`."""
         for number, row in enumerate(self._tables[part], 1):
-            where = f"{self.name} ({part}), row {number}"
-            text, label = row.get("text"), row.get("label")
-            if not isinstance(text, str) or not text.strip():
-                raise BadDataError(f"{where}, field text: missing or empty")
-            if not isinstance(label, str | int):
-                raise BadDataError(f"{where}, field label: missing")
-            yield Located(text, label, where)
+            yield Row(row, f"{self.name} ({part}), row {number}")
 
     @cached_property
     def _tables(self) -> dict[str, Any]:

@@ -1,21 +1,22 @@
-"""Where labelled text comes from: a corpus folder, JSON lines, CSV, or a dataset on the hub."""
+"""Where a task's rows come from: its official files, tables of rows, or a dataset on the hub."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from trainers.config import Task, Workspace
 from trainers.data.fingerprint import FileSet, fingerprint
-from trainers.data.formats import read_csv, read_json_lines, read_text
+from trainers.data.formats import READERS, read_text
 from trainers.data.hub import HubDataset
-from trainers.data.located import Located
 from trainers.data.paths import HUB, UnusablePath, resolve
+from trainers.data.rows import Row
 from trainers.errors import BadDataError
 
-_READERS = {".jsonl": read_json_lines, ".json": read_json_lines, ".csv": read_csv}
-_VALIDATION_PARTS = ("validation", "test")
+VALIDATION_PARTS = ("validation", "dev", "test")
+"""What the validation part may be called; the first that is there is taken."""
 
 
 class Source(Protocol):
@@ -31,7 +32,7 @@ class Source(Protocol):
         """Fingerprint of each part; `train`, and `validation` where there is one."""
         ...
 
-    def rows(self, part: str) -> Iterator[Located]:
+    def rows(self, part: str) -> Iterator[Row]:
         """Rows of a part, in the order of the files.
 
         Raises:
@@ -40,106 +41,128 @@ class Source(Protocol):
         ...
 
 
-def open_source(task: Task, workspace: Workspace, *, hub_id: str) -> Source:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a dataset on disk.
+
+    Attributes:
+        files: all that the rows come from.
+        read: yields the rows.
+    """
+
+    files: Sequence[Path]
+    read: Callable[[], Iterator[Row]]
+
+
+Layout = Callable[[Path], Mapping[str, Part] | None]
+"""Finds the parts of a dataset at a file or folder; None = it is not laid out this way."""
+
+
+def open_source(task: Task, workspace: Workspace, *, hub_id: str, layouts: Sequence[Layout] = ()) -> Source:
     """Find the dataset of a run.
 
     Args:
         task: names the path; unset = `hub_id`.
         workspace: roots and cache.
-        hub_id: the task's dataset on the hub.
+        hub_id: the task's dataset on the hub; empty = it has none.
+        layouts: the task's official file formats, tried before tables of rows.
 
     Raises:
         BadDataError: missing, empty, outside the roots, or of no known layout.
     """
     path = task.path or HUB + hub_id
     memory = Path(workspace.cache) / "fingerprints"
+    if path == HUB:
+        raise BadDataError(f"task {task.name} has no dataset on the hub; set task.path to a folder or file")
     if path.startswith(HUB):
         return HubDataset(path.removeprefix(HUB), offline=workspace.offline)
     try:
         found = resolve(path, workspace.data_roots, "dataset")
     except UnusablePath as error:
         raise BadDataError(str(error)) from None
-    return _local_source(found, memory)
+    for layout in (*layouts, tables):
+        parts = layout(found)
+        if parts is not None:
+            return FileSource(found, parts, memory)
+    if found.is_file():
+        raise BadDataError(f"{found}: unknown format '{found.suffix}'; use one of {', '.join(READERS)}")
+    if not any(found.iterdir()):
+        raise BadDataError(f"{found}: the dataset folder is empty")
+    raise BadDataError(
+        f"{found}: no dataset found; expected train.jsonl, train.csv, train.tsv or train.parquet, "
+        "or the task's own file layout (docs/tasks.md)"
+    )
 
 
-def _local_source(path: Path, memory: Path) -> Source:
+class FileSource:
+    """Parts that are files on disk.
+
+    Raises:
+        BadDataError: a file cannot be read, or a part is empty.
+    """
+
+    def __init__(self, path: Path, parts: Mapping[str, Part], memory: Path) -> None:
+        self.name = path.name
+        root = path if path.is_dir() else path.parent
+        self._parts = parts
+        self.parts = {name: _fingerprint(root, part.files, memory) for name, part in parts.items()}
+
+    def rows(self, part: str) -> Iterator[Row]:
+        """See `Source.rows`."""
+        return self._parts[part].read()
+
+
+def tables(path: Path) -> Mapping[str, Part] | None:
+    """One file of rows (the training part), or a folder with `train.*` and perhaps a validation part."""
     if path.is_file():
-        if path.suffix not in _READERS:
-            raise BadDataError(f"{path}: unknown format '{path.suffix}'; use .jsonl or .csv")
-        return TableSource(path.name, path.parent, {"train": path}, memory)
-    root = path / "aclImdb" if (path / "aclImdb").is_dir() else path
-    if (root / "train" / "pos").is_dir() or (root / "train" / "neg").is_dir():
-        return CorpusSource(root, memory)
-    train = _table(path, "train")
+        return {"train": table(path)} if path.suffix in READERS else None
+    train = _named(path, "train")
     if train is None:
-        if not any(path.iterdir()):
-            raise BadDataError(f"{path}: the dataset folder is empty")
-        raise BadDataError(
-            f"{path}: no dataset found; expected train.jsonl or train.csv, "
-            "or the folders train/pos and train/neg"
-        )
-    parts = {"train": train}
-    for name in _VALIDATION_PARTS:
-        table = _table(path, name)
-        if table is not None:
-            parts["validation"] = table
+        return None
+    parts = {"train": table(train)}
+    for name in VALIDATION_PARTS:
+        found = _named(path, name)
+        if found is not None:
+            parts["validation"] = table(found)
             break
-    return TableSource(path.name, path, parts, memory)
+    return parts
 
 
-def _table(folder: Path, name: str) -> Path | None:
-    return next((folder / f"{name}{end}" for end in _READERS if (folder / f"{name}{end}").is_file()), None)
+def table(path: Path) -> Part:
+    """A part that is one file of rows."""
+    return Part([path], lambda: READERS[path.suffix](path))
 
 
-class TableSource:
-    """Parts that are one file of rows each."""
-
-    def __init__(self, name: str, root: Path, files: Mapping[str, Path], memory: Path) -> None:
-        self.name = name
-        self._files = files
-        self.parts = {part: _fingerprint(root, [path], memory) for part, path in files.items()}
-
-    def rows(self, part: str) -> Iterator[Located]:
-        """See `Source.rows`."""
-        path = self._files[part]
-        reader = _READERS[path.suffix]
-        for text, label, line in reader(path):
-            yield Located(text, label, f"{path}, line {line}")
+def _named(folder: Path, name: str) -> Path | None:
+    return next((folder / f"{name}{end}" for end in READERS if (folder / f"{name}{end}").is_file()), None)
 
 
-class CorpusSource:
+def labelled_folders(path: Path) -> Mapping[str, Part] | None:
     """The layout of the Large Movie Review Dataset: `{train,test}/{pos,neg}/*.txt`."""
-
-    def __init__(self, root: Path, memory: Path) -> None:
-        self.name = root.name
-        self._root = root
-        self._files = {"train": self._texts("train")}
-        for name in _VALIDATION_PARTS:
-            if (root / name).is_dir():
-                self._files["validation"] = self._texts(name)
-                break
-        self.parts = {
-            part: _fingerprint(root, [path for path, _ in files], memory)
-            for part, files in self._files.items()
-        }
-
-    def _texts(self, part: str) -> list[tuple[Path, str]]:
-        files = [
-            (path, label)
-            for label in ("neg", "pos")
-            for path in sorted((self._root / part / label).glob("*.txt"))
-        ]
-        if not files:
-            raise BadDataError(f"{self._root / part}: no texts; expected pos/*.txt and neg/*.txt")
-        return files
-
-    def rows(self, part: str) -> Iterator[Located]:
-        """See `Source.rows`."""
-        for path, label in self._files[part]:
-            yield Located(read_text(path), label, str(path))
+    root = path / "aclImdb" if (path / "aclImdb").is_dir() else path
+    if not ((root / "train" / "pos").is_dir() or (root / "train" / "neg").is_dir()):
+        return None
+    parts = {"train": _one_text_per_file(root / "train")}
+    for name in VALIDATION_PARTS:
+        if (root / name).is_dir():
+            parts["validation"] = _one_text_per_file(root / name)
+            break
+    return parts
 
 
-def _fingerprint(root: Path, files: list[Path], memory: Path) -> FileSet:
+def _one_text_per_file(folder: Path) -> Part:
+    files = [(path, label) for label in ("neg", "pos") for path in sorted((folder / label).glob("*.txt"))]
+    if not files:
+        raise BadDataError(f"{folder}: no texts; expected pos/*.txt and neg/*.txt")
+
+    def read() -> Iterator[Row]:
+        for path, label in files:
+            yield Row({"text": read_text(path), "label": label}, str(path))
+
+    return Part([path for path, _ in files], read)
+
+
+def _fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
     try:
         found = fingerprint(root, files, memory)
     except OSError as error:

@@ -74,6 +74,12 @@ def load(folder: Path) -> Tokenizer:
     raise BadSpecError(f"{folder}: no tokenizer; expected tokenizer.json or vocab.txt")
 
 
+def file_in(folder: Path) -> Path:
+    """The file that a model folder's tokenizer comes from."""
+    file = folder / FILE
+    return file if file.is_file() else folder / "vocab.txt"
+
+
 def _bert(model: models.WordPiece, *, lowercase: bool) -> Tokenizer:
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)

@@ -1,8 +1,11 @@
-"""The model that is trained: a BERT encoder of transformers with a classification head."""
+"""The model that is trained: a BERT encoder of transformers with the head of its task."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +15,80 @@ from torch import nn
 
 # The submodules, not the package's lazy names: `AutoModel` would import the model zoo's registry.
 from transformers.models.bert.configuration_bert import BertConfig
-from transformers.models.bert.modeling_bert import BertForSequenceClassification
+from transformers.models.bert.modeling_bert import (
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertPreTrainedModel,
+)
 
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
+from trainers.models.heads import IGNORED, ClassHead, Head, SpanHead, VocabularyHead
 from trainers.models.origin import WEIGHTS, Folder, Origin
 
 ATTENTION = "sdpa"
 """torch's scaled dot product attention. On CPU its flash kernel serves evaluation; with dropout in
 training it is computed from its parts, mask included: about one more pass over the scores."""
 
+_MODELS: dict[type[Head], type[BertPreTrainedModel]] = {
+    ClassHead: BertForSequenceClassification,
+    SpanHead: BertForQuestionAnswering,
+    VocabularyHead: BertForMaskedLM,
+}
+_HEADS = ("classifier.", "qa_outputs.", "cls.")
+_TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+"""Parameters that are others under a second name, which a file holds once."""
+_LAYER = re.compile(r"^bert\.encoder\.layer\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a forward pass gives.
+
+    Attributes:
+        logits: of the head, in the shape that `trainers.models.heads` says.
+        hidden: (B, S, H) the embeddings' output, then each layer's; empty unless asked for.
+    """
+
+    logits: torch.Tensor
+    hidden: tuple[torch.Tensor, ...] = ()
+
 
 class Student(nn.Module):
-    """Logits of a batch.
+    """A BERT with the head of its task.
 
     Attributes:
         bert: transformers' model; its `state_dict` has the names that its folders have.
+        head: what it ends in.
     """
 
-    def __init__(self, bert: BertForSequenceClassification) -> None:
+    def __init__(self, bert: BertPreTrainedModel, head: Head) -> None:
         super().__init__()
-        self.bert = bert
+        self.bert, self.head = bert, head
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """(B, C) logits."""
-        logits: torch.Tensor = self.bert(
-            input_ids=batch.input_ids, attention_mask=batch.attention_mask
-        ).logits
+    def forward(self, batch: Batch, *, with_hidden: bool = False) -> Output:
+        """Logits of a batch, and the hidden states when asked for."""
+        encoded = self.bert.bert(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            token_type_ids=batch.token_type_ids,
+            output_hidden_states=with_hidden,
+        )
+        return Output(self._logits(encoded, batch), tuple(encoded.hidden_states) if with_hidden else ())
+
+    def _logits(self, encoded: Any, batch: Batch) -> torch.Tensor:
+        logits: torch.Tensor
+        if isinstance(self.head, ClassHead):
+            logits = self.bert.classifier(self.bert.dropout(encoded.pooler_output))
+        elif isinstance(self.head, SpanHead):
+            logits = self.bert.qa_outputs(encoded.last_hidden_state)
+        else:
+            # Only what is to be guessed: the vocabulary's product is most of a small model's work.
+            logits = self.bert.cls(encoded.last_hidden_state[batch.labels != IGNORED])
         return logits
 
     @property
@@ -47,9 +97,8 @@ class Student(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Parameters under the names of a model folder."""
-        weights: dict[str, torch.Tensor] = self.bert.state_dict()
-        return weights
+        """Parameters under the names of a model folder, each once."""
+        return {name: tensor for name, tensor in self.bert.state_dict().items() if name not in _TIED}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Set all parameters.
@@ -57,47 +106,59 @@ class Student(nn.Module):
         Raises:
             RuntimeError: names or shapes differ.
         """
-        self.bert.load_state_dict(weights)
+        tied = {
+            name: weights[source]
+            for name, source in _TIED.items()
+            if name in self.bert.state_dict() and source in weights
+        }
+        self.bert.load_state_dict({**weights, **tied})
 
     def write_config(self, folder: Path) -> None:
         """Write `config.json`, so that the folder with the weights loads as a model."""
-        fields = {**self.bert.config.to_dict(), "architectures": ["BertForSequenceClassification"]}
+        fields = {**self.bert.config.to_dict(), "architectures": [type(self.bert).__name__]}
         (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def build(
     origin: Origin,
     *,
+    head: Head,
     vocabulary_size: int,
-    classes: tuple[str, ...],
     dropout: float,
     max_length: int,
     pad_id: int,
+    layers: Sequence[int] | None = None,
 ) -> Student:
-    """The student with its first weights, drawn from torch's seed where the origin has none.
+    """The model with its first weights, drawn from torch's seed where the origin has none.
 
     Args:
         origin: preset or folder.
+        head: what it ends in.
         vocabulary_size: of the tokenizer.
-        classes: names of the task's classes.
         dropout: of hidden states, attention and head.
         max_length: longest sequence that it will see, in tokens.
         pad_id: token id of padding.
+        layers: which of the folder's layers it has, in this order; None = all.
 
     Raises:
         BadSpecError: the folder's model does not fit tokenizer, length or its own weights.
     """
     fields: dict[str, Any] = origin.config() if isinstance(origin, Folder) else origin.config(vocabulary_size)
+    if layers is not None:
+        fields["num_hidden_layers"] = _kept(layers, origin, int(fields["num_hidden_layers"]))
     fields.update(
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
         classifier_dropout=dropout,
         pad_token_id=pad_id,
-        id2label=dict(enumerate(classes)),
-        label2id={name: i for i, name in enumerate(classes)},
         is_decoder=False,
-        problem_type="single_label_classification",
     )
+    if isinstance(head, ClassHead):
+        fields.update(
+            id2label=dict(enumerate(head.classes)),
+            label2id={name: i for i, name in enumerate(head.classes)},
+            problem_type="single_label_classification",
+        )
     for bookkeeping in (
         "architectures",
         "transformers_version",
@@ -110,7 +171,7 @@ def build(
     try:
         config = BertConfig(**fields)
         config._attn_implementation = ATTENTION
-        bert = BertForSequenceClassification(config).float()
+        bert = _MODELS[type(head)](config).float()
     except (TypeError, ValueError) as error:
         raise BadSpecError(f"{origin}: the model's configuration is not usable ({error})") from None
     if config.vocab_size < vocabulary_size:
@@ -124,41 +185,64 @@ def build(
             f"{config.max_position_embeddings} positions; lower it"
         )
     if isinstance(origin, Folder):
-        _load_encoder(bert, origin.path / WEIGHTS)
-    return Student(bert)
+        _load(bert, origin.path / WEIGHTS, layers)
+    return Student(bert, head)
 
 
-def _load_encoder(bert: BertForSequenceClassification, file: Path) -> None:
+def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
+    """How many layers are kept, all of which the origin must have weights for."""
+    if not isinstance(origin, Folder):
+        raise BadSpecError(
+            f"model.layers needs a student with weights, and {origin} is a preset; "
+            "remove model.layers or set model.student to a folder"
+        )
+    beyond = [layer for layer in layers if layer >= available]
+    if beyond:
+        raise BadSpecError(
+            f"model.layers asks for layer {beyond[0]}, but {origin} has {available}; use 0 to {available - 1}"
+        )
+    return len(layers)
+
+
+def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None) -> None:
     """Copy what the file has; the head and the pooler may start anew, the encoder may not."""
     wanted = bert.state_dict()
-    missing = set(wanted)
+    missing = set(wanted) - set(_TIED)
     try:
         with safe_open(str(file), framework="pt") as stored:
             for name in stored.keys():  # noqa: SIM118  (the handle is no mapping)
-                target = _name_here(name)
-                if target not in wanted:
-                    continue
-                tensor = stored.get_tensor(name)
-                if tensor.shape != wanted[target].shape:
-                    if target.startswith("classifier."):
-                        continue  # a head of another task
-                    raise BadSpecError(
-                        f"{file}: {name} has shape {tuple(tensor.shape)}, "
-                        f"config.json says {tuple(wanted[target].shape)}"
-                    )
-                wanted[target].copy_(tensor)
-                missing.discard(target)
+                for target in _names_here(name, layers):
+                    if target not in missing:
+                        continue
+                    tensor = stored.get_tensor(name)
+                    if tensor.shape != wanted[target].shape:
+                        if target.startswith(_HEADS):
+                            continue  # a head of another task
+                        raise BadSpecError(
+                            f"{file}: {name} has shape {tuple(tensor.shape)}, "
+                            f"config.json says {tuple(wanted[target].shape)}"
+                        )
+                    wanted[target].copy_(tensor)
+                    missing.discard(target)
     except (SafetensorError, OSError) as error:
         raise BadSpecError(f"{file}: the weights cannot be read ({error})") from None
-    needed = sorted(name for name in missing if not name.startswith(("classifier.", "bert.pooler.")))
+    needed = sorted(name for name in missing if not name.startswith((*_HEADS, "bert.pooler.")))
     if needed:
         raise BadSpecError(f"{file}: {len(needed)} weights of the encoder are missing, first {needed[0]}")
 
 
-def _name_here(name: str) -> str:
-    """A stored name in this model: encoders are stored bare, old LayerNorms as gamma and beta."""
+def _names_here(name: str, layers: Sequence[int] | None) -> list[str]:
+    """A stored name in this model: encoders are stored bare, old LayerNorms as gamma and beta.
+
+    None when the model does not have its layer; several when it has the layer more than once.
+    """
     if name.endswith("LayerNorm.gamma"):
         name = name.removesuffix("gamma") + "weight"
     elif name.endswith("LayerNorm.beta"):
         name = name.removesuffix("beta") + "bias"
-    return name if name.startswith(("bert.", "classifier.")) else f"bert.{name}"
+    name = name if name.startswith(("bert.", *_HEADS)) else f"bert.{name}"
+    found = _LAYER.match(name)
+    if layers is None or found is None:
+        return [name]
+    rest = name[found.end() :]
+    return [f"bert.encoder.layer.{new}.{rest}" for new, old in enumerate(layers) if old == int(found[1])]

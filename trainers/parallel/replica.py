@@ -11,7 +11,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from trainers.data.batches import Batch
-from trainers.models.student import Student
+from trainers.models.student import Output, Student
 from trainers.telemetry.timeline import Phase, Timeline
 
 
@@ -24,8 +24,8 @@ class Replica:
         self.model = model
         self._timeline = timeline
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """(B, C) logits of a micro-batch."""
+    def forward(self, batch: Batch) -> Output:
+        """What the model says of a micro-batch."""
         return self.model(batch)  # type: ignore[no-any-return]
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -69,7 +69,7 @@ class DistributedReplica(Replica):
         self._parallel.register_comm_hook(None, lambda state, bucket: self._exchange(state, bucket))
         self._average = 1.0 / distributed.get_world_size()
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch) -> Output:
         """See `Replica.forward`."""
         with warnings.catch_warnings():
             # Every parameter is used; the search is asked for only because it keeps the buckets.

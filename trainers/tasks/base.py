@@ -6,16 +6,38 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from trainers.config import RunConfig
-from trainers.data.batches import Batch
+from trainers.data.batches import Batch, Transform
 from trainers.data.tokens import TokenSet
+from trainers.models.heads import Head
 from trainers.models.origin import Origin
+
+
+class Scoring(Protocol):
+    """How the validation part is scored: what is kept of each example, and the metrics of all."""
+
+    def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """(B, K) fp32: what `score` needs of each example of a batch, on any device.
+
+        Args:
+            logits: of the model's head.
+            batch: that they are of.
+        """
+        ...
+
+    def score(self, observed: npt.NDArray[np.float32]) -> dict[str, float]:
+        """Metrics over the whole validation part; names are listed in `docs/metrics.md`.
+
+        Args:
+            observed: (N, K) in the order of the validation part.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +51,9 @@ class Prepared:
         pad_id: its token id of padding.
         identity: what the data is, by name: hashes, sizes, limits. A resumed run must find
             the same.
+        head: what the model ends in.
+        scoring: of the validation part.
+        transform: what happens to each batch anew; None = nothing.
     """
 
     train: TokenSet
@@ -37,15 +62,18 @@ class Prepared:
     vocabulary_size: int
     pad_id: int
     identity: Mapping[str, str | int | float]
+    head: Head
+    scoring: Scoring
+    transform: Transform | None = None
 
 
 class Task(ABC):
     """What is learned. Stateless: one instance serves any number of runs."""
 
-    classes: ClassVar[tuple[str, ...]]
-    """Names of the classes, by number."""
     headline: ClassVar[str]
-    """The metric by which checkpoints are compared; higher is better."""
+    """The metric by which checkpoints are compared."""
+    higher_is_better: ClassVar[bool] = True
+    """Direction of the headline."""
 
     @abstractmethod
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
@@ -63,12 +91,3 @@ class Task(ABC):
     @abstractmethod
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Sum (not mean) of the loss over the batch's examples, a scalar in fp32."""
-
-    @abstractmethod
-    def score(self, logits: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> dict[str, float]:
-        """Metrics over the whole validation part.
-
-        Args:
-            logits: (N, C).
-            labels: (N,).
-        """

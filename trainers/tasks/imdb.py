@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainers.data.sources import labelled_folders
 from trainers.tasks.text_classification import TextClassification
 
 
@@ -10,4 +11,5 @@ class Imdb(TextClassification):
 
     classes = ("negative", "positive")
     hub_id = "stanfordnlp/imdb"
+    layouts = (labelled_folders,)
     spellings = {"neg": 0, "pos": 1, "negative": 0, "positive": 1, "0": 0, "1": 1}  # noqa: RUF012

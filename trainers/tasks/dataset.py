@@ -1,0 +1,247 @@
+"""Tasks whose examples fit into memory: read once, split, tokenised once, kept in the cache."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from trainers import config as configuration
+from trainers.config import RunConfig
+from trainers.data import tokenizers
+from trainers.data.cache import cached_folder
+from trainers.data.fingerprint import digest_of, digest_text
+from trainers.data.rows import Row
+from trainers.data.selection import balanced_subset, held_out
+from trainers.data.sources import Layout, Source, open_source
+from trainers.data.tokens import TokenSet
+from trainers.errors import BadDataError, BadSpecError
+from trainers.models.heads import Head
+from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
+from trainers.tasks.base import Prepared, Scoring, Task
+
+_LAYOUT = 2
+"""Grows when the cache's content changes for the same input."""
+_REPORT_S = 2.0
+
+Example = TypeVar("Example")
+
+
+class DatasetTask(Task, Generic[Example]):
+    """A task with one example per row. A task of this kind says how a row becomes tokens and a score."""
+
+    hub_id: ClassVar[str]
+    """The dataset on the hub; empty = there is none."""
+    layouts: ClassVar[Sequence[Layout]] = ()
+    """Official file formats of the task, tried before tables of rows."""
+
+    @abstractmethod
+    def example(self, row: Row, task: configuration.Task) -> Example:
+        """What a row says.
+
+        Raises:
+            BadDataError: naming the place and the field.
+        """
+
+    @abstractmethod
+    def stratum(self, example: Example) -> int:
+        """What subsets and held-out parts are balanced by, such as the class."""
+
+    @abstractmethod
+    def texts(self, example: Example) -> Iterable[str]:
+        """The texts that a vocabulary is trained on."""
+
+    @abstractmethod
+    def tokenise(
+        self,
+        examples: Sequence[Example],
+        tokenizer: Tokenizer,
+        task: configuration.Task,
+        told: Callable[[int], None],
+    ) -> TokenSet:
+        """Tokens and labels of the examples.
+
+        Args:
+            examples: of one part.
+            tokenizer: with its frame of special tokens.
+            task: lengths and windows.
+            told: called with the number of examples done so far.
+        """
+
+    @abstractmethod
+    def outcome(self, folder: Path, validation: TokenSet, task: configuration.Task) -> tuple[Head, Scoring]:
+        """The head, and the scoring of the validation part.
+
+        Args:
+            folder: that `tokenise`d parts and `describe`'s files lie in.
+            validation: tokenised examples.
+            task: of the run.
+        """
+
+    def describe(
+        self, folder: Path, parts: Mapping[str, Sequence[Example]], task: configuration.Task
+    ) -> None:
+        """Write into the cache what `outcome` needs beside tokens; nothing unless a task has such."""
+
+    def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
+        """Fields of the run's task, beside the common ones, that its tokens depend on."""
+        return {}
+
+    def select(
+        self, parts: Mapping[str, list[Example]], task: configuration.Task
+    ) -> dict[str, list[Example]]:
+        """The training and the validation part, held out where there is none, cut to the sizes asked for.
+
+        Raises:
+            BadDataError: too few examples.
+        """
+        if "validation" not in parts:
+            whole = parts["train"]
+            train, validation = held_out(
+                np.array([self.stratum(one) for one in whole]), task.validation_fraction, task.split_seed
+            )
+            parts = {
+                name: [whole[i] for i in rows]
+                for name, rows in (("train", train), ("validation", validation))
+            }
+        wanted = {"train": task.train_examples, "validation": task.validation_examples}
+        chosen = {}
+        for part, examples in parts.items():
+            strata = np.array([self.stratum(one) for one in examples])
+            rows = balanced_subset(strata, wanted[part], task.split_seed, part)
+            chosen[part] = [examples[i] for i in rows]
+        return chosen
+
+    def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
+        """See `Task.prepare`. What is already in the cache is neither read nor tokenised."""
+        source = open_source(config.task, config.workspace, hub_id=self.hub_id, layouts=self.layouts)
+        examples = _Examples(self, source, config)
+        cache = Path(config.workspace.cache)
+        file = self._tokenizer_file(origin, examples, cache, report)
+        tokenizer = tokenizers.load(file.parent)
+        pad_id = padding_id(tokenizer, file)
+        tokenizer_digest = digest_text(tokenizer.to_str())
+
+        def build(folder: Path) -> None:
+            selected = examples.selected()
+            for part, chosen in selected.items():
+                told = Pace(report, f"{part}: tokenised", len(chosen))
+                self.tokenise(chosen, tokenizer, config.task, told).save(folder, part)
+            self.describe(folder, selected, config.task)
+
+        key = digest_of([_LAYOUT, examples.identity, tokenizer_digest, config.task.max_length])
+        folder = cached_folder(cache / "tokens", key, build)
+        train, validation = TokenSet.open(folder, "train"), TokenSet.open(folder, "validation")
+        head, scoring = self.outcome(folder, validation, config.task)
+        return Prepared(
+            train,
+            validation,
+            file,
+            tokenizer.get_vocab_size(),
+            pad_id,
+            {
+                **examples.identity,
+                "tokenizer.sha256": tokenizer_digest,
+                "max_length": config.task.max_length,
+                "train.selected": len(train),
+                "validation.selected": len(validation),
+            },
+            head,
+            scoring,
+        )
+
+    def _tokenizer_file(
+        self, origin: Origin, examples: _Examples[Example], cache: Path, report: Callable[[str], None]
+    ) -> Path:
+        """The tokenizer of a model folder, or a vocabulary trained on the training texts."""
+        if isinstance(origin, Folder):
+            return tokenizers.file_in(origin.path)
+
+        def build(folder: Path) -> None:
+            texts = [text for one in examples.selected()["train"] for text in self.texts(one)]
+            report(f"training a WordPiece vocabulary on {len(texts)} texts")
+            tokenizers.train_wordpiece(texts, VOCABULARY_SIZE).save(str(folder / tokenizers.FILE))
+
+        key = digest_of([_LAYOUT, examples.identity, VOCABULARY_SIZE])
+        return cached_folder(cache / "vocabularies", key, build) / tokenizers.FILE
+
+
+class _Examples(Generic[Example]):
+    """A run's examples, read at most once and only when the cache lacks something."""
+
+    def __init__(self, task: DatasetTask[Example], source: Source, config: RunConfig) -> None:
+        self._task, self._source, self._config = task, source, config.task
+        self._selected: dict[str, list[Example]] | None = None
+        self.identity: dict[str, str | int | float] = {
+            "task": config.task.name.value,
+            **selection_identity(config.task),
+            **source_identity(source),
+            **task.settings(config.task),
+        }
+
+    def selected(self) -> dict[str, list[Example]]:
+        """The training and the validation part."""
+        if self._selected is None:
+            parts = {part: self._read(part) for part in self._source.parts}
+            self._selected = self._task.select(parts, self._config)
+        return self._selected
+
+    def _read(self, part: str) -> list[Example]:
+        examples = [self._task.example(row, self._config) for row in self._source.rows(part)]
+        if not examples:
+            raise BadDataError(f"{self._source.name}: the {part} part has no rows")
+        return examples
+
+
+class Pace:
+    """Says how far long work has come, at most every two seconds."""
+
+    def __init__(self, report: Callable[[str], None], what: str, total: int) -> None:
+        self._report, self._what, self._total = report, what, total
+        self._last_s = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        """Say it, unless it was said a moment ago."""
+        if time.monotonic() - self._last_s > _REPORT_S:
+            self._last_s = time.monotonic()
+            self._report(f"{self._what} {done} of {self._total} texts")
+
+
+def source_identity(source: Source) -> dict[str, str | int | float]:
+    """Number, size and hash of a dataset's files, by part."""
+    return {
+        f"{part}.{name}": value
+        for part, files in source.parts.items()
+        for name, value in (
+            ("files", files.files),
+            ("size_bytes", files.size_bytes),
+            ("sha256", files.sha256),
+        )
+    }
+
+
+def selection_identity(task: configuration.Task) -> dict[str, str | int | float]:
+    """What decides which examples of the dataset a run sees."""
+    return {
+        "train_examples": task.train_examples or "all",
+        "validation_examples": task.validation_examples or "all",
+        "validation_fraction": task.validation_fraction,
+        "split_seed": task.split_seed,
+    }
+
+
+def padding_id(tokenizer: Tokenizer, file: Path) -> int:
+    """Token id of padding.
+
+    Raises:
+        BadSpecError: the vocabulary has none.
+    """
+    number: int | None = tokenizer.token_to_id("[PAD]")
+    if number is None:
+        raise BadSpecError(f"{file}: the vocabulary has no [PAD]; use the tokenizer of a BERT")
+    return number
