@@ -1,0 +1,69 @@
+"""Calls about the installation: specs before they are submitted, the queue, hardware, the cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import orjson
+
+from service.answers import Cluster, HardwareEntry, Preview, Queue, Validated
+from service.client.wire import Wire, encoded, given, read
+from service.preview import PlannedRun
+
+
+class InstallationCalls(Wire):
+    """The part of the client that asks for specs, the queue, hardware and the cluster."""
+
+    def validate(self, text: str | bytes) -> Validated:
+        """Every check of a submission; nothing is stored.
+
+        Raises:
+            ApiError: the spec is refused; `errors` names each field.
+        """
+        return read(
+            Validated, self._call("POST", "/api/v1/specs/validate", repeat=True, content=encoded(text))
+        )
+
+    def preview(self, text: str | bytes, *, limit: int = 100) -> Preview:
+        """The first `limit` runs that a spec would make.
+
+        Raises:
+            ApiError: the spec is refused; `errors` names each field.
+        """
+        items: list[PlannedRun] = []
+        token: str | None = None
+        while True:
+            params = given(page_size=min(1000, limit - len(items)), page_token=token)
+            answer = self._call(
+                "POST", "/api/v1/specs/preview", repeat=True, content=encoded(text), params=params
+            )
+            page = read(Preview, answer)
+            items += page.items
+            token = page.next_page_token
+            if token is None or len(items) >= limit:
+                return Preview(page.run_count, page.cluster_age_s, items, token)
+
+    def spec_schema(self) -> dict[str, Any]:
+        """The JSON Schema of a spec."""
+        schema: dict[str, Any] = orjson.loads(self._call("GET", "/api/v1/spec.schema.json", repeat=True))
+        return schema
+
+    def queue(self) -> Queue:
+        """Everything that waits and why."""
+        return self._get(Queue, "/queue")
+
+    def hardware(self) -> list[HardwareEntry]:
+        """The hardware catalogue."""
+        return self._items(HardwareEntry, "/hardware", {})
+
+    def cluster(self) -> Cluster:
+        """The Ray cluster as the scheduler last saw it."""
+        return self._get(Cluster, "/cluster")
+
+    def healthy(self) -> bool:
+        """Whether the server answers, tried once."""
+        try:
+            return self._http.get("/healthz").status_code == 200
+        except httpx.HTTPError:
+            return False

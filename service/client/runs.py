@@ -1,0 +1,134 @@
+"""Calls about runs: lists, figures, curves, logs, live follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from service.answers import NewLine, NewPoints, NewSeries, RunChanged, RunEnded, RunPage, Series
+from service.client.wire import Wire, adapter, given, read
+from service.records import Attempt, LogLine, MeasurementRow, Run
+
+
+@dataclass(frozen=True, slots=True)
+class _Latest:
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class _RunPayload:
+    run: Run
+    latest: dict[str, _Latest]
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    series: dict[str, Series]
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    values: dict[str, float | int | str | None]
+
+
+class RunCalls(Wire):
+    """The part of the client that asks for runs."""
+
+    def runs(
+        self,
+        *,
+        experiment_id: int | None = None,
+        filter: str | None = None,
+        order_by: str | None = None,
+        page_size: int = 100,
+        page_token: str | None = None,
+    ) -> RunPage:
+        """One page of runs: of one experiment in grid order, or of all, the newest first."""
+        place = "/runs" if experiment_id is None else f"/experiments/{experiment_id}/runs"
+        return self._get(RunPage, place, filter, order_by, page_size, page_token)
+
+    def all_runs(
+        self, *, experiment_id: int | None = None, filter: str | None = None, order_by: str | None = None
+    ) -> Iterator[Run]:
+        """All runs, page by page as they are read."""
+        token: str | None = None
+        while True:
+            page = self.runs(
+                experiment_id=experiment_id,
+                filter=filter,
+                order_by=order_by,
+                page_size=1000,
+                page_token=token,
+            )
+            yield from page.items
+            if (token := page.next_page_token) is None:
+                return
+
+    def run(self, id: int) -> Run:
+        """One run."""
+        return self._get(Run, f"/runs/{id}")
+
+    def cancel_run(self, id: int) -> Run:
+        """Ask for a run's end; one that has ended is answered as it is."""
+        return read(Run, self._call("POST", f"/api/v1/runs/{id}/cancel", repeat=True))
+
+    def retry_run(self, id: int) -> Run:
+        """Queue a run without a result again."""
+        return read(Run, self._call("POST", f"/api/v1/runs/{id}/retry", repeat=False))
+
+    def points(
+        self,
+        id: int,
+        names: Sequence[str] = (),
+        *,
+        min_step: int | None = None,
+        max_step: int | None = None,
+        max_points: int | None = None,
+    ) -> dict[str, Series]:
+        """Points of a run by metric; with `max_points`, each bucket's least and greatest."""
+        params = given(name=list(names) or None, min_step=min_step, max_step=max_step, max_points=max_points)
+        return read(
+            _Points, self._call("GET", f"/api/v1/runs/{id}/points", repeat=True, params=params)
+        ).series
+
+    def measurements(self, id: int) -> list[MeasurementRow]:
+        """Quantities of a run with unit and provenance."""
+        return self._items(MeasurementRow, f"/runs/{id}/measurements", {})
+
+    def summary(self, id: int) -> dict[str, float | int | str | None]:
+        """Everything that a run reported as a whole; empty until it ends."""
+        return self._get(_Summary, f"/runs/{id}/summary").values
+
+    def attempts(self, id: int) -> list[Attempt]:
+        """Each try at a run, the first one first."""
+        return self._items(Attempt, f"/runs/{id}/attempts", {})
+
+    def logs(
+        self, id: int, *, after: int | None = None, limit: int = 1000, attempt: int | None = None
+    ) -> list[LogLine]:
+        """Lines of a run's log after the line whose `cursor` is `after`."""
+        return self._items(LogLine, f"/runs/{id}/logs", given(after=after, limit=limit, attempt=attempt))
+
+    def follow_run(self, id: int) -> Iterator[RunChanged | NewPoints | NewLine | RunEnded]:
+        """A run's points and log lines until it ends, across reconnects.
+
+        Raises:
+            ApiError: there is no such run.
+            Unreachable: the server stayed away.
+        """
+        for kind, payload in self._stream(f"/api/v1/runs/{id}/stream", None):
+            if kind == "run":
+                yield run_changed(payload)
+            elif kind == "points":
+                yield NewPoints(adapter(dict[str, NewSeries]).validate_json(payload))
+            elif kind == "log":
+                yield NewLine(read(LogLine, payload))
+            elif kind == "end":
+                yield RunEnded(run_changed(payload).run)
+
+
+def run_changed(payload: bytes) -> RunChanged:
+    """A run's change from its live form."""
+    told = read(_RunPayload, payload)
+    return RunChanged(told.run, {name: point.value for name, point in told.latest.items()})
