@@ -1,0 +1,166 @@
+"""The backward pass of data-parallel training, where layers communicate while others compute.
+
+Layers become ready in the order of the backward pass. A layer's gradients are exchanged when it
+has been computed and the exchange of the layer before it has ended:
+
+    compute_end[i] = compute_end[i-1] + compute[i]
+    exchange_end[i] = max(compute_end[i], exchange_end[i-1]) + communication[i]
+
+The pass ends with the last exchange, plus one constant overhead. (The iterative overlap model of
+the thesis that this project follows, sections 3.5.2 and 4.5.3.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+OVERHEAD_MS = 0.09
+"""What a whole pass takes beyond its layers; the one constant that fits both published measurements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer, or a bucket of layers that is exchanged at once.
+
+    Attributes:
+        name: for people.
+        compute_ms: its backward computation.
+        communication_ms: the exchange of its gradients; 0 = it has none.
+        gradient_bytes: that are exchanged; only `into_buckets` and `ring_all_reduce_ms` use them.
+    """
+
+    name: str
+    compute_ms: float
+    communication_ms: float = 0.0
+    gradient_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for field in ("compute_ms", "communication_ms", "gradient_bytes"):
+            value = getattr(self, field)
+            if not 0 <= value < float("inf"):
+                raise ValueError(
+                    f"layer {self.name}: {field} {value} is no finite time or size; give one >= 0"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """When a layer is computed and exchanged, in ms from the start of the pass."""
+
+    name: str
+    compute: tuple[float, float]
+    exchange: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A backward pass as the model sees it.
+
+    Attributes:
+        intervals: by layer, in the order of the backward pass.
+        total_ms: the whole pass, overhead included.
+        compute_ms: sum of the layers' computation.
+        communication_ms: sum of their exchanges.
+        exposed_ms: communication that no computation hides.
+    """
+
+    intervals: tuple[Interval, ...]
+    total_ms: float
+    compute_ms: float
+    communication_ms: float
+    exposed_ms: float
+
+    @property
+    def hidden_ms(self) -> float:
+        """Communication that goes on while layers compute."""
+        return self.communication_ms - self.exposed_ms
+
+
+def predict(layers: Sequence[Layer], *, overhead_ms: float = OVERHEAD_MS) -> Prediction:
+    """Overlap the layers' exchanges with the computation of the layers after them.
+
+    Args:
+        layers: in the order of the backward pass, the output's first.
+        overhead_ms: constant added to the pass.
+
+    Raises:
+        ValueError: without layers.
+    """
+    if not layers:
+        raise ValueError("there are no layers; give at least one")
+    computed = exchanged = 0.0
+    intervals = []
+    for layer in layers:
+        begin, computed = computed, computed + layer.compute_ms
+        start = max(computed, exchanged)
+        exchanged = start + layer.communication_ms
+        intervals.append(Interval(layer.name, (begin, computed), (start, exchanged)))
+    return Prediction(
+        intervals=tuple(intervals),
+        total_ms=max(computed, exchanged) + overhead_ms,
+        compute_ms=computed,
+        communication_ms=sum(layer.communication_ms for layer in layers),
+        exposed_ms=max(0.0, exchanged - computed),
+    )
+
+
+def into_buckets(layers: Sequence[Layer], first_bytes: int, bucket_bytes: int) -> list[Layer]:
+    """Layers as DDP exchanges them: gathered until a bucket is full, the first one smaller.
+
+    Args:
+        layers: in the order of the backward pass, with `gradient_bytes`.
+        first_bytes: capacity of the first bucket.
+        bucket_bytes: capacity of the others.
+
+    Returns:
+        One layer per bucket, `communication_ms` still 0.
+    """
+    buckets: list[Layer] = []
+    names: list[str] = []
+    compute_ms, size = 0.0, 0
+    for layer in layers:
+        names.append(layer.name)
+        compute_ms += layer.compute_ms
+        size += layer.gradient_bytes
+        if size >= (bucket_bytes if buckets else first_bytes):
+            buckets.append(Layer("+".join(names), compute_ms, gradient_bytes=size))
+            names, compute_ms, size = [], 0.0, 0
+    if names:
+        buckets.append(Layer("+".join(names), compute_ms, gradient_bytes=size))
+    return buckets
+
+
+def ring_all_reduce_ms(
+    size_bytes: int, workers: int, *, bandwidth_gb_s: float, latency_ms: float = 0.0
+) -> float:
+    """Time of a ring all-reduce: each worker sends 2(N-1)/N of the bytes, in 2(N-1) turns.
+
+    Args:
+        size_bytes: of the gradients.
+        workers: N; with one there is nothing to send.
+        bandwidth_gb_s: of one worker's link, in GB/s.
+        latency_ms: of one turn.
+
+    Raises:
+        ValueError: fewer than one worker, or no bandwidth.
+    """
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; give at least 1")
+    if bandwidth_gb_s <= 0:
+        raise ValueError(f"bandwidth_gb_s is {bandwidth_gb_s}; give a bandwidth above 0")
+    if workers == 1:
+        return 0.0
+    sent = 2 * (workers - 1) / workers * size_bytes
+    return sent / (bandwidth_gb_s * 1e9) * 1e3 + 2 * (workers - 1) * latency_ms
+
+
+def compute_ms(flops: float, *, tflops: float) -> float:
+    """Time of so many floating-point operations at an achieved rate, in TFLOP/s.
+
+    Raises:
+        ValueError: no rate.
+    """
+    if tflops <= 0:
+        raise ValueError(f"tflops is {tflops}; give a rate above 0")
+    return flops / (tflops * 1e12) * 1e3

@@ -1,0 +1,143 @@
+"""Statistical efficiency and goodput from the noise of gradients. Pure.
+
+Pollux (Qiao et al., OSDI 2021), in the notation of its code: `sqr` estimates the squared norm of the
+true gradient, `var` the variance of a gradient over the base batch. How much a step learns grows
+with the batch, but less than the batch does; the efficiency says how much of it is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DECAY = 0.999
+"""Of the averages, per base batch seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientMoments:
+    """What one step tells of the gradient.
+
+    Attributes:
+        sqr: estimate of the true gradient's squared norm; a single one may be negative.
+        var: estimate of the gradient's variance (summed over elements) at the base batch.
+    """
+
+    sqr: float
+    var: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether the step may enter an average."""
+        return math.isfinite(self.sqr) and math.isfinite(self.var)
+
+
+def from_replicas(
+    squared_norms: Sequence[float], mean_squared_norm: float, *, scale: float
+) -> GradientMoments:
+    """From the gradients of n >= 2 equal parts of a batch: workers or accumulation micro-batches.
+
+        sqr = (n |g|^2 - mean_i |g_i|^2) / (n - 1)
+        var = (mean_i |g_i|^2 - |g|^2) scale / (n - 1)
+
+    Args:
+        squared_norms: |g_i|^2 of each part's mean gradient.
+        mean_squared_norm: |g|^2 of the mean over the parts.
+        scale: whole batch / base batch.
+
+    Raises:
+        ValueError: fewer than two parts.
+    """
+    n = len(squared_norms)
+    if n < 2:
+        raise ValueError(f"{n} part tells nothing of the noise; give two, or use from_consecutive")
+    mean = math.fsum(squared_norms) / n
+    return GradientMoments(
+        sqr=(n * mean_squared_norm - mean) / (n - 1), var=(mean - mean_squared_norm) * scale / (n - 1)
+    )
+
+
+def from_consecutive(product: float, squared_difference: float, *, scale: float) -> GradientMoments:
+    """From the gradients g and g' of two steps in a row, where there is only one part per step.
+
+        sqr ~ g . g',    var ~ |g - g'|^2 scale / 2
+
+    Biased by what the parameters moved in between; Adan holds both gradients already.
+
+    Args:
+        product: g . g'.
+        squared_difference: |g - g'|^2.
+        scale: batch of a step / base batch.
+    """
+    return GradientMoments(sqr=product, var=squared_difference * scale / 2)
+
+
+@dataclass(slots=True)
+class NoiseScale:
+    """Averages of the moments over a run, corrected for their start at zero.
+
+    Attributes:
+        scale: batch of a step / base batch.
+        sqr_sum, var_sum: exponential averages before correction.
+        weight: their total weight so far.
+    """
+
+    scale: float
+    sqr_sum: float = 0.0
+    var_sum: float = 0.0
+    weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"scale {self.scale} is no ratio of batches; give one above 0")
+
+    def add(self, moments: GradientMoments) -> None:
+        """Take in a step; one that is not finite is passed over."""
+        if not moments.finite:
+            return
+        keep = DECAY**self.scale
+        self.sqr_sum = keep * self.sqr_sum + (1 - keep) * moments.sqr
+        self.var_sum = keep * self.var_sum + (1 - keep) * moments.var
+        self.weight = keep * self.weight + (1 - keep)
+
+    @property
+    def sqr(self) -> float:
+        """Mean squared norm of the true gradient, at least 0."""
+        return max(0.0, self.sqr_sum / self.weight) if self.weight else 0.0
+
+    @property
+    def var(self) -> float:
+        """Mean variance at the base batch, at least 0."""
+        return max(0.0, self.var_sum / self.weight) if self.weight else 0.0
+
+    @property
+    def noise_scale(self) -> float:
+        """var / sqr, in base batches: the batch at which noise and gradient are equally strong."""
+        return self.var / self.sqr if self.sqr else math.inf
+
+    @property
+    def efficiency(self) -> float | None:
+        """Statistical efficiency of the run's batch; None before the first step."""
+        return efficiency(self.sqr, self.var, self.scale) if self.weight else None
+
+
+def gain(sqr: float, var: float, k: float) -> float:
+    """Progress of a step with k base batches, relative to one with a single base batch.
+
+    (var + sqr) / (var / k + sqr): 1 without noise, k when noise is all there is.
+    """
+    if not k > 0:
+        raise ValueError(f"k is {k}; give a batch above 0")
+    below = var / k + sqr
+    return (var + sqr) / below if below > 0 else 1.0
+
+
+def efficiency(sqr: float, var: float, k: float) -> float:
+    """Progress per example relative to the base batch: gain / k, in (0, 1] for k >= 1."""
+    return gain(sqr, var, k) / k
+
+
+def goodput(throughput: float, statistical_efficiency: float) -> float:
+    """Examples per second, each weighed by what it teaches: throughput x statistical efficiency."""
+    return throughput * statistical_efficiency
