@@ -1,8 +1,9 @@
-"""From one spec to its runs: cardinality first, then expansion.
+"""From one spec to its runs: cardinality first, then expansion, then the order of measurement.
 
 Pure. Order of the product: axes in the order in which the spec lists them, the first axis
 varying slowest, and seeds varying fastest of all. The size of the grid is known from the
-axes' lengths before anything is expanded.
+axes' lengths before anything is expanded. Runs are not *measured* in that order: see
+`blocked_order`.
 """
 
 from __future__ import annotations
@@ -11,44 +12,124 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 AxisValue: TypeAlias = str | int | float | bool | None
 Point: TypeAlias = dict[str, AxisValue]
+Conditions: TypeAlias = Mapping[str, Mapping[str, Sequence[AxisValue]]]
+"""By conditional axis: the values that earlier axes must have for it to vary."""
 
 MAX_RUNS = 10_000
 """Most runs that one experiment may have."""
 
 
-def cardinality(axes: Mapping[str, Sequence[AxisValue]], seeds: int, samples: int | None) -> int:
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A continuous axis.
+
+    Attributes:
+        low, high: ends, both possible.
+        log: drawn evenly in the logarithm.
+    """
+
+    low: float
+    high: float
+    log: bool
+
+    def at(self, share: float) -> float:
+        """The value at a share in [0, 1] of the way, to six significant digits: people read it."""
+        if self.log:
+            value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
+        else:
+            value = self.low + share * (self.high - self.low)
+        return float(f"{min(max(value, self.low), self.high):.6g}")
+
+
+Axes: TypeAlias = Mapping[str, Sequence[AxisValue] | Span]
+Listed: TypeAlias = Mapping[str, Sequence[AxisValue]]
+
+
+def cardinality(axes: Axes, seeds: int, samples: int | None, conditions: Conditions | None = None) -> int:
     """Number of runs, without expanding anything.
 
     Args:
         axes: values by dotted name.
         seeds: number of seeds; each grid point runs once per seed.
-        samples: grid points drawn by random search; None = all of them.
+        samples: grid points drawn by a search; None = all of them.
+        conditions: of axes that vary only where others have certain values.
+
+    Returns:
+        The number; beyond `MAX_RUNS` any number beyond it.
     """
-    points = math.prod(len(values) for values in axes.values())
+    listed = {name: values for name, values in axes.items() if not isinstance(values, Span)}
+    if len(listed) < len(axes):
+        return (samples or 1) * seeds
+    points = _count(listed, conditions or {}, {}, MAX_RUNS + 1 if samples is None else samples)
     return (points if samples is None else min(points, samples)) * seeds
 
 
-def grid_points(axes: Mapping[str, Sequence[AxisValue]]) -> Iterator[Point]:
-    """All grid points in product order, the first axis varying slowest."""
-    names = list(axes)
-    for values in itertools.product(*axes.values()):
-        yield dict(zip(names, values, strict=True))
+def grid_points(axes: Listed, conditions: Conditions | None = None) -> Iterator[Point]:
+    """All grid points in product order, the first axis varying slowest.
+
+    An axis whose condition does not hold is absent from the point: the field keeps the spec's value.
+    """
+    if not conditions:
+        names = list(axes)
+        for values in itertools.product(*axes.values()):
+            yield dict(zip(names, values, strict=True))
+        return
+    yield from _extend(list(axes), axes, conditions, {})
 
 
-def sampled_points(axes: Mapping[str, Sequence[AxisValue]], samples: int, seed: int) -> Iterator[Point]:
-    """`samples` distinct grid points drawn uniformly, in the order drawn; never expands the grid."""
-    sizes = [len(values) for values in axes.values()]
+def sampled_points(
+    axes: Axes, samples: int, seed: int, conditions: Conditions | None = None
+) -> Iterator[Point]:
+    """`samples` points drawn uniformly, in the order drawn.
+
+    Without a continuous axis the points are distinct; the grid is expanded only when it has conditions.
+    """
+    drawn = random.Random(seed)
+    if any(isinstance(values, Span) for values in axes.values()):
+        for _ in range(samples):
+            yield _drawn_point(axes, conditions or {}, drawn)
+        return
+    listed = {name: values for name, values in axes.items() if not isinstance(values, Span)}
+    if conditions:
+        points = list(itertools.islice(grid_points(listed, conditions), MAX_RUNS))
+        yield from drawn.sample(points, min(samples, len(points)))
+        return
+    sizes = [len(values) for values in listed.values()]
     total = math.prod(sizes)
-    for number in random.Random(seed).sample(range(total), min(samples, total)):
+    for number in drawn.sample(range(total), min(samples, total)):
         point: Point = {}
-        for name, values in reversed(list(axes.items())):
+        for name, values in reversed(list(listed.items())):
             number, position = divmod(number, len(values))
             point[name] = values[position]
-        yield {name: point[name] for name in axes}
+        yield {name: point[name] for name in listed}
+
+
+def blocked_order(cells: int, seeds: int, seed: int) -> list[int]:
+    """The order in which runs are measured: one block per seed, every cell once in it, shuffled anew.
+
+    Whatever drifts over a sweep (clocks, heat, neighbours) then meets every cell alike, and a sweep
+    that is cut short has whole blocks to compare.
+
+    Args:
+        cells: number of grid points.
+        seeds: number of seeds.
+        seed: of the shuffles.
+
+    Returns:
+        Run indices (in product order, seeds fastest) by place in the order of measurement.
+    """
+    shuffled = random.Random(f"blocks/{seed}")
+    order: list[int] = []
+    for block in range(seeds):
+        members = list(range(cells))
+        shuffled.shuffle(members)
+        order += [cell * seeds + block for cell in members]
+    return order
 
 
 def with_axis_values(document: Mapping[str, object], point: Mapping[str, AxisValue]) -> dict[str, object]:
@@ -69,3 +150,55 @@ def with_axis_values(document: Mapping[str, object], point: Mapping[str, AxisVal
             target = target[section]  # type: ignore[assignment]
         target[leaf] = value
     return result
+
+
+def _holds(name: str, conditions: Conditions, chosen: Point) -> bool:
+    return all(
+        other in chosen and chosen[other] in values for other, values in conditions.get(name, {}).items()
+    )
+
+
+def _extend(names: list[str], axes: Listed, conditions: Conditions, chosen: Point) -> Iterator[Point]:
+    if not names:
+        yield dict(chosen)
+        return
+    name, *rest = names
+    if not _holds(name, conditions, chosen):
+        yield from _extend(rest, axes, conditions, chosen)
+        return
+    for value in axes[name]:
+        yield from _extend(rest, axes, conditions, {**chosen, name: value})
+
+
+def _count(axes: Listed, conditions: Conditions, chosen: Point, enough: int) -> int:
+    """Points of the axes not yet chosen; stops counting at `enough`.
+
+    Only axes that decide about others are walked through; the others multiply.
+    """
+    deciding = {other for needs in conditions.values() for other in needs}
+    names = list(axes)
+    factor = 1
+    for place, name in enumerate(names):
+        if not _holds(name, conditions, chosen):
+            continue
+        if name not in deciding:
+            factor *= len(axes[name])
+            continue
+        rest = {after: axes[after] for after in names[place + 1 :]}
+        total = 0
+        for value in axes[name]:
+            total += _count(rest, conditions, {**chosen, name: value}, enough)
+            if total * factor >= enough:
+                break
+        return total * factor
+    return factor
+
+
+def _drawn_point(axes: Axes, conditions: Conditions, drawn: random.Random) -> Point:
+    point: Point = {}
+    for name, values in axes.items():
+        # Drawn even where it does not count, so that one axis' draws do not depend on another's.
+        value = values.at(drawn.random()) if isinstance(values, Span) else drawn.choice(list(values))
+        if _holds(name, conditions, point):
+            point[name] = value
+    return point

@@ -5,7 +5,6 @@ Pure. Any page of the grid is computed without the pages before it.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from service.cluster import ClusterSnapshot, unsatisfiable
 from service.document import SpecError
 from service.grid import AxisValue, Point
 from service.hardware import Hardware
-from service.spec import ExperimentSpec, canonical_json, validate
+from service.spec import ExperimentSpec, cell_of, validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +72,16 @@ def planned_runs(
     base = spec.model_dump(mode="json", exclude={"search", "seeds"})
 
     def runs() -> Iterator[PlannedRun]:
-        for number, point in enumerate(itertools.islice(_points(spec), first_point, None), first_point):
-            cell = hashlib.sha256(canonical_json(point).encode()).hexdigest()[:12]
+        for number, point in enumerate(
+            itertools.islice(spec.search.points(), first_point, None), first_point
+        ):
+            cell = cell_of(point)
             resolved, reason = _resolve(spec, base, point, catalogue)
             reason = reason or (unsatisfiable(resolved, snapshot, catalogue) if snapshot else None)
             for position, seed in enumerate(seeds):
                 yield _planned(resolved, catalogue, number * len(seeds) + position, cell, seed, point, reason)
 
     return itertools.islice(runs(), skipped_seeds, None if limit is None else skipped_seeds + limit)
-
-
-def _points(spec: ExperimentSpec) -> Iterator[Point]:
-    if spec.search.samples is None:
-        return grid.grid_points(spec.search.axes)
-    return grid.sampled_points(spec.search.axes, spec.search.samples, spec.search.seed)
 
 
 def _resolve(

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -19,7 +19,7 @@ from service import grid
 from service.document import Problem, SpecError, parse, refusal
 from service.grid import MAX_RUNS, AxisValue
 from service.hardware import CATALOGUE, Hardware, lookup, nearest
-from trainers.availability import AVAILABLE
+from service.search.section import Search
 from trainers.config import Distillation, Section, TrainingSections
 
 __all__ = [
@@ -33,45 +33,6 @@ __all__ = [
     "parse",
     "validate",
 ]
-
-
-class Search(Section):
-    """How the axes are walked."""
-
-    name: Literal["grid", "random", "asha"] = "grid"
-    """grid = every combination; random = `samples` of them."""
-    axes: dict[str, list[AxisValue]] = Field(default_factory=dict)
-    """Values by dotted field name, for instance `batch.global_size: [16, 32]`; the first varies slowest."""
-    samples: int | None = Field(default=None, ge=1, le=MAX_RUNS)
-    """random only: how many combinations to draw."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
-    """random only: seed of the draw."""
-
-    @field_validator("name")
-    @classmethod
-    def _runnable(cls, value: str) -> str:
-        if value not in AVAILABLE["search.name"]:
-            raise ValueError(
-                f"'{value}' is not available in this version; choose one of: "
-                + ", ".join(AVAILABLE["search.name"])
-            )
-        return value
-
-    @field_validator("axes")
-    @classmethod
-    def _not_empty(cls, axes: dict[str, list[AxisValue]]) -> dict[str, list[AxisValue]]:
-        for name, values in axes.items():
-            if not values:
-                raise ValueError(f"axis '{name}' is empty; give at least one value or remove it")
-            if len({json.dumps(value) for value in values}) < len(values):
-                raise ValueError(f"axis '{name}' lists a value twice; repeat runs with seeds instead")
-        return axes
-
-    @model_validator(mode="after")
-    def _samples_for_random(self) -> Search:
-        if (self.name == "random") != (self.samples is not None):
-            raise ValueError("samples belongs to search.name: random, which needs it")
-        return self
 
 
 class Resources(Section):
@@ -92,6 +53,10 @@ class Budget(Section):
     """Most energy, in kWh; unset = no limit."""
     hours: float | None = Field(default=None, gt=0)
     """Most device time, in hours summed over runs; unset = no limit."""
+    runs: int | None = Field(default=None, ge=1, le=MAX_RUNS)
+    """Most runs that are started; unset = no limit."""
+    when_reached: Literal["stop", "hold"] = "stop"
+    """stop = the experiment ends with the runs that it has; hold = it pauses until somebody resumes it."""
 
 
 class Queue(Section):
@@ -103,6 +68,8 @@ class Queue(Section):
     """Most runs at a time; unset = as many as fit into the cluster."""
     wait_for_capacity: bool = False
     """Accept what the present cluster could never run, and wait for nodes to join."""
+    share_device: bool = False
+    """Let several runs use one device at a time; their rows say so, for their times mean less."""
 
 
 class ExperimentSpec(TrainingSections):
@@ -128,6 +95,8 @@ class ExperimentSpec(TrainingSections):
     """Limits over all runs."""
     queue: Queue = Queue()
     """The experiment's place among others."""
+    reuse: bool = False
+    """Take over the results of runs that exist already with the same configuration and data."""
     max_restarts: int = Field(default=2, ge=0, le=100)
     """Failures of its own that a run recovers from; failures of machines are not counted."""
 
@@ -149,8 +118,9 @@ class ExperimentSpec(TrainingSections):
         return self
 
     def run_count(self) -> int:
-        """Number of runs; computed from lengths, without expanding."""
-        return grid.cardinality(self.search.axes, len(self.seeds), self.search.samples)
+        """Number of runs, references included; computed from lengths, without expanding."""
+        count = self.search.run_count(len(self.seeds))
+        return count + (count // self.search.reference_every if self.search.reference_every else 0)
 
     def canonical_json(self) -> str:
         """The spec with all defaults, keys sorted, no white space: what is hashed."""
@@ -166,25 +136,48 @@ class ExperimentSpec(TrainingSections):
         Raises:
             SpecError: naming the axis values of the first grid point that is not valid.
         """
-        axes = self.search.axes
-        base = self.model_dump(mode="json", exclude={"search", "seeds"}) if axes else {}
-        points = (
-            grid.grid_points(axes)
-            if self.search.samples is None
-            else grid.sampled_points(axes, self.search.samples, self.search.seed)
-        )
+        search, seeds, places = self.search, self.seeds, self.places()
+        base = self.model_dump(mode="json", exclude={"search", "seeds"}) if search.axes else {}
+        first: RunPlan | None = None
         index = 0
-        for point in points:
+        for point in search.points():
             # Without axes the spec is its own grid point, and has been validated.
             resolved = (
                 validate(grid.with_axis_values(base, point), catalogue, point=point)
-                if axes
+                if search.axes
                 else self.model_copy(update={"search": Search(), "seeds": [0]})
             )
-            cell = hashlib.sha256(canonical_json(point).encode()).hexdigest()[:12]
-            for seed in self.seeds:
-                yield RunPlan(index=index, cell=cell, seed=seed, point=point, spec=resolved)
+            cell = cell_of(point)
+            for seed in seeds:
+                plan = RunPlan(index, places[index], cell, seed, point, resolved)
+                first = first or plan
+                yield plan
                 index += 1
+        assert first is not None  # an axis has values, and there is a seed
+        for reference in range(index, len(places)):
+            yield replace(first, index=reference, place=places[reference], cell=REFERENCE)
+
+    def places(self) -> list[int]:
+        """Each run's place in the order of measurement, by index: shuffled blocks, references between."""
+        every = self.search.reference_every
+        count = self.search.run_count(len(self.seeds))
+        order = grid.blocked_order(count // len(self.seeds), len(self.seeds), self.search.seed)
+        places = [0] * self.run_count()
+        for place, index in enumerate(order):
+            places[index] = place + (place // every if every else 0)
+        for number, index in enumerate(range(count, len(places)), 1):
+            assert every is not None
+            places[index] = number * (every + 1) - 1
+        return places
+
+
+REFERENCE = "reference"
+"""Cell of the runs that only repeat the first one, to see whether the machine drifts."""
+
+
+def cell_of(point: Mapping[str, AxisValue]) -> str:
+    """Short hash of axis values; runs that differ by seed alone share it."""
+    return hashlib.sha256(canonical_json(point).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +185,8 @@ class RunPlan:
     """One run of the grid before it is stored.
 
     Attributes:
-        index: position in product order, from 0.
+        index: position in product order, from 0; references come after all others.
+        place: position in the order of measurement, from 0: `grid.blocked_order`.
         cell: short hash of the axis values; runs that differ by seed alone share it.
         seed: the run's seed.
         point: axis values by dotted name.
@@ -200,6 +194,7 @@ class RunPlan:
     """
 
     index: int
+    place: int
     cell: str
     seed: int
     point: dict[str, AxisValue]
@@ -255,9 +250,9 @@ def _with_first_point(document: Mapping[str, object]) -> Mapping[str, object]:
         return document
     known = set(axis_names())
     first = {
-        name: values[0]
+        name: values[0] if isinstance(values, list) else values["low"]
         for name, values in axes.items()
-        if name in known and isinstance(values, list) and values
+        if name in known and values and (isinstance(values, list) or "low" in values)
     }
     try:
         return grid.with_axis_values(document, first)

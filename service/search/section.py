@@ -1,0 +1,149 @@
+"""The section `search` of a spec: axes, conditions and the search over them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from service import grid
+from service.analysis.metrics import better_of
+from service.grid import MAX_RUNS, AxisValue, Point
+from trainers.availability import AVAILABLE
+from trainers.config import Section
+
+
+class Range(Section):
+    """A continuous axis."""
+
+    low: float
+    """Lower end, in the field's unit."""
+    high: float
+    """Upper end, in the field's unit."""
+    log: bool = False
+    """Draw evenly in the logarithm."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Range:
+        if not self.low < self.high:
+            raise ValueError(f"low {self.low:g} is not below high {self.high:g}; swap them")
+        if self.log and self.low <= 0:
+            raise ValueError(f"a logarithm needs low above 0, not {self.low:g}; raise low or remove log")
+        return self
+
+    def span(self) -> grid.Span:
+        """As the grid takes it."""
+        return grid.Span(self.low, self.high, self.log)
+
+
+class Search(Section):
+    """Which runs there are, which of them end early, and in which order they are measured."""
+
+    name: Literal["grid", "random", "asha", "tpe"] = "grid"
+    """grid = every combination; random = `samples` of them; asha = either, the worse ones ended at
+    rungs; tpe = `samples`, each chosen by Optuna's sampler from the results so far."""
+    axes: dict[str, list[AxisValue] | Range] = Field(default_factory=dict)
+    """Values by dotted field name, such as `batch.global_size: [16, 32]`, the first varying slowest; or
+    `{low: 1.0e-5, high: 1.0e-3, log: true}` for random and tpe."""
+    when: dict[str, dict[str, list[AxisValue]]] = Field(default_factory=dict)
+    """Conditional axes: by axis, the values of axes before it with which it varies; else it is left out."""
+    samples: int | None = Field(default=None, ge=1, le=MAX_RUNS)
+    """random, tpe, and asha unless it walks the whole grid: how many combinations."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of the draw, and of the order in which runs are measured."""
+    metric: str = Field(default="validation_loss", max_length=100)
+    """asha and tpe: the metric that runs are judged by."""
+    first_rung: float = Field(default=1 / 9, gt=0.0, lt=1.0)
+    """asha only: share of a run's length at which it is judged first."""
+    reduction: int = Field(default=3, ge=2, le=16)
+    """asha only: one of so many runs goes on from a rung; the next rung is so many times as far."""
+    stop_diverging: float | None = Field(default=None, gt=1.0, le=1e6)
+    """Stop a run early when its training loss is this many times its lowest, over windows; unset = never."""
+    reference_every: int | None = Field(default=None, ge=1, le=MAX_RUNS)
+    """Repeat the first run after each so many others, to see whether the machine drifts; unset = never."""
+
+    @field_validator("name")
+    @classmethod
+    def _runnable(cls, value: str) -> str:
+        if value not in AVAILABLE["search.name"]:
+            raise ValueError(
+                f"'{value}' is not available in this version; choose one of: "
+                + ", ".join(AVAILABLE["search.name"])
+            )
+        return value
+
+    @field_validator("axes")
+    @classmethod
+    def _not_empty(cls, axes: dict[str, list[AxisValue] | Range]) -> dict[str, list[AxisValue] | Range]:
+        for name, values in axes.items():
+            if isinstance(values, Range):
+                continue
+            if not values:
+                raise ValueError(f"axis '{name}' is empty; give at least one value or remove it")
+            if len({json.dumps(value) for value in values}) < len(values):
+                raise ValueError(f"axis '{name}' lists a value twice; repeat runs with seeds instead")
+        return axes
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Search:
+        if self.name == "grid" and self.samples is not None:
+            raise ValueError("samples belongs to search.name: random, tpe or asha; remove it or change name")
+        if self.name in ("random", "tpe") and self.samples is None:
+            raise ValueError(f"search.name: {self.name} needs search.samples; say how many combinations")
+        spans = [name for name, values in self.axes.items() if isinstance(values, Range)]
+        if spans and self.samples is None:
+            raise ValueError(
+                f"axis '{spans[0]}' is a range, which a grid cannot walk; list values, "
+                "or use search.name: random or tpe with samples"
+            )
+        if self.name == "tpe" and not self.axes:
+            raise ValueError("search.name: tpe has no axes to choose on; add search.axes")
+        if better_of(self.metric) is None:
+            raise ValueError(
+                f"which direction of metric '{self.metric}' wins is not known; use another metric"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _conditions_look_back(self) -> Search:
+        order = list(self.axes)
+        for name, needs in self.when.items():
+            if name not in order:
+                raise ValueError(f"when names '{name}', which is no axis; add it to search.axes or remove it")
+            for other, values in needs.items():
+                if other not in order[: order.index(name)]:
+                    raise ValueError(
+                        f"when of '{name}' asks for '{other}', which is no axis before it; "
+                        f"list '{other}' before '{name}' in search.axes"
+                    )
+                known = self.axes[other]
+                if isinstance(known, Range):
+                    raise ValueError(
+                        f"when of '{name}' asks for '{other}', which is a range; use a listed axis"
+                    )
+                strange = [value for value in values if value not in known]
+                if strange or not values:
+                    shown = json.dumps(strange[0]) if strange else "anything"
+                    raise ValueError(
+                        f"when of '{name}': '{other}' never is {shown}; use values out of {json.dumps(known)}"
+                    )
+        return self
+
+    def points(self) -> Iterator[Point]:
+        """The grid points, in product order or in the order drawn; for tpe, where it begins."""
+        if self.samples is not None:
+            yield from grid.sampled_points(self._axes(), self.samples, self.seed, self.when)
+            return
+        listed = {name: values for name, values in self.axes.items() if not isinstance(values, Range)}
+        yield from grid.grid_points(listed, self.when)
+
+    def run_count(self, seeds: int) -> int:
+        """Runs without the references; computed from lengths, without expanding."""
+        return grid.cardinality(self._axes(), seeds, self.samples, self.when)
+
+    def _axes(self) -> grid.Axes:
+        return {
+            name: values.span() if isinstance(values, Range) else values for name, values in self.axes.items()
+        }

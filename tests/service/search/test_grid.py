@@ -1,0 +1,136 @@
+"""Which runs a search has, and in which order they are measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service import grid
+from service.grid import MAX_RUNS, Span
+from service.spec import REFERENCE, SpecError, parse, validate
+
+TEACHERS = {
+    "model.teacher": [None, "t"],
+    "distillation.soft_weight": [0.3, 0.7],
+    "precision": ["fp32", "bf16"],
+}
+ONLY_WITH_TEACHER = {"distillation.soft_weight": {"model.teacher": ["t"]}}
+
+
+def spec(text: str):
+    return validate(parse(f"name: a\ntask: {{name: imdb}}\n{text}\n".encode()))
+
+
+def test_a_conditional_axis_is_absent_where_it_does_not_count():
+    points = list(grid.grid_points(TEACHERS, ONLY_WITH_TEACHER))
+    assert points[:2] == [
+        {"model.teacher": None, "precision": "fp32"},
+        {"model.teacher": None, "precision": "bf16"},
+    ]
+    assert len(points) == 2 + 2 * 2
+    assert all(("distillation.soft_weight" in point) == (point["model.teacher"] == "t") for point in points)
+
+
+values = st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True)
+
+
+@given(st.lists(values, min_size=1, max_size=5), st.data())
+def test_the_size_is_known_before_expansion(lists, data):
+    axes = {f"a{i}": listed for i, listed in enumerate(lists)}
+    conditions = {}
+    for i in range(1, len(lists)):
+        if data.draw(st.booleans()):
+            other = f"a{data.draw(st.integers(0, i - 1))}"
+            conditions[f"a{i}"] = {other: [data.draw(st.sampled_from(axes[other]))]}
+    points = list(grid.grid_points(axes, conditions))
+    assert grid.cardinality(axes, 2, None, conditions) == 2 * len(points)
+    assert len({tuple(sorted(point.items())) for point in points}) == len(points)
+
+
+def test_a_grid_of_a_million_points_is_counted_without_walking_it():
+    axes = {f"a{i}": list(range(100)) for i in range(20)}
+    conditions = {f"a{i}": {"a0": [1]} for i in range(1, 20)}
+    assert grid.cardinality(axes, 1, None, conditions) > MAX_RUNS
+
+
+@given(st.floats(0.0, 1.0))
+def test_a_span_stays_between_its_ends(share):
+    assert 1e-5 <= Span(1e-5, 1e-3, log=True).at(share) <= 1e-3
+    assert -2.0 <= Span(-2.0, 3.0, log=False).at(share) <= 3.0
+
+
+def test_the_middle_of_a_logarithmic_span_is_its_geometric_mean():
+    assert Span(1e-5, 1e-3, log=True).at(0.5) == pytest.approx(1e-4)
+
+
+def test_a_range_is_drawn_anew_for_each_sample_and_the_same_each_time():
+    axes = "{optimizer.learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true}}"
+    text = f"search: {{name: random, samples: 20, axes: {axes}}}"
+    rates = [run.point["optimizer.learning_rate"] for run in spec(text).runs()]
+    assert len(set(rates)) == 20
+    assert rates == [run.point["optimizer.learning_rate"] for run in spec(text).runs()]
+    assert sum(rate < 1e-4 for rate in rates) in range(4, 17)
+
+
+@given(st.integers(1, 30), st.integers(1, 5), st.integers(0, 9))
+def test_each_block_measures_every_cell_once(cells, seeds, seed):
+    order = grid.blocked_order(cells, seeds, seed)
+    assert sorted(order) == list(range(cells * seeds))
+    for block in range(seeds):
+        assert Counter(index % seeds for index in order[block * cells : (block + 1) * cells]) == {
+            block: cells
+        }
+
+
+def test_the_order_is_shuffled_and_drawn_from_the_seed():
+    assert grid.blocked_order(20, 2, 0) == grid.blocked_order(20, 2, 0) != grid.blocked_order(20, 2, 1)
+    first, second = (grid.blocked_order(20, 2, 0)[start : start + 20] for start in (0, 20))
+    assert [index // 2 for index in first] != [index // 2 for index in second]
+
+
+def test_runs_carry_their_place():
+    runs = list(spec("search: {axes: {precision: [fp32, bf16]}}\nseeds: [0, 1, 2]").runs())
+    assert [run.index for run in runs] == list(range(6))
+    assert sorted(run.place for run in runs) == list(range(6))
+    assert {run.seed for run in sorted(runs, key=lambda run: run.place)[:2]} == {0}
+
+
+def test_the_first_run_is_repeated_after_each_so_many():
+    wanted = spec("search: {axes: {precision: [fp32, bf16]}, reference_every: 2}\nseeds: [0, 1, 2]")
+    runs = sorted(wanted.runs(), key=lambda run: run.place)
+    assert wanted.run_count() == len(runs) == 9
+    assert [run.cell == REFERENCE for run in runs] == [False, False, True] * 3
+    first = min((run for run in runs if run.cell != REFERENCE), key=lambda run: run.index)
+    repeated = [run for run in runs if run.cell == REFERENCE]
+    assert {(run.seed, run.spec.sha256()) for run in repeated} == {(first.seed, first.spec.sha256())}
+
+
+@pytest.mark.parametrize(
+    ("search", "says"),
+    [
+        ("{name: tpe, axes: {precision: [fp32]}}", "tpe needs search.samples"),
+        ("{name: tpe, samples: 3}", "tpe has no axes"),
+        ("{axes: {batch.global_size: {low: 1, high: 2}}}", "which a grid cannot walk"),
+        ("{name: random, samples: 2, axes: {optimizer.eps: {low: 2, high: 1}}}", "low 2 is not below high 1"),
+        (
+            "{name: random, samples: 2, axes: {optimizer.eps: {low: 0, high: 1, log: true}}}",
+            "a logarithm needs low above 0",
+        ),
+        ("{when: {precision: {seeds: [1]}}}", "when names 'precision', which is no axis"),
+        (
+            "{axes: {precision: [fp32], threads: [1]}, when: {precision: {threads: [1]}}}",
+            "list 'threads' before 'precision'",
+        ),
+        (
+            "{axes: {precision: [fp32], threads: [1]}, when: {threads: {precision: [bf16]}}}",
+            "'precision' never is \"bf16\"",
+        ),
+        ("{name: asha, metric: beauty}", "which direction of metric 'beauty' wins is not known"),
+    ],
+)
+def test_a_search_that_makes_no_sense_gets_one_line(search, says):
+    with pytest.raises(SpecError, match=says):
+        spec(f"search: {search}")
