@@ -50,8 +50,8 @@ class Script(NullSink):
 def weights_digest(checkpoint: str | None) -> str | None:
     if checkpoint is None:
         return None
-    names = ("model.safetensors", "optimizer.safetensors")
-    return hashlib.sha256(b"".join((Path(checkpoint) / name).read_bytes() for name in names)).hexdigest()
+    files = (Path(checkpoint) / f"{name}.safetensors" for name in ("model", "projections", "optimizer"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.exists())).hexdigest()
 
 
 def poison_loss(step: int) -> None:

@@ -1,0 +1,632 @@
+"""Students with a teacher: what is refused, kept, frozen and resumed, and whether they learn from it."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.trainers.conftest import Recorder
+from trainers import distillation
+from trainers.config import Distillation
+from trainers.data import tokenizers
+from trainers.data.batches import Batch
+from trainers.distillation import teacher as teachers
+from trainers.distillation.learner import Learner
+from trainers.distillation.objective import Lesson
+from trainers.distillation.taps import RelationTap
+from trainers.distillation.teacher import LoadedTeacher, Teacher
+from trainers.entrypoint import train
+from trainers.errors import BadDataError, BadSpecError, NotFiniteError
+from trainers.models.heads import ClassHead, SpanHead, VocabularyHead
+from trainers.models.origin import Preset
+from trainers.models.student import build
+from trainers.reporting import NeverStop, NullSink
+from trainers.tasks.imdb import Imdb
+
+INSIDE = {"hidden_weight": 1.0, "embedding_weight": 0.5, "relation_weight": 1.0, "cosine_weight": 0.5}
+TWO = {"strategy": "ddp", "workers": 2}
+STEPS = 9
+LONG = {"length": {"epochs": 10}, "optimizer__learning_rate": 2e-3}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    """A model root."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def teacher(models, config_in) -> Path:
+    """A model that was trained on the corpus: 4 layers, width 256."""
+    config = config_in(
+        models / "mini", model__student="mini", length={"epochs": 4}, optimizer__learning_rate=5e-4
+    )
+    outcome = train(config, NullSink(), NeverStop())
+    assert outcome.summary["accuracy"] > 0.9
+    return Path(outcome.checkpoint)
+
+
+@pytest.fixture
+def distil(config_in, models, teacher, tmp_path):
+    """Make the configuration of a run with a teacher, with checkpoints and a cache of the test's own."""
+
+    def make(to: str = "checkpoints", **changes):
+        return config_in(
+            tmp_path / to,
+            **{
+                "model__teacher": str(teacher),
+                "workspace__model_roots": (str(models), str(tmp_path)),
+                "workspace__cache": str(tmp_path / "cache"),
+                **changes,
+            },
+        )
+
+    return make
+
+
+@pytest.fixture
+def copied(teacher, tmp_path) -> Path:
+    """A copy of the teacher, to be changed."""
+    return Path(shutil.copytree(teacher, tmp_path / "copied"))
+
+
+def rewrite_config(folder: Path, **fields: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def rewrite_weights(folder: Path, change) -> None:
+    file = folder / "model.safetensors"
+    weights = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    save_file(change(weights), file)
+
+
+def without_head(weights):
+    return {name: tensor for name, tensor in weights.items() if not name.startswith("classifier.")}
+
+
+def with_span_head(weights):
+    return without_head(weights) | {
+        "qa_outputs.weight": torch.zeros(2, 256),
+        "qa_outputs.bias": torch.zeros(2),
+    }
+
+
+def series(config) -> dict[str, dict[int, float]]:
+    """Losses of a run by name and step."""
+    recorder = Recorder()
+    train(config, recorder, NeverStop())
+    names = {point.name for point in recorder.seen if point.name.endswith("loss")}
+    return {name: recorder.series(name) for name in names - {"validation_loss"}}
+
+
+def assert_close(one, other, rel=2e-3):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name] == pytest.approx(other[name], rel=rel, abs=1e-5), name
+
+
+# What is learned
+
+
+def test_student_learns_from_its_teacher_alone(distil, recorder):
+    config = distil(**LONG, distillation={"soft_weight": 1.0})
+    outcome = train(config, recorder, NeverStop())
+    soft = [recorder.series("soft_loss")[step] for step in range(1, outcome.step + 1)]
+    assert np.mean(soft[-10:]) < 0.3 * np.mean(soft[:5])
+    assert outcome.summary["accuracy"] > 0.85
+    assert recorder.series("loss") == pytest.approx(recorder.series("soft_loss"), rel=1e-5)
+
+
+def test_student_follows_a_teacher_that_is_always_wrong(distil, copied):
+    def swapped(weights):
+        return weights | {name: weights[name].flip(0) for name in ("classifier.weight", "classifier.bias")}
+
+    rewrite_weights(copied, swapped)
+    config = distil(**LONG, model__teacher=str(copied), distillation={"soft_weight": 1.0})
+    assert train(config, NullSink(), NeverStop()).summary["accuracy"] < 0.15
+
+
+def test_hidden_states_come_nearer_to_the_teachers(distil, recorder):
+    config = distil(length={"steps": 40}, distillation={"soft_weight": 0.0, **INSIDE})
+    train(config, recorder, NeverStop())
+    for name in ("hidden_loss", "embedding_loss", "relation_loss", "cosine_loss"):
+        found = recorder.series(name)
+        assert np.mean([found[step] for step in range(36, 41)]) < 0.9 * found[1], name
+
+
+def test_loss_is_the_weighted_sum_of_its_parts(distil, recorder):
+    weights = {"soft_weight": 0.25, **INSIDE}
+    train(distil(distillation=weights), recorder, NeverStop())
+    parts = {"task": 0.75} | {name.removesuffix("_weight"): value for name, value in weights.items()}
+    for step, loss in recorder.series("loss").items():
+        found = sum(weight * recorder.series(f"{name}_loss")[step] for name, weight in parts.items())
+        assert loss == pytest.approx(found, rel=1e-5)
+
+
+def test_student_of_chosen_teacher_layers(distil, teacher):
+    model = {"student": str(teacher), "teacher": str(teacher), "layers": [1, 3]}
+    outcome = train(distil(model=model, optimizer__learning_rate=1e-12), NullSink(), NeverStop())
+    theirs, ours = (load_file(Path(folder) / "model.safetensors") for folder in (teacher, outcome.checkpoint))
+    name = "bert.encoder.layer.{}.attention.self.query.weight"
+    for new, old in enumerate((1, 3)):
+        torch.testing.assert_close(ours[name.format(new)], theirs[name.format(old)], atol=1e-6, rtol=0)
+    assert name.format(2) not in ours
+    torch.testing.assert_close(ours["classifier.weight"], theirs["classifier.weight"], atol=1e-6, rtol=0)
+
+
+def test_points_are_those_of_the_stage(distil, recorder):
+    settings = {"soft_weight": 0.5, "hidden_weight": 1.0, "hidden_first_fraction": 0.5}
+    train(distil(distillation=settings), recorder, NeverStop())
+    assert sorted(recorder.series("hidden_loss")) == [1, 2, 3]
+    assert sorted(recorder.series("soft_loss")) == [4, 5, 6]
+    assert sorted(recorder.series("task_loss")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_logits_and_task_are_left_alone_in_the_first_stage(distil, teacher):
+    settings = {"soft_weight": 0.5, "hidden_weight": 1.0, "hidden_first_fraction": 0.9}
+    model = {"student": str(teacher), "teacher": str(teacher)}
+    config = distil(model=model, length={"steps": 3}, distillation=settings, optimizer__weight_decay=0.0)
+    stop = Recorder(stop_after=2)
+    outcome = train(config, stop, stop)
+    theirs, ours = (load_file(Path(folder) / "model.safetensors") for folder in (teacher, outcome.checkpoint))
+    assert torch.equal(ours["classifier.weight"], theirs["classifier.weight"])
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    assert not torch.equal(ours[name], theirs[name])
+
+
+def test_without_weights_the_teacher_is_not_used_and_that_is_said(distil, recorder, monkeypatch):
+    monkeypatch.setattr(Teacher, "load", forbidden)
+    train(distil(distillation={"soft_weight": 0.0}), recorder, NeverStop())
+    assert "the teacher is not used: every weight of distillation is 0" in recorder.logs
+    assert recorder.series("task_loss") == {}
+
+
+# Workers and micro-batches
+
+
+@pytest.fixture(scope="module")
+def shapes(config_in, models, teacher, tmp_path_factory):
+    """Configurations of one computation, cut in different ways."""
+    folder = tmp_path_factory.mktemp("shapes")
+
+    def of(name: str, **changes):
+        return config_in(
+            folder / name,
+            model={"student": "tiny", "teacher": str(teacher), "dropout": 0.0},
+            workspace__model_roots=(str(models),),
+            distillation={"soft_weight": 0.5, **INSIDE},
+            length={"epochs": 1},
+            deterministic=True,
+            **changes,
+        )
+
+    return {
+        "whole": of("whole"),
+        "accumulated": of("accumulated", batch={"global_size": 8, "micro_size": 2}),
+        "together": of("together", parallel=TWO),
+    }
+
+
+def test_accumulation_changes_nothing(shapes):
+    assert_close(series(shapes["accumulated"]), series(shapes["whole"]))
+
+
+def test_two_workers_have_the_losses_of_one(shapes, launch):
+    ended = launch([shapes["together"]])
+    losses = {int(step): loss for step, loss in ended.results[0]["runs"][0]["losses"].items()}
+    assert len(losses) == 12  # the last batch has 2 examples
+    assert losses == pytest.approx(series(shapes["whole"])["loss"], rel=2e-3)
+
+
+def test_a_workers_stand_in_counts_nothing():
+    batch, lesson, learner = a_lesson(soft_weight=0.5, **INSIDE)
+    idle = Batch(batch.input_ids, None, None, batch.labels, batch.rows, 0, 0, 0)
+    assert lesson.loss(learner(idle), idle).item() == 0.0
+    assert lesson.local_sums() == [0] * 7
+
+
+# The teacher
+
+
+def test_teacher_is_frozen(distil, teacher, monkeypatch):
+    loaded: list[LoadedTeacher] = []
+    load = Teacher.load
+    monkeypatch.setattr(Teacher, "load", lambda self, **how: loaded.append(load(self, **how)) or loaded[-1])
+    train(distil(distillation={"soft_weight": 0.5, **INSIDE}), NullSink(), NeverStop())
+    (one,) = loaded
+    stored = load_file(teacher / "model.safetensors")
+    after = one.model.weights()
+    assert after.keys() == stored.keys()
+    assert [name for name in stored if not torch.equal(after[name], stored[name])] == []
+    assert [p for p in one.model.parameters() if p.requires_grad or p.grad is not None] == []
+    assert not one.model.training
+
+
+def test_facts_say_what_ran(distil, recorder, teacher, monkeypatch):
+    monkeypatch.setattr(teachers, "has_bf16", lambda device: False)
+    train(distil(distillation={"soft_weight": 0.5, "relation_weight": 1.0}), recorder, NeverStop())
+    facts = recorder.facts
+    assert facts["teacher"] == str(teacher)
+    assert facts["teacher_precision"] == "fp32"
+    assert facts["teacher_logits"] == "computed in each step"
+    assert facts["layer_map"] == [1, 3]
+    assert facts["relation_heads"] == 4
+    assert facts["teacher_sha256"] == facts["data"]["teacher.sha256"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "instructions", "name", "dtype"),
+    [
+        ("auto", False, "fp32", torch.float32),
+        ("auto", True, "bf16 weights and arithmetic", torch.bfloat16),
+        ("fp32", True, "fp32", torch.float32),
+        ("bf16", True, "bf16 weights and arithmetic", torch.bfloat16),
+        ("bf16", False, "bf16 operands and results, fp32 arithmetic", torch.float32),
+    ],
+)
+def test_number_format_on_a_cpu(monkeypatch, wanted, instructions, name, dtype):
+    monkeypatch.setattr(teachers, "has_bf16", lambda device: instructions)
+    found = teachers.format_on(torch.device("cpu"), wanted)
+    assert found.name.startswith(name)
+    assert found.dtype is dtype
+
+
+def test_number_format_on_a_gpu_is_fp16():
+    assert teachers.format_on(torch.device("cuda"), "auto").dtype is torch.float16
+
+
+@pytest.mark.parametrize("wanted", ["bf16", "auto"])
+def test_half_precision_answers_are_near(distil, wanted):
+    settings = {"soft_weight": 0.5, **INSIDE, "teacher_precision": wanted}
+    one = {"length": {"steps": 1}, "model__dropout": 0.0}
+    found = series(distil(distillation=settings, **one))
+    plain = series(distil("plain", distillation={**settings, "teacher_precision": "fp32"}, **one))
+    assert_close(found, plain, rel=0.05)
+
+
+def test_student_in_half_precision_does_not_convert_its_teacher():
+    batch, lesson, learner = a_lesson(soft_weight=0.5, **INSIDE)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = learner(batch)
+        assert output.logits.dtype == torch.bfloat16
+        loss = lesson.loss(output, batch)
+        assert lesson._teacher(batch, with_hidden=False).logits.dtype == torch.float32
+    assert loss.dtype == torch.float32
+
+
+def test_relations_are_read_beside_a_fused_attention():
+    batch, _, learner = a_lesson(relation_weight=1.0)
+    attention = learner.student.bert.bert.encoder.layer[-1].attention.self
+    assert attention.config._attn_implementation == "sdpa"
+    learner.eval()
+    with torch.no_grad():
+        output = learner(batch)
+        states = learner.student(batch, with_hidden=True).hidden[-2]
+        expected = [getattr(attention, name)(states) for name in ("query", "key", "value")]
+    for found, wanted in zip(output.relations, expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_nothing_is_kept_of_an_evaluation():
+    batch, _, learner = a_lesson(relation_weight=1.0)
+    learner.student(batch)
+    assert learner._tap.take() == ()
+
+
+def test_losses_of_every_head():
+    """Spans and masked tokens: no task of this corpus has them."""
+    for head, labels in (
+        (SpanHead(), torch.tensor([[1, 2], [0, 0]])),
+        (VocabularyHead(), torch.tensor([[-100, 7, -100, -100, 9], [-100, -100, 8, -100, -100]])),
+    ):
+        batch, lesson, learner = a_lesson(head=head, labels=labels, soft_weight=1.0)
+        loss = lesson.loss(learner(batch), batch)
+        assert loss.item() > 0
+        loss.backward()
+        same = lesson._teacher(batch, with_hidden=False)
+        assert float(lesson._soft(same.logits, same.logits, batch)) == pytest.approx(0.0, abs=1e-5)
+
+
+# Kept logits
+
+
+def forbidden(*_arguments: object, **_settings: object):
+    raise AssertionError("the teacher was loaded")
+
+
+def test_second_run_does_not_load_the_teacher(distil, recorder, monkeypatch):
+    train(distil(), recorder, NeverStop())
+    assert recorder.facts["teacher_logits"] == "computed once, kept on disk"
+    assert any("logits of 90 examples" in line for line in recorder.logs)
+    first = recorder.series("loss")
+    monkeypatch.setattr(Teacher, "load", forbidden)
+    for seed in (0, 1):
+        again = Recorder()
+        train(distil(f"again-{seed}", seed=seed), again, NeverStop())
+        assert (again.series("loss") == first) is (seed == 0)
+
+
+def test_kept_logits_are_those_of_each_step(distil):
+    kept, computed = (
+        series(distil(str(cache), distillation={"cache_logits": cache})) for cache in (True, False)
+    )
+    assert_close(kept, computed, rel=1e-4)
+
+
+def test_changed_teacher_is_asked_anew(distil, copied, tmp_path, monkeypatch):
+    config = distil(model__teacher=str(copied))
+    train(config, NullSink(), NeverStop())
+    rewrite_weights(copied, lambda weights: weights | {"classifier.bias": weights["classifier.bias"] + 1})
+    monkeypatch.setattr(Teacher, "load", forbidden)
+    with pytest.raises(AssertionError, match="the teacher was loaded"):
+        train(config, NullSink(), NeverStop())
+    assert len(list((tmp_path / "cache" / "teacher-logits").glob("*/logits.npy"))) == 1
+
+
+def test_logits_that_are_not_finite_are_not_kept(distil, copied, tmp_path):
+    rewrite_weights(copied, lambda weights: weights | {"classifier.bias": weights["classifier.bias"] / 0})
+    with pytest.raises(NotFiniteError, match="gives logits that are not finite in fp32"):
+        train(distil(model__teacher=str(copied)), NullSink(), NeverStop())
+    assert not list((tmp_path / "cache" / "teacher-logits").glob("*/logits.npy"))
+
+
+def test_second_stage_reads_kept_logits(distil, monkeypatch):
+    settings = {"soft_weight": 0.5, "hidden_weight": 1.0, "hidden_first_fraction": 0.5}
+    asked = []
+    call = LoadedTeacher.__call__
+
+    def counted(self, batch, *, with_hidden):
+        asked.append(with_hidden)
+        return call(self, batch, with_hidden=with_hidden)
+
+    train(distil(distillation=settings), NullSink(), NeverStop())
+    monkeypatch.setattr(LoadedTeacher, "__call__", counted)
+    train(distil("again", distillation=settings, seed=1), NullSink(), NeverStop())
+    assert asked == [True] * 3
+
+
+def test_kept_span_logits_are_ragged(tmp_path):
+    logits = np.arange(16, dtype=np.float32).reshape(8, 2)
+    kept = distillation.cache.CachedLogits(logits, np.array([0, 3, 8]))
+    rows = torch.tensor([1, 0])
+    batch = Batch(torch.zeros(2, 6, dtype=torch.long), None, None, rows, rows, 2, 8, 12)
+    found = kept(batch, seed=0, epoch=0).teacher_logits.numpy()
+    assert found.shape == (2, 6, 2)
+    assert (found[0, :5] == logits[3:]).all()
+    assert (found[1, :3] == logits[:3]).all()
+    assert found[0, 5:].sum() == found[1, 3:].sum() == 0
+
+
+# Resuming
+
+
+def tensors(checkpoint: str) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}/{key}": tensor.clone()
+        for name in ("model", "projections", "optimizer", "random")
+        for key, tensor in load_file(Path(checkpoint) / f"{name}.safetensors").items()
+    }
+
+
+def test_stopped_run_resumes_bitwise(config_in, models, teacher, tmp_path):
+    changes = {
+        "model": {"student": "tiny", "teacher": str(teacher)},
+        "workspace__model_roots": (str(models),),
+        "distillation": {"soft_weight": 0.5, **INSIDE, "hidden_first_fraction": 0.6, "schedule": "linear"},
+        "length": {"steps": STEPS},
+        "deterministic": True,
+    }
+    whole = Recorder()
+    ended = train(config_in(tmp_path / "whole", **changes), whole, NeverStop())
+    config = config_in(tmp_path / "parts", **changes)
+    points: dict[str, dict[int, float]] = {}
+    for stop_after in (3, 7, None):
+        part = Recorder(stop_after=stop_after)
+        outcome = train(config, part, part)
+        for name in ("loss", "task_loss", "soft_loss", "hidden_loss", "relation_loss"):
+            points[name] = points.get(name, {}) | part.series(name)
+    assert part.resumed_from == 7
+    assert points == {name: whole.series(name) for name in points}
+    one, other = tensors(ended.checkpoint), tensors(outcome.checkpoint)
+    assert "projections/2.weight" in one
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_run_resumes_bitwise(launch, config_in, models, teacher, tmp_path, kill_points, workers):
+    changes = {
+        "model": {"student": "tiny", "teacher": str(teacher)},
+        "workspace__model_roots": (str(models),),
+        "distillation": {"soft_weight": 0.5, **INSIDE},
+        "deterministic": True,
+        "length": {"steps": STEPS},
+        "parallel": TWO if workers == 2 else {"strategy": "single", "workers": 1},
+        "checkpoint": {"every_steps": 2, "every_s": 0.0},
+    }
+    victims = [config_in(tmp_path / f"victim-{i}", **changes) for i in range(kill_points)]
+    for victim in victims:
+        kill_at = random.SystemRandom().randint(1, STEPS)
+        assert launch([victim], kill_at=kill_at).codes[-1] == -9, f"killed at {kill_at}"
+    ended = launch([config_in(tmp_path / "whole", **changes), *victims])
+    for result in ended.results:
+        whole, *resumed = result["runs"]
+        assert {run["weights"] for run in resumed} == {whole["weights"]}
+
+
+def test_projections_are_kept_apart_from_the_model(distil):
+    outcome = train(distil(distillation={"soft_weight": 0.5, **INSIDE}), NullSink(), NeverStop())
+    names = set(load_file(Path(outcome.checkpoint) / "model.safetensors"))
+    assert {name for name in names if not name.startswith(("bert.", "classifier."))} == set()
+    assert set(load_file(Path(outcome.checkpoint) / "projections.safetensors")) == {
+        "0.weight", "1.weight", "2.weight",
+    }  # fmt: skip
+
+
+def test_teacher_that_changed_between_attempts_is_refused(distil, copied):
+    config = distil(model__teacher=str(copied))
+    part = Recorder(stop_after=2)
+    train(config, part, part)
+    rewrite_weights(copied, lambda weights: weights | {"classifier.bias": weights["classifier.bias"] + 1})
+    with pytest.raises(BadDataError, match=r"checkpoint of step 2: teacher\.sha256 was .* and is"):
+        train(config, NullSink(), NeverStop())
+
+
+# Refusals
+
+
+def refused(config, match: str) -> None:
+    with pytest.raises(BadSpecError, match=match) as caught:
+        train(config, NullSink(), NeverStop())
+    assert "\n" not in str(caught.value)
+
+
+def test_preset_as_a_teacher(distil):
+    refused(distil(model__teacher="mini"), r"model\.teacher 'mini' is a preset, whose weights are random")
+
+
+def test_missing_teacher(distil):
+    refused(distil(model__teacher="nobody"), r"model\.teacher 'nobody' is no preset .* does not exist under")
+
+
+def test_another_vocabulary(distil, copied, teacher):
+    tokenizer = tokenizers.train_wordpiece(["Only these few words."], 60)
+    tokenizer.save(str(copied / tokenizers.FILE))
+    pieces = tokenizer.get_vocab_size()
+    refused(
+        distil(model__student=str(teacher), model__teacher=str(copied)),
+        rf"another vocabulary than the student: {pieces} pieces and \d+, first different at \d+ \('",
+    )
+
+
+def test_same_vocabulary_in_another_file_is_accepted(distil, copied, teacher):
+    file = copied / tokenizers.FILE
+    file.write_text(json.dumps(json.loads(file.read_text()), indent=3))
+    assert file.read_bytes() != (teacher / tokenizers.FILE).read_bytes()
+    config = distil(model__student=str(teacher), model__teacher=str(copied), length={"steps": 1})
+    assert train(config, NullSink(), NeverStop()).status == "completed"
+
+
+def test_headless_teacher_is_refused_for_its_logits_alone(distil, copied):
+    rewrite_weights(copied, without_head)
+    refused(
+        distil(model__teacher=str(copied)),
+        r"was taught to tell nothing, having no head, and the task is about classes.*fine-tune it",
+    )
+    settings = {"soft_weight": 0.0, "hidden_weight": 1.0}
+    config = distil(model__teacher=str(copied), distillation=settings, length={"steps": 1})
+    assert train(config, NullSink(), NeverStop()).status == "completed"
+
+
+def test_teacher_of_another_kind_of_task(distil, copied):
+    rewrite_weights(copied, with_span_head)
+    refused(
+        distil(model__teacher=str(copied)),
+        r"taught to tell spans of a text, and the task is about classes",
+    )
+
+
+def test_teacher_of_other_classes(distil, copied):
+    rewrite_config(copied, id2label={"0": "cat", "1": "dog"})
+    refused(distil(model__teacher=str(copied)), r"calls class 0 'cat', and the task 'negative'")
+
+
+def test_teacher_of_more_classes(distil, copied):
+    rewrite_config(copied, id2label={"0": "negative", "1": "positive", "2": "neutral"})
+    refused(distil(model__teacher=str(copied)), r"tells 3 classes, and the task has 2")
+
+
+def test_teacher_of_unnamed_classes_is_taken_at_its_numbers(distil, copied, recorder):
+    rewrite_config(copied, id2label={"0": "LABEL_0", "1": "LABEL_1"})
+    train(distil(model__teacher=str(copied), length={"steps": 1}), recorder, NeverStop())
+    assert any("classes have no names" in line for line in recorder.logs)
+
+
+def test_teacher_whose_pooler_is_gone(distil, copied):
+    rewrite_weights(
+        copied, lambda weights: {name: w for name, w in weights.items() if not name.startswith("bert.pooler")}
+    )
+    refused(
+        distil(model__teacher=str(copied)), r"has no weight bert\.pooler.* that fits task imdb; fine-tune"
+    )
+
+
+@pytest.mark.parametrize("settings", [{"soft_weight": 0.5}, {"soft_weight": 0.0, "hidden_weight": 1.0}])
+def test_teacher_with_too_few_positions(distil, copied, settings):
+    rewrite_config(copied, max_position_embeddings=32)
+    refused(
+        distil(model__teacher=str(copied), distillation=settings),
+        r"has 32 positions, fewer than task\.max_length 48; lower task\.max_length to 32",
+    )
+
+
+@pytest.mark.parametrize(
+    ("layers", "match"),
+    [
+        ([0], r"layer_map has 1 layers, and the student 2"),
+        ([0, 1, 2], r"layer_map has 3 layers, and the student 2"),
+        ([0, 4], r"layer_map asks for layer 4, but the teacher has 4; use 0 to 3"),
+    ],
+)
+def test_layer_map_that_does_not_fit(distil, layers, match):
+    refused(distil(distillation={"hidden_weight": 1.0, "layer_map": layers}), match)
+
+
+def test_fp16_teacher_on_a_cpu(distil):
+    refused(
+        distil(distillation={"teacher_precision": "fp16"}),
+        r"distillation\.teacher_precision fp16 needs a GPU",
+    )
+
+
+def test_first_stage_without_anything_to_learn():
+    with pytest.raises(ValueError, match=r"hidden_first_fraction 0\.5 has nothing to learn first"):
+        Distillation(hidden_first_fraction=0.5)
+
+
+# Small models in memory
+
+
+class Zero(Imdb):
+    """A task whose loss is nothing, for heads of other shapes."""
+
+    def loss(self, logits, batch):
+        return logits.float().sum() * 0.0
+
+
+def a_lesson(*, head=None, labels=None, **weights):
+    """A batch of two, the objective and what is trained: 2 layers of 128 from 4 layers of 256."""
+    torch.manual_seed(0)
+    ids = torch.randint(5, 50, (2, 5))
+    mask = torch.tensor([[True] * 5, [True, True, True, False, False]])
+    found = labels if labels is not None else torch.tensor([0, 1])
+    batch = Batch(ids * mask, mask, None, found, torch.arange(2), 2, 8, 10)
+    head = head or ClassHead(("negative", "positive"))
+    shape = {"head": head, "vocabulary_size": 60, "dropout": 0.0, "max_length": 16, "pad_id": 0}
+    student, big = build(Preset("tiny"), **shape), build(Preset("mini"), **shape)
+    config = Distillation(**{"soft_weight": 0.0, **weights})
+    levels = range(3) if config.hidden_weight else ()
+    learner = Learner(student, 256, levels=levels, relations=bool(config.relation_weight))
+    tap = RelationTap(big, 3) if config.relation_weight else None
+    loaded = LoadedTeacher(big.eval(), tap, torch.device("cpu"), with_head=True)
+    task = Imdb() if isinstance(head, ClassHead) else Zero()
+    lesson = Lesson(
+        task,
+        config,
+        head,
+        learner,
+        loaded,
+        batches_bring_logits=False,
+        layer_map=(1, 3),
+        relation_heads=4,
+    )
+    lesson.begin_step(0, 1)
+    return batch, lesson, learner

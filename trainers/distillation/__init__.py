@@ -1,0 +1,181 @@
+"""Learning from a teacher: what is trained, what is minimised, and where the teacher's answers come from.
+
+`set_up` is the door. Without a teacher it gives the null form: the student itself and its task's
+loss. The story: `teacher` finds, checks and loads the frozen model; `plan` says what is learned
+from what and when; `learner` is the student with its maps to the teacher's width; `losses` are the
+formulas; `cache` keeps logits on disk; `objective` puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from trainers.config import RunConfig
+from trainers.data.batches import Transform
+from trainers.distillation import plan, teacher
+from trainers.distillation.cache import cached_logits
+from trainers.distillation.learner import Learner
+from trainers.distillation.objective import Lesson
+from trainers.distillation.teacher import Teacher
+from trainers.errors import BadSpecError
+from trainers.models.origin import Folder, Origin
+from trainers.models.student import Student
+from trainers.objective import Objective
+from trainers.precision import Arithmetic
+from trainers.tasks.base import Prepared, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Distilled:
+    """What distillation makes of a run.
+
+    Attributes:
+        module: what is trained; the student, or a `Learner` around it.
+        projections: what of it is not the student.
+        objective: what is minimised.
+        transform: of training batches; None = nothing.
+        identity: what a resumed run must find the same.
+        facts: for the record.
+    """
+
+    module: nn.Module
+    objective: Objective
+    transform: Transform | None
+    projections: nn.ModuleDict = field(default_factory=nn.ModuleDict)
+    identity: Mapping[str, str | int | float] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+def tokenizer_origin(config: RunConfig, student: Origin) -> Origin:
+    """Whose tokenizer the run uses: a preset has none of its own and takes its teacher's.
+
+    Raises:
+        BadSpecError: the teacher cannot be found.
+    """
+    if config.model.teacher is None or isinstance(student, Folder):
+        return student
+    return teacher.locate(config.model.teacher, config.workspace)
+
+
+def set_up(
+    config: RunConfig,
+    task: Task,
+    data: Prepared,
+    student: Student,
+    *,
+    device: torch.device,
+    arithmetic: Arithmetic,
+    multiple: int,
+    report: Callable[[str], None],
+) -> Distilled:
+    """Find and check the teacher, and compute what of it can be kept.
+
+    Args:
+        config: the run.
+        task: that is learned.
+        data: of the task.
+        student: on its device; its arithmetic is prepared by the caller.
+        device: to compute on.
+        arithmetic: of the student's forward pass, which the projections take part in.
+        multiple: batch widths are rounded up to a multiple of this.
+        report: told about long work and what people should know, in one line each.
+
+    Raises:
+        BadSpecError: the teacher does not fit the student, the task or the device.
+    """
+    wanted = config.distillation
+    inside = plan.looks_inside(wanted)
+    if config.model.teacher is None or not (inside or wanted.soft_weight):
+        if config.model.teacher is not None:
+            report("the teacher is not used: every weight of distillation is 0")
+        return Distilled(student, Objective(task), data.transform)
+
+    found = Teacher(
+        teacher.locate(config.model.teacher, config.workspace),
+        config,
+        data,
+        device,
+        with_head=bool(wanted.soft_weight),
+        report=report,
+    )
+    shape = student.bert.config
+    layer_map = _layer_map(wanted.layer_map, shape.num_hidden_layers, found.layers)
+    heads = plan.relation_heads(
+        (shape.hidden_size, found.width), (shape.num_attention_heads, found.attention_heads)
+    )
+    # Before the teacher is loaded, which draws random numbers and which a cache may spare.
+    levels = [0] if wanted.embedding_weight else []
+    levels += range(1, shape.num_hidden_layers + 1) if wanted.hidden_weight else []
+    levels += [shape.num_hidden_layers] if wanted.cosine_weight else []
+    learner = Learner(student, found.width, levels=levels, relations=bool(wanted.relation_weight)).to(device)
+    arithmetic.prepare(learner.projections)
+
+    # Logits can be kept where inputs never change; it pays where no step, or only those of a
+    # first stage, needs the teacher all the same.
+    kept = (
+        wanted.cache_logits
+        and data.transform is None
+        and wanted.soft_weight > 0.0
+        and (not inside or wanted.hidden_first_fraction > 0.0)
+    )
+    transform = data.transform
+    if kept:
+        root = Path(config.workspace.cache) / "teacher-logits"
+        transform = cached_logits(root, found, data, device, multiple, report)
+    loaded = None
+    if inside or not kept:
+        loaded = found.load(relations_of=layer_map[-1] if wanted.relation_weight else None)
+    lesson = Lesson(
+        task,
+        wanted,
+        data.head,
+        learner,
+        loaded,
+        batches_bring_logits=kept,
+        layer_map=layer_map,
+        relation_heads=heads,
+    )
+    facts: dict[str, object] = {
+        "teacher": str(found.folder),
+        "teacher_sha256": found.sha256,
+        "teacher_precision": found.format.name,
+        "teacher_logits": _source_of_logits(wanted.soft_weight, kept),
+    }
+    if inside:
+        facts["layer_map"] = list(layer_map)
+    if wanted.relation_weight:
+        facts["relation_heads"] = heads
+    return Distilled(learner, lesson, transform, learner.projections, {"teacher.sha256": found.sha256}, facts)
+
+
+def _source_of_logits(soft_weight: float, kept: bool) -> str:
+    if not soft_weight:
+        return "not used"
+    return "computed once, kept on disk" if kept else "computed in each step"
+
+
+def _layer_map(wanted: tuple[int, ...] | None, student_layers: int, teacher_layers: int) -> tuple[int, ...]:
+    """The teacher's layer for each of the student's.
+
+    Raises:
+        BadSpecError: of the wrong length, or with a layer that the teacher does not have.
+    """
+    if wanted is None:
+        return plan.spread(student_layers, teacher_layers)
+    if len(wanted) != student_layers:
+        raise BadSpecError(
+            f"distillation.layer_map has {len(wanted)} layers, and the student {student_layers}; "
+            "give one of the teacher's layers for each of the student's, or remove it"
+        )
+    beyond = [layer for layer in wanted if layer >= teacher_layers]
+    if beyond:
+        raise BadSpecError(
+            f"distillation.layer_map asks for layer {beyond[0]}, but the teacher has {teacher_layers}; "
+            f"use 0 to {teacher_layers - 1}"
+        )
+    return wanted

@@ -1,0 +1,150 @@
+"""A teacher's logits of a training part, computed once and kept on disk.
+
+They lie under the hash of everything that they depend on: the teacher's bytes and number format,
+its head, and the tokens of the examples in their order. So all epochs, seeds and runs with that
+teacher on that data read them, and none but the first loads the teacher.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trainers.data.batches import Batch, collate
+from trainers.data.cache import cached_folder
+from trainers.data.fingerprint import digest_of
+from trainers.data.selection import Indices
+from trainers.data.tokens import TokenSet
+from trainers.distillation.teacher import Teacher, require_finite
+from trainers.models.heads import ClassHead, Head, SpanHead
+from trainers.tasks.base import Prepared
+
+_LAYOUT = 1
+"""Grows when the cache's content changes for the same input."""
+_FILE = "logits.npy"
+_BATCH_TOKENS = 16_384
+_REPORT_S = 2.0
+
+
+class CachedLogits:
+    """Adds a teacher's logits to batches; a `Transform` for tasks that have none of their own.
+
+    Args:
+        logits: (N, C) of each example, or (tokens, 2) of each token of all examples.
+        offsets: (N+1,) of the examples' tokens where logits are per token; None = they are not.
+    """
+
+    def __init__(self, logits: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64] | None) -> None:
+        self._logits, self._offsets = logits, offsets
+
+    def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
+        """The batch with `teacher_logits`; on padding they are 0."""
+        rows = batch.rows.numpy()
+        if self._offsets is None:
+            return replace(batch, teacher_logits=torch.from_numpy(self._logits[rows]))
+        logits = np.zeros((*batch.input_ids.shape, self._logits.shape[1]), dtype=np.float32)
+        for i, row in enumerate(rows):
+            start, end = self._offsets[row], self._offsets[row + 1]
+            logits[i, : end - start] = self._logits[start:end]
+        return replace(batch, teacher_logits=torch.from_numpy(logits))
+
+
+def cached_logits(
+    root: Path,
+    teacher: Teacher,
+    data: Prepared,
+    device: torch.device,
+    multiple: int,
+    report: Callable[[str], None],
+) -> CachedLogits:
+    """The logits of the training part, found or computed; whoever else wants them meanwhile waits.
+
+    Args:
+        root: folder of all such caches.
+        teacher: loaded only when the cache lacks something.
+        data: the task's training part and head, classes or spans.
+        device: to compute on.
+        multiple: batch widths are rounded up to a multiple of this.
+        report: told how far it has come, in one line each.
+
+    Raises:
+        NotFiniteError: the teacher's number format does not hold its logits.
+        OSError: no space, no permission.
+    """
+    per_token = isinstance(data.head, SpanHead)
+
+    def build(folder: Path) -> None:
+        shape = (len(data.train.tokens), 2) if per_token else (len(data.train), _classes(data.head))
+        logits = np.lib.format.open_memmap(folder / _FILE, mode="w+", dtype=np.float32, shape=shape)
+        _fill(logits, teacher, data, device, multiple, report)
+        logits.flush()
+
+    key = digest_of([_LAYOUT, teacher.sha256, teacher.format.name, repr(data.head), _digest(data.train)])
+    logits = np.load(cached_folder(root, key, build) / _FILE, mmap_mode="r")
+    return CachedLogits(logits, data.train.offsets if per_token else None)
+
+
+def _fill(
+    logits: npt.NDArray[np.float32],
+    teacher: Teacher,
+    data: Prepared,
+    device: torch.device,
+    multiple: int,
+    report: Callable[[str], None],
+) -> None:
+    began_s = said_s = time.monotonic()
+    total, done = len(data.train), 0
+    report(f"computing the teacher's logits of {total} examples, once for this teacher and this data")
+    model = teacher.load()
+    for rows in _by_length(data.train.lengths):
+        batch = collate(data.train, rows, data.pad_id, multiple).to(device)
+        said = model(batch, with_hidden=False).logits
+        require_finite(said, teacher)
+        values = said.cpu().numpy()
+        if isinstance(data.head, ClassHead):
+            logits[rows] = values
+        else:
+            for i, row in enumerate(rows):
+                start, end = data.train.offsets[row], data.train.offsets[row + 1]
+                logits[start:end] = values[i, : end - start]
+        done += len(rows)
+        if time.monotonic() - said_s > _REPORT_S:
+            said_s = time.monotonic()
+            report(f"teacher's logits: {done} of {total} examples")
+    report(f"teacher's logits: all {total} examples in {time.monotonic() - began_s:.1f} s")
+
+
+def _by_length(lengths: npt.NDArray[np.int64]) -> list[Indices]:
+    """All examples in batches of one length and about `_BATCH_TOKENS`, the longest first.
+
+    Longest first: what does not fit into memory fails at once.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    batches, start = [], 0
+    while start < len(order):
+        size = max(1, _BATCH_TOKENS // int(lengths[order[start]]))
+        batches.append(order[start : start + size])
+        start += size
+    return batches
+
+
+def _classes(head: Head) -> int:
+    assert isinstance(head, ClassHead)
+    return len(head.classes)
+
+
+def _digest(data: TokenSet) -> str:
+    """SHA-256 of what the model reads of each example, in hex."""
+    total = hashlib.sha256()
+    for array in (data.offsets, data.tokens, data.second_at):
+        if array is not None:
+            total.update(f"{array.dtype.str}{array.shape}".encode())
+            total.update(np.ascontiguousarray(array).data)
+    return total.hexdigest()

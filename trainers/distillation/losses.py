@@ -1,0 +1,131 @@
+"""What a student's outputs differ by from its teacher's. Pure.
+
+Every loss is a sum over the batch's examples, in fp32, of a mean within the example; so it does not
+depend on how a global batch is cut into micro-batches or dealt out to workers. Padding counts nowhere.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.nn import functional
+
+_NOTHING = -1e9
+"""Logit whose probability is 0. Not infinite: a divergence would multiply that by 0."""
+
+
+def soft_targets(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Divergence of distributions over classes: `T^2 KL(softmax(t / T) || softmax(s / T))`.
+
+    Hinton, Vinyals and Dean 2015, arXiv 1503.02531, section 2. The square keeps the gradients'
+    size independent of the temperature.
+
+    Args:
+        student, teacher: (B, C) logits.
+        temperature: T.
+    """
+    return temperature**2 * _divergence(student.float() / temperature, teacher.float() / temperature).sum()
+
+
+def soft_spans(
+    student: torch.Tensor, teacher: torch.Tensor, temperature: float, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """`soft_targets` of a span's first and of its last token over the real tokens, and their mean.
+
+    Args:
+        student, teacher: (B, S, 2) logits.
+        temperature: T.
+        mask: (B, S) False on padding; None = nothing is padded.
+    """
+    first_and_last = (logits.float().transpose(1, 2) / temperature for logits in (student, teacher))
+    if mask is not None:
+        first_and_last = (_only_real(logits, mask[:, None]) for logits in first_and_last)
+    return temperature**2 * _divergence(*first_and_last).mean(-1).sum()
+
+
+def soft_tokens(
+    student: torch.Tensor, teacher: torch.Tensor, temperature: float, guessed: torch.Tensor
+) -> torch.Tensor:
+    """`soft_targets` over the vocabulary, the mean over each sequence's guessed positions.
+
+    Args:
+        student, teacher: (M, V) logits of the guessed positions.
+        temperature: T.
+        guessed: (B, S) True where a token is guessed, M times.
+    """
+    each = _divergence(student.float() / temperature, teacher.float() / temperature)
+    share = 1.0 / guessed.sum(1, keepdim=True).clamp(min=1)
+    return temperature**2 * (each * share.expand(guessed.shape)[guessed]).sum()
+
+
+def squared_distance(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Mean squared difference of hidden states over an example's tokens and the width.
+
+    TinyBERT, Jiao et al. 2020, arXiv 1909.10351, equations 8 and 9; the student's states come
+    already projected where the widths differ.
+
+    Args:
+        student, teacher: (B, S, H).
+        mask: (B, S) False on padding; None = nothing is padded.
+    """
+    return _mean_of_real((student.float() - teacher.float()).square().mean(-1), mask).sum()
+
+
+def cosine_distance(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Mean over an example's tokens of `1 - cos(s, t)` of hidden states.
+
+    DistilBERT, Sanh et al. 2019, arXiv 1910.01108, section 3.
+
+    Args:
+        student, teacher: (B, S, H).
+        mask: (B, S) False on padding; None = nothing is padded.
+    """
+    cosine = functional.cosine_similarity(student.float(), teacher.float(), dim=-1)
+    return _mean_of_real(1.0 - cosine, mask).sum()
+
+
+def relations(
+    student: torch.Tensor, teacher: torch.Tensor, heads: int, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Divergence of how tokens relate to each other by their queries (or keys, or values).
+
+    `R = softmax(A A^T / sqrt(d))` per relation head, where A (S, d) is a slice of width d = H /
+    heads; `KL(R_teacher || R_student)`, the mean over heads and the example's tokens. Widths may
+    differ, because R is (S, S) for both. MiniLMv2, Wang et al. 2021, arXiv 2012.15828, equations
+    4 to 6.
+
+    Args:
+        student, teacher: (B, S, H) queries, keys or values of all attention heads.
+        heads: relation heads; divides both widths.
+        mask: (B, S) False on padding; None = nothing is padded.
+    """
+    each = _divergence(_related(student, heads, mask), _related(teacher, heads, mask))  # (B, heads, S)
+    return _mean_of_real(each.mean(1), mask).sum()
+
+
+def _related(states: torch.Tensor, heads: int, mask: torch.Tensor | None) -> torch.Tensor:
+    """(B, heads, S, S) scaled products of every token with every real one."""
+    examples, length, width = states.shape
+    split = states.float().view(examples, length, heads, width // heads).transpose(1, 2)
+    scores = split @ split.transpose(2, 3) / math.sqrt(width // heads)
+    return scores if mask is None else _only_real(scores, mask[:, None, None, :])
+
+
+def _divergence(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """`KL(softmax(teacher) || softmax(student))` over the last dimension, without that dimension."""
+    log_student = functional.log_softmax(student, dim=-1)
+    log_teacher = functional.log_softmax(teacher, dim=-1)
+    return functional.kl_div(log_student, log_teacher, reduction="none", log_target=True).sum(-1)
+
+
+def _only_real(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Logits with no weight on padding."""
+    return logits.masked_fill(~mask, _NOTHING)
+
+
+def _mean_of_real(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """(B,) means of (B, S) values over each example's real tokens."""
+    if mask is None:
+        return values.mean(1)
+    return values.masked_fill(~mask, 0.0).sum(1) / mask.sum(1)

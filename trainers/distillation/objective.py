@@ -1,0 +1,147 @@
+"""The loss of a student that has a teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from trainers.config import Distillation
+from trainers.data.batches import Batch
+from trainers.distillation import losses, plan
+from trainers.distillation.learner import Learner
+from trainers.distillation.teacher import LoadedTeacher
+from trainers.models.heads import IGNORED, ClassHead, Head, SpanHead
+from trainers.models.student import Output
+from trainers.objective import Objective
+from trainers.tasks.base import Task
+from trainers.telemetry.flops import Arithmetic
+
+
+class Lesson(Objective):
+    """Task loss and the losses of `trainers.distillation.losses`, weighted by `plan.weights`.
+
+    Args:
+        task: that is learned.
+        config: weights, temperature, schedule.
+        head: of student and teacher.
+        learner: whose outputs are judged.
+        teacher: asked about each batch; None = batches bring its logits.
+        batches_bring_logits: no need to ask for logits alone.
+        layer_map: teacher's layer for each of the student's, 0-based.
+        relation_heads: slices that relations are taken of.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: Distillation,
+        head: Head,
+        learner: Learner,
+        teacher: LoadedTeacher | None,
+        *,
+        batches_bring_logits: bool,
+        layer_map: Sequence[int],
+        relation_heads: int,
+    ) -> None:
+        super().__init__(task)
+        self._config, self._head, self._learner, self._teacher = config, head, learner, teacher
+        self._batches_bring_logits = batches_bring_logits
+        self._map, self._relation_heads = tuple(layer_map), relation_heads
+        self._weights = plan.weights(config, 0, 1)
+        self._names = ("task_loss", *(f"{name}_loss" for name in _used(config)))
+        self._sums: dict[str, torch.Tensor] = {}
+        self._examples = 0
+        self._parts: dict[str, float] = {}
+
+    def begin_step(self, step: int, total_steps: int) -> None:
+        """See `Objective.begin_step`."""
+        self._weights = plan.weights(self._config, step, total_steps)
+        self._learner.with_hidden = self._weights.inside
+        self._sums, self._examples = {}, 0
+
+    def asked(self) -> Arithmetic | None:
+        """See `Objective.asked`."""
+        return self._teacher.arithmetic if self._teacher is not None and self._asks else None
+
+    @property
+    def _asks(self) -> bool:
+        """Whether the teacher computes in this step."""
+        return self._weights.inside or bool(self._weights.soft and not self._batches_bring_logits)
+
+    def loss(self, output: Output, batch: Batch) -> torch.Tensor:
+        """See `Objective.loss`."""
+        weights = self._weights
+        parts = {"task": self.task.loss(output.logits, batch)}
+        with torch.autocast(output.logits.device.type, enabled=False):
+            if weights.soft or weights.inside:
+                parts |= self._from_teacher(output, batch)
+        counted = 1.0 if batch.examples else 0.0  # a worker's stand-in counts nothing
+        for name, part in parts.items():
+            self._sums[f"{name}_loss"] = self._sums.get(f"{name}_loss", 0.0) + part.detach() * counted
+        self._examples += batch.examples
+        weighted = [getattr(weights, name) * part for name, part in parts.items()]
+        return torch.stack(weighted).sum() * counted
+
+    def local_sums(self) -> list[float]:
+        """See `Objective.local_sums`."""
+        # One copy from the device for all of them.
+        found = torch.stack([*self._sums.values()]).tolist() if self._sums else []
+        sums = dict(zip(self._sums, found, strict=True))
+        return [self._examples, *(sums.get(name, 0.0) for name in self._names)]
+
+    def agree(self, sums: Sequence[float]) -> None:
+        """See `Objective.agree`."""
+        examples, *values = sums
+        if examples:
+            mean = {name: value / examples for name, value in zip(self._names, values, strict=True)}
+            self._parts = {name: mean[name] for name in self._names if name in self._sums}
+
+    def parts(self) -> Mapping[str, float]:
+        """See `Objective.parts`."""
+        return self._parts
+
+    def _from_teacher(self, student: Output, batch: Batch) -> dict[str, torch.Tensor]:
+        weights, mask = self._weights, batch.attention_mask
+        said: Output | None = None
+        if self._asks:
+            assert self._teacher is not None
+            said = self._teacher(batch, with_hidden=weights.inside)
+        parts: dict[str, torch.Tensor] = {}
+        if weights.soft:
+            logits = batch.teacher_logits if said is None else said.logits
+            assert logits is not None
+            parts["soft"] = self._soft(student.logits, logits, batch)
+        if said is None:
+            return parts
+        if weights.hidden:
+            each = [
+                losses.squared_distance(student.hidden[i + 1], said.hidden[mapped + 1], mask)
+                for i, mapped in enumerate(self._map)
+            ]
+            parts["hidden"] = torch.stack(each).mean()
+        if weights.embedding:
+            parts["embedding"] = losses.squared_distance(student.hidden[0], said.hidden[0], mask)
+        if weights.relation:
+            pairs = zip(student.relations, said.relations, strict=True)
+            each = [losses.relations(ours, theirs, self._relation_heads, mask) for ours, theirs in pairs]
+            parts["relation"] = torch.stack(each).sum()
+        if weights.cosine:
+            parts["cosine"] = losses.cosine_distance(student.hidden[-1], said.hidden[self._map[-1] + 1], mask)
+        return parts
+
+    def _soft(self, student: torch.Tensor, teacher: torch.Tensor, batch: Batch) -> torch.Tensor:
+        temperature = self._config.temperature
+        if isinstance(self._head, ClassHead):
+            return losses.soft_targets(student, teacher, temperature)
+        if isinstance(self._head, SpanHead):
+            return losses.soft_spans(student, teacher, temperature, batch.attention_mask)
+        # Some models have rows for pieces that no tokenizer knows, to fill their matrices up.
+        size = min(student.shape[-1], teacher.shape[-1])
+        return losses.soft_tokens(student[:, :size], teacher[:, :size], temperature, batch.labels != IGNORED)
+
+
+def _used(config: Distillation) -> list[str]:
+    """Parts that have a weight at some step, in the order that they are reported in."""
+    names = ("soft", "hidden", "embedding", "relation", "cosine")
+    return [name for name in names if getattr(config, f"{name}_weight")]

@@ -1,0 +1,77 @@
+"""What is learned from what: layers, relation heads and weights by step. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainers.config import Distillation
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Factors of the parts of the loss in one step.
+
+    Attributes:
+        task: the task's own loss.
+        soft: divergence from the teacher's distribution.
+        hidden, embedding, relation, cosine: what is inside the model.
+    """
+
+    task: float
+    soft: float
+    hidden: float
+    embedding: float
+    relation: float
+    cosine: float
+
+    @property
+    def inside(self) -> bool:
+        """Whether the step needs more of the teacher than its logits."""
+        return any((self.hidden, self.embedding, self.relation, self.cosine))
+
+
+def looks_inside(config: Distillation) -> bool:
+    """Whether the run needs more of the teacher than its logits at any step."""
+    return any((config.hidden_weight, config.embedding_weight, config.relation_weight, config.cosine_weight))
+
+
+def weights(config: Distillation, step: int, total_steps: int) -> Weights:
+    """Weights of one step.
+
+    With two stages, the first `ceil(hidden_first_fraction * total_steps)` steps learn what is
+    inside the model and nothing else, the others logits and task and nothing else (TinyBERT, arXiv
+    1909.10351, section 3). A linear schedule multiplies the teacher's weights by
+    `(n - i) / n` in step i of the n that the task's loss has a part in.
+
+    Args:
+        config: weights and schedule.
+        step: 0-based.
+        total_steps: of the run.
+    """
+    inside = (config.hidden_weight, config.embedding_weight, config.relation_weight, config.cosine_weight)
+    first = math.ceil(config.hidden_first_fraction * total_steps)
+    if step < first:
+        return Weights(0.0, 0.0, *inside)
+    left = (total_steps - step) / (total_steps - first) if config.schedule == "linear" else 1.0
+    soft = config.soft_weight * left
+    if first:
+        return Weights(1.0 - soft, soft, 0.0, 0.0, 0.0, 0.0)
+    return Weights(1.0 - soft, soft, *(weight * left for weight in inside))
+
+
+def spread(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
+    """The teacher's layer for each of the student's, evenly spread, the last to the last; 0-based."""
+    return tuple(math.ceil((i + 1) * teacher_layers / student_layers) - 1 for i in range(student_layers))
+
+
+def relation_heads(widths: Sequence[int], attention_heads: Sequence[int]) -> int:
+    """How many slices relations are taken of: as many as the finer model has heads, or the next fewer.
+
+    Args:
+        widths: hidden sizes of both models, which the number divides.
+        attention_heads: of both models.
+    """
+    common = math.gcd(*widths)
+    return max(n for n in range(1, max(attention_heads) + 1) if common % n == 0)

@@ -1,0 +1,47 @@
+"""Reading a layer's queries, keys and values without taking part in its attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from trainers.models.student import Student
+
+_PARTS = ("query", "key", "value")
+
+
+class RelationTap:
+    """Keeps queries, keys and values of one layer as its linear maps give them.
+
+    Relations are computed from these, so the layer's own attention stays a fused kernel that never
+    writes down its scores.
+
+    Args:
+        model: to listen to, from now on.
+        layer: 0-based.
+
+    Attributes:
+        open: whether forward passes are kept; closed, nothing is held in memory.
+    """
+
+    def __init__(self, model: Student, layer: int) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+        self.open = False
+        attention = model.bert.bert.encoder.layer[layer].attention.self
+        for name in _PARTS:
+            getattr(attention, name).register_forward_hook(self._keeper(name))
+
+    def take(self) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values (B, S, H) of the last forward pass while open, which are given away."""
+        taken = tuple(self._kept[name] for name in _PARTS if name in self._kept)
+        self._kept.clear()
+        return taken
+
+    def _keeper(self, name: str) -> Callable[[nn.Module, object, torch.Tensor], None]:
+        def keep(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
+            if self.open:
+                self._kept[name] = output
+
+        return keep

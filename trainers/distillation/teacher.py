@@ -1,0 +1,279 @@
+"""The teacher: a frozen model of the student's kind, checked before its weights are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+
+from trainers.config import RunConfig, Workspace
+from trainers.data import tokenizers
+from trainers.data.batches import Batch
+from trainers.data.fingerprint import fingerprint
+from trainers.distillation.taps import RelationTap
+from trainers.errors import BadSpecError, NotFiniteError
+from trainers.models import origin, student
+from trainers.models.heads import ClassHead, Head, SpanHead, VocabularyHead
+from trainers.models.origin import WEIGHTS, Folder
+from trainers.models.student import Output
+from trainers.precision import Rounded, has_bf16
+from trainers.tasks.base import Prepared
+from trainers.telemetry.flops import arithmetic_of
+
+_FIELD = "model.teacher"
+_HEADS: dict[str, tuple[type[Head], str]] = {
+    "classifier.": (ClassHead, "classes of a sequence"),
+    "qa_outputs.": (SpanHead, "spans of a text"),
+    "cls.predictions.": (VocabularyHead, "masked tokens"),
+}
+"""What a teacher was taught to tell, by the names of its head's weights."""
+_UNNAMED = re.compile(r"LABEL_\d+")
+"""Class names that say nothing: what transformers writes where nobody gave any."""
+
+
+def locate(text: str, workspace: Workspace) -> Folder:
+    """The folder of `model.teacher`.
+
+    Raises:
+        BadSpecError: a preset, unknown, outside the roots, without weights, or not on the hub.
+    """
+    found = origin.locate(text, workspace, _FIELD)
+    if not isinstance(found, Folder):
+        raise BadSpecError(
+            f"{_FIELD} '{text}' is a preset, whose weights are random; give the folder of a trained model"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The number format that a teacher computes in.
+
+    Attributes:
+        name: what really runs, for the record.
+        dtype: of its weights.
+        rounded: products of operands rounded to bf16 in fp32 arithmetic.
+    """
+
+    name: str
+    dtype: torch.dtype = torch.float32
+    rounded: bool = False
+
+
+def format_on(device: torch.device, wanted: str) -> Format:
+    """The format of `distillation.teacher_precision` on a device.
+
+    Of the half formats `auto` prefers fp16 on a GPU: as fast as bf16, and eight times as precise.
+
+    Raises:
+        BadSpecError: the device does not have it.
+    """
+    if wanted == "auto":
+        wanted = "fp16" if device.type == "cuda" else "bf16" if has_bf16(device) else "fp32"
+    if wanted == "fp16":
+        if device.type != "cuda":
+            raise BadSpecError(
+                "distillation.teacher_precision fp16 needs a GPU, and this worker computes on its CPU; "
+                "use auto"
+            )
+        return Format("fp16 weights and arithmetic", torch.float16)
+    if wanted == "bf16":
+        if has_bf16(device):
+            return Format("bf16 weights and arithmetic", torch.bfloat16)
+        return Format(Rounded(torch.bfloat16).name, rounded=True)
+    return Format("fp32")
+
+
+class Teacher:
+    """A teacher that has been found and fits, without its weights.
+
+    Args:
+        folder: of the model.
+        config: the run.
+        data: the task's tokenizer and head.
+        device: that it will compute on.
+        with_head: whether its logits will be asked for.
+        report: told what people should know, in one line each.
+
+    Attributes:
+        layers, width, attention_heads: of its encoder.
+        format: that it computes in.
+        sha256: of its configuration and weights.
+
+    Raises:
+        BadSpecError: another vocabulary, another task, or too few positions.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        config: RunConfig,
+        data: Prepared,
+        device: torch.device,
+        *,
+        with_head: bool,
+        report: Callable[[str], None],
+    ) -> None:
+        self.folder, self._config, self._data, self._device = folder, config, data, device
+        self._with_head = with_head
+        fields = folder.config()
+        try:
+            self.layers, self.width, self.attention_heads, positions = (
+                int(fields[name])
+                for name in (
+                    "num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings",
+                )
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadSpecError(f"{_FIELD}: {folder}: config.json is not usable ({error})") from None
+        if positions < config.task.max_length:
+            raise BadSpecError(
+                f"{_FIELD} {folder} has {positions} positions, fewer than task.max_length "
+                f"{config.task.max_length}; lower task.max_length to {positions}"
+            )
+        _same_vocabulary(data.tokenizer, folder)
+        if with_head:
+            _same_task(folder, data.head, fields.get("id2label"), report)
+        self.format = format_on(device, config.distillation.teacher_precision)
+        files = [folder.path / "config.json", folder.path / WEIGHTS]
+        memory = Path(config.workspace.cache) / "fingerprints"
+        self.sha256 = fingerprint(folder.path, files, memory).sha256
+
+    def load(self, *, relations_of: int | None = None) -> LoadedTeacher:
+        """Read the weights and convert them, once.
+
+        Args:
+            relations_of: layer whose queries, keys and values are kept; None = of no layer.
+
+        Raises:
+            BadSpecError: the weights do not fit their own configuration, or the head is not there.
+        """
+        model = student.build(
+            self.folder,
+            head=self._data.head if self._with_head else SpanHead(),  # the smallest; never asked
+            vocabulary_size=self._data.vocabulary_size,
+            dropout=0.0,
+            max_length=self._config.task.max_length,
+            pad_id=self._data.pad_id,
+        )
+        if self._with_head and model.fresh:
+            raise BadSpecError(
+                f"{_FIELD} {self.folder} has no weight {model.fresh[0]} that fits task "
+                f"{self._config.task.name}; fine-tune it on the task first"
+            )
+        if self.format.rounded:
+            Rounded(torch.bfloat16).prepare(model)
+        model.requires_grad_(False).to(self._device, self.format.dtype).eval()
+        tap = None if relations_of is None else RelationTap(model, relations_of)
+        return LoadedTeacher(model, tap, self._device, with_head=self._with_head)
+
+
+class LoadedTeacher:
+    """A frozen model that is asked about batches.
+
+    Args:
+        model: in evaluation mode, on its device, in its number format.
+        tap: of the layer whose relations are wanted; None = of none.
+        device: of the model.
+        with_head: whether it is asked for logits.
+
+    Attributes:
+        arithmetic: of one forward pass, to be counted.
+    """
+
+    def __init__(
+        self, model: student.Student, tap: RelationTap | None, device: torch.device, *, with_head: bool
+    ) -> None:
+        self.model, self._tap, self._device, self._with_head = model, tap, device, with_head
+        self.arithmetic = arithmetic_of(model.bert.config, model.head if with_head else None)
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, *, with_hidden: bool) -> Output:
+        """Logits, and what is inside when asked for, in fp32.
+
+        Without a head the logits are empty.
+        """
+        # Its weights have their format already: the student's autocast must not convert them again.
+        if self._tap is not None:
+            self._tap.open = with_hidden
+        with torch.autocast(self._device.type, enabled=False):
+            encoded = self.model.encode(batch, with_hidden=with_hidden)
+            logits = self.model.logits(encoded, batch).float() if self._with_head else torch.empty(0)
+        hidden = tuple(state.float() for state in encoded.hidden_states) if with_hidden else ()
+        kept = () if self._tap is None else tuple(part.float() for part in self._tap.take())
+        return Output(logits, hidden, kept)
+
+
+def require_finite(logits: torch.Tensor, teacher: Teacher) -> None:
+    """Refuse what a half precision cannot hold.
+
+    Raises:
+        NotFiniteError: naming the format.
+    """
+    if not bool(torch.isfinite(logits).all()):
+        raise NotFiniteError(
+            f"{_FIELD} {teacher.folder} gives logits that are not finite in {teacher.format.name}; "
+            "set distillation.teacher_precision to bf16 or fp32"
+        )
+
+
+def _same_vocabulary(file: Path, folder: Folder) -> None:
+    """The same pieces under the same numbers, or the teacher reads other words than the student."""
+    own = tokenizers.file_in(folder.path)
+    if file == own or (own.is_file() and file.read_bytes() == own.read_bytes()):
+        return
+    ours, theirs = (_pieces(tokenizers.load(path)) for path in (file.parent, folder.path))
+    if ours == theirs:
+        return
+    number, (our, their) = next(
+        (number, pair) for number, pair in enumerate(zip_longest(ours, theirs)) if pair[0] != pair[1]
+    )
+    raise BadSpecError(
+        f"{_FIELD} {folder} has another vocabulary than the student: {len(theirs)} pieces and "
+        f"{len(ours)}, first different at {number} ({their!r} and {our!r}); "
+        "use a student and a teacher with one tokenizer"
+    )
+
+
+def _pieces(tokenizer: Tokenizer) -> list[str]:
+    return [piece for piece, _ in sorted(tokenizer.get_vocab().items(), key=lambda one: one[1])]
+
+
+def _same_task(folder: Folder, head: Head, names: object, report: Callable[[str], None]) -> None:
+    """The teacher has a head of this kind, and the same classes under the same numbers."""
+    try:
+        with safe_open(str(folder.path / WEIGHTS), framework="pt") as stored:
+            weights = list(stored.keys())
+    except (SafetensorError, OSError) as error:
+        raise BadSpecError(f"{folder.path / WEIGHTS}: the weights cannot be read ({error})") from None
+    kinds = [kind for prefix, kind in _HEADS.items() if any(name.startswith(prefix) for name in weights)]
+    if not any(isinstance(head, kind) for kind, _ in kinds):
+        wanted = next(words for kind, words in _HEADS.values() if isinstance(head, kind))
+        found = " and ".join(words for _, words in kinds) or "nothing, having no head"
+        raise BadSpecError(
+            f"{_FIELD} {folder} was taught to tell {found}, and the task is about {wanted}; "
+            "fine-tune it on the task first, or set distillation.soft_weight: 0"
+        )
+    if not isinstance(head, ClassHead) or not isinstance(names, dict):
+        return
+    theirs = [str(names[key]) for key in sorted(names, key=int)]
+    if len(theirs) != len(head.classes):
+        raise BadSpecError(
+            f"{_FIELD} {folder} tells {len(theirs)} classes, and the task has {len(head.classes)}; "
+            "use a teacher that was fine-tuned on the task"
+        )
+    if all(_UNNAMED.fullmatch(name) for name in theirs):
+        report(f"{_FIELD}: the teacher's classes have no names; they are taken in the task's order")
+        return
+    for number, (their, our) in enumerate(zip(theirs, head.classes, strict=True)):
+        if their.casefold() != our.casefold():
+            raise BadSpecError(
+                f"{_FIELD} {folder} calls class {number} {their!r}, and the task {our!r}; "
+                "use a teacher that was fine-tuned on the task"
+            )
