@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -40,6 +40,8 @@ class Hardware(BaseModel):
     """Where the price comes from."""
     precisions: tuple[Precision, ...] = (Precision.fp32, Precision.fp16)
     """Precisions that the device computes in hardware."""
+    peak_tflops: dict[Precision, Annotated[float, Field(gt=0)]] | None = None
+    """Published peak for dense products by precision, in TFLOP/s; unset = runs report no MFU."""
 
     def rates(self, cpus_per_worker: int) -> Rates:
         """The part of this entry that a worker needs.
@@ -56,18 +58,30 @@ class Hardware(BaseModel):
             price_date=self.price_date,
             tdp_w=self.tdp_w,
             devices_per_worker=cpus_per_worker if self.device == "cpu" else 1,
+            peak_tflops=self.peak_tflops,
         )
 
 
-_AMPERE = (Precision.fp32, Precision.tf32, Precision.fp16, Precision.bf16)
-_BEFORE_AMPERE = (Precision.fp32, Precision.fp16)
+def _peaks(fp32: float, half: float, tf32: float | None = None) -> dict[Precision, float]:
+    """Peak TFLOP/s out of NVIDIA's data sheets, dense: sheets that count sparsity give twice as much.
+
+    Args:
+        fp32: outside the matrix units.
+        half: fp16, and from Ampere on bf16.
+        tf32: from Ampere on.
+    """
+    if tf32 is None:
+        return {Precision.fp32: fp32, Precision.fp16: half}
+    return {Precision.fp32: fp32, Precision.tf32: tf32, Precision.fp16: half, Precision.bf16: half}
+
+
 _STUDY = "hardware table of the published study; entered here on the date given"
 _CLOUD = "assumed, not a list price: put your own into hardware.yaml"
 
 
 def _gpu(
     name: str, accelerator_type: str, memory: float, bandwidth: float, tdp: float, price: float,
-    precisions: tuple[Precision, ...], source: str = _STUDY, date: str = "2026-11-21",
+    peak_tflops: dict[Precision, float], source: str = _STUDY, date: str = "2026-11-21",
 ) -> Hardware:  # fmt: skip
     return Hardware(
         name=name,
@@ -79,7 +93,8 @@ def _gpu(
         price_usd_per_hour=price,
         price_date=date,
         price_source=source,
-        precisions=precisions,
+        precisions=tuple(peak_tflops),
+        peak_tflops=peak_tflops,
     )
 
 
@@ -90,15 +105,15 @@ CATALOGUE: Mapping[str, Hardware] = {
             name="cpu", device="cpu", tdp_w=7.5, price_usd_per_hour=0.05, price_date="2026-11-21",
             price_source=_CLOUD + ", per virtual CPU", precisions=(Precision.fp32, Precision.bf16),
         ),
-        _gpu("T4", "T4", 16, 320, 70, 0.40, _BEFORE_AMPERE),
-        _gpu("V100", "V100", 16, 900, 250, 2.00, _BEFORE_AMPERE),
-        _gpu("A10", "A10G", 24, 600, 150, 1.10, _AMPERE),
-        _gpu("A100", "A100", 80, 1935, 300, 4.00, _AMPERE),
-        _gpu("L4", "L4", 24, 300, 72, 0.80, _AMPERE, _CLOUD, "2026-11-21"),
-        _gpu("L40S", "L40S", 48, 864, 350, 1.90, _AMPERE, _CLOUD, "2026-11-21"),
-        _gpu("H100", "H100", 80, 3350, 700, 4.00, _AMPERE, _CLOUD, "2026-11-21"),
-        _gpu("H200", "H200", 141, 4800, 700, 4.50, _AMPERE, _CLOUD, "2026-11-21"),
-        _gpu("B200", "B200", 192, 8000, 1000, 6.50, _AMPERE, _CLOUD, "2026-11-21"),
+        _gpu("T4", "T4", 16, 320, 70, 0.40, _peaks(8.1, 65)),
+        _gpu("V100", "V100", 16, 900, 250, 2.00, _peaks(14, 112)),
+        _gpu("A10", "A10G", 24, 600, 150, 1.10, _peaks(31.2, 125, 62.5)),
+        _gpu("A100", "A100", 80, 1935, 300, 4.00, _peaks(19.5, 312, 156)),
+        _gpu("L4", "L4", 24, 300, 72, 0.80, _peaks(30.3, 121, 60), _CLOUD, "2026-11-21"),
+        _gpu("L40S", "L40S", 48, 864, 350, 1.90, _peaks(91.6, 362, 183), _CLOUD, "2026-11-21"),
+        _gpu("H100", "H100", 80, 3350, 700, 4.00, _peaks(67, 989, 494), _CLOUD, "2026-11-21"),
+        _gpu("H200", "H200", 141, 4800, 700, 4.50, _peaks(67, 989, 494), _CLOUD, "2026-11-21"),
+        _gpu("B200", "B200", 192, 8000, 1000, 6.50, _peaks(75, 2250, 1125), _CLOUD, "2026-11-21"),
         Hardware(
             name="TPUv2", device="tpu", memory_gib=16, bandwidth_gb_s=600, tdp_w=280,
             price_usd_per_hour=4.87, price_date="2026-11-21", price_source=_STUDY,

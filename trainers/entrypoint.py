@@ -12,8 +12,8 @@ import time
 
 from trainers.config import RunConfig
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError
-from trainers.reporting import Outcome, Sink, Stop
-from trainers.telemetry.energy import ConsumptionWindow
+from trainers.reporting import Clock, Outcome, Sink, Stop
+from trainers.telemetry.instruments import Instruments
 
 _MESSAGE_LIMIT = 1000
 _ALLOCATION = ("can't allocate memory", "out of memory", "cannot allocate memory")
@@ -21,7 +21,7 @@ _CONNECTION = ("connection closed by peer", "connection reset", "timed out", "gl
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def train(config: RunConfig, sink: Sink, stop: Stop) -> Outcome:
+def train(config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = None) -> Outcome:
     """Train one run from its newest checkpoint to its end, or until stopped.
 
     With several workers each calls this, in a process group that exists already.
@@ -30,6 +30,7 @@ def train(config: RunConfig, sink: Sink, stop: Stop) -> Outcome:
         config: the run, fully resolved.
         sink: reported to on rank 0 alone.
         stop: asked at each step boundary; one worker's word stops all.
+        clock: when the run was submitted and this attempt opened; None = now.
 
     Returns:
         How it ended; the figures count on rank 0.
@@ -37,15 +38,15 @@ def train(config: RunConfig, sink: Sink, stop: Stop) -> Outcome:
     Raises:
         TrainingError: everything foreseen, with its failure class.
     """
-    began_s = time.perf_counter()
-    consumption = ConsumptionWindow(config.rates)
+    clock = clock or Clock()
+    began_s = time.perf_counter() - max(0.0, time.time() - clock.opened_s)
     from trainers.assembly import assemble
     from trainers.process import environment_restored
 
-    with environment_restored():
+    with environment_restored(), Instruments(config, began_s) as instruments:
         reset_process(config)
         try:
-            return assemble(config, sink, stop, began_s=began_s, consumption=consumption).train()
+            return assemble(config, sink, stop, clock=clock, began_s=began_s, instruments=instruments).train()
         except TrainingError:
             raise
         except Exception as error:

@@ -56,6 +56,19 @@ class Point:
     at_s: float = field(default_factory=time.time)
 
 
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """When things happened before `train` was called; the time until then is start-up or queue.
+
+    Attributes:
+        opened_s: the attempt was opened; in Unix time.
+        submitted_s: the run was submitted; None = not known.
+    """
+
+    opened_s: float = field(default_factory=time.time)
+    submitted_s: float | None = None
+
+
 class StopReason(StrEnum):
     """Why a run is asked to end before its length is reached."""
 

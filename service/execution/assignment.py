@@ -9,7 +9,7 @@ from typing import Literal
 from service.execution.run_plan import Shape
 from trainers.config import RunConfig
 from trainers.errors import FailureClass
-from trainers.reporting import StopReason
+from trainers.reporting import Clock, StopReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Assignment:
         config: what to train.
         shape: what it takes from the cluster.
         isolated: it has processes of its own, used for nothing before or after it.
+        clock: when the run was submitted and the attempt opened.
     """
 
     run_id: int
@@ -29,6 +30,7 @@ class Assignment:
     config: RunConfig
     shape: Shape
     isolated: bool
+    clock: Clock = field(default_factory=Clock)
 
 
 @dataclass(frozen=True, slots=True)

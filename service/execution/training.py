@@ -31,7 +31,9 @@ def train_one(exchange: ExchangeClient, assignment: Assignment, *, rank: int = 0
         exchange.report, assignment.run_id, assignment.attempt, rank=rank, on_stale=_end_process
     )
     try:
-        outcome: Outcome = train(assignment.config, sink if rank == 0 else NullSink(), sink)
+        outcome: Outcome = train(
+            assignment.config, sink if rank == 0 else NullSink(), sink, clock=assignment.clock
+        )
         _flush(sink)
         return outcome
     except BaseException as error:

@@ -4,60 +4,119 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-
-import torch
+from dataclasses import dataclass
 
 from trainers.config import RunConfig
 from trainers.parallel.workers import Workers
 from trainers.progress import Progress
 from trainers.reporting import Measurement, Provenance
-from trainers.telemetry.energy import J_PER_KWH, ConsumptionWindow
-from trainers.telemetry.memory import PeakMemory
+from trainers.telemetry.energy import J_PER_KWH
+from trainers.telemetry.flops import Arithmetic, Tally
+from trainers.telemetry.instruments import Instruments
+from trainers.telemetry.profiling import Profiled
 from trainers.telemetry.timeline import TRAINING, Phase
 
-_UNITS = {
-    "accuracy": "1",
-    "f1": "1",
-    "precision_macro": "1",
-    "recall_macro": "1",
-    "train_loss": "nat",
-    "validation_loss": "nat",
-    "samples_per_s": "1/s",
-    "tokens_per_s": "1/s",
-    "padding_pct": "%",
-    "peak_memory_mib": "MiB",
-    "cost_usd": "USD",
-    "energy_kwh": "kWh",
-    "parameters": "1",
-    "steps": "1",
+_S, _PCT, _KWH = "s", "%", "kWh"
+_TERA = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure that a run may end with, beside its task's scores.
+
+    Attributes:
+        unit: of its value; empty for words.
+        provenance: how it comes to be; None = told by the run (energy).
+        scope: what it covers.
+    """
+
+    unit: str
+    provenance: Provenance | None = Provenance.counter
+    scope: str = "run"
+
+
+_EVERY_DEVICE = "mean over the run's devices"
+
+FIGURES: Mapping[str, Figure] = {
+    "train_loss": Figure("nat"),
+    "total_time_s": Figure(_S),
+    "train_time_s": Figure(_S),
+    **{f"{phase}_time_s": Figure(_S, scope="worker:0") for phase in Phase},
+    "queue_time_s": Figure(_S),
+    "samples_per_s": Figure("1/s"),
+    "tokens_per_s": Figure("1/s"),
+    "padding_pct": Figure(_PCT),
+    "peak_memory_mib": Figure("MiB", scope="worker with the most"),
+    "cost_usd": Figure("USD", Provenance.modelled),
+    "energy_kwh": Figure(_KWH, None, "all devices that train"),
+    "energy_provenance": Figure(""),
+    "achieved_tflops": Figure("TFLOP/s", scope="all devices"),
+    "teacher_tflops": Figure("TFLOP/s", scope="all devices"),
+    "mfu_pct": Figure(_PCT, scope=_EVERY_DEVICE),
+    "cpu_utilisation_pct": Figure(_PCT, scope="CPUs reserved"),
+    "gpu_utilisation_pct": Figure(_PCT, Provenance.sampled, _EVERY_DEVICE),
+    "memory_utilisation_pct": Figure(_PCT, Provenance.sampled, _EVERY_DEVICE),
+    "mean_power_w": Figure("W", Provenance.sampled, _EVERY_DEVICE),
+    "peak_power_w": Figure("W", Provenance.sampled, "device with the most"),
+    "sm_clock_mhz": Figure("MHz", Provenance.sampled, _EVERY_DEVICE),
+    "kernel_active_ratio": Figure("1", scope="worker:0, profiled steps"),
+    "kernel_launches_per_step": Figure("1", scope="worker:0, profiled steps"),
+    "sm_occupancy_pct": Figure(_PCT, Provenance.modelled, "worker:0, profiled steps"),
+    "parameters": Figure("1"),
+    "steps": Figure("1"),
 }
-_MODELLED = ("cost_usd", "energy_kwh")
+"""All that a summary may have; which of them depends on the device and on `telemetry`."""
+
+_MEASURED_ALONE = {
+    "gpu": ("gpu_energy_kwh", "whole GPUs"),
+    "cpu": ("cpu_energy_kwh", "whole processor packages of all machines"),
+    "dram": ("dram_energy_kwh", "whole memory of all machines"),
+}
+_UNITS_OF_SCORES = {"validation_loss": "nat", "sequence_ms": "ms"}
+"""Where it is not 1."""
+_MEANS = ("gpu_utilisation_pct", "memory_utilisation_pct", "sm_clock_mhz")
 
 
 class RunFigures:
-    """Windows of one worker over its attempt, and the summary of the whole run.
+    """Counts of one worker over its attempt, and the summary of the whole run.
 
     Args:
         config: of the run.
-        consumption: window that began with the attempt.
-        device: that the worker computes on.
+        instruments: of this worker.
+        arithmetic: of the model.
     """
 
-    def __init__(self, config: RunConfig, consumption: ConsumptionWindow, device: torch.device) -> None:
-        self._config = config
-        self._device = device
-        self._consumption = consumption
-        self._memory = PeakMemory(device)
+    def __init__(self, config: RunConfig, instruments: Instruments, arithmetic: Arithmetic) -> None:
+        self._config, self._instruments, self._arithmetic = config, instruments, arithmetic
+        self._flops = self._teacher_flops = 0.0
         self._began_s = time.time()
 
+    def count(self, counted: Tally, teacher: Arithmetic | None, *, timed: bool) -> None:
+        """Add the arithmetic of this worker's share of a step.
+
+        Args:
+            counted: of the share.
+            teacher: that was asked too; None = nobody.
+            timed: whether the step's time counts in the rates.
+        """
+        if not timed:
+            return
+        self._flops += self._arithmetic.training(counted)
+        if teacher is not None:
+            self._teacher_flops += teacher.forward(counted)
+
     def update(self, progress: Progress, workers: Workers) -> None:
-        """Add all workers' consumption since the last call, and their peak, to the run's."""
-        window, self._consumption = self._consumption, ConsumptionWindow(self._config.rates)
-        used = window.end()
-        energy_j, cost_usd = workers.sum([used.energy_j, used.cost_usd], self._device)
-        progress.energy_j += energy_j
-        progress.cost_usd += cost_usd
-        progress.peak_memory_mib = max(progress.peak_memory_mib, *workers.collect(self._memory.end().mib))
+        """Add what all workers used and computed since the last call to the run's."""
+        mine = (self._instruments.window(), self._flops, self._teacher_flops)
+        self._flops = self._teacher_flops = 0.0
+        windows, flops, teacher_flops = zip(*workers.collect(mine), strict=True)
+        progress.usage.add(windows)
+        progress.usage.flops += sum(flops)
+        progress.usage.teacher_flops += sum(teacher_flops)
+
+    def keep(self, profiled: Profiled, progress: Progress) -> None:
+        """Take the figures of the profiled window into the run's."""
+        progress.usage.profiled |= profiled.figures()
 
     def summary(
         self, progress: Progress, spent_s: Mapping[str, float], parameters: int
@@ -71,35 +130,85 @@ class RunFigures:
         """
         total_s = sum(spent_s.values())
         training_s = sum(spent_s[phase.value] for phase in TRAINING)
+        energy_j, provenance = self._energy(progress)
         return {
             **progress.scores,
             "train_loss": progress.train_loss,
             "total_time_s": total_s,
             "train_time_s": total_s - spent_s[Phase.validation.value],
             **{f"{phase}_time_s": seconds for phase, seconds in spent_s.items()},
-            "samples_per_s": progress.samples / training_s if training_s else 0.0,
-            "tokens_per_s": progress.tokens / training_s if training_s else 0.0,
+            "queue_time_s": progress.usage.queue_s,
+            "samples_per_s": progress.timed_samples / training_s if training_s else 0.0,
+            "tokens_per_s": progress.timed_tokens / training_s if training_s else 0.0,
             "padding_pct": progress.padding_pct,
-            "peak_memory_mib": progress.peak_memory_mib,
-            "cost_usd": progress.cost_usd,
-            "energy_kwh": progress.energy_j / J_PER_KWH,
-            "energy_provenance": Provenance.modelled.value,
+            "peak_memory_mib": progress.usage.peak_memory_mib,
+            "cost_usd": progress.usage.cost_usd,
+            "energy_kwh": energy_j / J_PER_KWH,
+            "energy_provenance": provenance.value,
+            **self._speed(progress, training_s),
+            **self._utilisation(progress),
+            **progress.usage.profiled,
             "parameters": parameters,
             "steps": progress.step,
         }
 
-    def measurements(self, summary: Mapping[str, float | int | str | None]) -> Iterator[Measurement]:
-        """The summary's numbers as measurements of the run."""
+    def measurements(
+        self, summary: Mapping[str, float | int | str | None], progress: Progress
+    ) -> Iterator[Measurement]:
+        """The summary's numbers as measurements, and those that no summary has.
+
+        Args:
+            summary: of the run.
+            progress: that it was made of.
+        """
         end_s = time.time()
+        told = Provenance(str(summary["energy_provenance"]))
         for name, value in summary.items():
-            if not isinstance(value, int | float):
-                continue
+            if isinstance(value, int | float):
+                figure = FIGURES.get(name) or Figure(_UNITS_OF_SCORES.get(name, "1"))
+                provenance = figure.provenance or told
+                yield Measurement(
+                    name, float(value), figure.unit, provenance, figure.scope, self._began_s, end_s
+                )
+        for kind, (name, scope) in _MEASURED_ALONE.items():
+            measured = progress.usage.measured(kind)
+            if measured is not None:
+                joules, provenance = measured
+                yield Measurement(name, joules / J_PER_KWH, _KWH, provenance, scope, self._began_s, end_s)
+        for reason, seconds in progress.usage.throttled_s.items():
             yield Measurement(
-                name=name,
-                value=float(value),
-                unit="s" if name.endswith("_time_s") else _UNITS.get(name, "1"),
-                provenance=Provenance.modelled if name in _MODELLED else Provenance.counter,
-                scope="run",
-                start_s=self._began_s,
-                end_s=end_s,
+                "throttled_time_s", seconds, _S, Provenance.sampled, f"reason:{reason}", self._began_s, end_s
             )
+
+    def _energy(self, progress: Progress) -> tuple[float, Provenance]:
+        """Of the devices that train: measured throughout, or modelled throughout."""
+        usage = progress.usage
+        if self._config.rates.device == "cpu":
+            measured = usage.measured("cpu_share")
+        else:
+            measured = usage.measured("gpu") if self._instruments.device.exclusive else None
+        return measured or (usage.modelled_j, Provenance.modelled)
+
+    def _speed(self, progress: Progress, training_s: float) -> dict[str, float]:
+        usage, rates = progress.usage, self._config.rates
+        if not training_s:
+            return {"achieved_tflops": 0.0}
+        achieved = (usage.flops + usage.teacher_flops) / training_s / _TERA
+        speed = {"achieved_tflops": achieved}
+        if usage.teacher_flops:
+            speed["teacher_tflops"] = usage.teacher_flops / training_s / _TERA
+        peak = (rates.peak_tflops or {}).get(self._config.precision)
+        if peak is not None:
+            devices = rates.devices_per_worker * self._config.parallel.workers
+            speed["mfu_pct"] = 100.0 * achieved / (peak * devices)
+        return speed
+
+    def _utilisation(self, progress: Progress) -> dict[str, float]:
+        usage = progress.usage
+        if self._config.rates.device == "cpu":
+            return {"cpu_utilisation_pct": 100.0 * usage.cpu_s / usage.device_s if usage.device_s else 0.0}
+        found = {name: usage.mean(name) for name in _MEANS}
+        if self._instruments.device.exclusive:
+            found["mean_power_w"] = usage.mean("power_w")
+            found["peak_power_w"] = usage.peaks.get("power_w")
+        return {name: value for name, value in found.items() if value is not None}

@@ -29,6 +29,10 @@ class Phase(StrEnum):
     """Writing checkpoints."""
     validation = "validation"
     """Evaluating."""
+    profiling = "profiling"
+    """Steps of the profiled window, whole, and reading the profile: kept out of all rates."""
+    lost_since_checkpoint = "lost_since_checkpoint"
+    """What earlier attempts did after the checkpoint that was resumed from; never entered."""
 
 
 TRAINING = (Phase.data_wait, Phase.forward, Phase.backward, Phase.optimizer, Phase.communication)
@@ -46,9 +50,13 @@ class Timeline:
         self._spent = dict.fromkeys(Phase, 0.0)
         self._phase = Phase.startup
         self._since_s = began_s
+        self.profiling = False
+        """Phases of a step count as `profiling` while this is set."""
 
     def enter(self, phase: Phase) -> None:
         """End the current phase now and begin another."""
+        if self.profiling and phase in TRAINING:
+            phase = Phase.profiling
         now = time.perf_counter()
         self._spent[self._phase] += now - self._since_s
         self._phase, self._since_s = phase, now
@@ -81,7 +89,7 @@ class CudaTimeline(Timeline):
 
     def enter(self, phase: Phase) -> None:
         """See `Timeline.enter`; phases of a step are settled later."""
-        if phase in TRAINING:
+        if phase in TRAINING and not self.profiling:
             if self._window_s is None:
                 super().enter(phase)
                 self._window_s = self._since_s

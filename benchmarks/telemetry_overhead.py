@@ -1,0 +1,218 @@
+"""What telemetry costs a training step.
+
+    python -m benchmarks.telemetry_overhead [--pairs N]
+
+One training of `mini` on the CPU takes each batch twice in a row, once with all telemetry and once
+without, the order alternating, so that what else the machine does weighs on both alike. With: the
+timeline's phases, the counting of arithmetic, rates, points and progress to a sink, and one tick of the
+telemetry thread in each step, though in a run there is one in `sample_every_s`: energy counters of the
+machine where it has them, a sign of life, a sample of a GPU that is stood in for (the driver's own time,
+some tens of microseconds off the hot path, is not in it). Without: none of these.
+
+`telemetry_overhead_pct` is the median of the differences of a pair over the median step without. Since
+it lies below the noise of a step, the telemetry calls of a step are timed alone too
+(`calls_us_per_step`). The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from trainers import assembly
+from trainers.config import RunConfig
+from trainers.data.batches import StepBatch
+from trainers.process import reset_process
+from trainers.reporting import Clock, NeverStop, NullSink
+from trainers.synthetic import write_corpus
+from trainers.telemetry.devices import Device, Sample
+from trainers.telemetry.flops import tally
+from trainers.telemetry.instruments import Instruments
+from trainers.telemetry.life import LifeFile
+from trainers.telemetry.rapl import find_rapl
+from trainers.telemetry.sampling import Ring
+from trainers.telemetry.timeline import Phase, Timeline
+from trainers.trainer import Trainer
+
+WARM_PAIRS = 3
+_CALLS = 500
+
+
+class SwitchedTimeline(Timeline):
+    """A timeline that can stand still."""
+
+    on = True
+
+    def enter(self, phase: Phase) -> None:
+        """See `Timeline.enter`."""
+        if self.on:
+            super().enter(phase)
+
+
+class Stand(Device):
+    """Shows a GPU's numbers at once: the cost of ours without the driver's."""
+
+    def sample(self) -> Sample:
+        """See `Device.sample`."""
+        return Sample(time.perf_counter(), 500.0, 97.0, 41.0, 38_420.0, 1980.0, 3201.0, 61.0)
+
+
+class SwitchedTrainer(Trainer):
+    """A trainer whose reports can be left out."""
+
+    telemetry = True
+
+    def _report_step(self, *values: Any) -> None:
+        if self.telemetry:
+            super()._report_step(*values)
+
+
+def measure(pairs: int = 60) -> dict[str, Any]:
+    """Overhead in percent of a step, the step in ms, and the 95% interval of the overhead."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = _config(folder)
+        write_corpus(folder / "texts", train=256, test=16, seed=0)
+        reset_process(config)
+        began_s = time.perf_counter()
+        with (
+            Instruments(config, began_s) as instruments,
+            mock.patch.object(assembly, "timeline_for", lambda device, began: SwitchedTimeline(began)),
+            mock.patch.object(assembly, "Trainer", SwitchedTrainer),
+        ):
+            trainer = assembly.assemble(
+                config, NullSink(), NeverStop(), clock=Clock(), began_s=began_s, instruments=instruments
+            )
+            assert isinstance(trainer, SwitchedTrainer)
+            return _measure(trainer, Ticks(folder), pairs)
+
+
+class Ticks:
+    """What the telemetry thread does at a tick, on demand."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ring, self._device = Ring(), Stand()
+        self._rapl, self._life = find_rapl(), LifeFile(folder / "life", time.time())
+
+    def tick(self) -> None:
+        """One tick."""
+        self._ring.append(self._device.sample())
+        self._rapl.read_j()
+        self._life.beat()
+
+
+def _measure(trainer: SwitchedTrainer, ticks: Ticks, pairs: int) -> dict[str, Any]:
+    parts = trainer.parts
+    parts.model.train()
+    differences, without = [], []
+    for pair in range(WARM_PAIRS + pairs):
+        batch = parts.batches[pair % parts.batches.steps_per_epoch]
+        order = (True, False) if pair % 2 else (False, True)
+        took = {on: _step(trainer, batch, ticks, on=on) for on in order}
+        if pair >= WARM_PAIRS:
+            differences.append(took[True] - took[False])
+            without.append(took[False])
+    step_s = statistics.median(without)
+    low, high = _interval_of_median(differences)
+    return {
+        "telemetry_overhead_pct": 100.0 * statistics.median(differences) / step_s,
+        "telemetry_overhead_pct_95": [100.0 * low / step_s, 100.0 * high / step_s],
+        "calls_us_per_step": 1e6 * _calls_s(trainer, parts.batches[0], ticks),
+        "step_ms": 1000.0 * step_s,
+        "step_ms_quartiles": [1000.0 * value for value in statistics.quantiles(without, n=4)],
+        "pairs": pairs,
+    }
+
+
+def _step(trainer: SwitchedTrainer, batch: StepBatch, ticks: Ticks, *, on: bool) -> float:
+    """Seconds of one step, all that belongs to its telemetry included when it is on."""
+    parts, timeline = trainer.parts, trainer.parts.timeline
+    assert isinstance(timeline, SwitchedTimeline)
+    timeline.on = trainer.telemetry = on
+    began_s = time.perf_counter()
+    if on:
+        counted = tally(batch.micro_batches, parts.model.head)
+        with parts.profiler.around(parts.progress.step):
+            timeline.enter(Phase.data_wait)
+            trainer.train_step(batch)
+            parts.figures.count(counted, parts.objective.asked(), timed=True)
+        trainer._report_profile()
+        ticks.tick()
+    else:
+        trainer.train_step(batch)
+    return time.perf_counter() - began_s
+
+
+def _calls_s(trainer: SwitchedTrainer, batch: StepBatch, ticks: Ticks) -> float:
+    """Seconds that the telemetry calls of one step take by themselves, with one micro-batch."""
+    parts = trainer.parts
+    phases = (Phase.data_wait, Phase.forward, Phase.backward, Phase.optimizer, Phase.communication)
+    timeline = SwitchedTimeline(time.perf_counter())
+    trainer.telemetry = True
+    began_s = time.perf_counter()
+    for _ in range(_CALLS):
+        counted = tally(batch.micro_batches, parts.model.head)
+        with parts.profiler.around(parts.progress.step):
+            for phase in (*phases, Phase.optimizer, Phase.communication):
+                timeline.enter(phase)
+            parts.figures.count(counted, parts.objective.asked(), timed=True)
+        trainer._report_profile()
+        trainer._report_step(0.5, 1.0, 1e-4, {})
+        ticks.tick()
+    return (time.perf_counter() - began_s) / _CALLS
+
+
+def _interval_of_median(values: list[float]) -> tuple[float, float]:
+    """The order statistics between which the median lies with 95%."""
+    ordered, n = sorted(values), len(values)
+    reach = 0.98 * n**0.5
+    return ordered[max(0, int(n / 2 - reach))], ordered[min(n - 1, int(n / 2 + reach))]
+
+
+def _config(folder: Path) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "task": {"name": "imdb", "path": str(folder / "texts"), "max_length": 128},
+            "model": {"student": "mini"},
+            "batch": {"global_size": 16},
+            "length": {"steps": 10_000},
+            "threads": os.cpu_count(),
+            "seed": 0,
+            "rates": {
+                "hardware": "cpu",
+                "device": "cpu",
+                "price_usd_per_hour": 0.05,
+                "price_date": "2026-11-21",
+                "tdp_w": 7.5,
+                "devices_per_worker": os.cpu_count(),
+            },
+            "workspace": {
+                "checkpoints": str(folder / "checkpoints"),
+                "cache": str(folder / "cache"),
+                "data_roots": (str(folder),),
+            },
+        }
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=60, help="batches that are trained both ways")
+    given = parser.parse_args()
+    facts = {"cpus": os.cpu_count(), "machine": platform.machine(), "torch": torch.__version__}
+    print(json.dumps({**measure(given.pairs), **facts}))
+
+
+if __name__ == "__main__":
+    main()

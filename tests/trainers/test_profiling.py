@@ -1,0 +1,116 @@
+"""The profiled window: what a trace says, and that a run passes through it unchanged."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from trainers.entrypoint import train
+from trainers.reporting import NeverStop, Provenance
+from trainers.telemetry.profiling import TorchProfiler, profiler_for, read_trace
+from trainers.telemetry.timeline import Phase, Timeline
+
+
+def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid, "args": args}
+
+
+OCCUPANCY = "est. achieved occupancy %"
+TRACE = [
+    event("cpu_op", "aten::linear", 0, 100),
+    event("cpu_op", "aten::addmm", 10, 60),
+    event("cuda_runtime", "cudaLaunchKernel", 20, 5),
+    event("cuda_driver", "cuLaunchKernelEx", 30, 5),
+    event("cuda_runtime", "cudaMemcpyAsync", 40, 5),
+    event("kernel", "gemm", 50, 100, tid=7, **{OCCUPANCY: 25}),
+    event("kernel", "norm", 100, 100, tid=8, **{OCCUPANCY: 75}),
+    event("kernel", "gemm", 300, 100, tid=7, **{OCCUPANCY: 25}),
+    event("gpu_memcpy", "Memcpy HtoD", 200, 90, tid=7),
+    {"ph": "M", "name": "process_name", "pid": 1},
+]
+
+
+def test_overlapping_kernels_are_active_once():
+    assert read_trace(TRACE, 2).kernel_active_ratio == (150 + 100) / 400
+
+
+def test_launches_are_calls_that_start_kernels():
+    assert read_trace(TRACE, 2).kernel_launches_per_step == 1.0
+
+
+def test_occupancy_is_weighted_by_the_kernels_time():
+    assert read_trace(TRACE, 2).sm_occupancy_pct == (25 * 200 + 75 * 100) / 300
+
+
+def test_own_time_leaves_out_operators_inside():
+    said = read_trace(TRACE, 2)
+    assert said.operators_ms == (("aten::addmm", 0.03), ("aten::linear", 0.02))
+    assert said.kernels_ms == (("gemm", 0.1), ("norm", 0.05))
+
+
+def test_a_trace_without_kernels_has_no_figures_of_kernels():
+    said = read_trace([entry for entry in TRACE if entry.get("cat") == "cpu_op"], 2)
+    assert said.figures() == {}
+    assert said.kernels_ms == ()
+
+
+def test_operators_of_different_threads_do_not_nest():
+    said = read_trace([event("cpu_op", "a", 0, 100), event("cpu_op", "b", 10, 50, tid=2)], 1)
+    assert dict(said.operators_ms) == {"a": 0.1, "b": 0.05}
+
+
+def test_a_live_trace_names_the_operators_that_ran():
+    timeline = Timeline(time.perf_counter())
+    profiler = profiler_for(2, 100, torch.device("cpu"), timeline, records=True)
+    assert isinstance(profiler, TorchProfiler)
+    a = torch.randn(256, 256)
+    for step in range(9, 14):
+        with profiler.around(step):
+            timeline.enter(Phase.forward)
+            assert profiler.active == (10 <= step < 12)
+            a @ a
+    profiled, start_s, end_s = profiler.take()
+    assert profiled.steps == 2
+    assert profiled.operators_ms[0][0] == "aten::mm"
+    assert start_s < end_s
+    assert profiler.take() is None
+    assert timeline.spent_s()["profiling"] > 0.0
+
+
+def test_an_error_in_the_window_ends_the_profiler():
+    profiler = TorchProfiler(5, 5, torch.device("cpu"), Timeline(time.perf_counter()), records=True)
+    with pytest.raises(ValueError, match="in a step"), profiler.around(0):
+        raise ValueError("in a step")
+    profiler.close()
+    assert profiler.take() is None
+    with torch.profiler.profile() as another:  # two cannot run at once
+        torch.ones(2)
+    assert another.events()
+
+
+def test_a_profiled_run_ends_where_another_ends(config_in, tmp_path, recorder):
+    changes = {"length": {"steps": 8}, "deterministic": True, "log_every_steps": 1}
+    plain = train(config_in(tmp_path / "plain", **changes), recorder, NeverStop())
+    config = config_in(tmp_path / "profiled", **changes, telemetry__profile_steps=3)
+    seen = type(recorder)()
+    profiled = train(config, seen, NeverStop())
+    assert seen.series("loss") == recorder.series("loss")
+    assert profiled.summary["train_loss"] == plain.summary["train_loss"]
+    assert profiled.summary["profiling_time_s"] > 0.0 == plain.summary["profiling_time_s"]
+    assert set(seen.series("samples_per_s")) == {1, 2, 3, 4, 5}  # the window is the last three steps
+    operators = [m for m in seen.measurements if m.name == "operator_ms_per_step"]
+    assert len(operators) == 10
+    assert all(m.unit == "ms" and m.provenance is Provenance.counter for m in operators)
+
+
+def test_a_run_resumed_inside_the_window_profiles_the_rest(configure, recorder):
+    config = configure(length={"steps": 8}, telemetry__profile_steps=4)
+    recorder.stop_after = 4  # stops after step 5 or 6: the window is steps 5 to 8
+    train(config, recorder, recorder)
+    rest = type(recorder)()
+    outcome = train(config, rest, NeverStop())
+    assert outcome.status == "completed"
+    assert [m for m in rest.measurements if m.name == "operator_ms_per_step"]

@@ -1,0 +1,284 @@
+"""What a run used: counters of the machine, windows of a worker, sums over workers and attempts."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainers.parallel.workers import Workers
+from trainers.progress import Progress
+from trainers.reporting import Provenance
+from trainers.telemetry import instruments as instruments_module
+from trainers.telemetry.devices import Device, ReplayedDevice
+from trainers.telemetry.flops import Arithmetic, Tally
+from trainers.telemetry.instruments import Instruments
+from trainers.telemetry.life import LifeFile
+from trainers.telemetry.rapl import Rapl, find_rapl, machine, machine_cpu_s
+from trainers.telemetry.run_figures import RunFigures
+from trainers.telemetry.sampling import Sampled
+from trainers.telemetry.timeline import Phase
+from trainers.telemetry.usage import Energy, Usage, Window
+
+TRACE = Path(__file__).parent / "traces" / "synthetic-700w.jsonl"
+ARITHMETIC = Arithmetic(layers=1, hidden=4, feed_forward=8, vocabulary=10, head=None)
+
+
+def zone(root: Path, path: str, name: str, energy_uj: int, range_uj: int = 999_999) -> Path:
+    folder = root / path
+    folder.mkdir(parents=True)
+    (folder / "name").write_text(name + "\n")
+    (folder / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    (folder / "energy_uj").write_text(f"{energy_uj}\n")
+    return folder / "energy_uj"
+
+
+def window(**changes) -> Window:
+    numbers = ("cost_usd", "modelled_j", "cpu_s", "device_s", "peak_memory_mib")
+    return Window(**{"energy": {}, **dict.fromkeys(numbers, 0.0), **changes})
+
+
+def test_packages_and_memory_are_summed_and_their_parts_are_not(tmp_path):
+    files = [
+        zone(tmp_path, "intel-rapl:0", "package-0", 100),
+        zone(tmp_path, "intel-rapl:0:0", "core", 100),
+        zone(tmp_path, "intel-rapl:0:1", "dram", 100),
+        zone(tmp_path, "intel-rapl:1", "package-1", 100),
+        zone(tmp_path, "intel-rapl:2", "psys", 100),
+        zone(tmp_path, "intel-rapl-mmio:0", "package-0", 100),
+    ]
+    rapl = find_rapl(tmp_path)
+    for file in files:
+        file.write_text("500100\n")
+    assert rapl.read_j() == {"cpu": 1.0, "dram": 0.5}
+
+
+def test_a_counter_that_wraps_around_goes_on(tmp_path):
+    file = zone(tmp_path, "amd-rapl:0", "package-0", 900_000)
+    rapl = find_rapl(tmp_path)
+    readings = []
+    for energy_uj in (950_000, 50_000, 50_000, 49_999):
+        file.write_text(str(energy_uj))
+        readings.append(rapl.read_j()["cpu"])
+    assert readings == pytest.approx([0.05, 0.15, 0.15, 1.149999])
+
+
+def test_a_counter_that_is_taken_away_is_left_out_for_good(tmp_path):
+    file = zone(tmp_path, "intel-rapl:0", "package-0", 0)
+    zone(tmp_path, "intel-rapl:0:1", "dram", 0)
+    rapl = find_rapl(tmp_path)
+    file.unlink()
+    assert rapl.read_j() == {"dram": 0.0}
+    file.write_text("7")
+    assert rapl.read_j() == {"dram": 0.0}
+
+
+def test_no_readable_counters_give_the_null_form(tmp_path):
+    assert type(find_rapl(tmp_path / "absent")) is Rapl
+    zone(tmp_path, "intel-rapl:0", "package-0", 0).unlink()
+    assert type(find_rapl(tmp_path)) is Rapl
+
+
+def test_the_machines_cpu_time_leaves_out_idling(tmp_path):
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 20 30 99999 99999 4 5 6 7 8\ncpu0 1 1 1 1\n")
+    assert machine_cpu_s(stat) == 165 / os.sysconf("SC_CLK_TCK")
+    assert machine_cpu_s(tmp_path / "absent") is None
+    assert machine() == machine()
+
+
+def test_a_measured_sum_is_whole_or_not_given():
+    usage = Usage()
+    counted = Energy(5.0, Provenance.counter, "GPU-a")
+    usage.add(
+        [window(energy={"gpu": counted}), window(energy={"gpu": Energy(7.0, Provenance.counter, "GPU-b")})]
+    )
+    assert usage.measured("gpu") == (12.0, Provenance.counter)
+    assert usage.measured("dram") is None
+    usage.add([window(energy={"gpu": counted}), window()])  # the second worker's next node has no counter
+    assert usage.measured("gpu") is None
+
+
+def test_one_source_counts_once_however_many_workers_read_it():
+    usage = Usage()
+    usage.add([window(energy={"cpu": Energy(joules, Provenance.counter, "host")}) for joules in (40.0, 41.0)])
+    assert usage.measured("cpu") == (41.0, Provenance.counter)
+
+
+def test_a_sum_with_a_sampled_part_is_sampled():
+    usage = Usage()
+    for provenance in (Provenance.counter, Provenance.sampled, Provenance.counter):
+        usage.add([window(energy={"gpu": Energy(1.0, provenance, "GPU-a")})])
+    assert usage.measured("gpu") == (3.0, Provenance.sampled)
+
+
+def test_means_weigh_workers_and_attempts_by_time():
+    usage = Usage()
+    usage.add([window(sampled=Sampled({"power_w": 300.0}, {"power_w": 1.0}, {"power_w": 310.0}))])
+    usage.add([window(sampled=Sampled({"power_w": 300.0}, {"power_w": 3.0}, {"power_w": 250.0}))])
+    assert usage.mean("power_w") == 150.0
+    assert usage.peaks["power_w"] == 310.0
+    assert usage.mean("sm_clock_mhz") is None
+
+
+def test_progress_survives_a_checkpoint():
+    progress = Progress(step=3)
+    progress.usage.add([window(cost_usd=1.5, energy={"gpu": Energy(2.0, Provenance.sampled, "GPU-a")})])
+    state = json.loads(json.dumps(progress.to_state()))
+    assert Progress.from_state(state) == progress
+
+
+def test_a_sleeping_process_is_modelled_with_little_energy(configure):
+    config = configure(rates__price_usd_per_hour=3.6, rates__devices_per_worker=2)
+    with Instruments(config, time.perf_counter()) as instruments:
+        instruments.attach(torch.device("cpu"))
+        time.sleep(0.05)
+        used = instruments.window()
+    assert 0.0 <= used.modelled_j < 7.5 * 0.05
+    assert used.cost_usd >= 0.05 * 2 * 3.6 / 3600
+    assert used.device_s >= 2 * 0.05
+    assert used.peak_memory_mib > 10.0
+
+
+def replayed(monkeypatch, device: Device) -> None:
+    monkeypatch.setattr(instruments_module, "_counters_of", lambda _: device)
+
+
+def gpu_summary(configure, *, played: int = 60, **changes) -> tuple[dict, RunFigures, Progress]:
+    """The summary of a run whose GPU is what `_counters_of` gives."""
+    config = configure(
+        rates={
+            "hardware": "H200", "device": "cuda", "price_usd_per_hour": 4.5, "price_date": "2026-01-01",
+            "tdp_w": 700.0, "peak_tflops": {"fp32": 67.0, "bf16": 989.0},
+        },
+        telemetry__sample_every_s=60.0,
+        **changes,
+    )  # fmt: skip
+    progress = Progress(timed_samples=80, timed_tokens=800)
+    with Instruments(config, time.perf_counter()) as instruments:
+        instruments.attach(torch.device("cpu"))
+        figures = RunFigures(config, instruments, ARITHMETIC)
+        figures.count(Tally(sequences=1, tokens=10**9), None, timed=True)
+        figures.count(Tally(sequences=1, tokens=10**9), ARITHMETIC, timed=False)
+        for _ in range(played):
+            instruments._sampler._sample()
+        figures.update(progress, Workers())
+    spent_s = {phase.value: 0.0 for phase in Phase} | {"forward": 4.0, "backward": 6.0, "profiling": 5.0}
+    return figures.summary(progress, spent_s, 1), figures, progress
+
+
+def test_a_gpus_counter_and_samples_become_figures(configure, monkeypatch):
+    device = ReplayedDevice(TRACE)
+    replayed(monkeypatch, device)
+    whole_j = device._energy_j[-1] - device._energy_j[0]
+    summary, figures, progress = gpu_summary(configure)
+    assert summary["energy_provenance"] == "counter"
+    assert summary["energy_kwh"] == pytest.approx(whole_j / 3.6e6)
+    assert summary["mean_power_w"] == pytest.approx(whole_j / 30.0, rel=0.01)
+    assert summary["peak_power_w"] == pytest.approx(699, abs=2)
+    assert 60 < summary["gpu_utilisation_pct"] < 75
+    assert 25 < summary["memory_utilisation_pct"] < 32
+    measured = {m.name: m for m in figures.measurements(summary, progress)}
+    assert measured["gpu_energy_kwh"].scope == "whole GPUs"
+    assert measured["gpu_energy_kwh"].provenance is measured["energy_kwh"].provenance is Provenance.counter
+    assert measured["mean_power_w"].provenance is Provenance.sampled
+    assert measured["throttled_time_s"].scope == "reason:power_cap"
+
+
+def test_without_a_counter_power_is_integrated_and_said_so(configure, monkeypatch):
+    device = ReplayedDevice(TRACE)
+    whole_j = device._energy_j[-1] - device._energy_j[0]
+    device._energy_j = [None] * 61
+    replayed(monkeypatch, device)
+    summary, _, _ = gpu_summary(configure)
+    assert summary["energy_provenance"] == "sampled"
+    assert summary["energy_kwh"] == pytest.approx(whole_j / 3.6e6, rel=1e-6)
+
+
+def test_a_gpu_that_tells_nothing_is_modelled(configure, monkeypatch):
+    replayed(monkeypatch, Device())
+    summary, _, _ = gpu_summary(configure, played=0)
+    assert summary["energy_provenance"] == "modelled"
+    assert "mean_power_w" not in summary
+
+
+def test_the_counter_of_a_divided_gpu_is_not_the_runs_energy(configure, monkeypatch):
+    device = ReplayedDevice(TRACE)
+    device.exclusive = False
+    replayed(monkeypatch, device)
+    summary, figures, progress = gpu_summary(configure)
+    assert summary["energy_provenance"] == "modelled"
+    assert not {"mean_power_w", "peak_power_w"} & summary.keys()
+    assert "gpu_energy_kwh" in {m.name for m in figures.measurements(summary, progress)}
+
+
+def test_rates_and_mfu_count_timed_steps_in_timed_seconds(configure, monkeypatch):
+    replayed(monkeypatch, Device())
+    summary, _, _ = gpu_summary(configure, precision="bf16")
+    flops = 3 * 2 * 10**9 * (4 * 16 + 2 * 4 * 8)
+    assert summary["samples_per_s"] == 8.0
+    assert summary["achieved_tflops"] == pytest.approx(flops / 10.0 / 1e12)
+    assert summary["mfu_pct"] == pytest.approx(100.0 * flops / 10.0 / 989e12)
+    assert summary["total_time_s"] == 15.0
+
+
+def test_a_precision_without_a_published_peak_has_no_mfu(configure, monkeypatch):
+    replayed(monkeypatch, Device())
+    assert "mfu_pct" in gpu_summary(configure, precision="bf16")[0]
+    for peaks in (None, {"fp32": 67.0}):
+        assert "mfu_pct" not in gpu_summary(configure, precision="bf16", rates__peak_tflops=peaks)[0]
+
+
+def test_rapl_is_shared_out_by_cpu_time(configure, monkeypatch, tmp_path):
+    file = zone(tmp_path / "powercap", "intel-rapl:0", "package-0", 0, 10**12)
+    machine_s = iter([100.0, 100.0 + 8.0])
+    own_s = iter([1.0, 1.0 + 2.0])
+    monkeypatch.setattr(instruments_module, "find_rapl", lambda: find_rapl(tmp_path / "powercap"))
+    monkeypatch.setattr(instruments_module, "machine_cpu_s", lambda: next(machine_s))
+    monkeypatch.setattr(time, "process_time", lambda: next(own_s))
+    config, progress = configure(), Progress()
+    with Instruments(config, time.perf_counter()) as instruments:
+        figures = RunFigures(config, instruments, ARITHMETIC)
+        file.write_text(str(36 * 10**8))
+        figures.update(progress, Workers())
+    summary = figures.summary(progress, {phase.value: 0.0 for phase in Phase}, 1)
+    assert summary["energy_kwh"] == pytest.approx(0.001 * 2 / 8)
+    assert summary["energy_provenance"] == "counter"
+    measured = {m.name: m for m in figures.measurements(summary, progress)}
+    assert measured["cpu_energy_kwh"].value == pytest.approx(0.001)
+    assert "whole" in measured["cpu_energy_kwh"].scope
+
+
+def lived(folder: Path, began_s: float, seen_s: float) -> None:
+    file = folder / f"alive-{int(began_s)}-1"
+    file.write_text(repr(began_s))
+    os.utime(file, (seen_s, seen_s))
+
+
+def test_lost_time_is_what_dead_attempts_did_after_the_checkpoint(tmp_path):
+    lived(tmp_path, 100.0, 160.0)  # before the checkpoint's attempt: nothing of it is lost
+    lived(tmp_path, 200.0, 260.0)  # wrote the checkpoint at 250
+    lived(tmp_path, 300.0, 305.0)  # died in its start-up
+    before = LifeFile(tmp_path, 320.0).look_back(kept_until_s=250.0, submitted_s=50.0)
+    assert before.lost_s == 10.0 + 5.0
+    assert before.queue_s == (300.0 - 260.0) + (320.0 - 305.0)
+    assert not (tmp_path / "alive-100-1").exists()
+
+
+def test_without_a_checkpoint_all_work_of_dead_attempts_is_lost(tmp_path):
+    lived(tmp_path, 100.0, 160.0)
+    before = LifeFile(tmp_path, 200.0).look_back(kept_until_s=None, submitted_s=90.0)
+    assert (before.lost_s, before.queue_s) == (60.0, 10.0 + 40.0)
+    unknown = LifeFile(tmp_path / "fresh", 200.0).look_back(kept_until_s=None, submitted_s=None)
+    assert (unknown.lost_s, unknown.queue_s) == (0.0, 0.0)
+
+
+def test_a_folder_that_cannot_be_written_loses_the_figure_not_the_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    life = LifeFile(tmp_path / "file" / "folder", 1.0)
+    life.beat()
+    assert life.look_back(kept_until_s=None, submitted_s=None).lost_s == 0.0

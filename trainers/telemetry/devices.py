@@ -1,0 +1,268 @@
+"""The device that a worker computes on, as its own counters show it. Imports no torch.
+
+`Device` is the null form: a device that tells nothing. `NvmlDevice` reads a GPU through NVML,
+`ReplayedDevice` plays back a trace. All three pass one conformance suite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+MIB = 1024.0 * 1024.0
+
+_THROTTLING = {
+    "nvmlClocksThrottleReasonSwPowerCap": "power_cap",
+    "nvmlClocksThrottleReasonHwSlowdown": "hardware_slowdown",
+    "nvmlClocksThrottleReasonSwThermalSlowdown": "software_thermal",
+    "nvmlClocksThrottleReasonHwThermalSlowdown": "hardware_thermal",
+    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "power_brake",
+}
+"""NVML's reasons for lower clocks that tell of a limit; idling and set clocks do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a device showed at one moment; None where it does not tell.
+
+    Attributes:
+        at_s: `time.perf_counter()`.
+        power_w: draw of the whole board.
+        gpu_utilisation_pct: share of NVML's last interval in which a kernel ran.
+        memory_utilisation_pct: share of it in which device memory was read or written.
+        memory_used_mib: allocated by all processes.
+        sm_clock_mhz, memory_clock_mhz: now.
+        temperature_c: of the chip.
+        throttled: reasons why the clocks are lowered.
+    """
+
+    at_s: float
+    power_w: float | None = None
+    gpu_utilisation_pct: float | None = None
+    memory_utilisation_pct: float | None = None
+    memory_used_mib: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    throttled: tuple[str, ...] = ()
+
+
+SAMPLED = (
+    "power_w", "gpu_utilisation_pct", "memory_utilisation_pct", "memory_used_mib", "sm_clock_mhz",
+    "memory_clock_mhz", "temperature_c",
+)  # fmt: skip
+"""The numbers of a `Sample`."""
+
+
+class Device:
+    """A device without counters.
+
+    Attributes:
+        identity: the same for all workers that use the same device; empty for none.
+        exclusive: the energy counter counts this device alone, not a GPU that MIG divides.
+    """
+
+    identity = ""
+    exclusive = True
+
+    def energy_j(self) -> float | None:
+        """A counter of joules that only grows; None where there is none."""
+        return None
+
+    def sample(self) -> Sample | None:
+        """What the device shows now; None where it shows nothing."""
+        return None
+
+    def facts(self) -> dict[str, object]:
+        """For the record: name, driver, what can be read, who else computes here."""
+        return {}
+
+
+class NvmlDevice(Device):
+    """A GPU, or one MIG instance of it, through NVML.
+
+    What the driver does not support is found out once and never asked again. A MIG instance has
+    memory of its own; power, clocks, temperature and energy are those of the whole GPU.
+
+    Args:
+        nvml: the module `pynvml`, initialised.
+        handle: of the GPU or MIG instance.
+    """
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = nvml, handle
+        self._mig = bool(self._try(lambda: nvml.nvmlDeviceIsMigDeviceHandle(handle)))
+        self._board = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if self._mig else handle
+        self.exclusive = not self._mig
+        # Not the instance's own: the counters are the board's.
+        self.identity = str(nvml.nvmlDeviceGetUUID(self._board))
+        self._has_energy = self._counter_j() is not None
+        self._readers: dict[str, Callable[[], float]] = {
+            name: read for name, read in self._reads().items() if self._try(read) is not None
+        }
+        self._reason_bits = {
+            getattr(nvml, constant): word
+            for constant, word in _THROTTLING.items()
+            if hasattr(nvml, constant) and self._try(self._reasons) is not None
+        }
+
+    def energy_j(self) -> float | None:
+        """See `Device.energy_j`; counted since the driver was loaded."""
+        return self._counter_j() if self._has_energy else None
+
+    def sample(self) -> Sample | None:
+        """See `Device.sample`."""
+        values = {name: self._try(read) for name, read in self._readers.items()}
+        throttled: tuple[str, ...] = ()
+        if self._reason_bits:
+            bits = self._try(self._reasons) or 0
+            throttled = tuple(word for bit, word in self._reason_bits.items() if bits & bit)
+        return Sample(time.perf_counter(), **values, throttled=throttled)
+
+    def facts(self) -> dict[str, object]:
+        """See `Device.facts`."""
+        nvml = self._nvml
+        others = self._try(
+            lambda: [
+                process.pid
+                for process in nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+                if process.pid != os.getpid()
+            ]
+        )
+        return {
+            "gpu_uuid": str(nvml.nvmlDeviceGetUUID(self._handle)),
+            "gpu_driver": self._try(nvml.nvmlSystemGetDriverVersion),
+            "gpu_power_limit_w": self._watts(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(self._board)),
+            "gpu_mig": self._mig,
+            "gpu_counters": ["energy_j"] * self._has_energy + sorted(self._readers),
+            # None: not permitted to look. What they use is in the counters too. In a container with
+            # process numbers of its own this worker may count as another.
+            "gpu_other_processes": None if others is None else len(others),
+        }
+
+    def _counter_j(self) -> float | None:
+        millijoules = self._try(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._board))
+        return None if millijoules is None else millijoules / 1000.0
+
+    def _reads(self) -> dict[str, Callable[[], float]]:
+        nvml, board, handle = self._nvml, self._board, self._handle
+        reads: dict[str, Callable[[], float]] = {
+            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(board) / 1000.0,
+            "memory_used_mib": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used / MIB,
+            "sm_clock_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(board, nvml.NVML_CLOCK_SM)),
+            "memory_clock_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(board, nvml.NVML_CLOCK_MEM)),
+            "temperature_c": lambda: float(nvml.nvmlDeviceGetTemperature(board, nvml.NVML_TEMPERATURE_GPU)),
+        }
+        if not self._mig:  # the board's would count the other instances too
+            reads["gpu_utilisation_pct"] = lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+            reads["memory_utilisation_pct"] = lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).memory)
+        return reads
+
+    def _reasons(self) -> int:
+        return int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._board))
+
+    def _watts(self, read: Callable[[], int]) -> float | None:
+        milliwatts = self._try(read)
+        return None if milliwatts is None else milliwatts / 1000.0
+
+    def _try(self, read: Callable[[], Any]) -> Any:
+        """What a call gives, or None where the driver or the permissions refuse it."""
+        try:
+            return read()
+        except self._nvml.NVMLError:
+            return None
+
+
+class ReplayedDevice(Device):
+    """Plays back a trace, one sample at each call; the last one stays.
+
+    A trace is JSON lines. The first is an object with `trace` (the format's number, 1), `made`
+    (how the trace came to be) and `identity`. Each other line holds a `Sample`'s fields and,
+    where the device has the counter, `energy_j`.
+
+    Args:
+        path: of the trace.
+    """
+
+    def __init__(self, path: Path) -> None:
+        head, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+        if head.get("trace") != 1 or not lines:
+            raise ValueError(f"{path}: not a trace of format 1 with samples")
+        self.identity, self.made = str(head["identity"]), str(head["made"])
+        self._energy_j = [line.pop("energy_j", None) for line in lines]
+        self._samples = [_sample(line) for line in lines]
+        self._next = 0
+
+    def energy_j(self) -> float | None:
+        """The counter at the sample that was played last; at the beginning, at the first."""
+        joules: float | None = self._energy_j[max(0, self._next - 1)]
+        return joules
+
+    def sample(self) -> Sample | None:
+        """The next sample."""
+        place = min(self._next, len(self._samples) - 1)
+        self._next = place + 1
+        return self._samples[place]
+
+    def facts(self) -> dict[str, object]:
+        """See `Device.facts`."""
+        return {"gpu_uuid": self.identity, "gpu_trace": self.made}
+
+
+def write_trace(path: Path, identity: str, made: str, samples: Iterable[Sample]) -> None:
+    """Write samples as a trace that `ReplayedDevice` plays.
+
+    Args:
+        path: of the new file.
+        identity: of the device.
+        made: how the samples came to be.
+        samples: in order of time.
+    """
+    head = {"trace": 1, "made": made, "identity": identity}
+    lines: list[Mapping[str, Any]] = [
+        head,
+        *({name: value for name, value in asdict(sample).items() if value is not None} for sample in samples),
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def _sample(fields: dict[str, Any]) -> Sample:
+    return Sample(**{**fields, "throttled": tuple(fields.get("throttled", ()))})
+
+
+def nvml_device(*, index: int, uuid: str, bus_id: str | None) -> Device:
+    """The GPU that CUDA calls `index` in this process; the null form where NVML cannot be had.
+
+    CUDA's and NVML's numbers differ: `CUDA_VISIBLE_DEVICES` chooses and reorders. So the device
+    is found by its identity: the MIG instance that the variable names, the UUID, the bus id.
+
+    Args:
+        index: CUDA's.
+        uuid: as CUDA says it, without prefix.
+        bus_id: `domain:bus:device.0`; None = unknown.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return Device()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return Device()
+    visible = [entry.strip() for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    named = visible[index] if index < len(visible) else ""
+    candidates = [named] if named.startswith("MIG-") else []
+    candidates += [f"MIG-{uuid}", f"GPU-{uuid}"]
+    for candidate in candidates:
+        with contextlib.suppress(pynvml.NVMLError):
+            return NvmlDevice(pynvml, pynvml.nvmlDeviceGetHandleByUUID(candidate))
+    if bus_id is not None:
+        with contextlib.suppress(pynvml.NVMLError):
+            return NvmlDevice(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(bus_id))
+    return Device()

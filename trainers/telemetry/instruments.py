@@ -1,0 +1,124 @@
+"""All that one worker measures with: windows of what it uses, from entry to exit. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from trainers.config import RunConfig
+from trainers.reporting import Provenance
+from trainers.telemetry.devices import Device, nvml_device
+from trainers.telemetry.energy import cost_usd, modelled_energy_j
+from trainers.telemetry.rapl import find_rapl, machine, machine_cpu_s
+from trainers.telemetry.sampling import Sampled, Sampler
+from trainers.telemetry.usage import Energy, Window
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.telemetry.memory import PeakMemory
+
+
+class Instruments:
+    """The counters of one worker. A context: the sampling thread ends with it.
+
+    The first window begins when the attempt began. What a GPU tells begins when `attach` has
+    found it; until then it was idle.
+
+    Args:
+        config: of the run.
+        began_s: `time.perf_counter()` at the beginning of the attempt.
+    """
+
+    def __init__(self, config: RunConfig, began_s: float) -> None:
+        self._rates, self._every_s = config.rates, config.telemetry.sample_every_s
+        self.device = Device()
+        self._rapl = find_rapl()
+        self._sampler: Sampler | None = None
+        self._memory: PeakMemory | None = None
+        self._wall_s = began_s
+        self._mark()
+
+    def __enter__(self) -> Instruments:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sampler is not None:
+            self._sampler.close()
+
+    def attach(self, device: torch.device, *, alive: Callable[[], object] | None = None) -> None:
+        """Find the device's counters and begin to sample.
+
+        Args:
+            device: that the worker computes on.
+            alive: called at each tick of the sampling thread.
+        """
+        from trainers.telemetry.memory import PeakMemory
+
+        self.device = _counters_of(device)
+        self._memory = PeakMemory(device)
+        self._device_j = self.device.energy_j()
+        ticks = [self._rapl.read_j, *([alive] if alive else [])]
+        self._sampler = Sampler(self.device, self._every_s, ticks)
+
+    def window(self) -> Window:
+        """What was used since the last call, or since the beginning."""
+        wall_s, cpu_s, machine_s = self._wall_s, self._cpu_s, self._machine_cpu_s
+        rapl_j, device_j = self._rapl_j, self._device_j
+        self._wall_s = time.perf_counter()
+        self._mark()
+        wall_s, cpu_s = self._wall_s - wall_s, self._cpu_s - cpu_s
+        sampled = self._sampler.window() if self._sampler else Sampled()
+        device_s = wall_s * self._rates.devices_per_worker
+        energy = self._device_energy(device_j, sampled)
+        where = machine()
+        for kind, joules in self._rapl_j.items():
+            energy[kind] = Energy(joules - rapl_j[kind], Provenance.counter, where)
+        if "cpu" in energy and machine_s is not None and self._machine_cpu_s is not None:
+            # Both times tick in hundredths of a second: a short window's share may exceed the whole.
+            share = min(1.0, cpu_s / max(self._machine_cpu_s - machine_s, cpu_s, 1e-9))
+            mine = f"{where}:{os.getpid()}"
+            energy["cpu_share"] = Energy(energy["cpu"].joules * share, Provenance.counter, mine)
+        return Window(
+            cost_usd=cost_usd(self._rates, wall_s),
+            modelled_j=modelled_energy_j(
+                self._rates, wall_s, cpu_s if self._rates.device == "cpu" else device_s
+            ),
+            energy=energy,
+            cpu_s=cpu_s,
+            device_s=device_s,
+            peak_memory_mib=self._memory.end().mib if self._memory else 0.0,
+            sampled=sampled,
+        )
+
+    def _mark(self) -> None:
+        """Read all counters."""
+        self._cpu_s = time.process_time()
+        self._machine_cpu_s = machine_cpu_s()
+        self._rapl_j = self._rapl.read_j()
+        self._device_j = self.device.energy_j()
+
+    def _device_energy(self, before_j: float | None, sampled: Sampled) -> dict[str, Energy]:
+        if self._device_j is not None and before_j is not None:
+            joules, provenance = self._device_j - before_j, Provenance.counter
+        elif sampled.seconds.get("power_w", 0.0) > 0.0:
+            joules, provenance = sampled.integrals["power_w"], Provenance.sampled
+        else:
+            return {}
+        return {"gpu": Energy(joules, provenance, self.device.identity)}
+
+
+def _counters_of(device: torch.device) -> Device:
+    if device.type != "cuda":
+        return Device()
+    import torch
+
+    found = torch.cuda.get_device_properties(device)
+    place = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    bus_id = None if None in place else "{:08x}:{:02x}:{:02x}.0".format(*place)
+    return nvml_device(index=device.index, uuid=str(getattr(found, "uuid", "")), bus_id=bus_id)

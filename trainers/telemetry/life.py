@@ -1,0 +1,87 @@
+"""Signs of life, by which the next attempt knows how long a killed one worked for nothing.
+
+Each attempt has a small file beside its checkpoints: its content is when the attempt began, its
+modification time when it was last known to be alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_PREFIX = "alive-"
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What lies between the state that an attempt goes on from and the attempt.
+
+    Attributes:
+        lost_s: earlier attempts worked, and nothing of it is kept.
+        queue_s: no attempt worked.
+    """
+
+    lost_s: float = 0.0
+    queue_s: float = 0.0
+
+
+class SignsOfLife:
+    """The null form, of a worker that does not speak for the attempt."""
+
+    def beat(self) -> None:
+        """Still alive."""
+
+    def look_back(self, *, kept_until_s: float | None, submitted_s: float | None) -> Before:
+        """What became of the time before this attempt.
+
+        Args:
+            kept_until_s: when the checkpoint was taken that this attempt resumes from; None = none.
+            submitted_s: when the run was submitted; None = not known; all in Unix time.
+        """
+        return Before()
+
+
+class LifeFile(SignsOfLife):
+    """The file of this attempt. One that cannot be written loses a figure, not the run.
+
+    Args:
+        folder: of the run's checkpoints.
+        began_s: Unix time at which the attempt began.
+    """
+
+    def __init__(self, folder: Path, began_s: float) -> None:
+        self._folder, self._began_s = folder, began_s
+        self._file = folder / f"{_PREFIX}{time.time_ns()}-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(repr(began_s), encoding="ascii")
+
+    def beat(self) -> None:
+        """See `SignsOfLife.beat`."""
+        now = time.time()
+        with contextlib.suppress(OSError):
+            os.utime(self._file, (now, now))
+
+    def look_back(self, *, kept_until_s: float | None, submitted_s: float | None) -> Before:
+        """See `SignsOfLife.look_back`; removes files that have nothing more to say."""
+        lives = []
+        for file in sorted(self._folder.glob(f"{_PREFIX}*")):
+            if file == self._file:
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                began_s, seen_s = float(file.read_text(encoding="ascii")), file.stat().st_mtime
+                if kept_until_s is not None and seen_s <= kept_until_s:
+                    file.unlink()
+                else:
+                    lives.append((began_s, seen_s))
+        since_s = kept_until_s
+        if since_s is None:
+            known = [began_s for began_s, _ in lives] + ([] if submitted_s is None else [submitted_s])
+            since_s = min(known, default=self._began_s)
+        lost_s = sum(
+            max(0.0, min(seen_s, self._began_s) - max(began_s, since_s)) for began_s, seen_s in lives
+        )
+        return Before(lost_s, max(0.0, self._began_s - since_s - lost_s))

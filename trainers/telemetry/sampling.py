@@ -1,0 +1,138 @@
+"""Samples of a device, taken by one thread beside the loop, and what a window of them says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from trainers.telemetry.devices import SAMPLED, Device, Sample
+
+RING = 4096
+"""Samples kept: over half an hour at 0.5 s between them."""
+
+
+class Ring:
+    """The newest samples, in memory that does not grow.
+
+    When it is full, every other sample is dropped and the room is used again: what is older is
+    known more coarsely. Means and integrals weigh samples by time, so they hold; peaks are kept.
+
+    Args:
+        size: samples that fit; at least 4.
+    """
+
+    def __init__(self, size: int = RING) -> None:
+        self._size = size
+        self._samples: list[Sample] = []
+        self._peaks: dict[str, float] = {}
+
+    def append(self, sample: Sample) -> None:
+        """Keep one more."""
+        if len(self._samples) == self._size:
+            # The first one, where the window begins, stays.
+            self._samples = self._samples[::2]
+        self._samples.append(sample)
+        for name in SAMPLED:
+            value = getattr(sample, name)
+            if value is not None and value >= self._peaks.get(name, value):
+                self._peaks[name] = value
+
+    def take(self) -> tuple[list[Sample], dict[str, float]]:
+        """All samples, and the largest value of each number since the last call.
+
+        The last sample stays, since the next window begins where it was taken.
+        """
+        taken, peaks = self._samples, self._peaks
+        self._samples, self._peaks = [], {}
+        for sample in taken[-1:]:
+            self.append(sample)
+        return taken, peaks
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the samples of a window say.
+
+    Attributes:
+        integrals: by name of a sample's number, its integral over `seconds` (trapezoids).
+        seconds: by name, the time from the first to the last sample that has it.
+        peaks: by name, the largest value.
+        throttled_s: by reason, for how long clocks were lowered.
+        samples: how many there were.
+    """
+
+    integrals: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, float] = field(default_factory=dict)
+    throttled_s: dict[str, float] = field(default_factory=dict)
+    samples: int = 0
+
+
+def summarise(samples: Sequence[Sample], peaks: dict[str, float]) -> Sampled:
+    """What samples in order of time say.
+
+    Args:
+        samples: of the window.
+        peaks: of the window, by name.
+    """
+    integrals: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    for name in SAMPLED:
+        known = [(sample.at_s, value) for sample in samples if (value := getattr(sample, name)) is not None]
+        if known:
+            integrals[name] = sum((t1 - t0) * (v0 + v1) / 2 for (t0, v0), (t1, v1) in pairwise(known))
+            seconds[name] = known[-1][0] - known[0][0]
+    throttled_s: dict[str, float] = {}
+    for before, after in pairwise(samples):
+        for reason in after.throttled:
+            throttled_s[reason] = throttled_s.get(reason, 0.0) + after.at_s - before.at_s
+    return Sampled(integrals, seconds, peaks, throttled_s, len(samples))
+
+
+class Sampler:
+    """One thread that samples a device and does other small things at each tick.
+
+    Args:
+        device: sampled.
+        every_s: pause between samples; 0 = no samples.
+        ticks: called at each tick, once a second where there are no samples; must not raise.
+    """
+
+    def __init__(self, device: Device, every_s: float, ticks: Sequence[Callable[[], object]] = ()) -> None:
+        self._device, self._every_s, self._ticks = device, every_s, ticks
+        self._ring, self._lock = Ring(), threading.Lock()
+        self._ended = threading.Event()
+        self._samples = every_s > 0.0 and self._sample()
+        self._thread = threading.Thread(target=self._run, name="stillhouse-telemetry", daemon=True)
+        if self._samples or ticks:
+            self._thread.start()
+
+    def window(self) -> Sampled:
+        """What was sampled since the last call, up to now."""
+        if self._samples:
+            self._sample()
+        with self._lock:
+            return summarise(*self._ring.take())
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every_s or 1.0):
+            if self._samples:
+                self._sample()
+            for tick in self._ticks:
+                tick()
+
+    def _sample(self) -> bool:
+        """Take one; False when the device shows nothing."""
+        with self._lock:  # so that samples are kept in the order in which they are taken
+            sample = self._device.sample()
+            if sample is not None:
+                self._ring.append(sample)
+        return sample is not None

@@ -1,0 +1,136 @@
+"""What a run used, summed over workers and attempts. Pure: windows come in, figures go out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trainers.reporting import Provenance
+from trainers.telemetry.sampling import Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """Measured energy of a window.
+
+    Attributes:
+        joules: in J.
+        provenance: `counter`, or `sampled` where power was integrated.
+        source: what was measured; several workers' readings of one source count once.
+    """
+
+    joules: float
+    provenance: Provenance
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What one worker used between two moments.
+
+    Attributes:
+        cost_usd: price of the devices held.
+        modelled_j: rated power x busy time.
+        energy: measured, by kind: `gpu`, `cpu`, `dram` (each whole), `cpu_share` (this process').
+        cpu_s: CPU time of the process.
+        device_s: time x devices held.
+        peak_memory_mib: most memory.
+        sampled: what the device's samples say.
+    """
+
+    cost_usd: float
+    modelled_j: float
+    energy: Mapping[str, Energy]
+    cpu_s: float
+    device_s: float
+    peak_memory_mib: float
+    sampled: Sampled = field(default_factory=Sampled)
+
+
+@dataclass(slots=True)
+class Usage:
+    """Sums over all workers and attempts that led here.
+
+    Attributes:
+        queue_s: time in which no attempt worked, since the run was submitted.
+        cost_usd, modelled_j, cpu_s, device_s, peak_memory_mib: see `Window`.
+        windows: of single workers, that were added.
+        measured_j: by kind.
+        measured_windows: by kind, in how many windows it was measured.
+        provenance: by kind, `sampled` when any part of the sum is.
+        integrals, seconds, throttled_s: see `Sampled`.
+        peaks: see `Sampled`.
+        flops, teacher_flops: counted arithmetic of the timed steps: student, teacher.
+        profiled: figures of the profiled window, by name.
+    """
+
+    queue_s: float = 0.0
+    cost_usd: float = 0.0
+    modelled_j: float = 0.0
+    cpu_s: float = 0.0
+    device_s: float = 0.0
+    peak_memory_mib: float = 0.0
+    windows: int = 0
+    measured_j: dict[str, float] = field(default_factory=dict)
+    measured_windows: dict[str, int] = field(default_factory=dict)
+    provenance: dict[str, str] = field(default_factory=dict)
+    integrals: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    throttled_s: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, float] = field(default_factory=dict)
+    flops: float = 0.0
+    teacher_flops: float = 0.0
+    profiled: dict[str, float] = field(default_factory=dict)
+
+    def add(self, windows: Iterable[Window]) -> None:
+        """Add the windows of all workers over the same time."""
+        sources: dict[tuple[str, str], float] = {}
+        for window in windows:
+            self.windows += 1
+            self.cost_usd += window.cost_usd
+            self.modelled_j += window.modelled_j
+            self.cpu_s += window.cpu_s
+            self.device_s += window.device_s
+            self.peak_memory_mib = max(self.peak_memory_mib, window.peak_memory_mib)
+            for kind, energy in window.energy.items():
+                self.measured_windows[kind] = self.measured_windows.get(kind, 0) + 1
+                if self.provenance.get(kind) != Provenance.sampled:
+                    self.provenance[kind] = energy.provenance.value
+                source = (kind, energy.source)
+                sources[source] = max(sources.get(source, 0.0), energy.joules)
+            _add(self.integrals, window.sampled.integrals)
+            _add(self.seconds, window.sampled.seconds)
+            _add(self.throttled_s, window.sampled.throttled_s)
+            for name, peak in window.sampled.peaks.items():
+                self.peaks[name] = max(peak, self.peaks.get(name, peak))
+        for (kind, _), joules in sources.items():
+            self.measured_j[kind] = self.measured_j.get(kind, 0.0) + joules
+
+    def measured(self, kind: str) -> tuple[float, Provenance] | None:
+        """Joules and provenance of a kind, when every worker measured it in every window.
+
+        Else the sum would miss a part, and a model's number in its place would be a mixture.
+        """
+        if not self.windows or self.measured_windows.get(kind, 0) < self.windows:
+            return None
+        return self.measured_j[kind], Provenance(self.provenance[kind])
+
+    def mean(self, name: str) -> float | None:
+        """Mean over time of a sampled number, over all workers' devices; None = not sampled."""
+        seconds = self.seconds.get(name, 0.0)
+        return self.integrals[name] / seconds if seconds > 0.0 else None
+
+    def to_state(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Usage:
+        """What `to_state` gave."""
+        return cls(**state)
+
+
+def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        sums[name] = sums.get(name, 0.0) + value
