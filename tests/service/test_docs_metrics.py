@@ -12,6 +12,7 @@ from trainers.config import Batch, Length, Model, Rates, RunConfig, Task, TaskNa
 from trainers.entrypoint import train
 from trainers.reporting import NeverStop, NullSink, Outcome, Point
 from trainers.synthetic import write_corpus
+from trainers.telemetry.run_figures import FIGURES, MEASURED_BESIDE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
@@ -59,6 +60,15 @@ def test_every_figure_of_a_summary_is_defined(reported: tuple[Outcome, set[str]]
     assert documented("Summary of a run") == set(outcome.summary)
 
 
+def test_every_figure_that_only_some_devices_have_is_defined(reported: tuple[Outcome, set[str]]) -> None:
+    outcome, _ = reported
+    assert documented("Summary where the device tells") == set(FIGURES) - set(outcome.summary)
+
+
+def test_every_measurement_beside_the_summary_is_defined() -> None:
+    assert documented("Measurements beside the summary") == MEASURED_BESIDE
+
+
 def test_every_point_is_defined(reported: tuple[Outcome, set[str]]) -> None:
     _, names = reported
     assert documented("Points") == names
@@ -66,10 +76,11 @@ def test_every_point_is_defined(reported: tuple[Outcome, set[str]]) -> None:
 
 def test_the_parts_of_the_time_sum_to_the_total(reported: tuple[Outcome, set[str]]) -> None:
     summary = reported[0].summary
+    others = ("total_time_s", "train_time_s", "queue_time_s")
     parts = [
         float(value or 0.0)
         for name, value in summary.items()
-        if name.endswith("_time_s") and name not in ("total_time_s", "train_time_s")
+        if name.endswith("_time_s") and name not in others
     ]
-    assert len(parts) == 8
+    assert len(parts) == 10
     assert sum(parts) == pytest.approx(summary["total_time_s"])

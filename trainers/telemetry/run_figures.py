@@ -72,6 +72,15 @@ _MEASURED_ALONE = {
     "cpu": ("cpu_energy_kwh", "whole processor packages of all machines"),
     "dram": ("dram_energy_kwh", "whole memory of all machines"),
 }
+MEASURED_BESIDE = frozenset(
+    {
+        *(name for name, _ in _MEASURED_ALONE.values()),
+        "throttled_time_s",
+        "kernel_ms_per_step",
+        "operator_ms_per_step",
+    }
+)
+"""Measurements that no summary has."""
 _UNITS_OF_SCORES = {"validation_loss": "nat", "sequence_ms": "ms"}
 """Where it is not 1."""
 _MEANS = ("gpu_utilisation_pct", "memory_utilisation_pct", "sm_clock_mhz")
