@@ -1,7 +1,7 @@
 """From the bytes of a submission to what the store takes, or every reason against it.
 
 The same checks whoever asks: the API, `stillhouse validate` and `stillhouse preview`. Reads the
-file system (paths) and nothing else.
+file system (paths), asks for the runs that a spec names where a service is at hand, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from service.cluster import ClusterSnapshot, unsatisfiable
 from service.document import Problem, SpecError, parse
 from service.hardware import Hardware
+from service.models import FindRun, reference_problems
 from service.paths import path_problems
 from service.settings import Settings
 from service.spec import ExperimentSpec, RunPlan, validate
@@ -47,6 +48,7 @@ def admit(
     snapshot: ClusterSnapshot | None,
     *,
     now_s: float,
+    find_run: FindRun | None = None,
 ) -> Admission:
     """Check a submission completely: fields, grid, paths and, with a fresh snapshot, capacity.
 
@@ -56,11 +58,13 @@ def admit(
         catalogue: known hardware.
         snapshot: the cluster as the scheduler last saw it; None = not known.
         now_s: Unix time, to judge the snapshot's age.
+        find_run: looks up the runs that `run:12` names; None = they are not judged.
 
     Raises:
         SpecError: with every problem of the first kind that has any.
     """
-    return admit_spec(text, read_spec(text, catalogue), settings, catalogue, snapshot, now_s=now_s)
+    spec = read_spec(text, catalogue)
+    return admit_spec(text, spec, settings, catalogue, snapshot, now_s=now_s, find_run=find_run)
 
 
 def admit_spec(
@@ -71,6 +75,7 @@ def admit_spec(
     snapshot: ClusterSnapshot | None,
     *,
     now_s: float,
+    find_run: FindRun | None = None,
 ) -> Admission:
     """What `admit` does after the spec itself is known to be valid.
 
@@ -80,6 +85,8 @@ def admit_spec(
     if problems := path_problems(spec, settings):
         raise SpecError(problems)
     plans = list(spec.runs(catalogue))
+    if find_run is not None and (problems := reference_problems(plans, find_run)):
+        raise SpecError(problems)
     if fresh(snapshot, now_s) is not None and not spec.queue.wait_for_capacity:
         assert snapshot is not None
         if problems := list(_capacity_problems(plans, snapshot, catalogue)):
@@ -97,12 +104,16 @@ def fresh(snapshot: ClusterSnapshot | None, now_s: float) -> ClusterSnapshot | N
 def _capacity_problems(
     plans: Sequence[RunPlan], snapshot: ClusterSnapshot, catalogue: Mapping[str, Hardware]
 ) -> Iterator[Problem]:
-    """One problem per kind of demand that the whole cluster could not meet."""
+    """One problem per kind of demand that the whole cluster could not meet.
+
+    Where hardware is an axis and the cluster has some of it, the cells of the rest wait for nodes.
+    """
     demands = {(plan.spec.hardware, plan.spec.parallel.workers, plan.spec.resources): plan for plan in plans}
+    reasons = [(plan, unsatisfiable(plan.spec, snapshot, catalogue)) for plan in demands.values()]
+    some = any(reason is None for _, reason in reasons)
     listed = 0
-    for plan in demands.values():
-        reason = unsatisfiable(plan.spec, snapshot, catalogue)
-        if reason is not None and listed < _LISTED:
+    for plan, reason in reasons:
+        if reason is not None and listed < _LISTED and not (some and "hardware" in plan.point):
             listed += 1
             path = "hardware" if "hardware" in plan.point else "resources"
             yield Problem(

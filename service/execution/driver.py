@@ -9,6 +9,7 @@ thread. It may die at any time: the next driver finds everything in the database
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import logging
 import os
@@ -17,10 +18,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from service.execution import driver_settings
+from service.execution.early_stops import EarlyStops
 from service.execution.exchange import ExchangeClient
 from service.execution.run_plan import experiment_folder
 from service.execution.scheduler import lost_attempts
@@ -44,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 BEAT_S = 0.7
 """How often the lease is renewed and requests are heard."""
+JUDGE_S = 1.0
+"""How often running runs are looked at by a search that ends some early."""
 GRACE_S = 30.0
 """How long runs may take to stop at a step boundary before their processes are ended."""
 _STALE_EXIT_CODE = 70
@@ -127,6 +131,9 @@ class Driver:
         self._exchange: ExchangeClient | None = None
         self._sweep: Sweep | None = None
         self._asked_s: float | None = None
+        self._asking = threading.Lock()
+        self._requests = Requests(False, False, frozenset())
+        self._early: frozenset[int] = frozenset()
 
     def run(self) -> None:
         """Carry the attempt through to its end.
@@ -185,14 +192,16 @@ class Driver:
         )
         self._exchange, self._sweep = exchange, sweep
         folder = self._folder / "ray"
-        run_sweep(
-            sweep,
-            exchange,
-            folder=folder,
-            name=f"{self._id}-{self._attempt}",
-            reuse=spec.isolation == "shared",
-            give_up=self._give_up,
-        )
+        stops = EarlyStops(self._store, self._id, spec, self._note)
+        with _repeated(lambda: self._judge(stops), JUDGE_S if stops.wanted else None):
+            run_sweep(
+                sweep,
+                exchange,
+                folder=folder,
+                name=f"{self._id}-{self._attempt}",
+                reuse=spec.isolation == "shared",
+                give_up=self._give_up,
+            )
         exchange.close()
         shutil.rmtree(folder, ignore_errors=True)
         return sweep.final_state()
@@ -210,7 +219,26 @@ class Driver:
             self._asked_s = None
         elif self._asked_s is None:
             self._asked_s = time.monotonic()
-        self._exchange.request_stops(everything, dict.fromkeys(requests.cancel_runs, StopReason.cancel))
+        with self._asking:
+            self._requests = requests
+            self._ask()
+
+    def _judge(self, stops: EarlyStops) -> None:
+        """Ask runs to end early that the search, or their loss, has spoken against."""
+        assert self._sweep is not None
+        early = stops.look([assignment.run_id for assignment in self._sweep.live])
+        with self._asking:
+            if early != self._early:
+                self._early = early
+                self._ask()
+
+    def _ask(self) -> None:
+        """Pass on to the workers all that is asked of them; the caller holds the lock."""
+        assert self._exchange is not None
+        assert self._sweep is not None
+        runs = dict.fromkeys(self._early, StopReason.early_stop)
+        runs |= dict.fromkeys(self._requests.cancel_runs, StopReason.cancel)
+        self._exchange.request_stops(self._sweep.stopping, runs)
 
     def _give_up(self) -> bool:
         """Whether runs have not stopped long after they were asked to."""
@@ -225,6 +253,32 @@ class Driver:
     def _note(self, message: str) -> None:
         logger.warning("%s", message)
         patiently(lambda: self._store.note(self._id, self._attempt, message))
+
+
+@contextlib.contextmanager
+def _repeated(look: Callable[[], None], every_s: float | None) -> Iterator[None]:
+    """Call `look` in a thread while the block runs; None = never."""
+    if every_s is None:
+        yield
+        return
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(every_s):
+            try:
+                look()
+            except _AWAY as error:
+                logger.warning("the database is away; no run is judged: %s", error)
+            except Exception:
+                logger.exception("running runs could not be judged; it is tried again")
+
+    thread = threading.Thread(target=repeat, name="early-stops", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def patiently(write: Callable[[], object]) -> None:

@@ -11,24 +11,30 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from service.cluster import ClusterSnapshot, unsatisfiable
 from service.execution.assignment import Assignment, Ending
 from service.execution.run_plan import Shape, run_config, shape_of
 from service.failures import FailureCounts, decide_retry
 from service.hardware import Hardware
+from service.models import NoModel, Reference, checkpoint_of, reference
 from service.records import Run
+from service.search.pruning import does_not_fit
 from service.settings import Settings
-from service.spec import ExperimentSpec
+from service.spec import Budget, ExperimentSpec
 from service.states import ExperimentState, RunState
 from service.store import Conflict, NotFound, Store, StoreFull, StoreUnavailable
+from trainers.checkpoints.manifest import verify
 from trainers.errors import FailureClass
-from trainers.reporting import StopReason
+from trainers.reporting import Clock, StopReason
 
 logger = logging.getLogger(__name__)
 
 LIST_EVERY_S = 5.0
 """How often the list of queued runs is read again: people may have queued some of them anew."""
+HELD = "held: "
+"""How the event begins that says that a budget was reached and somebody must resume."""
 CAPACITY_EVERY_S = 2.0
 """How often the cluster is looked at while runs wait for it."""
 _RETRY_S = 0.2
@@ -86,6 +92,10 @@ class Sweep:
         self._look = capacity
         self._note = note
         self._clock = store.clock
+        self._submitted_s = store.experiment(experiment_id).queued_s
+        self._places = spec.places()
+        self._allowance = 1 + _holds(store, experiment_id) if spec.budget.when_reached == "hold" else 1
+        """How many times over the budget may be used: each resume after a hold grants it once more."""
         self._queued: list[Run] = []
         self._listed_s = float("-inf")
         self._snapshot: ClusterSnapshot | None = None
@@ -93,6 +103,8 @@ class Sweep:
         self._live: dict[int, _Live] = {}
         self._shapes: dict[object, tuple[Shape, ExperimentSpec]] = {}
         self._noted: set[str] = set()
+        self._sources: dict[str, Path | str] = {}
+        """Checkpoint folder by `run:12`, or why there is none."""
         self.stopping: StopReason | None = None
         """Set when the whole experiment is asked to stop: nothing is handed out any more."""
         self.budget_reached: str | None = None
@@ -101,7 +113,7 @@ class Sweep:
     @property
     def live(self) -> tuple[Assignment, ...]:
         """Assignments that have not ended."""
-        return tuple(live.assignment for live in self._live.values())
+        return tuple(live.assignment for live in tuple(self._live.values()))
 
     def next_assignment(self) -> Assignment | Wait:
         """Open the attempt of the next run that may start now.
@@ -128,10 +140,14 @@ class Sweep:
             return Wait.later if self._live else Wait.over
         self.budget_reached = self._over_budget()
         if self.budget_reached is not None:
-            self._note(f"{self.budget_reached}; no further run is started")
+            held = self._spec.budget.when_reached == "hold"
+            self._note(f"{HELD if held else ''}{self.budget_reached}; no further run is started")
             return Wait.over
         for run in list(self._queued):
             if run.not_before_s > now:
+                continue
+            models = self._models(run)
+            if models is None:
                 continue
             shape, spec = self._shape(run)
             missing = unsatisfiable(spec, self._capacity(now), self._catalogue)
@@ -140,7 +156,7 @@ class Sweep:
                 continue
             if not self._fits(shape):
                 continue
-            assignment = self._open(run, shape)
+            assignment = self._open(run, shape, models)
             if assignment is not None:
                 return assignment
         return Wait.later if self._queued or self._live else Wait.over
@@ -174,6 +190,8 @@ class Sweep:
             return ExperimentState.paused, None
         if self.stopping is StopReason.cancel:
             return ExperimentState.cancelled, None
+        if self.budget_reached is not None and self._spec.budget.when_reached == "hold":
+            return ExperimentState.paused, None
         ended = [run for run in self._runs() if run.state is not RunState.queued]
         if any(run.state in (RunState.succeeded, RunState.stopped) for run in ended):
             return ExperimentState.succeeded, None
@@ -191,7 +209,8 @@ class Sweep:
     # -- Choosing --------------------------------------------------------------------------------
 
     def _list(self, now: float) -> None:
-        self._queued = [run for run in self._runs("state = 'queued'") if run.id not in self._live]
+        queued = [run for run in self._runs("state = 'queued'") if run.id not in self._live]
+        self._queued = sorted(queued, key=lambda run: self._places[run.index])
         self._listed_s = now
 
     def _runs(self, filter: str | None = None) -> list[Run]:
@@ -240,19 +259,64 @@ class Sweep:
 
     def _over_budget(self) -> str | None:
         budget = self._spec.budget
-        if budget.cost_usd is None and budget.energy_kwh is None and budget.hours is None:
+        if budget == Budget(when_reached=budget.when_reached):
             return None
         totals = self._store.experiment_totals(self._experiment_id)
+        counts = self._store.run_counts(self._experiment_id)
+        started = sum(counts.values()) - counts.get(RunState.queued, 0)
         for name, unit, limit, used in (
             ("cost_usd", "USD", budget.cost_usd, totals.cost_usd),
             ("energy_kwh", "kWh", budget.energy_kwh, totals.energy_kwh),
             ("hours", "device hours", budget.hours, totals.device_hours),
+            ("runs", "runs", budget.runs, started),
         ):
-            if limit is not None and used >= limit:
-                return f"budget.{name} is reached: {used:.4g} of {limit:g} {unit}"
+            if limit is not None and used >= limit * self._allowance:
+                return f"budget.{name} is reached: {used:.4g} of {limit * self._allowance:g} {unit}"
         return None
 
-    def _open(self, run: Run, shape: Shape) -> Assignment | None:
+    def _models(self, run: Run) -> Mapping[str, Path] | None:
+        """Checkpoints of the runs that a run starts from; None when it cannot be started now.
+
+        A run whose source has no model fails: trying it again would not help before its source is.
+        """
+        models: dict[str, Path] = {}
+        for text in (run.student, run.teacher):
+            number = reference(text)
+            if number is None or text is None:
+                continue
+            if text not in self._sources:
+                try:
+                    source = self._store.run(number)
+                except NotFound:
+                    source = None
+                standing = Reference(
+                    number,
+                    source.state if source else None,
+                    source.failure_class if source else None,
+                    source.failure_message if source else None,
+                )
+                if standing.pending:
+                    return None  # It had ended when the experiment was claimed, and is tried again.
+                self._sources[text] = self._checkpoint(source, standing)
+            found = self._sources[text]
+            if isinstance(found, str):
+                self._fail(run, found)
+                return None
+            models[text] = found
+        return models
+
+    def _checkpoint(self, source: Run | None, standing: Reference) -> Path | str:
+        """The verified best checkpoint of a run, or why there is none."""
+        if source is None or standing.hopeless is not None:
+            return standing.hopeless or ""
+        try:
+            path = checkpoint_of(self._settings, source, "best")
+        except NoModel as error:
+            return str(error)
+        problem = verify(path)
+        return path if problem is None else f"run {source.id}: its checkpoint {path} is damaged ({problem})"
+
+    def _open(self, run: Run, shape: Shape, models: Mapping[str, Path]) -> Assignment | None:
         spec = ExperimentSpec.model_validate_json(self._store.run_config(run.id))
         config = run_config(
             spec,
@@ -261,28 +325,46 @@ class Sweep:
             seed=run.seed,
             settings=self._settings,
             catalogue=self._catalogue,
+            models=models,
         )
         self._queued.remove(run)
+        opened_s = self._clock()
         try:
             number = self._store.open_attempt(run.id, self._attempt)
         except (Conflict, NotFound):
             self._listed_s = float("-inf")
             return None  # Cancelled since it was listed, or the whole experiment is.
-        assignment = Assignment(run.id, number, config, shape, self._spec.isolation == "process")
+        clock = Clock(opened_s=opened_s, submitted_s=self._submitted_s)
+        assignment = Assignment(run.id, number, config, shape, self._spec.isolation == "process", clock)
         self._live[run.id] = _Live(assignment, run)
         return assignment
 
     def _cannot_run(self, run: Run, missing: str) -> None:
-        """Say it; and unless the experiment waits for nodes, fail the run instead of waiting silently."""
-        if self._spec.queue.wait_for_capacity:
+        """Say it; and unless the run waits for nodes, fail it instead of waiting silently.
+
+        Where hardware is an axis, cells whose hardware is absent wait while the others go on.
+        """
+        if self._spec.queue.wait_for_capacity or "hardware" in run.point:
             if missing not in self._noted:
                 self._noted.add(missing)
                 self._note(f"runs wait for capacity: {missing}")
             return
+        self._fail(run, missing)
+
+    def _prune(self, failed: Run) -> None:
+        """Runs that need at least as much memory as one that ran out of it need not be tried."""
+        spec = ExperimentSpec.model_validate_json(self._store.run_config(failed.id))
+        self._list(self._clock())
+        for run in list(self._queued):
+            other = ExperimentSpec.model_validate_json(self._store.run_config(run.id))
+            if (reason := does_not_fit(other, spec)) is not None:
+                self._fail(run, reason, FailureClass.out_of_memory)
+
+    def _fail(self, run: Run, why: str, kind: FailureClass = FailureClass.bad_spec) -> None:
         self._queued.remove(run)
         try:
             number = self._store.open_attempt(run.id, self._attempt)
-            self._store.finish_run(run.id, number, RunState.failed, failure=(FailureClass.bad_spec, missing))
+            self._store.finish_run(run.id, number, RunState.failed, failure=(kind, why))
         except Conflict:
             self._listed_s = float("-inf")
 
@@ -316,6 +398,8 @@ class Sweep:
             return
         if went is RunState.queued:
             self._listed_s = float("-inf")
+        elif ending.failure is not None and ending.failure[0] is FailureClass.out_of_memory:
+            self._prune(live.run)
 
     def _write_failure(self, live: _Live, failure: tuple[FailureClass, str]) -> RunState:
         run_id, attempt = live.assignment.run_id, live.assignment.attempt
@@ -335,6 +419,15 @@ class Sweep:
             failure=failure,
             retry_delay_s=decision.delay_s if decision.retry else None,
         )
+
+
+def _holds(store: Store, experiment_id: int) -> int:
+    """How often the experiment was held because its budget was reached."""
+    holds, after = 0, 0
+    while events := store.events(experiment_id, after=after):
+        holds += sum(event.message.startswith(HELD) for event in events)
+        after = events[-1].number
+    return holds
 
 
 class _StartNotRecorded(Exception):

@@ -77,14 +77,23 @@ def complete(sweep: Sweep, store: Store, assignment: Assignment, ending: Ending 
     sweep.ended(assignment, ending)
 
 
-def test_hands_out_runs_in_grid_order_until_the_cluster_is_full(begin: Begin, store: Store) -> None:
+def in_order(store: Store, experiment: Experiment) -> list[int]:
+    """Ids of an experiment's runs in the order of measurement."""
+    spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1])
+    runs = store.runs(experiment_id=experiment.id, page_size=1000).items
+    return [run.id for run in sorted(runs, key=lambda run: spec.places()[run.index])]
+
+
+def test_hands_out_runs_in_the_order_of_measurement_until_the_cluster_is_full(
+    begin: Begin, store: Store
+) -> None:
     sweep, experiment = begin(3)
-    runs = store.runs(experiment_id=experiment.id).items
+    runs = in_order(store, experiment)
     first, second = given(sweep), given(sweep)
-    assert [first.run_id, second.run_id] == [runs[0].id, runs[1].id]
+    assert [first.run_id, second.run_id] == runs[:2]
     assert sweep.next_assignment() is Wait.later
     complete(sweep, store, first)
-    assert given(sweep).run_id == runs[2].id
+    assert given(sweep).run_id == runs[2]
     assert store.run(first.run_id).state is RunState.succeeded
     assert store.run(first.run_id).accuracy == 0.9
 
@@ -192,7 +201,7 @@ def test_a_reached_budget_stops_the_rest(begin: Begin, store: Store, clock: Cloc
 
 
 def test_what_the_cluster_could_never_run_fails_with_the_reason(begin: Begin, store: Store) -> None:
-    sweep, experiment = begin(1, search={"axes": {"hardware": ["A100", "cpu"]}})
+    sweep, experiment = begin(1, search={"axes": {"resources.cpus_per_worker": [8, 1]}})
     assignment = given(sweep)
     impossible, possible = store.runs(experiment_id=experiment.id).items
     assert assignment.run_id == possible.id
@@ -283,3 +292,80 @@ def test_a_run_keeps_its_folder_over_attempts_and_shares_the_cache(
     assert str(settings.data_dir) in first.config.workspace.checkpoints
     assert f"/{experiment.id}/runs/{first.run_id}/" in first.config.workspace.checkpoints
     assert first.config.threads == 1
+
+
+AXIS = {"search": {"axes": {"batch.global_size": [8, 16, 32, 64]}}, "batch": {"micro_size": "auto"}}
+
+
+def test_out_of_memory_prunes_what_needs_more(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(1, **AXIS)
+    sizes = {run.id: run.point["batch.global_size"] for run in store.runs(experiment_id=experiment.id).items}
+    while (assignment := given(sweep)) and sizes[assignment.run_id] != 32:
+        complete(sweep, store, assignment)
+    sweep.ended(
+        assignment, Ending("failed", failure=(FailureClass.out_of_memory, "micro-batch 32 is too large"))
+    )
+    while isinstance(following := sweep.next_assignment(), Assignment):
+        complete(sweep, store, following)
+    ended = {sizes[run.id]: run for run in store.runs(experiment_id=experiment.id).items}
+    # 64 may have been measured before 32 was: then it stands.
+    assert {size for size, run in ended.items() if run.state is RunState.succeeded} >= {8, 16}
+    if ended[64].state is not RunState.succeeded:
+        assert ended[64].failure_class is FailureClass.out_of_memory
+        assert (ended[64].failure_message or "").startswith("does not fit (by 32)")
+    assert sweep.final_state()[0] is ExperimentState.succeeded
+
+
+def test_a_budget_of_runs_ends_the_sweep(begin: Begin, store: Store, notes: list[str]) -> None:
+    sweep, _ = begin(3, budget={"runs": 2})
+    for _ in range(2):
+        complete(sweep, store, given(sweep))
+    assert sweep.next_assignment() is Wait.over
+    assert sweep.final_state() == (ExperimentState.succeeded, None)
+    assert notes == ["budget.runs is reached: 2 of 2 runs; no further run is started"]
+
+
+def test_a_held_budget_pauses_and_is_granted_again_by_a_resume(
+    begin: Begin, store: Store, queue: Queue, settings: Settings, notes: list[str]
+) -> None:
+    sweep, experiment = begin(3, budget={"runs": 1, "when_reached": "hold"})
+    complete(sweep, store, given(sweep))
+    assert sweep.next_assignment() is Wait.over
+    assert sweep.final_state() == (ExperimentState.paused, None)
+    store.note(experiment.id, 1, notes[0])
+    store.finish_experiment(experiment.id, 1, ExperimentState.paused)
+    store.resume(experiment.id)
+    queue.claim("s", lease_s=60)
+    store.driver_started(experiment.id, 2, "node", 1)
+    spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1])
+    nodes = (ClusterNode("0", "0", True, dict(CPUS), {}),)
+    again = Sweep(
+        store,
+        settings,
+        experiment.id,
+        2,
+        spec,
+        CATALOGUE,
+        capacity=lambda: ClusterSnapshot(0.0, True, None, nodes),
+        note=notes.append,
+    )
+    complete(again, store, given(again))
+    assert again.next_assignment() is Wait.over
+    assert again.final_state() == (ExperimentState.paused, None)
+
+
+def test_cells_of_absent_hardware_wait_while_the_others_go_on(
+    begin: Begin, store: Store, resources: list[dict[str, float]], notes: list[str], clock: Clock
+) -> None:
+    sweep, _experiment = begin(1, search={"axes": {"hardware": ["cpu", "A100"]}})
+    here = given(sweep)
+    assert store.run(here.run_id).hardware == "cpu"
+    complete(sweep, store, here)
+    assert sweep.next_assignment() is Wait.later
+    assert notes == [
+        "runs wait for capacity: no node has hardware A100 (Ray resource accelerator_type:A100); "
+        "it has no accelerator at all"
+    ]
+    resources.append({"CPU": 2.0, "GPU": 1.0, "accelerator_type:A100": 1.0})
+    clock.forward(10)
+    assert store.run(given(sweep).run_id).hardware == "A100"

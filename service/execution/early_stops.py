@@ -1,0 +1,108 @@
+"""Which running runs end early: at a rung of the search, or because they diverge.
+
+Looks at what is stored and decides by `service.search`; knows no Ray. A driver that starts anew
+finds the rungs as they were, because every run's series is in the database.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from service.analysis.metrics import better_of
+from service.records import Run
+from service.search.halving import Halving
+from service.search.pruning import diverges
+from service.spec import ExperimentSpec
+from service.states import RunState
+from service.store import Store
+
+logger = logging.getLogger(__name__)
+
+LOSS = "loss"
+LONGEST_SERIES = 2_000
+"""Points of a loss that are looked at; longer series are thinned with their extremes kept."""
+
+
+class EarlyStops:
+    """Decides for the live runs of one experiment.
+
+    Args:
+        store: the database.
+        experiment_id: the experiment.
+        spec: of the experiment.
+        note: tells people something.
+    """
+
+    def __init__(
+        self, store: Store, experiment_id: int, spec: ExperimentSpec, note: Callable[[str], None]
+    ) -> None:
+        self._store, self._id, self._spec, self._note = store, experiment_id, spec, note
+        search = spec.search
+        better = better_of(search.metric)
+        assert better is not None  # the spec's validation has seen to it
+        self._halving = (
+            Halving(search.first_rung, search.reduction, better) if search.name == "asha" else None
+        )
+        self._restored = self._halving is None
+        self._stopped: set[int] = set()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the spec asks for any of it."""
+        return self._halving is not None or self._spec.search.stop_diverging is not None
+
+    def look(self, live: Sequence[int]) -> frozenset[int]:
+        """Runs that are to end early, those of earlier looks that still live included.
+
+        Args:
+            live: ids of the runs that train now.
+        """
+        self._restore(live)
+        for run_id in live:
+            if run_id not in self._stopped and (reason := self._reason(run_id)) is not None:
+                self._stopped.add(run_id)
+                self._note(f"run {run_id} ends early: {reason}")
+        return frozenset(self._stopped.intersection(live))
+
+    def _reason(self, run_id: int) -> str | None:
+        factor = self._spec.search.stop_diverging
+        if factor is not None:
+            losses = [value for _, value in self._series(run_id, LOSS)]
+            if diverges(losses, factor):
+                return f"its loss is more than {factor:g} times its lowest"
+        if self._halving is not None:
+            run = self._store.run(run_id)
+            if run.total_steps:
+                metric = self._spec.search.metric
+                verdict = self._halving.judge(run_id, self._series(run_id, metric), run.total_steps)
+                if verdict is not None and verdict.stops:
+                    return f"{verdict} by {metric} ({verdict.value:.4g})"
+        return None
+
+    def _restore(self, live: Sequence[int]) -> None:
+        """Put runs that have ended before onto their rungs; once."""
+        if self._restored:
+            return
+        assert self._halving is not None
+        ended = [run for run in self._ended() if run.id not in live and run.total_steps is not None]
+        metric = self._spec.search.metric
+        self._halving.restore(
+            {run.id: self._series(run.id, metric) for run in ended},
+            {run.id: run.total_steps or 0 for run in ended},
+        )
+        self._restored = True
+
+    def _ended(self) -> list[Run]:
+        runs: list[Run] = []
+        token: str | None = None
+        while True:
+            page = self._store.runs(experiment_id=self._id, page_size=1000, page_token=token)
+            runs += [run for run in page.items if run.state in (RunState.succeeded, RunState.stopped)]
+            token = page.next_token
+            if token is None:
+                return runs
+
+    def _series(self, run_id: int, name: str) -> list[tuple[int, float]]:
+        points = self._store.points(run_id, [name], max_points=LONGEST_SERIES).get(name, [])
+        return [(point.step, point.value) for point in points]

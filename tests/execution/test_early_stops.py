@@ -1,0 +1,77 @@
+"""Which live runs end early, judged by what is stored."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.execution.early_stops import EarlyStops
+from service.queue import Queue
+from service.spec import ExperimentSpec
+from service.states import RunState
+from service.store import PointBatch, RecordBatch, Store
+from tests.execution.conftest import Submit
+
+STEPS = 90
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def begin(store: Store, queue: Queue, submit: Submit, notes: list[str]):
+    """Submit an experiment whose runs all train; returns its runs' ids and its early stops."""
+
+    def begin(runs: int, **search: object) -> tuple[list[int], EarlyStops]:
+        experiment = submit(runs, search=search)
+        queue.claim("s", lease_s=60)
+        store.driver_started(experiment.id, 1, "node", 1)
+        ids = [run.id for run in store.runs(experiment_id=experiment.id).items]
+        for run_id in ids:
+            number = store.open_attempt(run_id, 1)
+            store.run_started(run_id, number, total_steps=STEPS, resumed_from_step=0, facts={})
+        spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1])
+        begin.again = lambda: EarlyStops(store, experiment.id, spec, notes.append)
+        return ids, begin.again()
+
+    return begin
+
+
+def report(store: Store, run_id: int, name: str, steps: list[int], values: list[float]) -> None:
+    store.record(RecordBatch(points=[PointBatch(run_id, 1, name, steps, values, [0.0] * len(steps))]))
+
+
+def test_nothing_is_looked_at_unless_asked_for(begin):
+    _, stops = begin(1)
+    assert not stops.wanted
+
+
+def test_the_worst_of_three_at_a_rung_ends(begin, store, notes):
+    (first, second, third), stops = begin(3, name="asha")
+    for run_id, loss in ((first, 0.5), (second, 0.4), (third, 0.9)):
+        report(store, run_id, "validation_loss", [10], [loss])
+    assert stops.look([first, second, third]) == {third}
+    assert notes == [
+        f"run {third} ends early: at 11% of its length it is number 3 of 3 by validation_loss (0.9)"
+    ]
+    assert stops.look([first, second, third]) == {third}
+    assert stops.look([first, second]) == frozenset()
+
+
+def test_rungs_are_found_again_by_another_driver(begin, store):
+    (first, second, third), _stops = begin(3, name="asha")
+    for run_id, loss in ((first, 0.5), (second, 0.4)):
+        report(store, run_id, "validation_loss", [10], [loss])
+        store.finish_run(run_id, 1, RunState.succeeded, summary={})
+    report(store, third, "validation_loss", [10], [0.9])
+    assert begin.again().look([third]) == {third}
+
+
+def test_a_run_whose_loss_rises_for_good_ends(begin, store, notes):
+    (calm, wild), stops = begin(2, stop_diverging=3.0)
+    steps = list(range(1, 41))
+    report(store, calm, "loss", steps, [1.0] * 40)
+    report(store, wild, "loss", steps, [1.0] * 25 + [9.0] * 15)
+    assert stops.look([calm, wild]) == {wild}
+    assert notes == [f"run {wild} ends early: its loss is more than 3 times its lowest"]
