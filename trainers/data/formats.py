@@ -1,16 +1,21 @@
-"""Readers of files of rows: JSON lines, delimited text, Parquet, and one file per text.
+"""Readers of files of rows: JSON lines, delimited text, Parquet, plain text, and one file per text.
 
 Every reader yields `Row`s with the fields as the file has them; an error names file, line and
-field.
+field. JSON lines, delimited and plain text may be compressed with gzip.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from trainers.data.rows import Row
 from trainers.errors import BadDataError
@@ -25,12 +30,12 @@ def read_json_lines(path: Path) -> Iterator[Row]:
     Raises:
         BadDataError: naming file and line.
     """
-    with _open(path) as stream:
-        for number, raw in enumerate(stream, 1):
+    with closing(_raw_lines(path)) as lines:
+        for number, raw in enumerate(lines, 1):
             if not raw.strip():
                 continue
             try:
-                row = json.loads(raw.decode("utf-8"))
+                row = _from_json(raw)
             except UnicodeDecodeError as error:
                 raise BadDataError(_not_utf8(path, number, error)) from None
             except (ValueError, RecursionError) as error:
@@ -84,12 +89,30 @@ def read_parquet(path: Path) -> Iterator[Row]:
 
 READERS = {
     ".jsonl": read_json_lines,
+    ".jsonl.gz": read_json_lines,
     ".json": read_json_lines,
     ".csv": read_csv,
+    ".csv.gz": read_csv,
     ".tsv": read_tsv,
+    ".tsv.gz": read_tsv,
     ".parquet": read_parquet,
 }
 """Reader of a table by the end of its file's name."""
+
+
+def ending(path: Path) -> str:
+    """The end of a file's name that says its format: `.jsonl`, or `.jsonl.gz`."""
+    return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+
+
+def read_plain(path: Path) -> Iterator[Row]:
+    r"""Rows of a plain text file, one text per line, in the field `text`; blank lines are rows too.
+
+    Raises:
+        BadDataError: naming file and line.
+    """
+    for line, number in read_lines(path):
+        yield Row({"text": line}, f"{path}, line {number}")
 
 
 def read_text(path: Path) -> str:
@@ -116,15 +139,15 @@ def read_lines(path: Path) -> Iterator[tuple[str, int]]:
     Raises:
         BadDataError: naming file and line.
     """
-    with _open(path) as stream:
-        for number, line in enumerate(_decoded(stream, path), 1):
+    with closing(_raw_lines(path)) as lines:
+        for number, line in enumerate(_decoded(lines, path), 1):
             yield line.rstrip("\r\n"), number
 
 
 def _delimited(path: Path, dialect: dict[str, Any]) -> Iterator[Row]:
-    with _open(path) as stream:
+    with closing(_raw_lines(path)) as lines:
         # strict: an unclosed quote is an error instead of one row with the rest of the file.
-        reader = csv.reader(_decoded(stream, path), **dialect)
+        reader = csv.reader(_decoded(lines, path), **dialect)
         try:
             columns = [name.strip().removeprefix("\ufeff") for name in next(reader, [])]
             for values in reader:
@@ -140,15 +163,31 @@ def _delimited(path: Path, dialect: dict[str, Any]) -> Iterator[Row]:
             raise BadDataError(f"{path}, line {reader.line_num}: not a row ({error})") from None
 
 
-def _open(path: Path) -> Any:
+def _raw_lines(path: Path) -> Generator[bytes]:
+    """Lines of a file, or of what a file compressed with gzip holds."""
+    number = 0
     try:
-        return path.open("rb")
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            for number, line in enumerate(stream, 1):  # noqa: B007  (the errors below say it)
+                yield line
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise BadDataError(
+            f"{path}, line {number + 1}: the gzip file is broken ({error}); copy or compress it again"
+        ) from None
     except OSError as error:
         raise BadDataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _decoded(stream: Any, path: Path) -> Iterator[str]:
-    for number, raw in enumerate(stream, 1):
+def _from_json(raw: bytes) -> Any:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        # The slower library takes what the faster one refuses, such as NaN, and says better why not.
+        return json.loads(raw.decode("utf-8"))
+
+
+def _decoded(lines: Iterator[bytes], path: Path) -> Iterator[str]:
+    for number, raw in enumerate(lines, 1):
         try:
             yield raw.decode("utf-8")
         except UnicodeDecodeError as error:

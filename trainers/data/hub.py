@@ -17,7 +17,8 @@ class HubDataset:
     """A dataset by hub id.
 
     Args:
-        identifier: for instance `stanfordnlp/imdb`.
+        identifier: for instance `stanfordnlp/imdb`, or with the name of one of its configurations
+            `Salesforce/wikitext:wikitext-2-raw-v1`.
         offline: use the local hub cache alone.
     """
 
@@ -64,11 +65,13 @@ class HubDataset:
         # Imported here: only runs on hub data pay for the import.
         import datasets
 
+        identifier, _, configuration = self.name.partition(":")
         before = datasets.config.HF_HUB_OFFLINE
         datasets.config.HF_HUB_OFFLINE = self._offline or before
         try:
             return datasets.load_dataset(
-                self.name,
+                identifier,
+                configuration or None,
                 download_config=datasets.DownloadConfig(local_files_only=self._offline, disable_tqdm=True),
             )
         except Exception as error:

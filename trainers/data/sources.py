@@ -9,7 +9,7 @@ from typing import Protocol
 
 from trainers.config import Task, Workspace
 from trainers.data.fingerprint import FileSet, fingerprint
-from trainers.data.formats import READERS, read_text
+from trainers.data.formats import READERS, ending, read_text
 from trainers.data.hub import HubDataset
 from trainers.data.paths import HUB, UnusablePath, resolve
 from trainers.data.rows import Row
@@ -85,7 +85,7 @@ def open_source(task: Task, workspace: Workspace, *, hub_id: str, layouts: Seque
         if parts is not None:
             return FileSource(found, parts, memory)
     if found.is_file():
-        raise BadDataError(f"{found}: unknown format '{found.suffix}'; use one of {', '.join(READERS)}")
+        raise BadDataError(f"{found}: unknown format '{ending(found)}'; use one of {', '.join(READERS)}")
     if not any(found.iterdir()):
         raise BadDataError(f"{found}: the dataset folder is empty")
     raise BadDataError(
@@ -115,7 +115,7 @@ class FileSource:
 def tables(path: Path) -> Mapping[str, Part] | None:
     """One file of rows (the training part), or a folder with `train.*` and perhaps a validation part."""
     if path.is_file():
-        return {"train": table(path)} if path.suffix in READERS else None
+        return {"train": table(path)} if ending(path) in READERS else None
     train = _named(path, "train")
     if train is None:
         return None
@@ -130,7 +130,7 @@ def tables(path: Path) -> Mapping[str, Part] | None:
 
 def table(path: Path) -> Part:
     """A part that is one file of rows."""
-    return Part([path], lambda: READERS[path.suffix](path))
+    return Part([path], lambda: READERS[ending(path)](path))
 
 
 def _named(folder: Path, name: str) -> Path | None:

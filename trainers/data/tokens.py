@@ -11,6 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from trainers.data.encoding import encoder_of, ends_of
+from trainers.data.encoding import token_dtype as token_dtype
+from trainers.data.framing import frame_of
+
 _CHUNK = 1024
 _COLUMN = "column-"
 
@@ -69,6 +73,46 @@ class TokenSet:
             np.save(folder / f"{part}.{_COLUMN}{name}.npy", column)
 
 
+class TokenWriter:
+    """Writes the tokens of a part as they come, so that memory does not grow with the data.
+
+    Args:
+        folder, part: as in `TokenSet.open`.
+        dtype: of the tokens.
+    """
+
+    def __init__(self, folder: Path, part: str, dtype: npt.DTypeLike) -> None:
+        self._folder, self._part, self._dtype = folder, part, np.dtype(dtype)
+        self._file = (folder / f"{part}.tokens.npy").open("wb")
+        self._lengths: list[npt.NDArray[np.int64]] = []
+        self.tokens = 0
+        self._begin()
+
+    def append(self, tokens: npt.NDArray[np.integer], lengths: npt.NDArray[np.int64]) -> None:
+        """Add examples: their tokens one after the other, and (K,) how many each has."""
+        self._file.write(np.ascontiguousarray(tokens, dtype=self._dtype).data)
+        self._lengths.append(np.asarray(lengths, dtype=np.int64))
+        self.tokens += tokens.size
+
+    def finish(self) -> None:
+        """Complete the part; nothing is to be learned of its examples but their tokens."""
+        self._file.seek(0)
+        self._begin()
+        self._file.close()
+        lengths = np.concatenate([*self._lengths, np.empty(0, dtype=np.int64)])
+        np.save(self._folder / f"{self._part}.offsets.npy", ends_of(lengths))
+        np.save(self._folder / f"{self._part}.labels.npy", np.empty((len(lengths), 0), dtype=np.int64))
+
+    def close(self) -> None:
+        """Give up the file, finished or not."""
+        self._file.close()
+
+    def _begin(self) -> None:
+        # The format leaves room for the first axis to grow, so that both headers are of one size.
+        described = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.tokens,)}
+        np.lib.format.write_array_header_1_0(self._file, described)
+
+
 def tokenise(
     texts: Sequence[str] | Sequence[tuple[str, str]],
     labels: npt.NDArray[np.int64],
@@ -76,7 +120,7 @@ def tokenise(
     max_length: int,
     progress: Callable[[int], None],
 ) -> TokenSet:
-    """Tokenise texts in batches, on all cores that the tokenizer's library takes.
+    """Tokenise texts in batches.
 
     Args:
         texts: N texts, or N pairs of texts, of which the longer one is cut first.
@@ -85,27 +129,19 @@ def tokenise(
         max_length: longer examples are cut to this many tokens, special ones included.
         progress: called with the number of texts done so far.
     """
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length)
     pairs = bool(texts) and isinstance(texts[0], tuple)
+    encode, frame = encoder_of(tokenizer), frame_of(tokenizer, pairs=pairs)
     dtype = token_dtype(tokenizer)
-    pieces: list[npt.NDArray[np.integer]] = []
-    lengths: list[int] = []
-    seconds: list[int] = []
+    pieces: list[npt.NDArray[np.integer]] = [np.empty(0, dtype=dtype)]
+    lengths: list[npt.NDArray[np.int64]] = []
+    seconds: list[npt.NDArray[np.int64]] = []
     for start in range(0, len(texts), _CHUNK):
-        encoded = tokenizer.encode_batch_fast(list(texts[start : start + _CHUNK]))
-        lengths.extend(len(one.ids) for one in encoded)
-        pieces.append(np.concatenate([np.array(one.ids, dtype=dtype) for one in encoded]))
-        if pairs:
-            seconds.extend(len(one.type_ids) - sum(one.type_ids) for one in encoded)
+        chunk = texts[start : start + _CHUNK]
+        columns: list[Any] = list(zip(*chunk, strict=True)) if pairs else [chunk]
+        framed = frame.around([encode(column) for column in columns], max_length)
+        pieces.append(framed.tokens.astype(dtype, copy=False))
+        lengths.append(framed.lengths)
+        seconds.append(framed.second_at)
         progress(min(start + _CHUNK, len(texts)))
-    offsets = np.zeros(len(texts) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return TokenSet(
-        np.concatenate(pieces), offsets, labels, np.array(seconds, dtype=np.int64) if pairs else None
-    )
-
-
-def token_dtype(tokenizer: Tokenizer) -> type[np.integer]:
-    """The smallest type that holds every id of a vocabulary."""
-    return np.uint16 if tokenizer.get_vocab_size() <= np.iinfo(np.uint16).max else np.int32
+    offsets = ends_of(np.concatenate([*lengths, np.empty(0, dtype=np.int64)]))
+    return TokenSet(np.concatenate(pieces), offsets, labels, np.concatenate(seconds) if pairs else None)

@@ -74,6 +74,8 @@ class Task(ABC):
     """The metric by which checkpoints are compared."""
     higher_is_better: ClassVar[bool] = True
     """Direction of the headline."""
+    timed: ClassVar[bool] = False
+    """Whether the evaluation's time per example is one of its scores, as `sequence_ms`."""
 
     @abstractmethod
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:

@@ -1,0 +1,183 @@
+"""Customs codes from descriptions of goods, at a chosen number of digits."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional
+
+from trainers import config as configuration
+from trainers.data.batches import Batch
+from trainers.data.rows import Row
+from trainers.data.selection import held_out_by_text
+from trainers.data.tariffs import official
+from trainers.data.tokens import TokenSet, tokenise
+from trainers.models.heads import ClassHead, Head
+from trainers.tasks.base import Scoring
+from trainers.tasks.dataset import DatasetTask, drawn
+from trainers.tasks.scores import classification
+
+LEVEL = 6
+"""Digits when the spec does not say: what all countries have in common."""
+UNSEEN = -1
+"""Class of a validation example whose code no training example has."""
+_TOP = 5
+_CODES = "codes.json"
+_CODE = re.compile(r"(\d\d){1,5}")
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """Words for a good.
+
+    Attributes:
+        text: description, synonym or colloquial term.
+        code: its customs code, cut to the digits that are learned.
+        number: class of the code; `UNSEEN` when the training part lacks it.
+    """
+
+    text: str
+    code: str
+    number: int = UNSEEN
+
+
+class Tariff(DatasetTask[Phrase]):
+    """One class per code of `task.level` digits that the training part has."""
+
+    headline = "accuracy"
+    hub_id = ""
+    layouts = (official,)
+    left_out = "the code has fewer digits than task.level"
+
+    def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
+        """The level."""
+        return {"level": task.level or LEVEL}
+
+    def example(self, row: Row, task: configuration.Task) -> Phrase | None:
+        """See `DatasetTask.example`; the fields are `text` and `code`. None when the code is too short."""
+        text = row.text("text")
+        written = row.label("code")
+        if not isinstance(written, str):
+            raise row.refusal("code", f"{written!r} is a number; write it as a text, leading zeros count")
+        digits = re.sub(r"[.\s]", "", written)
+        if not (digits.isascii() and _CODE.fullmatch(digits)):
+            raise row.refusal(
+                "code",
+                f"{written!r} is no customs code; write 2, 4, 6, 8 or 10 digits with their leading zero, "
+                "such as 0101.21",
+            )
+        level = task.level or LEVEL
+        return Phrase(text, digits[:level]) if len(digits) >= level else None
+
+    def stratum(self, example: Phrase) -> int:
+        """The code."""
+        return int(example.code)
+
+    def texts(self, example: Phrase) -> Iterable[str]:
+        """The text."""
+        return (example.text,)
+
+    def select(self, parts: Mapping[str, list[Phrase]], task: configuration.Task) -> dict[str, list[Phrase]]:
+        """See `DatasetTask.select`; a text is held out with all its codes, and classes are numbered."""
+        if "validation" not in parts:
+            whole = parts["train"]
+            spellings: dict[str, int] = {}
+            texts = [spellings.setdefault(_normal(one.text), len(spellings)) for one in whole]
+            halves = held_out_by_text(
+                np.array(texts),
+                np.array([self.stratum(one) for one in whole]),
+                task.validation_fraction,
+                task.split_seed,
+            )
+            parts = {
+                part: [whole[i] for i in rows]
+                for part, rows in zip(("train", "validation"), halves, strict=True)
+            }
+        chosen = drawn(parts, self.stratum, task)
+        numbers = {code: i for i, code in enumerate(sorted({one.code for one in chosen["train"]}))}
+        return {
+            part: [replace(one, number=numbers.get(one.code, UNSEEN)) for one in phrases]
+            for part, phrases in chosen.items()
+        }
+
+    def tokenise(
+        self,
+        examples: Sequence[Phrase],
+        tokenizer: Tokenizer,
+        task: configuration.Task,
+        told: Callable[[int], None],
+    ) -> TokenSet:
+        """See `DatasetTask.tokenise`; labels (N,) classes, column `code` (N,) the code as a number."""
+        labels = np.array([one.number for one in examples], dtype=np.int64)
+        tokens = tokenise([one.text for one in examples], labels, tokenizer, task.max_length, told)
+        return replace(tokens, columns={"code": np.array([int(one.code) for one in examples])})
+
+    def describe(self, folder: Path, parts: Mapping[str, Sequence[Phrase]], task: configuration.Task) -> None:
+        """Write the codes of the classes, by number."""
+        codes = sorted({one.code for one in parts["train"]})
+        (folder / _CODES).write_text(json.dumps(codes), encoding="utf-8")
+
+    def outcome(self, folder: Path, validation: TokenSet, task: configuration.Task) -> tuple[Head, Scoring]:
+        """See `DatasetTask.outcome`."""
+        codes = json.loads((folder / _CODES).read_text(encoding="utf-8"))
+        scoring = CodeScoring(validation.columns["code"], [int(code) for code in codes], task.level or LEVEL)
+        return ClassHead(tuple(codes)), scoring
+
+    def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Cross-entropy, summed over the batch.
+
+        An unseen code has no logit: it counts what knowing nothing costs, the logarithm of the
+        number of classes.
+        """
+        seen = functional.cross_entropy(logits.float(), batch.labels, ignore_index=UNSEEN, reduction="sum")
+        total = seen + (batch.labels == UNSEEN).sum() * math.log(logits.shape[1])
+        return total if batch.examples else total * 0.0
+
+
+class CodeScoring:
+    """How often the right code, and the right beginning of the code, is the likeliest.
+
+    A code that no training example has cannot be found: it counts as wrong, and as a class of its
+    own in the macro figures; `unseen_pct` says how many there are. Its beginning may still be right.
+
+    Args:
+        right: (N,) true codes, as numbers.
+        codes: of the classes, as numbers.
+        level: digits of all these.
+    """
+
+    def __init__(self, right: npt.NDArray[np.int64], codes: Sequence[int], level: int) -> None:
+        self._right, self._codes, self._level = np.asarray(right), np.array(codes), level
+
+    def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """See `Scoring.observe`: (B, 5) the likeliest classes, best first; fewer when there are fewer."""
+        return logits.topk(min(_TOP, logits.shape[1]), dim=1).indices.float()
+
+    def score(self, observed: npt.NDArray[np.float32]) -> dict[str, float]:
+        """See `Scoring.score`."""
+        likeliest = self._codes[observed.astype(np.int64)]
+        every = np.union1d(self._codes, self._right)
+        scores = classification(
+            np.searchsorted(every, likeliest[:, 0]), np.searchsorted(every, self._right), len(every)
+        )
+        scores["top5_accuracy"] = float((likeliest == self._right[:, None]).any(1).mean())
+        for level in range(2, self._level, 2):
+            rest = 10 ** (self._level - level)
+            same = likeliest[:, 0] // rest == self._right // rest
+            scores[f"accuracy_level_{level}"] = float(same.mean())
+        scores["unseen_pct"] = 100.0 * float(np.mean(~np.isin(self._right, self._codes)))
+        return scores
+
+
+def _normal(text: str) -> str:
+    """What two spellings of the same text have in common."""
+    return " ".join(text.casefold().split())
