@@ -125,4 +125,6 @@ class Intake:
         if light and spec.run_count() > LIGHT_RUNS:
             raise _TooHeavy
         snapshot = self._cluster.read(now_s)
-        return admit_spec(text, spec, self._settings, self._catalogue, snapshot, now_s=now_s)
+        return admit_spec(
+            text, spec, self._settings, self._catalogue, snapshot, now_s=now_s, find_run=self._store.find_run
+        )

@@ -230,6 +230,8 @@ class RunShape(Shape):
     """Worker processes."""
     hardware: str
     """Hardware by its catalogue name."""
+    teacher: str | None
+    """Model that it is distilled from: a folder, hub id or `run:<id>`; null = none."""
     accuracy: Number | None
     """Accuracy, 0 to 1."""
     f1: Number | None
@@ -254,6 +256,26 @@ class RunShape(Shape):
     """Throughput in real tokens."""
     peak_memory_mib: Number | None
     """Largest memory."""
+    exact_match: Number | None
+    """Share of questions answered exactly, 0 to 1."""
+    map: Number | None
+    """Mean average precision, 0 to 1."""
+    mrr: Number | None
+    """Mean reciprocal rank, 0 to 1."""
+    top5_accuracy: Number | None
+    """Share with the right class among the first five, 0 to 1."""
+    mfu_pct: Number | None
+    """Model FLOPs utilisation, in percent of the hardware's peak."""
+    headline: str | None
+    """Metric by which its task is judged first."""
+    score: Number | None
+    """Value of that metric at the last evaluation."""
+    best_score: Number | None
+    """Its best value over all evaluations."""
+    best_step: int | None
+    """Step of the best evaluation."""
+    best_checkpoint: str | None
+    """Checkpoint of the best evaluation."""
 
     @classmethod
     def of(cls, run: Run) -> Self:
@@ -484,6 +506,8 @@ class NodeShape(Shape):
     """All that it has, by Ray resource name."""
     available: dict[str, float]
     """What of that is free."""
+    labels: dict[str, str] = {}
+    """What it is called, by Ray label name."""
 
 
 class ClusterShape(Shape):

@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from api.problems import ProblemError
 from api.shapes import EventShape, ExperimentShape, LogLineShape, RunShape
 from service.db.errors import NotFound, StoreError
-from service.records import Attempt, Event, Experiment, PointRow, Run
+from service.records import Attempt, Event, Experiment, LogLine, PointRow, Run
 from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES
 from service.store import Store
 
@@ -34,6 +34,8 @@ _LINES_PER_READ = 1000
 _KEPT_EVENTS = 1000
 _ACTIVE_RUNS = 100
 """Most running runs whose progress is pushed; further ones are read from lists."""
+_PREPARING = "preparing"
+"""Phase in which only the log says how far a run is."""
 
 Snapshot = TypeVar("Snapshot")
 
@@ -294,7 +296,8 @@ class Streams:
         settled = (named | {run_id for run_id, view in last.items() if view.active}) - active.keys()
         views = dict(last)
         for run in [*active.values(), *(self._store.run(run_id) for run_id in sorted(settled))]:
-            payload = _run_payload(run, self._store.latest_points(run.id))
+            line = self._store.last_log_line(run.id) if run.phase == _PREPARING else None
+            payload = _run_payload(run, self._store.latest_points(run.id), line)
             before = views.get(run.id)
             if before is None or before.payload != payload:
                 version = before.version + 1 if before else 0
@@ -328,10 +331,11 @@ def _foreign_id() -> ProblemError:
     return ProblemError("invalid-parameter", "header Last-Event-ID is not an id of this stream; leave it out")
 
 
-def _run_payload(run: Run, latest: list[PointRow]) -> str:
+def _run_payload(run: Run, latest: list[PointRow], line: LogLine | None = None) -> str:
     shape = RunShape.of(run).model_dump_json()
     points = {point.name: {"step": point.step, "value": _word(point.value)} for point in latest}
-    return f'{{"run":{shape},"latest":{orjson.dumps(points).decode()}}}'
+    said = "null" if line is None else _json(LogLineShape, line)
+    return f'{{"run":{shape},"latest":{orjson.dumps(points).decode()},"line":{said}}}'
 
 
 def _json(shape: type[EventShape] | type[LogLineShape], record: object) -> str:

@@ -157,10 +157,14 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class RunChanged:
-    """Live: a run as it is now, with the last value of each metric."""
+    """Live: a run as it is now, with the last value of each metric.
+
+    While it prepares its data, `line` is the newest line of its log, which says how far it is.
+    """
 
     run: Run
     latest: dict[str, float]
+    line: LogLine | None = None
 
 
 @dataclass(frozen=True, slots=True)

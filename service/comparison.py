@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from service.headlines import Judged, headline
 from service.states import RunState
 
 AxisValues = tuple[tuple[str, Any], ...]
+Figure = Callable[[Any, str], float | None]
 
 
 class ComparedRun(Protocol):
@@ -68,16 +70,27 @@ METRICS: tuple[Metric, ...] = (
     Metric("energy_kwh", "lower"),
     Metric("accuracy", "higher"),
     Metric("f1", "higher"),
+    Metric("exact_match", "higher"),
+    Metric("map", "higher"),
+    Metric("mrr", "higher"),
+    Metric("top5_accuracy", "higher"),
     Metric("train_loss", "lower"),
     Metric("validation_loss", "lower"),
     Metric("samples_per_s", "higher"),
     Metric("tokens_per_s", "higher"),
     Metric("peak_memory_mib", "lower"),
+    Metric("mfu_pct", "higher"),
 )
 """Everything that runs can be compared by."""
 
 DEFAULT_METRICS = ("total_time_s", "cost_usd", "energy_kwh", "accuracy")
 """The project's question: time, cost, energy, and what happened to accuracy."""
+
+
+def default_metrics(runs: Iterable[Judged]) -> tuple[str, ...]:
+    """The project's question in the words of the runs' tasks: their headline metrics for accuracy."""
+    headlines = dict.fromkeys(headline(run) for run in runs) or {"accuracy": None}
+    return (*(name for name in DEFAULT_METRICS if name != "accuracy"), *headlines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +155,16 @@ def compare(
     runs: Iterable[ComparedRun],
     *,
     by: Sequence[str] | None = None,
-    metrics: Sequence[str] = DEFAULT_METRICS,
+    metrics: Sequence[str | Metric] = DEFAULT_METRICS,
+    figure: Figure = getattr,
 ) -> Comparison:
     """Set runs beside each other.
 
     Args:
         runs: of one experiment or of several, in grid order.
         by: axes that make the rows; None = all axes that any run has.
-        metrics: names out of `METRICS`.
+        metrics: names out of `METRICS`, or metrics that `figure` knows.
+        figure: gives a run's figure by name; None when it has none.
 
     Raises:
         ValueError: naming an axis that no run has, or an unknown metric.
@@ -160,11 +175,11 @@ def compare(
     for name in axes:
         if name not in known:
             raise ValueError(f"no run has the axis '{name}'; axes: {', '.join(known) or 'none'}")
-    chosen = tuple(_metric(name) for name in metrics)
+    chosen = tuple(_metric(name) if isinstance(name, str) else name for name in metrics)
     grouped: dict[AxisValues, list[ComparedRun]] = {}
     for run in runs:
         grouped.setdefault(tuple((name, _hashable(run.point.get(name))) for name in axes), []).append(run)
-    rows = tuple(_row(axes, chosen, members) for members in grouped.values())
+    rows = tuple(_row(axes, chosen, members, figure) for members in grouped.values())
     return Comparison(axes, chosen, rows, _best(rows, chosen))
 
 
@@ -179,7 +194,9 @@ def _metric(name: str) -> Metric:
     raise ValueError(f"no metric is called '{name}'; metrics: {', '.join(m.name for m in METRICS)}")
 
 
-def _row(axes: Sequence[str], metrics: Sequence[Metric], members: Sequence[ComparedRun]) -> Row:
+def _row(
+    axes: Sequence[str], metrics: Sequence[Metric], members: Sequence[ComparedRun], figure: Figure
+) -> Row:
     results = [run for run in members if run.state in (RunState.succeeded, RunState.stopped)]
     failures: dict[str, int] = {}
     for run in members:
@@ -188,7 +205,7 @@ def _row(axes: Sequence[str], metrics: Sequence[Metric], members: Sequence[Compa
             failures[name] = failures.get(name, 0) + 1
     provenances = {run.energy_provenance for run in results if run.energy_provenance is not None}
     provenance = "mixed" if len(provenances) > 1 else next(iter(provenances), None)
-    figures = {metric.name: _spread(results, metric.name) for metric in metrics}
+    figures = {metric.name: _spread(results, metric.name, figure) for metric in metrics}
     if provenance == "mixed" and "energy_kwh" in figures:
         figures["energy_kwh"] = None
     return Row(
@@ -202,10 +219,10 @@ def _row(axes: Sequence[str], metrics: Sequence[Metric], members: Sequence[Compa
     )
 
 
-def _spread(results: Sequence[ComparedRun], name: str) -> Spread | None:
+def _spread(results: Sequence[ComparedRun], name: str, figure: Figure) -> Spread | None:
     cells: dict[str, list[float]] = {}
     for run in results:
-        value = getattr(run, name)
+        value = figure(run, name)
         if value is not None and math.isfinite(value):
             cells.setdefault(run.cell, []).append(float(value))
     if not cells:

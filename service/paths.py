@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from service.document import Problem
+from service.models import reference
 from service.settings import Settings
 from service.spec import ExperimentSpec
 
@@ -71,21 +72,35 @@ def dataset_problem(text: str, roots: Sequence[Path]) -> Problem | None:
 
 
 def model_problem(text: str, roots: Sequence[Path], field: str = "model.student") -> Problem | None:
-    """What is wrong with a model's name or folder, or None."""
+    """What is wrong with a model's name or folder, or None; whether a run exists is not judged here."""
+    if text in PRESETS and field == "model.teacher":
+        return Problem(
+            "model-without-weights", field, f"'{text}' is a preset, which has no weights to learn from; "
+            "give a folder, hub:<id> or run:<id>",
+        )  # fmt: skip
     if text in PRESETS or text.startswith(HUB):
         return None
+    try:
+        if reference(text) is not None:
+            return None
+    except ValueError as error:
+        return Problem("invalid-value", field, str(error))
     try:
         path = resolve(text, roots)
         if not path.is_dir():
             return Problem("path-not-found", field, f"'{text}' is a file; name the folder that it lies in")
         if not (path / "config.json").is_file():
             return Problem("model-without-weights", field, f"'{text}' has no config.json; save it there")
-        if next(path.glob("*.safetensors"), None) is None and not (path / "pytorch_model.bin").is_file():
-            return Problem("model-without-weights", field, f"'{text}' has no *.safetensors; save it there")
+        if not (path / "model.safetensors").is_file():
+            return Problem(
+                "model-without-weights", field, f"'{text}' has no model.safetensors; save it there"
+            )
     except PathError as error:
         message = str(error)
         if error.problem_type == "path-not-found":
-            message += f"; give a folder, hub:<id>, or a preset ({', '.join(sorted(PRESETS))})"
+            message += "; give a folder, hub:<id>, run:<id>"
+            if field == "model.student":
+                message += f", or a preset ({', '.join(sorted(PRESETS))})"
         return Problem(error.problem_type, field, message)
     except OSError as error:
         return Problem("path-not-found", field, f"'{text}' cannot be read: {error.strerror}")

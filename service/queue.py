@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from service import models
 from service.cluster import ClusterSnapshot, unsatisfiable
 from service.db import schema, statements
 from service.db.errors import NotFound
@@ -87,6 +88,7 @@ def explain(
     scheduler_alive: bool,
     active: int,
     max_concurrent: int,
+    waits_for: str | None = None,
     missing: str | None = None,
     last_failure: str | None = None,
 ) -> str:
@@ -99,11 +101,14 @@ def explain(
         scheduler_alive: whether any scheduler gave a sign of life.
         active: experiments starting or running.
         max_concurrent: how many may run at a time.
+        waits_for: the runs that it starts from and that have not ended, in words.
         missing: what the cluster lacks for it, from `unsatisfiable`.
         last_failure: why it is tried again.
     """
     if not scheduler_alive:
         return "no scheduler is alive; start one with: stillhouse scheduler"
+    if waits_for is not None:
+        return waits_for
     if missing is not None:
         return f"not enough capacity: {missing}"
     if not_before_s > now:
@@ -156,9 +161,13 @@ class Queue:
         """
         return self._group(_Claim(storable(scheduler), lease_s, limit, max_active))
 
-    def _claim_group(self, claims: list[_Claim]) -> list[list[Experiment] | BaseException]:
-        now = self._clock()
-        return self._database.write(lambda connection: [_claim(connection, claim, now) for claim in claims])
+    def _claim_group(self, take: Callable[[], list[_Claim]]) -> list[list[Experiment] | BaseException]:
+        def body(connection: Connection) -> list[list[Experiment]]:
+            if connection.dialect.name == "postgresql":
+                connection.execute(statements.CLAIMS_IN_TURN)
+            return _claim(connection, take(), self._clock())
+
+        return list(self._database.write(body))
 
     def active(self) -> list[Experiment]:
         """Experiments that are starting or running, the oldest lease first."""
@@ -236,6 +245,9 @@ class Queue:
             specs: dict[int, str] = {
                 row[0]: row[1] for row in connection.execute(statements.canonical_specs(ids)).all()
             }
+            references: dict[int, list[models.Reference]] = {}
+            for row in connection.execute(statements.references_of(ids)).all():
+                references.setdefault(row[0], []).append(models.Reference(*row[1:]))
         found = {row["id"]: Experiment.from_row(row) for row in rows}
         catalogue = self._settings.catalogue()
         entries = []
@@ -250,10 +262,12 @@ class Queue:
                 scheduler_alive=view.scheduler_alive,
                 active=view.active,
                 max_concurrent=self._settings.max_concurrent_experiments,
+                waits_for=models.waits_for(references.get(id, ())),
                 missing=_missing(specs.get(id), view.cluster, catalogue),
                 last_failure=experiment.failure_message,
             )
-            entries.append(QueueEntry(experiment, place, reason))
+            lost = models.hopeless(references.get(id, ()))
+            entries.append(QueueEntry(experiment, place, f"{reason}; {lost}" if lost else reason))
         return entries
 
     def heartbeat(self, scheduler: str, *, node: str, pid: int) -> None:
@@ -329,52 +343,59 @@ def _missing(
     return unsatisfiable(spec, cluster, catalogue)
 
 
-def _claim(connection: Connection, claim: _Claim, now: float) -> list[Experiment]:
-    wanted = claim.limit
-    if claim.max_active is not None:
-        if connection.dialect.name == "postgresql":
-            connection.execute(statements.CLAIMS_IN_TURN)
-        active = connection.execute(statements.COUNT_ACTIVE).scalar_one()
-        wanted = min(wanted, claim.max_active - active)
-    claimed: list[Experiment] = []
-    while len(claimed) < wanted:
-        found = _claim_one(connection, claim.scheduler, now, claim.lease_s)
-        if found is None:
-            break
-        claimed.append(found)
-    return claimed
-
-
-def _claim_one(connection: Connection, scheduler: str, now: float, lease_s: float) -> Experiment | None:
+def _claim(connection: Connection, claims: Sequence[_Claim], now: float) -> list[list[Experiment]]:
+    """What each of the claims gets, as if they had come one after the other."""
+    places = _places(connection, claims)
+    answers: list[list[Experiment]] = [[] for _ in claims]
+    passed_over: set[int] = set()
     below = 1 << 30
-    while True:
-        found = connection.execute(statements.OWNERS_WITH_WORK, {"below": below, "now": now}).all()
+    while places:
+        found = connection.execute(
+            statements.next_to_claim(connection),
+            {"below": below, "now": now, "count": len(places), "passed_over": list(passed_over)},
+        ).all()
         if not found:
-            return None
-        priority = found[0].priority
-        claimable = [entry for entry in found if entry.oldest is not None]
-        for entry in sorted(claimable, key=lambda entry: (entry.active, entry.oldest, entry.owner)):
-            row = (
-                connection.execute(
-                    statements.CLAIM_OLDEST,
-                    {
-                        "of_priority": priority,
-                        "of_owner": entry.owner,
-                        "now": now,
-                        "scheduler": scheduler,
-                        "until": now + lease_s,
-                    },
-                )
-                .mappings()
-                .one_or_none()
-            )
-            if row is not None:
-                new = NewEvent(
-                    "experiment.claimed",
-                    f"claimed by {scheduler}, attempt {row['attempt']}",
-                    attempt=row["attempt"],
-                    data={"submission_id": row["submission_id"]},
-                )
-                insert_events(connection, row["id"], row["event_count"], [new], now)
-                return Experiment.from_row(row)
-        below = priority
+            break
+        chosen = dict(zip((row.id for row in found if row.id is not None), places, strict=False))
+        if len(chosen) < len(places):
+            below = found[0].priority  # There is no more to claim at this one.
+        claimed = _take(connection, {id: claims[place] for id, place in chosen.items()}, now)
+        unserved = places[len(chosen) :]
+        for id, place in chosen.items():
+            if id in claimed:
+                answers[place].append(claimed[id])
+            else:
+                passed_over.add(id)
+                unserved.append(place)
+        places = sorted(unserved)
+    return answers
+
+
+def _places(connection: Connection, claims: Sequence[_Claim]) -> list[int]:
+    """Which claim gets the first experiment, which the next: positions in `claims`, ascending."""
+    active = 0
+    if any(claim.max_active is not None for claim in claims):
+        active = connection.execute(statements.COUNT_ACTIVE).scalar_one()
+    places: list[int] = []
+    for place, claim in enumerate(claims):
+        room = claim.limit if claim.max_active is None else claim.max_active - active - len(places)
+        places += [place] * min(claim.limit, room)
+    return places
+
+
+def _take(connection: Connection, chosen: Mapping[int, _Claim], now: float) -> dict[int, Experiment]:
+    """queued -> starting for each experiment and its claim; without those that cannot be had any more."""
+    leases: dict[tuple[str, float], list[int]] = {}
+    for id, claim in chosen.items():
+        leases.setdefault((claim.scheduler, claim.lease_s), []).append(id)
+    claimed: dict[int, Experiment] = {}
+    one_statement = connection.dialect.name == "postgresql"
+    for (scheduler, lease_s), ids in leases.items():
+        rows = connection.execute(
+            statements.CLAIM_AND_NOTE if one_statement else statements.CLAIM,
+            {"ids": ids, "scheduler": scheduler, "until": now + lease_s, "now": now},
+        ).mappings()
+        claimed.update((row["id"], Experiment.from_row(row)) for row in rows)
+    if claimed and not one_statement:
+        connection.execute(statements.NOTE_CLAIMS, {"ids": list(claimed), "now": now})
+    return claimed

@@ -90,6 +90,8 @@ class Run(_Record):
     strategy: str
     workers: int
     hardware: str
+    teacher: str | None
+    """What it is distilled from; None = nothing."""
     # Typed columns that people filter on, from the summary; None until known:
     accuracy: float | None
     f1: float | None
@@ -103,6 +105,20 @@ class Run(_Record):
     samples_per_s: float | None
     tokens_per_s: float | None
     peak_memory_mib: float | None
+    exact_match: float | None
+    map: float | None
+    mrr: float | None
+    top5_accuracy: float | None
+    mfu_pct: float | None
+    headline: str | None
+    """Name of the metric by which the task is judged first."""
+    score: float | None
+    """Its value at the last evaluation."""
+    best_score: float | None
+    """Its best value over all evaluations."""
+    best_step: int | None
+    best_checkpoint: str | None
+    """Checkpoint of the best evaluation."""
 
 
 @dataclass(frozen=True, slots=True)

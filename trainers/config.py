@@ -8,7 +8,9 @@ transformers.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -47,6 +49,18 @@ class TaskName(StrEnum):
     mlm = "mlm"
 
 
+HEADLINES: Mapping[TaskName, str] = MappingProxyType(
+    {
+        TaskName.imdb: "accuracy",
+        TaskName.squad_v2: "f1",
+        TaskName.wikiqa: "map",
+        TaskName.tariff: "accuracy",
+        TaskName.mlm: "validation_loss",
+    }
+)
+"""The metric by which runs of a task are judged first; a loss is better when it is lower."""
+
+
 class Precision(StrEnum):
     """The number format of the forward and backward pass."""
 
@@ -74,9 +88,9 @@ class Task(Section):
     max_length: int = Field(default=512, ge=8, le=512)
     """Longest sequence, in tokens; longer texts are cut."""
     train_examples: int | None = Field(default=None, ge=1)
-    """How many training examples to draw, balanced by label; unset = all."""
+    """How many training examples (squad_v2, wikiqa: questions) to draw, balanced by label; unset = all."""
     validation_examples: int | None = Field(default=None, ge=1)
-    """How many validation examples to draw, balanced by label; unset = all."""
+    """How many validation examples (squad_v2, wikiqa: questions) to draw, balanced by label; unset = all."""
     validation_fraction: float = Field(default=0.1, gt=0.0, lt=1.0)
     """Share of the training data held out when the dataset has no validation or test part."""
     split_seed: int = Field(default=0, ge=0, lt=2**32)
@@ -84,7 +98,7 @@ class Task(Section):
     level: Literal[2, 4, 6, 8, 10] | None = None
     """tariff only: digits of the code that is learned; unset = 6."""
     stride: int | None = Field(default=None, ge=1, le=512)
-    """squad_v2 only: tokens that neighbouring windows of a long text share; unset = 128."""
+    """squad_v2 only: tokens that neighbouring windows share; unset = 128, or a third of short windows."""
     max_answer_tokens: int | None = Field(default=None, ge=1, le=512)
     """squad_v2 only: longest answer, in tokens; unset = 30."""
     masked_fraction: float | None = Field(default=None, gt=0.0, lt=1.0)
@@ -106,6 +120,11 @@ class Task(Section):
                     f"{field} belongs to task {owner}, not {self.name}; "
                     f"remove task.{field} or set task.name: {owner}"
                 )
+        if self.stride is not None and self.stride > self.max_length // 2:
+            raise ValueError(
+                f"stride {self.stride} is more than half of max_length {self.max_length}; "
+                f"lower task.stride to {self.max_length // 2} or raise task.max_length"
+            )
         return self
 
 
@@ -175,6 +194,16 @@ class Distillation(Section):
     """Number format of the teacher; auto = the fastest half precision that the device has, else fp32."""
     cache_logits: bool = True
     """Keep the teacher's logits on disk and compute each once, where the task's input never changes."""
+
+    @model_validator(mode="after")
+    def _stages(self) -> Distillation:
+        inside = (self.hidden_weight, self.embedding_weight, self.relation_weight, self.cosine_weight)
+        if self.hidden_first_fraction and not any(inside):
+            raise ValueError(
+                f"hidden_first_fraction {self.hidden_first_fraction} has nothing to learn first; set one of "
+                "hidden_weight, embedding_weight, relation_weight and cosine_weight, or remove it"
+            )
+        return self
 
 
 class OptimizerName(StrEnum):
@@ -426,6 +455,8 @@ class Rates(Section):
     """Thermal design power of one device, in watts; the basis of modelled energy."""
     devices_per_worker: int = Field(default=1, ge=1)
     """Devices that one worker occupies: its reserved CPUs on `cpu`, else 1."""
+    peak_tflops: dict[Precision, Annotated[float, Field(gt=0.0)]] | None = None
+    """Published peak of one device for dense products, by precision, in TFLOP/s; the basis of MFU."""
 
 
 class Workspace(Section):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+from trainers.telemetry.usage import Usage
 
 
 @dataclass(slots=True)
@@ -18,8 +21,12 @@ class Progress:
         scores: of the last evaluation.
         best: headline metric of the best evaluation; None = none yet.
         best_step: its step.
-        energy_j, cost_usd: over all workers.
-        peak_memory_mib: of the worker with the highest peak.
+        skipped_steps: steps that were not applied, because numbers were not finite.
+        not_finite_in_a_row: of them, those since the last applied step that no loss scale explains.
+        roll_backs: times that the run went back to a checkpoint; the data order changes with each.
+        loss_scale: state of the dynamic loss scale.
+        timed_samples, timed_tokens: those whose steps count in the rates; others were profiled.
+        usage: time, energy, memory and arithmetic, over all workers.
     """
 
     step: int = 0
@@ -32,9 +39,13 @@ class Progress:
     scores: dict[str, float] = field(default_factory=dict)
     best: float | None = None
     best_step: int = -1
-    energy_j: float = 0.0
-    cost_usd: float = 0.0
-    peak_memory_mib: float = 0.0
+    skipped_steps: int = 0
+    not_finite_in_a_row: int = 0
+    roll_backs: int = 0
+    loss_scale: dict[str, float] = field(default_factory=dict)
+    timed_samples: int = 0
+    timed_tokens: int = 0
+    usage: Usage = field(default_factory=Usage)
 
     @property
     def train_loss(self) -> float | None:
@@ -47,24 +58,41 @@ class Progress:
         return 100.0 * (1.0 - self.tokens / self.padded_tokens) if self.padded_tokens else 0.0
 
     def count(
-        self, *, loss_sum: float, samples: int, tokens: int, padded_tokens: int, new_epoch: bool
+        self, *, loss_sum: float, samples: int, tokens: int, padded_tokens: int, new_epoch: bool, timed: bool
     ) -> None:
-        """Add one finished step."""
+        """Add one finished step; a loss that is not finite is left out of the mean."""
         if new_epoch:
             self.epoch_loss, self.epoch_samples = 0.0, 0
         self.step += 1
         self.samples += samples
         self.tokens += tokens
         self.padded_tokens += padded_tokens
-        self.epoch_loss += loss_sum
-        self.epoch_samples += samples
+        if timed:
+            self.timed_samples += samples
+            self.timed_tokens += tokens
+        if math.isfinite(loss_sum):
+            self.epoch_loss += loss_sum
+            self.epoch_samples += samples
 
     def judge(self, scores: dict[str, float], headline: str, *, higher_is_better: bool) -> None:
         """Keep the scores of an evaluation at the current step."""
         self.evaluated_step, self.scores = self.step, scores
         sign = 1.0 if higher_is_better else -1.0
-        if self.best is None or sign * scores[headline] > sign * self.best:
+        if self.best is None or math.isnan(self.best) or sign * scores[headline] > sign * self.best:
             self.best, self.best_step = scores[headline], self.step
+
+    def go_back_to(self, before: Progress) -> None:
+        """Take the counters of a checkpoint, except for what was spent, found and tried since."""
+        kept = {
+            name: getattr(self, name)
+            for name in ("usage", "best", "best_step", "skipped_steps", "timed_samples", "timed_tokens")
+        }
+        if self.evaluated_step == before.step:
+            kept |= {"evaluated_step": self.evaluated_step, "scores": self.scores}
+        roll_backs = self.roll_backs + 1
+        for name in (entry.name for entry in fields(self)):
+            setattr(self, name, kept.get(name, getattr(before, name)))
+        self.roll_backs = roll_backs
 
     def to_state(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -73,4 +101,4 @@ class Progress:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
         """The progress of a checkpoint."""
-        return cls(**state)
+        return cls(**{**state, "usage": Usage.from_state(state["usage"])})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
@@ -19,12 +19,15 @@ from api.deps import (
     PageSize,
     PageToken,
     RunId,
+    SettingsDep,
     StoreDep,
     StreamsDep,
 )
-from api.problems import declared
+from api.problems import ProblemError, declared
 from api.shapes import Attempts, LogLines, Measurements, PointsShape, RunPage, RunShape, Series, SummaryShape
 from api.stream import Place
+from service.model_folder import open_model
+from service.models import NoModel
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 
@@ -175,6 +178,43 @@ def get_logs(
 ) -> LogLines:
     """Lines for people, the oldest first."""
     return LogLines.of(store.logs(run_id, after=after, limit=limit, attempt=attempt))
+
+
+@router.get(
+    "/{run_id}/model",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "An uncompressed tar archive: `manifest.json` with the size and SHA-256 of the "
+            "others, then model card, configuration, tokenizer and weights.",
+            "content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}},
+        },
+        **declared("not-found", "no-model"),
+    },
+    summary="Download the model of a run",
+)
+def get_model(
+    run_id: RunId,
+    store: StoreDep,
+    settings: SettingsDep,
+    checkpoint: Annotated[
+        Literal["best", "last"],
+        Query(description="Which of its checkpoints: of the best evaluation, or the newest."),
+    ] = "best",
+) -> StreamingResponse:
+    """A folder that transformers loads, with a model card of the run's figures; streamed."""
+    try:
+        model = open_model(store, settings, run_id, checkpoint)
+    except NoModel as error:
+        raise ProblemError("no-model", str(error)) from None
+    return StreamingResponse(
+        model.tar(),
+        media_type="application/x-tar",
+        headers={
+            "Content-Disposition": f'attachment; filename="{model.name}.tar"',
+            "Content-Length": str(model.size),
+        },
+    )
 
 
 @router.get(

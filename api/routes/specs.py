@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.body import SPEC_BODY, SpecBody
-from api.deps import CatalogueDep, PageSize, SettingsDep
+from api.deps import CatalogueDep, PageSize, SettingsDep, StoreDep
 from api.problems import SPEC_PROBLEMS, ProblemError, declared
 from api.shapes import PlannedRunShape, PreviewPage, Validated
 from service.admission import admit, fresh, read_spec
@@ -54,13 +54,14 @@ _SCHEMA: dict[str, Any] = json_schema()
     summary="Validate a spec",
 )
 async def validate_spec(
-    request: Request, text: SpecBody, settings: SettingsDep, catalogue: CatalogueDep
+    request: Request, text: SpecBody, settings: SettingsDep, catalogue: CatalogueDep, store: StoreDep
 ) -> Validated:
     """Every check of a submission, and nothing is stored."""
 
     def check() -> Validated:
         now = time.time()
-        spec = admit(text, settings, catalogue, request.app.state.cluster.read(now), now_s=now).spec
+        snapshot = request.app.state.cluster.read(now)
+        spec = admit(text, settings, catalogue, snapshot, now_s=now, find_run=store.find_run).spec
         canonical = spec.canonical_json()
         return Validated(
             valid=True,

@@ -177,11 +177,13 @@ function showExperiment(id) {
     legend.replaceChildren(...chosen.map((run, i) => h("span", {}, svg("svg", { viewBox: "0 0 20 8" },
       svg("line", { x1: 0, x2: 20, y1: 4, y2: 4, stroke: COLOURS[i], "stroke-width": 3 })), label(run))));
     const sorted = [...runs.values()].sort((a, b) => a.index - b.index).slice(0, 500);
-    list.replaceChildren(table(["#run", ...axes, "#seed", "state", "progress", "#loss", "#accuracy", "#time", "#cost, USD"], sorted.map((run) => row(
+    const headlines = [...new Set(sorted.map((run) => run.headline).filter(Boolean))];
+    const judged = headlines.length === 1 ? headlines[0] : null;
+    list.replaceChildren(table(["#run", ...axes, "#seed", "state", "progress", "#loss", judged ? `#${judged}` : "#score", "#time", "#cost, USD"], sorted.map((run) => row(
       num(run.id), ...axes.map((axis) => String(run.point[axis] ?? "")), num(run.seed),
       h("span", run.failure_message ? { title: `${run.failure_class}: ${run.failure_message}` } : {}, state(run.state), run.failure_class ? ` ${run.failure_class}` : ""),
       h("span", {}, bar(run.state === "succeeded" ? 1 : run.step, run.state === "succeeded" ? 1 : run.total_steps || 1, run.state), ` ${run.step}${run.total_steps ? ` / ${run.total_steps}` : ""}`),
-      num(fixed(run.train_loss, 4)), num(fixed(run.accuracy, 4)), num(lasting(number(run.total_time_s))), num(fixed(run.cost_usd, 5)))), "No runs."));
+      num(fixed(run.train_loss, 4)), h("td", run.headline ? { class: "num", title: run.headline } : { class: "num" }, fixed(run.score, 4)), num(lasting(number(run.total_time_s))), num(fixed(run.cost_usd, 5)))), "No runs."));
     happened.replaceChildren(table(["when", "what", "#run", "message"], events.slice(-30).reverse().map((event) => row(
       new Date(event.at_s * 1000).toLocaleTimeString(), event.kind, num(event.run_id ?? ""), h("td", { class: "wide" }, event.message))), "Nothing yet."));
   }

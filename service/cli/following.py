@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from service.cli.exits import ExitCode, Failure
-from service.cli.formats import clock, counts_text
 from service.cli.output import console, json_text, note, say
 from service.cli.progress import Board
+from service.formats import clock, counts_text
 from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, RunState
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _follow_as_json(client: Client, experiment_id: int) -> Experiment:
         if isinstance(message, Happened):
             say(json_text({"event": message.event}))
         elif isinstance(message, RunChanged):
-            say(json_text({"run": message.run, "latest": message.latest}))
+            say(json_text({"run": message.run, "latest": message.latest, "line": message.line}))
         elif isinstance(message, ExperimentChanged):
             say(json_text({"experiment": message.experiment}))
         elif isinstance(message, Ended):
@@ -85,7 +85,8 @@ def _follow_in_lines(client: Client, board: Board) -> Experiment:
             say(f"{clock(event.at_s)} {about}{event.message}")
         elif isinstance(message, RunChanged):
             run, now_s = message.run, time.monotonic()
-            if run.state is RunState.running and now_s - said_s.get(run.id, 0.0) >= _LINE_EVERY_S:
+            telling = run.state is RunState.running or board.preparing(run) is not None
+            if telling and now_s - said_s.get(run.id, 0.0) >= _LINE_EVERY_S:
                 said_s[run.id] = now_s
                 say(f"{clock(time.time())} {board.line(run)}")
     for run in board.runs.values():
@@ -102,6 +103,8 @@ def _take_messages(client: Client, board: Board) -> Iterator[Any]:
         if isinstance(message, RunChanged):
             board.take_runs([message.run])
             board.latest[message.run.id] = message.latest
+            if message.line is not None:
+                board.said[message.run.id] = message.line.message
         elif isinstance(message, ExperimentChanged | Ended):
             board.experiment = message.experiment
         if isinstance(message, Ended):

@@ -15,8 +15,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from service.cli.formats import axis_value, counts_text, duration, point_text, short_names
-from service.cli.rendering import grid_table, state_text, step_text
+from service.cli.rendering import grid_table, score_text, state_text, step_text
+from service.formats import axis_value, counts_text, duration, point_text, short_names, title
+from service.headlines import headline, score, shared_headline
 from service.states import TERMINAL_RUN_STATES, RunState
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Board:
     experiment: Experiment
     runs: dict[int, Run] = field(default_factory=dict)
     latest: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    said: dict[int, str] = field(default_factory=dict)
+    """Last line of the log of each run that prepares."""
 
     def take_runs(self, runs: Iterable[Run]) -> None:
         """Replace what is known of these runs."""
@@ -76,6 +79,11 @@ class Board:
         room = max(3, height - 5)
         shown = self._most_interesting(room)
         parts: list[RenderableType] = [self.heading(now_s), self._table(shown, width)]
+        lines = [(run, said) for run in shown if (said := self.preparing(run)) is not None]
+        for run, said in lines[: max(1, height - len(shown) - 6)]:
+            line = Text(f"run:{run.id}  {said}", style="dim", no_wrap=True)
+            line.truncate(width, overflow="ellipsis")
+            parts.append(line)
         hidden = len(self.runs) - len(shown)
         if hidden:
             parts.append(Text(f"and {hidden} more runs", style="dim"))
@@ -107,6 +115,8 @@ class Board:
 
     def _table_with(self, runs: list[Run], *, with_axes: bool, bar_width: int) -> Table:
         names = short_names(list(dict.fromkeys(axis for run in runs for axis in run.point)))
+        shared = shared_headline(runs)
+        judged = title(shared) if shared else "score"
         table = grid_table(
             "run",
             *(names.values() if with_axes else ()),
@@ -115,8 +125,8 @@ class Board:
             "step",
             "state",
             "loss",
-            "accuracy",
-            right={"seed", "step", "loss", "accuracy"},
+            judged,
+            right={"seed", "step", "loss", judged},
         )
         for run in runs:
             latest = self.latest.get(run.id, {})
@@ -128,20 +138,27 @@ class Board:
                 step_text(run),
                 _phase(run),
                 _number(latest.get("loss", run.train_loss)),
-                _number(run.accuracy if run.accuracy is not None else latest.get("accuracy")),
+                score_text(run, latest, named=shared is None),
             )
         return table
+
+    def preparing(self, run: Run) -> str | None:
+        """What a run that prepares its data said last; None for every other run."""
+        is_preparing = run.state in _ACTIVE and run.phase == "preparing"
+        return self.said.get(run.id) if is_preparing else None
 
     def line(self, run: Run) -> str:
         """One run in one line, for output that is no terminal."""
         latest = self.latest.get(run.id, {})
         parts = [f"run:{run.id}", point_text(run.point), f"seed={run.seed}", str(run.state), step_text(run)]
         loss = latest.get("loss", run.train_loss)
-        accuracy = run.accuracy if run.accuracy is not None else latest.get("accuracy")
+        judged = score(run, latest)
         if loss is not None:
             parts.append(f"loss={loss:.4f}")
-        if accuracy is not None:
-            parts.append(f"accuracy={accuracy:.3f}")
+        if judged is not None:
+            parts.append(f"{headline(run)}={judged:.3f}")
+        if (said := self.preparing(run)) is not None:
+            parts.append(f"({said})")
         return " ".join(part for part in parts if part and part != "-")
 
 
@@ -155,7 +172,7 @@ def _bar(run: Run, width: int) -> Text:
 
 
 def _phase(run: Run) -> Text:
-    if run.state is RunState.running and run.phase:
+    if run.state in _ACTIVE and run.phase:
         return Text(run.phase, style="cyan")
     if run.state is RunState.queued and run.attempt > 0:
         return Text("retrying", style="yellow")

@@ -11,7 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from service.cli.formats import (
+from service.comparison import Comparison, Row
+from service.formats import (
     ago,
     axis_value,
     clock,
@@ -23,7 +24,7 @@ from service.cli.formats import (
     short_names,
     title,
 )
-from service.comparison import Comparison, Row
+from service.headlines import headline, score, shared_headline
 from service.states import RunState
 
 if TYPE_CHECKING:
@@ -99,7 +100,9 @@ def runs_table(runs: Sequence[Run], *, with_experiment: bool = False) -> Table:
     """One line per run with its latest figures."""
     names = short_names(list(dict.fromkeys(axis for run in runs for axis in run.point)))
     headings = ["run", *(["exp."] if with_experiment else []), *names.values(), "seed", "state", "step"]
-    table = grid_table(*headings, "time", "accuracy", right=("exp.", "seed", "step", "time", "accuracy"))
+    shared = shared_headline(runs)
+    judged = title(shared) if shared else "score"
+    table = grid_table(*headings, "time", judged, right=("exp.", "seed", "step", "time", judged))
     for run in runs:
         table.add_row(
             f"run:{run.id}",
@@ -109,7 +112,7 @@ def runs_table(runs: Sequence[Run], *, with_experiment: bool = False) -> Table:
             state_text(run.state),
             step_text(run),
             figure("total_time_s", run.total_time_s),
-            figure("accuracy", run.accuracy),
+            score_text(run, named=shared is None),
         )
     return table
 
@@ -118,9 +121,23 @@ def runs_lines(runs: Sequence[Run]) -> list[str]:
     """What `runs_table` says, for a terminal too narrow for it."""
     return [
         f"run:{run.id} {run.state} {step_text(run)} {point_text(run.point)} seed={run.seed}"
-        + (f" accuracy={run.accuracy:.3f}" if run.accuracy is not None else "")
+        + (f" {headline(run)}={value:.3f}" if (value := score(run)) is not None else "")
         for run in runs
     ]
+
+
+def score_text(run: Run, latest: Mapping[str, float] | None = None, *, named: bool) -> str:
+    """The figure by which the run is judged first; with its name where a table has several.
+
+    Args:
+        run: the run.
+        latest: last value of each of its metrics, where they are known.
+        named: whether the name goes with it.
+    """
+    value = score(run, latest)
+    if value is None:
+        return "-"
+    return f"{title(headline(run))} {value:.3f}" if named else f"{value:.3f}"
 
 
 def step_text(run: Run) -> str:
@@ -294,12 +311,20 @@ def run_story(
     )
     facts = [
         ("point", f"{point_text(run.point) or 'no axes'} seed={run.seed}"),
-        ("trains", f"{run.student} on {run.task}, {run.precision}, batch {run.global_batch_size}"),
+        (
+            "trains",
+            f"{run.student}"
+            + (f", taught by {run.teacher}," if run.teacher else "")
+            + f" on {run.task}, {run.precision}, batch {run.global_batch_size}",
+        ),
         ("with", f"{run.optimizer} ({run.implementation}), {run.workers} x {run.hardware}, {run.strategy}"),
         ("progress", f"step {step_text(run)}" + (f", {run.phase}" if run.phase and not run.ended_s else "")),
     ]
     if run.checkpoint is not None:
         facts.append(("checkpoint", f"step {run.checkpoint_step}: {run.checkpoint}"))
+    if run.best_checkpoint is not None:
+        best = "" if run.best_score is None else f", {title(headline(run))} {run.best_score:.4f}"
+        facts.append(("best", f"step {run.best_step}{best}: {run.best_checkpoint}"))
     if run.failure_message:
         facts.append(("failure", f"{run.failure_class}: {run.failure_message}"))
     _print_facts(console, facts)

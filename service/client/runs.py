@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 from service.answers import NewLine, NewPoints, NewSeries, RunChanged, RunEnded, RunPage, Series
-from service.client.wire import Wire, adapter, given, read
+from service.client.wire import Wire, adapter, api_error, given, read, reading
+from service.model_archive import unpack
 from service.records import Attempt, LogLine, MeasurementRow, Run
 
 
@@ -20,6 +23,7 @@ class _Latest:
 class _RunPayload:
     run: Run
     latest: dict[str, _Latest]
+    line: LogLine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,32 @@ class RunCalls(Wire):
         """Everything that a run reported as a whole; empty until it ends."""
         return self._get(_Summary, f"/runs/{id}/summary").values
 
+    def export_model(
+        self, id: int, folder: Path, *, checkpoint: Literal["best", "last"] = "best"
+    ) -> dict[str, Any]:
+        """Write a run's model to a folder that transformers loads; whole and verified, or not at all.
+
+        Args:
+            id: the run.
+            folder: does not exist yet, or is empty.
+            checkpoint: of the best evaluation, or the newest.
+
+        Returns:
+            The manifest: run, checkpoint, step, and each file's size and SHA-256.
+
+        Raises:
+            ApiError: there is no such run (`not-found`) or checkpoint (`no-model`).
+            BrokenModel: what arrived is not what the manifest says.
+            OSError: the folder is not empty or cannot be written.
+        """
+        with (
+            reading(self.url),
+            self._http.stream("GET", f"/api/v1/runs/{id}/model", params={"checkpoint": checkpoint}) as answer,
+        ):
+            if answer.status_code != 200:
+                raise api_error(answer.status_code, answer.read())
+            return unpack(answer.iter_bytes(), folder)
+
     def attempts(self, id: int) -> list[Attempt]:
         """Each try at a run, the first one first."""
         return self._items(Attempt, f"/runs/{id}/attempts", {})
@@ -131,4 +161,4 @@ class RunCalls(Wire):
 def run_changed(payload: bytes) -> RunChanged:
     """A run's change from its live form."""
     told = read(_RunPayload, payload)
-    return RunChanged(told.run, {name: point.value for name, point in told.latest.items()})
+    return RunChanged(told.run, {name: point.value for name, point in told.latest.items()}, told.line)

@@ -201,6 +201,7 @@ runs = Table(
     Column("strategy", Text, nullable=False),
     Column("workers", Integer, nullable=False),
     Column("hardware", Text, nullable=False),
+    Column("teacher", Text),
     # What an hour of the run's devices costs and draws, for totals while it still runs:
     Column("devices", Integer, nullable=False),
     Column("price_usd_per_hour", Real, nullable=False),
@@ -218,12 +219,24 @@ runs = Table(
     Column("samples_per_s", Real),
     Column("tokens_per_s", Real),
     Column("peak_memory_mib", Real),
+    Column("exact_match", Real),
+    Column("map", Real),
+    Column("mrr", Real),
+    Column("top5_accuracy", Real),
+    Column("mfu_pct", Real),
+    Column("headline", Text),
+    Column("score", Real),
+    Column("best_score", Real),
+    Column("best_step", sa.BigInteger),
+    Column("best_checkpoint", Text),
     sa.UniqueConstraint("experiment_id", "index"),
     sqlite_autoincrement=True,
 )
 SUMMARY_COLUMNS = (
     "accuracy", "f1", "train_loss", "validation_loss", "total_time_s", "train_time_s", "cost_usd",
     "energy_kwh", "energy_provenance", "samples_per_s", "tokens_per_s", "peak_memory_mib",
+    "exact_match", "map", "mrr", "top5_accuracy", "mfu_pct",
+    "headline", "score", "best_score", "best_step", "best_checkpoint",
 )  # fmt: skip
 """Columns of `runs` that are filled from the summary."""
 Index("ix_runs_experiment_id_state", runs.c.experiment_id, runs.c.state)
@@ -234,7 +247,7 @@ Index(
     sqlite_where=_CANCELLED,
     postgresql_where=_CANCELLED,
 )
-for _name in ("state", "accuracy", "total_time_s", "cost_usd", "energy_kwh", "samples_per_s"):
+for _name in ("state", "accuracy", "score", "total_time_s", "cost_usd", "energy_kwh", "samples_per_s"):
     Index(f"ix_runs_{_name}_id", runs.c[_name], runs.c.id)
 
 attempts = Table(
@@ -253,6 +266,15 @@ attempts = Table(
     Column("failure_class", WordOf(FailureClass)),
     Column("failure_message", Text),
     Column("facts", Document),
+    sqlite_with_rowid=False,
+)
+
+run_references = Table(  # Runs whose best checkpoint an experiment starts from: it waits for them.
+    "run_references",
+    metadata,
+    Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
+    # No foreign key: an experiment that has ended does not keep its teacher from being deleted.
+    Column("run_id", BigId, primary_key=True, autoincrement=False, index=True),
     sqlite_with_rowid=False,
 )
 

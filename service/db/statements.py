@@ -6,19 +6,21 @@ the tables in `service.states`: an UPDATE that changes no row was refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy import Select, Update, bindparam, func, select, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects import sqlite as sqlite_dialect
-from sqlalchemy.sql.dml import Delete, Insert
+from sqlalchemy.sql.dml import Delete, Insert, ReturningUpdate
 
 from service.db.schema import (
     ACTIVE,
     QUEUED,
     SUMMARY_COLUMNS,
+    Real,
     attempts,
     cell_specs,
     cluster_snapshots,
@@ -31,6 +33,7 @@ from service.db.schema import (
     measurements,
     metric_names,
     points,
+    run_references,
     run_summaries,
     runs,
     schedulers,
@@ -86,6 +89,36 @@ def insert_or_replace(connection: sa.Connection, table: sa.Table, keys: Sequence
     return post.on_conflict_do_update(
         index_elements=list(keys), set_={name: post.excluded[name] for name in others}
     )
+
+
+def insert_rows(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """INSERT rows with the same columns in the driver's own SQL.
+
+    For rows that come by the thousand: SQLAlchemy works longer on each than the database.
+    """
+    if rows:
+        sql, convert = _driver_insert(connection.dialect, table, tuple(rows[0]))
+        connection.exec_driver_sql(
+            sql,
+            [
+                tuple([row[name] if bind is None else bind(row[name]) for name, bind in convert])
+                for row in rows
+            ],
+        )
+
+
+@lru_cache(64)
+def _driver_insert(
+    dialect: sa.Dialect, table: sa.Table, names: tuple[str, ...]
+) -> tuple[str, list[tuple[str, Callable[[Any], Any] | None]]]:
+    """The statement, and how the values of each column are bound."""
+    quoted = dialect.identifier_preparer
+    columns = ", ".join(quoted.format_column(table.c[name]) for name in names)
+    marks = ", ".join(["?" if dialect.paramstyle == "qmark" else "%s"] * len(names))
+    convert: list[tuple[str, Callable[[Any], Any] | None]] = [
+        (name, table.c[name].type.dialect_impl(dialect).bind_processor(dialect)) for name in names
+    ]
+    return f"INSERT INTO {quoted.format_table(table)} ({columns}) VALUES ({marks})", convert
 
 
 # -- Submission ------------------------------------------------------------------------------
@@ -199,6 +232,36 @@ def log_lines_of_run(run_id: int, *, after: tuple[int, int], attempt: int | None
     if attempt is not None:
         statement = statement.where(c.attempt == attempt)
     return statement.order_by(c.attempt, c.number).limit(limit)
+
+
+def last_log_line(run_id: int) -> Select[Any]:
+    """The newest log line of a run."""
+    c = log_lines.c
+    return select(log_lines).where(c.run_id == run_id).order_by(c.attempt.desc(), c.number.desc()).limit(1)
+
+
+def references_of(experiment_ids: Iterable[int]) -> Select[Any]:
+    """(experiment, run, state, failure) of runs that experiments start from; no state = it was deleted."""
+    c = run_references.c
+    return (
+        select(c.experiment_id, c.run_id, _r.state, _r.failure_class, _r.failure_message)
+        .outerjoin_from(run_references, runs, _r.id == c.run_id)
+        .where(c.experiment_id.in_(list(experiment_ids)))
+        .order_by(c.experiment_id, c.run_id)
+    )
+
+
+def unfinished_dependents(experiment_id: int) -> Select[Any]:
+    """Other experiments that have not ended and start from a run of this one."""
+    c = run_references.c
+    return (
+        select(c.experiment_id, c.run_id)
+        .join(runs, _r.id == c.run_id)
+        .join(experiments, _x.id == c.experiment_id)
+        .where(_r.experiment_id == experiment_id, _x.state.not_in(sorted(TERMINAL_EXPERIMENT_STATES)))
+        .order_by(c.experiment_id, c.run_id)
+        .limit(1)
+    )
 
 
 def events_after(experiment_id: int, after: int, limit: int) -> Select[Any]:
@@ -375,8 +438,7 @@ def runs_unfinished(experiment_id: int) -> Select[Any]:
 
 # -- Queue -----------------------------------------------------------------------------------
 
-OWNERS_WITH_WORK = sa.text(
-    """
+_NEXT_TO_CLAIM = """
     WITH RECURSIVE
       top (priority) AS (
         SELECT priority FROM experiments
@@ -401,55 +463,100 @@ OWNERS_WITH_WORK = sa.text(
         SELECT owner, count(*) FROM experiments
         WHERE state IN ('starting', 'running') GROUP BY owner
       )
-    SELECT waiting.priority, waiting.owner, coalesce(busy.active, 0) AS active,
-      (
-        SELECT head.queued_s FROM experiments AS head
-        WHERE head.state = 'queued' AND head.priority = waiting.priority AND head.owner = waiting.owner
-          AND head.not_before_s <= :now
-        ORDER BY head.queued_s LIMIT 1
-      ) AS oldest
-    FROM waiting LEFT JOIN busy ON busy.owner = waiting.owner
-    WHERE waiting.owner IS NOT NULL
-    """
-)
-"""Owners with something queued at the highest priority below a bound: how many of theirs are active,
-and since when their oldest claimable one waits (NULL: each waits for its delay).
-
-Walks the index from owner to owner, so that its cost grows with owners, not with what they queued.
+    SELECT priority, id
+    FROM (
+      SELECT waiting.priority, waiting.owner, head.id, head.queued_s,
+        coalesce(busy.active, 0)
+        + row_number() OVER (PARTITION BY waiting.owner ORDER BY head.queued_s, head.id) AS share
+      FROM waiting
+        LEFT JOIN busy ON busy.owner = waiting.owner
+        LEFT JOIN {heads}
+      WHERE waiting.owner IS NOT NULL
+    ) AS claimable
+    ORDER BY id IS NULL, share, queued_s, owner
+    LIMIT :count
 """
+_OLDEST = """
+    SELECT {columns} FROM experiments AS oldest
+    WHERE oldest.state = 'queued' AND oldest.priority = waiting.priority AND oldest.owner = waiting.owner
+      AND oldest.not_before_s <= :now {further}
+      AND (
+        SELECT count(*) FROM run_references AS reference JOIN runs AS source ON source.id = reference.run_id
+        WHERE reference.experiment_id = oldest.id
+          AND source.state NOT IN ('succeeded', 'failed', 'cancelled', 'stopped')
+      ) = 0
+    ORDER BY oldest.queued_s, oldest.id LIMIT :count
+"""
+_next_sqlite = sa.text(
+    _NEXT_TO_CLAIM.format(
+        heads=f"experiments AS head ON head.id IN ({_OLDEST.format(columns='oldest.id', further='')})"
+    )
+)
+_oldest_postgresql = _OLDEST.format(
+    columns="oldest.id, oldest.queued_s", further="AND oldest.id <> ALL(CAST(:passed_over AS bigint[]))"
+)
+_next_postgresql = sa.text(_NEXT_TO_CLAIM.format(heads=f"LATERAL ({_oldest_postgresql}) AS head ON true"))
 
-_candidate = (
-    select(_x.id)
-    .where(
-        QUEUED,
-        _x.priority == bindparam("of_priority"),
-        _x.owner == bindparam("of_owner"),
-        _x.not_before_s <= bindparam("now"),
+
+# A count, because PostgreSQL would join what is written as NOT EXISTS, and read all runs for it.
+
+
+def next_to_claim(connection: sa.Connection) -> sa.TextClause:
+    """Up to `count` experiments at the highest priority under `below`, in the order of claims.
+
+    Rows are (priority, id); id is NULL in a row of an owner who has nothing that can be claimed `now`.
+    Walks the index from owner to owner, so that its cost grows with owners and `count`, not with
+    what is queued. The ids `passed_over` are left out, on PostgreSQL only: on SQLite nobody else is
+    changing a row.
+    """
+    return _next_sqlite if connection.dialect.name == "sqlite" else _next_postgresql
+
+
+def _claim(chosen: sa.ColumnElement[bool]) -> ReturningUpdate[Any]:
+    """Claim chosen experiments; no row for one that is not queued any more, or that somebody is changing."""
+    mine = select(_x.id).where(chosen, QUEUED).with_for_update(skip_locked=True)  # Left out on SQLite.
+    return (
+        update(experiments)
+        .where(_x.id.in_(mine))
+        .values(
+            state=ExperimentState.starting,
+            attempt=_x.attempt + 1,
+            submission_id=sa.literal("stillhouse-")
+            .concat(sa.cast(_x.id, sa.Text))
+            .concat("-")
+            .concat(sa.cast(_x.attempt + 1, sa.Text)),
+            lease_owner=bindparam("scheduler"),
+            lease_until_s=bindparam("until"),
+            event_count=_x.event_count + 1,
+            failure_class=None,
+            failure_message=None,
+        )
+        .returning(*EXPERIMENT_COLUMNS, _x.event_count)
     )
-    .order_by(_x.queued_s, _x.id)
-    .limit(1)
-    .with_for_update(skip_locked=True)  # Left out on SQLite, where writers take turns.
-    .scalar_subquery()
+
+
+def _claim_events(c: Any) -> Select[Any]:
+    number = sa.cast(c.attempt, sa.Text)
+    message = sa.literal("claimed by ").concat(c.lease_owner).concat(", attempt ").concat(number)
+    document = sa.literal('{"submission_id":"').concat(c.submission_id).concat('"}')
+    kind = sa.literal("experiment.claimed")
+    return select(c.id, c.event_count, c.attempt, bindparam("now", type_=Real), kind, message, document)
+
+
+_CLAIM_EVENT_COLUMNS = ["experiment_id", "number", "attempt", "at_s", "kind", "message", "data"]
+CLAIM = _claim(_x.id.in_(bindparam("ids", expanding=True)))
+"""SQLite: claim chosen experiments."""
+
+NOTE_CLAIMS = sa.insert(events).from_select(
+    _CLAIM_EVENT_COLUMNS, _claim_events(_x).where(_x.id.in_(bindparam("ids", expanding=True)))
 )
-CLAIM_OLDEST = (
-    update(experiments)
-    .where(_x.id == _candidate, _x.state == ExperimentState.queued)
-    .values(
-        state=ExperimentState.starting,
-        attempt=_x.attempt + 1,
-        submission_id=sa.literal("stillhouse-")
-        .concat(sa.cast(_x.id, sa.Text))
-        .concat("-")
-        .concat(sa.cast(_x.attempt + 1, sa.Text)),
-        lease_owner=bindparam("scheduler"),
-        lease_until_s=bindparam("until"),
-        event_count=_x.event_count + 1,
-        failure_class=None,
-        failure_message=None,
-    )
-    .returning(*EXPERIMENT_COLUMNS, _x.event_count)
+"""SQLite: the events of experiments that were claimed in this transaction."""
+
+_claimed = _claim(_x.id == sa.any_(bindparam("ids", type_=sa.ARRAY(sa.BigInteger)))).cte("claimed")
+CLAIM_AND_NOTE = select(_claimed).add_cte(
+    sa.insert(events).from_select(_CLAIM_EVENT_COLUMNS, _claim_events(_claimed.c)).cte("noted")
 )
-"""Claim an owner's oldest experiment at a priority; no row when others were faster."""
+"""PostgreSQL: claim chosen experiments and note it, in one statement."""
 
 COUNT_QUEUED = select(func.count()).select_from(experiments).where(QUEUED)
 """How many experiments wait."""
@@ -457,8 +564,15 @@ COUNT_QUEUED = select(func.count()).select_from(experiments).where(QUEUED)
 COUNT_ACTIVE = select(func.count()).select_from(experiments).where(ACTIVE)
 """How many experiments are starting or running."""
 
-CLAIMS_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305411)")
-"""PostgreSQL: claims that count what is active must not count at the same time."""
+CLAIMS_IN_TURN = sa.text(
+    "SELECT pg_advisory_xact_lock(7305411), set_config('plan_cache_mode', 'force_generic_plan', true), "
+    "set_config('enable_sort', 'off', true)"
+)
+"""PostgreSQL: who claims counts what is active, by owner and in all; not two at the same time.
+
+Planning `next_to_claim` takes longer than running it, so that it is planned once, and in the one way
+that does not depend on how much is queued: along the index, whose order is the order of claims.
+"""
 
 
 def active_experiments() -> Select[Any]:
@@ -527,7 +641,7 @@ def delete_experiment(id: int) -> list[Delete]:
     """All rows of an experiment, children first."""
     mine = select(_r.id).where(_r.experiment_id == id)
     by_run = [points, latest_points, log_lines, measurements, run_summaries, attempts]
-    by_experiment = [runs, cell_specs, experiment_specs, events, idempotency_keys]
+    by_experiment = [runs, run_references, cell_specs, experiment_specs, events, idempotency_keys]
     return [
         *(sa.delete(table).where(table.c.run_id.in_(mine)) for table in by_run),
         *(sa.delete(table).where(table.c.experiment_id == id) for table in by_experiment),

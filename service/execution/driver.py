@@ -24,10 +24,10 @@ from pathlib import Path
 from service.execution import driver_settings
 from service.execution.early_stops import EarlyStops
 from service.execution.exchange import ExchangeClient
-from service.execution.run_plan import experiment_folder
 from service.execution.scheduler import lost_attempts
 from service.execution.sweep import Sweep
 from service.failures import FailureCounts, decide_retry
+from service.models import experiment_folder
 from service.settings import Settings
 from service.spec import ExperimentSpec
 from service.states import ExperimentState

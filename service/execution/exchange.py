@@ -18,7 +18,7 @@ from service.execution.assignment import Ending
 from service.execution.mailbox import Delivery, Mailbox, Order
 from service.execution.recorder import Recorder
 from service.execution.report import Answer, Report
-from service.execution.run_plan import experiment_folder
+from service.models import experiment_folder
 from service.store import Store
 from trainers.reporting import StopReason
 

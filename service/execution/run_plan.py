@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from service.cluster import worker_resources
 from service.hardware import Hardware, lookup
+from service.models import checkpoints_folder
 from service.settings import Settings
 from service.spec import ExperimentSpec
 from trainers.config import RunConfig, TrainingSections, Workspace
@@ -21,16 +23,13 @@ class Shape:
         workers: processes.
         resources: what each of them reserves, by Ray's resource name, sorted.
         device: torch device type.
+        labels: of the nodes that they may run on, by Ray's label name, sorted.
     """
 
     workers: int
     resources: tuple[tuple[str, float], ...]
     device: str
-
-    @property
-    def total(self) -> dict[str, float]:
-        """What all workers reserve together."""
-        return {name: amount * self.workers for name, amount in self.resources}
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 def shape_of(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> Shape:
@@ -39,16 +38,13 @@ def shape_of(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> Shape:
     Raises:
         ValueError: for hardware that is not in the catalogue.
     """
+    hardware = lookup(spec.hardware, catalogue)
     return Shape(
         spec.parallel.workers,
         tuple(sorted(worker_resources(spec, catalogue).items())),
-        lookup(spec.hardware, catalogue).device,
+        hardware.device,
+        tuple(sorted(hardware.labels.items())),
     )
-
-
-def experiment_folder(settings: Settings, experiment_id: int) -> Path:
-    """Where an experiment keeps its files."""
-    return settings.data_dir.resolve() / "experiments" / str(experiment_id)
 
 
 def run_config(
@@ -59,6 +55,7 @@ def run_config(
     seed: int,
     settings: Settings,
     catalogue: Mapping[str, Hardware],
+    models: Mapping[str, Path] = MappingProxyType({}),
 ) -> RunConfig:
     """What `trainers.entrypoint.train` gets for one run.
 
@@ -68,22 +65,30 @@ def run_config(
         seed: the run's seed.
         settings: folders.
         catalogue: prices and power.
+        models: checkpoint folders by the `run:12` that the spec has for them; the run may read these
+            besides the configured folders.
 
     Raises:
         ValueError: for hardware that is not in the catalogue, or that no trainer supports.
     """
     sections = {name: getattr(spec, name) for name in TrainingSections.model_fields}
     sections["threads"] = spec.threads or spec.resources.cpus_per_worker
-    checkpoints = experiment_folder(settings, experiment_id) / "runs" / str(run_id) / "checkpoints"
+    sections["model"] = spec.model.model_copy(
+        update={
+            name: str(models[text])
+            for name, text in (("student", spec.model.student), ("teacher", spec.model.teacher))
+            if text is not None and text in models
+        }
+    )
     return RunConfig(
         **sections,
         seed=seed,
         rates=lookup(spec.hardware, catalogue).rates(spec.resources.cpus_per_worker),
         workspace=Workspace(
-            checkpoints=str(checkpoints),
+            checkpoints=str(checkpoints_folder(settings, experiment_id, run_id)),
             cache=str(settings.data_dir.resolve() / "cache"),
             data_roots=tuple(map(str, settings.roots("data"))),
-            model_roots=tuple(map(str, settings.roots("model"))),
+            model_roots=tuple(map(str, (*settings.roots("model"), *models.values()))),
             offline=settings.offline,
         ),
     )

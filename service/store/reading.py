@@ -10,6 +10,7 @@ from service.db import schema, statements
 from service.db.errors import NotFound
 from service.db.listing import EXPERIMENT_NAMES, RUN_NAMES, Listing, read_page
 from service.filters import Order, parse_filter, parse_order
+from service.models import Reference
 from service.records import Attempt, Event, Experiment, LogLine, MeasurementRow, Page, Run
 from service.states import ExperimentState, RunState
 from service.store.base import Part, read_experiment, read_run
@@ -96,6 +97,24 @@ class Reading(Part):
         """
         with self.database.read() as connection:
             return read_run(connection, id)
+
+    def find_run(self, id: int) -> Run | None:
+        """One run; None when there is none with this id."""
+        with self.database.read() as connection:
+            row = connection.execute(statements.run_by_id(id)).mappings().one_or_none()
+        return None if row is None else Run.from_row(row)
+
+    def references(self, experiment_id: int) -> list[Reference]:
+        """The runs that an experiment starts from, and how they stand."""
+        with self.database.read() as connection:
+            rows = connection.execute(statements.references_of([experiment_id])).all()
+        return [Reference(*row[1:]) for row in rows]
+
+    def last_log_line(self, run_id: int) -> LogLine | None:
+        """The newest line of a run's log; None when it has none."""
+        with self.database.read() as connection:
+            row = connection.execute(statements.last_log_line(run_id)).mappings().one_or_none()
+        return None if row is None else LogLine.from_row(row)
 
     def runs(
         self,

@@ -227,13 +227,19 @@ class Requesting(Part):
 
         Raises:
             NotFound: there is no such experiment.
-            Conflict: it has not ended.
+            Conflict: it has not ended, or another that has not ended starts from one of its runs.
         """
 
         def body(connection: Connection) -> None:
             row = lock_experiment(connection, experiment_id)
             if row.state not in TERMINAL_EXPERIMENT_STATES:
                 raise Conflict(f"experiment {experiment_id} is {row.state}; cancel it before it is deleted")
+            dependent = connection.execute(statements.unfinished_dependents(experiment_id)).one_or_none()
+            if dependent is not None:
+                raise Conflict(
+                    f"experiment {dependent.experiment_id} starts from run {dependent.run_id} and has not "
+                    f"ended; cancel it, or delete experiment {experiment_id} afterwards"
+                )
             for statement in statements.delete_experiment(experiment_id):
                 connection.execute(statement)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from service.db import schema, statements
@@ -15,6 +14,7 @@ from service.db.engine import Database
 from service.db.errors import IdempotencyMismatch, StoreFull, StoreUnavailable
 from service.db.group_commit import GroupCommit
 from service.hardware import lookup
+from service.models import referenced_runs
 from service.records import Experiment
 from service.settings import Settings
 from service.spec import ExperimentSpec, RunPlan
@@ -48,6 +48,7 @@ class _Submitted:
     canonical: str
     cells: dict[str, str]
     runs: list[dict[str, Any]]
+    references: set[int]
 
 
 _INITIAL = {
@@ -81,7 +82,7 @@ class Submission(Part):
     def __init__(self, database: Database, settings: Settings, clock: Callable[[], float]) -> None:
         super().__init__(database, settings, clock)
         self._group = GroupCommit[_Submitted, tuple[Experiment, bool]](
-            self._store, lambda item: len(item.runs), LARGEST_GROUP_RUNS
+            lambda take: self._store(take()), lambda item: len(item.runs), LARGEST_GROUP_RUNS
         )
         self._catalogue = settings.catalogue()
 
@@ -140,9 +141,11 @@ class Submission(Part):
         cells: dict[str, str] = {}
         typed: dict[str, dict[str, Any]] = {}
         runs: list[dict[str, Any]] = []
+        references: set[int] = set()
         for plan in plans:
             if plan.cell not in cells:
-                cells[plan.cell] = plan.spec.canonical_json()
+                references |= referenced_runs(plan.spec)
+                cells[plan.cell] = canonical if plan.spec == spec else plan.spec.canonical_json()
                 typed[plan.cell] = self._typed_columns(plan.spec)
             runs.append(
                 {
@@ -172,6 +175,7 @@ class Submission(Part):
             canonical=canonical,
             cells=cells,
             runs=runs,
+            references=references,
         )
 
     def _typed_columns(self, spec: ExperimentSpec) -> dict[str, Any]:
@@ -188,6 +192,7 @@ class Submission(Part):
             "strategy": str(spec.parallel.strategy),
             "workers": spec.parallel.workers,
             "hardware": spec.hardware,
+            "teacher": None if spec.model.teacher is None else storable(spec.model.teacher),
             "devices": devices,
             "price_usd_per_hour": devices * hardware.price_usd_per_hour,
             "power_w": devices * hardware.tdp_w,
@@ -276,24 +281,33 @@ def _claim_keys(
 def _insert_rows(connection: Connection, fresh: list[tuple[int, _Submitted]], now: float) -> None:
     if not fresh:
         return
-    connection.execute(sa.insert(schema.experiments), [{**item.experiment, "id": id} for id, item in fresh])
-    connection.execute(
-        sa.insert(schema.experiment_specs),
+    statements.insert_rows(
+        connection, schema.experiments, [{**item.experiment, "id": id} for id, item in fresh]
+    )
+    statements.insert_rows(
+        connection,
+        schema.experiment_specs,
         [{"experiment_id": id, "text": item.text, "canonical": item.canonical} for id, item in fresh],
     )
-    connection.execute(
-        sa.insert(schema.cell_specs),
+    statements.insert_rows(
+        connection,
+        schema.cell_specs,
         [
             {"experiment_id": id, "cell": cell, "canonical": canonical}
             for id, item in fresh
             for cell, canonical in item.cells.items()
         ],
     )
-    connection.execute(
-        sa.insert(schema.runs), [{**run, "experiment_id": id} for id, item in fresh for run in item.runs]
+    references = [
+        {"experiment_id": id, "run_id": run_id} for id, item in fresh for run_id in sorted(item.references)
+    ]
+    statements.insert_rows(connection, schema.run_references, references)
+    statements.insert_rows(
+        connection, schema.runs, [{**run, "experiment_id": id} for id, item in fresh for run in item.runs]
     )
-    connection.execute(
-        sa.insert(schema.events),
+    statements.insert_rows(
+        connection,
+        schema.events,
         [
             {
                 "experiment_id": id,

@@ -232,3 +232,36 @@ def test_page_sizes_are_clamped(store: Store, submit: Submit) -> None:
     submit(3)
     assert len(store.runs(page_size=0).items) == 1
     assert len(store.runs(page_size=10**9).items) == 3
+
+
+def test_figures_of_every_task_are_columns_to_filter_and_order_by(
+    store: Store, running: Callable[..., tuple[Experiment, list[Run]]]
+) -> None:
+    _, runs = running(3)
+    for run, score in zip(runs, (0.25, float("nan"), 0.75), strict=True):
+        attempt = store.open_attempt(run.id, 1)
+        store.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
+        figures = {
+            "map": score, "mrr": score, "exact_match": score, "top5_accuracy": score, "mfu_pct": score,
+            "headline": "map", "score": score, "best_score": 0.9, "best_step": 4, "best_checkpoint": "/c/4",
+        }  # fmt: skip
+        store.finish_run(run.id, attempt, RunState.succeeded, summary=figures)
+    low, unknown, high = runs
+    wanted = "headline = 'map' and score > 0.5 and map > 0.5 and mrr > 0.5 and exact_match > 0.5"
+    wanted += " and top5_accuracy > 0.5 and mfu_pct > 0.5 and best_step = 4 and best_checkpoint like '/c/%'"
+    assert [run.id for run in store.runs(filter=wanted).items] == [high.id]
+    assert [run.id for run in store.runs(order_by="score desc").items] == [high.id, low.id, unknown.id]
+    assert store.runs(filter="teacher is null and score is null").items[0].id == unknown.id
+    found = store.run(high.id)
+    assert (found.best_score, found.best_step, found.best_checkpoint) == (0.9, 4, "/c/4")
+
+
+def test_a_run_that_is_tried_again_has_no_best_of_the_try_before(
+    store: Store, training: Callable[..., tuple[Experiment, Run, int]]
+) -> None:
+    _, run, attempt = training()
+    figures = {"headline": "map", "score": 0.5, "best_score": 0.5, "best_step": 4, "best_checkpoint": "/c/4"}
+    store.finish_run(run.id, attempt, RunState.stopped, summary=figures)
+    assert store.run(run.id).best_step == 4
+    again = store.retry_run(run.id)
+    assert (again.score, again.best_step, again.best_checkpoint) == (None, None, None)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from alembic.command import upgrade as command_upgrade
 
 from service.db import migrate
 from service.db.engine import Database
@@ -54,6 +55,46 @@ def test_upgrade_twice_keeps_what_is_there(empty: Settings) -> None:
     with store.database.read() as connection:
         assert connection.execute(sa.text("SELECT name FROM metric_names")).scalar() == "x"
     store.close()
+
+
+def test_runs_of_the_first_form_keep_their_score(empty: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrate, "newest_revision", lambda: "0001")
+    monkeypatch.setattr(migrate.command, "upgrade", lambda config, _: command_upgrade(config, "0001"))
+    migrate.upgrade(empty)
+    monkeypatch.undo()
+    database = Database(empty.resolved_database_url())
+    database.write(lambda c: c.execute(sa.text(_EXPERIMENT_OF_0001)))
+    for index, accuracy in enumerate(("0.75", "NULL")):
+        database.write(
+            lambda c, i=index, a=accuracy: c.execute(sa.text(_RUN_OF_0001.format(index=i, accuracy=a)))
+        )
+    database.close()
+    assert "revision 0001, this program needs 0002" in migrate.check(empty)[0]
+    store = Store.open(empty, migrate=True)
+    first, second = store.runs(experiment_id=1).items
+    assert (first.headline, first.score, first.teacher) == ("accuracy", 0.75, None)
+    assert (second.headline, second.score) == (None, None)
+    assert store.references(1) == []
+    store.close()
+    assert migrate.check(empty) == []
+
+
+_EXPERIMENT_OF_0001 = """
+    INSERT INTO experiments (
+      id, name, owner, state, priority, attempt, spec_sha256, run_count, event_count, not_before_s,
+      created_s, queued_s
+    ) VALUES (1, 'old', 'ada', 'succeeded', 50, 1, 'x', 2, 0, 0, 1, 1)
+"""
+_RUN_OF_0001 = """
+    INSERT INTO runs (
+      experiment_id, "index", cell, seed, point, state, attempt, own_failures, infrastructure_failures,
+      not_before_s, step, task, student, precision, optimizer, implementation, global_batch_size, strategy,
+      workers, hardware, devices, price_usd_per_hour, power_w, accuracy
+    ) VALUES (
+      1, {index}, 'c', 0, '{{}}', 'succeeded', 1, 0, 0, 0, 9, 'imdb', 'tiny', 'fp32', 'adamw', 'auto', 16,
+      'single', 1, 'cpu', 1, 0.05, 7.5, {accuracy}
+    )
+"""
 
 
 def test_tables_of_a_newer_program_are_left_alone(empty: Settings) -> None:

@@ -1,17 +1,16 @@
-"""Checkpoints on disk: whole or not there, verified when read, the one before kept.
+"""Checkpoints on disk: whole or not there, verified when read, the one before and the best kept.
 
 A checkpoint is a folder `step-00000123`: safetensors files, `state.json`, the model's
 `config.json` and tokenizer (so that it loads as a model folder), and `manifest.json` with
 size and SHA-256 of each file. It is written as a draft folder, flushed, its manifest renamed
-into place last, and the folder renamed. Nothing is ever unpickled.
+into place last, and the folder renamed. `best.json` beside the checkpoints names the one with the
+best evaluation. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,14 +21,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from trainers.checkpoints import manifest
+from trainers.checkpoints.manifest import BEST, DRAFT, FORMAT, MANIFEST, NAME, STATE, checkpoint_path, verify
 from trainers.data.cache import sync
 from trainers.errors import CheckpointError
-
-MANIFEST = "manifest.json"
-STATE = "state.json"
-_FORMAT = 1
-_NAME = re.compile(r"^step-(\d{8,})$")
-_DRAFT = ".draft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +45,7 @@ class CheckpointStore:
 
     Args:
         folder: of this run, shared by its attempts and workers.
-        keep: how many of the newest stay.
+        keep: how many of the newest stay; the best stays besides.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -58,7 +53,7 @@ class CheckpointStore:
 
     def path(self, step: int) -> Path:
         """The folder of a step's checkpoint."""
-        return self._folder / f"step-{step:08d}"
+        return checkpoint_path(self._folder, step)
 
     def save(self, step: int, snapshot: Snapshot, describe: Callable[[Path], None]) -> Path:
         """Write a checkpoint; when this returns it survives a power cut.
@@ -72,20 +67,23 @@ class CheckpointStore:
             CheckpointError: the disk is full or not writable; older checkpoints are intact.
         """
         final = self.path(step)
-        draft = final.with_name(final.name + _DRAFT)
+        draft = final.with_name(final.name + DRAFT)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir()
             for name, tensors in snapshot.tensors.items():
                 contiguous = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
-                save_file(contiguous, draft / f"{name}.safetensors")
+                # What transformers asks for before it reads a file.
+                save_file(contiguous, draft / f"{name}.safetensors", metadata={"format": "pt"})
             (draft / STATE).write_text(json.dumps(snapshot.state), encoding="utf-8")
             describe(draft)
             files = sorted(path for path in draft.iterdir() if path.is_file())
-            manifest = {"format": _FORMAT, "step": step, "files": {path.name: _seal(path) for path in files}}
-            unnamed = draft / (MANIFEST + _DRAFT)
-            unnamed.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+            sealed = {path.name: manifest.seal(path) for path in files}
+            unnamed = draft / (MANIFEST + DRAFT)
+            unnamed.write_text(
+                json.dumps({"format": FORMAT, "step": step, "files": sealed}, indent=1), encoding="utf-8"
+            )
             sync(unnamed)
             os.rename(unnamed, draft / MANIFEST)
             sync(draft)
@@ -116,6 +114,18 @@ class CheckpointStore:
             reject(f"checkpoint {path} is not used: {problem}")
         return None
 
+    def mark_best(self, step: int, metric: str, score: float) -> bool:
+        """Keep the checkpoint of a step as the best until another is marked; False when there is none.
+
+        Raises:
+            CheckpointError: the disk is full or not writable; the mark before is intact.
+        """
+        return manifest.mark_best(self._folder, step=step, metric=metric, score=score)
+
+    def forget_best(self) -> None:
+        """Keep none as the best."""
+        (self._folder / BEST).unlink(missing_ok=True)
+
     def _steps(self) -> list[int]:
         try:
             names = [entry.name for entry in self._folder.iterdir()]
@@ -123,40 +133,21 @@ class CheckpointStore:
             return []
         except OSError as error:
             raise CheckpointError(f"{self._folder}: cannot be read ({_reason(error)})") from error
-        return [int(match[1]) for match in map(_NAME.match, names) if match]
+        return [int(match[1]) for match in map(NAME.match, names) if match]
 
     def _prune(self, newest: int) -> None:
-        """Remove what is older than the newest `keep`, what did not verify, and dead drafts."""
+        """Remove what is older than the newest `keep` and not the best, what did not verify, dead drafts."""
         kept = sorted(step for step in self._steps() if step <= newest)[-self._keep :]
+        best = manifest.read_best(self._folder)
+        if best is not None and best.step <= newest:
+            kept.append(best.step)
         for step in self._steps():
             if step not in kept:
                 # The manifest goes first: a folder half removed is no checkpoint.
                 (self.path(step) / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(self.path(step), ignore_errors=True)
-        for entry in self._folder.glob(f"step-*{_DRAFT}"):
+        for entry in self._folder.glob(f"step-*{DRAFT}"):
             shutil.rmtree(entry, ignore_errors=True)
-
-
-def verify(path: Path) -> str | None:
-    """What is wrong with a checkpoint, in words, or None. Reads every byte."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] != _FORMAT:
-            return f"format {manifest['format']} is not {_FORMAT}"
-        if path.name != f"step-{manifest['step']:08d}":
-            return f"the manifest is of step {manifest['step']}"
-        for name, expected in manifest["files"].items():
-            file = path / name
-            size = file.stat().st_size
-            if size != expected["size"]:
-                return f"{name} has {size} bytes, the manifest says {expected['size']}"
-            if _digest(file) != expected["sha256"]:
-                return f"{name} has other content than the manifest says"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"the manifest cannot be read ({error})"
-    return None
 
 
 def load(path: Path) -> Snapshot:
@@ -175,16 +166,6 @@ def load(path: Path) -> Snapshot:
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read ({_reason(error)})") from error
     return Snapshot(tensors, state)
-
-
-def _seal(path: Path) -> dict[str, Any]:
-    sync(path)
-    return {"size": path.stat().st_size, "sha256": _digest(path)}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _reason(error: BaseException) -> str:

@@ -80,6 +80,22 @@ def file_in(folder: Path) -> Path:
     return file if file.is_file() else folder / "vocab.txt"
 
 
+def write(folder: Path, file: Path) -> None:
+    """Write a tokenizer as `tokenizer.json`, which says all of it, whatever file it comes from.
+
+    Args:
+        folder: to write into.
+        file: of a model folder's tokenizer, from `file_in`.
+
+    Raises:
+        BadSpecError: it cannot be read.
+    """
+    if file.name == FILE:
+        (folder / FILE).write_bytes(file.read_bytes())
+    else:
+        load(file.parent).save(str(folder / FILE))
+
+
 def _bert(model: models.WordPiece, *, lowercase: bool) -> Tokenizer:
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)

@@ -21,7 +21,10 @@ def record(kind: Any, **values: Any) -> Any:
 
 def run(number: int, state: RunState, **values: Any) -> Run:
     point = {"precision": "bf16", "batch.global_size": 16}
-    base = {"id": number, "index": number, "seed": 0, "step": 0, "attempt": 0, "point": point, "state": state}
+    base = {
+        "id": number, "index": number, "seed": 0, "step": 0, "attempt": 0, "point": point, "state": state,
+        "task": "imdb",
+    }  # fmt: skip
     made: Run = record(Run, **{**base, **values})
     return made
 
@@ -97,3 +100,40 @@ def test_a_line_for_a_pipe_has_everything() -> None:
     assert shown.line(shown.runs[1]) == (
         "run:1 precision=bf16 batch=16 seed=0 running 25/50 loss=0.5000 accuracy=0.910"
     )
+
+
+def test_a_task_is_judged_by_its_own_metric() -> None:
+    shown = board(run(1, RunState.running, task="wikiqa", step=25, total_steps=50))
+    shown.latest[1] = {"map": 0.612, "accuracy": 0.95}
+    assert picture(shown, 80)[1].split()[-1] == "map"
+    assert picture(shown, 80)[3].split()[-1] == "0.612"
+    assert shown.line(shown.runs[1]).endswith("map=0.612")
+
+
+def test_runs_of_several_tasks_name_what_they_are_judged_by() -> None:
+    shown = board(
+        run(1, RunState.succeeded, task="wikiqa", headline="map", score=0.6),
+        run(2, RunState.succeeded, task="mlm", headline="validation_loss", score=2.5),
+    )
+    lines = picture(shown, 100)
+    assert lines[1].split()[-1] == "score"
+    assert lines[3].endswith("map 0.600")
+    assert lines[4].endswith("val. loss 2.500")
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_run_that_prepares_says_how_far_it_is(width: int) -> None:
+    shown = board(run(3, RunState.starting, phase="preparing"), run(4, RunState.queued))
+    shown.said[3] = "tokenised 120,000 of 400,000 sentences, " + "which goes on " * 10
+    lines = picture(shown, width)
+    assert any(line.startswith("run:3  tokenised 120,000 of") for line in lines)
+    assert max(len(line) for line in lines) <= width
+    assert any(line.startswith("run:3") and "preparing" in line for line in lines)
+    assert "(tokenised 120,000" in shown.line(shown.runs[3])
+
+
+def test_what_a_run_said_while_it_prepared_goes_when_it_trains() -> None:
+    shown = board(run(3, RunState.running, phase="training", step=1, total_steps=2))
+    shown.said[3] = "tokenised everything"
+    assert "tokenised" not in "\n".join(picture(shown, 80))
+    assert "tokenised" not in shown.line(shown.runs[3])

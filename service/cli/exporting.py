@@ -1,0 +1,61 @@
+"""The command that takes a model out: `export-model`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.connection import connected
+from service.cli.exits import ExitCode, Failure
+from service.cli.output import Json, note, print_json, say
+from service.cli.references import RunRef, reference
+
+
+class Checkpoint(StrEnum):
+    """Which of a run's checkpoints."""
+
+    best = "best"
+    last = "last"
+
+
+def export_model(
+    target: Annotated[str, typer.Argument(metavar="RUN", help="A run, such as run:42.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is not there yet, or empty.")],
+    checkpoint: Annotated[
+        Checkpoint, typer.Option(help="Of the best evaluation, or the newest.")
+    ] = Checkpoint.best,
+    as_json: Json = False,
+) -> None:
+    """Write a run's model as a folder that transformers loads, with a model card of its figures."""
+    from service.model_archive import BrokenModel
+
+    found = reference(target)
+    if not isinstance(found, RunRef):
+        raise Failure(f"'{target}' is an experiment; give a run, such as run:42", ExitCode.usage)
+    _refuse_full(folder)
+    with connected() as client:
+        try:
+            listing = client.export_model(found.id, folder, checkpoint=checkpoint.value)
+        except BrokenModel as error:
+            raise Failure(f"{found}: {error}", ExitCode.unreachable) from None
+        except OSError as error:
+            raise Failure(f"{folder}: {error.strerror or error}", ExitCode.usage) from None
+    if as_json:
+        print_json({"folder": str(folder), **listing})
+        return
+    size = sum(file["size"] for file in listing["files"].values())
+    say(f"{folder}: {found}, {listing['checkpoint']} checkpoint, step {listing['step']}")
+    note(f"{len(listing['files'])} files, {size:,} bytes, verified; README.md is the model card")
+
+
+def _refuse_full(folder: Path) -> None:
+    """Say at once what would be said after the download."""
+    try:
+        full = folder.exists() and (not folder.is_dir() or next(folder.iterdir(), None) is not None)
+    except OSError as error:
+        raise Failure(f"{folder}: {error.strerror or error}", ExitCode.usage) from None
+    if full:
+        raise Failure(f"{folder} is not an empty folder; name one that is not there yet", ExitCode.usage)

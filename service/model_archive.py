@@ -1,0 +1,110 @@
+"""A model on its way from the service to a folder: an uncompressed tar archive, verified as it arrives."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import tarfile
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+"""The first file: size and SHA-256 of each of the others."""
+CHUNK_BYTES = 1 << 20
+
+
+class BrokenModel(Exception):
+    """What arrived is not the model that was sent; the message is one line."""
+
+
+def unpack(chunks: Iterable[bytes], folder: Path) -> dict[str, Any]:
+    """Write a model that comes as a tar archive to a folder: whole and verified, or not at all.
+
+    Args:
+        chunks: the archive, as it comes.
+        folder: does not exist yet, or is empty.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        BrokenModel: the archive is cut off, or a file has other content than the manifest says.
+        OSError: the folder is not empty or cannot be written.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
+    draft.mkdir()
+    try:
+        listing = _extract(chunks, draft)
+        draft.rename(folder)  # Replaces an empty folder, and fails for one that is not.
+        return listing
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _extract(chunks: Iterable[bytes], draft: Path) -> dict[str, Any]:
+    listing: dict[str, Any] | None = None
+    missing: dict[str, Any] = {}
+    try:
+        with tarfile.open(fileobj=_Reader(chunks), mode="r|") as archive:
+            for member in archive:
+                stream = archive.extractfile(member) if member.isfile() else None
+                if stream is None or Path(member.name).name != member.name or member.name in ("", ".", ".."):
+                    raise BrokenModel(f"the archive holds '{member.name}', which is no plain file")
+                if listing is None:
+                    listing = json.loads(stream.read())
+                    missing = dict(listing["files"])
+                    (draft / MANIFEST).write_text(json.dumps(listing, indent=1), encoding="utf-8")
+                    continue
+                expected = missing.pop(member.name, None)
+                if expected is None:
+                    raise BrokenModel(f"the archive holds '{member.name}', which its manifest does not list")
+                if _write(stream, draft / member.name) != expected["sha256"]:
+                    raise BrokenModel(
+                        f"{member.name} has other content than the manifest says; the checkpoint is damaged: "
+                        "try --checkpoint last or best, whichever this was not"
+                    )
+    except (tarfile.TarError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BrokenModel(f"the archive cannot be read ({error})") from None
+    if listing is None or missing:
+        raise BrokenModel(f"the archive lacks {', '.join(missing) or MANIFEST}")
+    return listing
+
+
+def _write(stream: Any, path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        while chunk := stream.read(CHUNK_BYTES):
+            digest.update(chunk)
+            file.write(chunk)
+    return digest.hexdigest()
+
+
+class _Reader(io.RawIOBase):
+    """Chunks as a file that is read from its beginning to its end."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._left = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        parts: list[bytes] = []
+        wanted = size
+        while wanted:
+            if not self._left:
+                self._left = next(self._chunks, b"")
+                if not self._left:
+                    break
+            part = self._left if wanted < 0 else self._left[:wanted]
+            self._left = self._left[len(part) :]
+            parts.append(part)
+            wanted -= len(part) if wanted > 0 else 0
+        return b"".join(parts)

@@ -1,0 +1,128 @@
+"""Runs that start from the best checkpoint of another run: resolved when they are handed out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from service.execution.sweep import Wait
+from service.models import checkpoints_folder
+from service.queue import Queue
+from service.records import Run
+from service.settings import Settings
+from service.states import ExperimentState, RunState
+from service.store import Store
+from tests.execution.conftest import Submit
+from tests.execution.test_sweep import Begin, complete, given
+from tests.execution.test_sweep import begin as begin
+from tests.execution.test_sweep import notes as notes
+from tests.execution.test_sweep import resources as resources
+from trainers.checkpoints.store import CheckpointStore, Snapshot
+from trainers.errors import FailureClass
+
+
+@pytest.fixture
+def source(store: Store, queue: Queue, settings: Settings, submit: Submit) -> Run:
+    """A run that has succeeded, with a best checkpoint on the disk."""
+    experiment = submit(1)
+    queue.claim("s", lease_s=60)
+    store.driver_started(experiment.id, 1, "node", 1)
+    (run,) = store.runs(experiment_id=experiment.id).items
+    attempt = store.open_attempt(run.id, 1)
+    store.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
+    checkpoints = CheckpointStore(folder_of(settings, run), keep=2)
+    for step in (5, 9):
+        checkpoints.save(step, Snapshot({"model": {"w": torch.ones(3)}}, {}), lambda folder: None)
+    checkpoints.mark_best(5, "accuracy", 0.9)
+    store.finish_run(run.id, attempt, RunState.succeeded, summary={"best_step": 5})
+    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    return store.run(run.id)
+
+
+def folder_of(settings: Settings, run: Run) -> Path:
+    return checkpoints_folder(settings, run.experiment_id, run.id)
+
+
+def test_the_best_checkpoint_becomes_the_model_and_the_one_further_root(
+    begin: Begin, source: Run, settings: Settings
+) -> None:
+    sweep, _ = begin(1, model={"student": f"run:{source.id}", "teacher": f"run:{source.id}"})
+    config = given(sweep).config
+    best = str(folder_of(settings, source) / "step-00000005")
+    assert (config.model.student, config.model.teacher) == (best, best)
+    roots = [str(root) for root in settings.roots("model")]
+    assert list(dict.fromkeys(config.workspace.model_roots)) == [*roots, best]
+
+
+def test_runs_without_a_source_see_no_further_root(begin: Begin, source: Run, settings: Settings) -> None:
+    sweep, _ = begin(1)
+    assert given(sweep).config.workspace.model_roots == tuple(str(root) for root in settings.roots("model"))
+
+
+def test_an_axis_over_teachers_gives_each_run_its_own(begin: Begin, source: Run, settings: Settings) -> None:
+    sweep, _ = begin(1, search={"axes": {"model.teacher": [None, f"run:{source.id}"]}})
+    without, taught = given(sweep), given(sweep)
+    assert without.config.model.teacher is None
+    assert taught.config.model.teacher == str(folder_of(settings, source) / "step-00000005")
+
+
+def test_a_damaged_checkpoint_fails_what_starts_from_it_and_nothing_else(
+    begin: Begin, store: Store, source: Run, settings: Settings
+) -> None:
+    weights = folder_of(settings, source) / "step-00000005" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    sweep, experiment = begin(1, search={"axes": {"model.student": [f"run:{source.id}", "tiny"]}})
+    complete(sweep, store, given(sweep))
+    assert sweep.next_assignment() is Wait.over
+    lost, trained = store.runs(experiment_id=experiment.id).items
+    assert (lost.state, lost.failure_class) == (RunState.failed, FailureClass.bad_spec)
+    assert "model.safetensors has other content" in str(lost.failure_message)
+    assert trained.state is RunState.succeeded
+    assert sweep.final_state() == (ExperimentState.succeeded, None)
+
+
+def test_a_source_that_failed_fails_the_experiment_with_its_reason(
+    begin: Begin, store: Store, queue: Queue, submit: Submit
+) -> None:
+    first = submit(1)
+    queue.claim("s", lease_s=60)
+    store.driver_started(first.id, 1, "node", 1)
+    (run,) = store.runs(experiment_id=first.id).items
+    attempt = store.open_attempt(run.id, 1)
+    store.finish_run(run.id, attempt, RunState.failed, failure=(FailureClass.bad_data, "no labels"))
+    sweep, _ = begin(2, model={"student": f"run:{run.id}"})
+    assert sweep.next_assignment() is Wait.over
+    state, failure = sweep.final_state()
+    assert state is ExperimentState.failed
+    assert failure == (FailureClass.bad_spec, f"run {run.id} failed: bad_data: no labels")
+
+
+def test_a_source_that_is_tried_again_is_waited_for(begin: Begin, store: Store, source: Run) -> None:
+    sweep, _ = begin(1, model={"student": f"run:{source.id}"})
+    real = store.run
+    pending = {"state": RunState.running}
+
+    def run(id: int) -> Run:
+        import dataclasses
+
+        found = real(id)
+        return dataclasses.replace(found, **pending) if id == source.id else found
+
+    store.run = run  # type: ignore[method-assign]
+    assert sweep.next_assignment() is Wait.later
+    pending.clear()
+    assert given(sweep).config.model.student.endswith("step-00000005")
+
+
+def test_a_source_without_a_checkpoint_is_said(
+    begin: Begin, store: Store, source: Run, settings: Settings
+) -> None:
+    (folder_of(settings, source) / "best.json").unlink()
+    sweep, experiment = begin(1, model={"student": f"run:{source.id}"})
+    assert sweep.next_assignment() is Wait.over
+    (run,) = store.runs(experiment_id=experiment.id).items
+    assert "no evaluated checkpoint" in str(run.failure_message)

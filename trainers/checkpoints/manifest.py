@@ -1,0 +1,148 @@
+"""What makes a folder a checkpoint, and one of them the best: read and verified here.
+
+Imports no torch: the service reads checkpoints that way, to hand them on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainers.data.cache import sync
+from trainers.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+BEST = "best.json"
+DRAFT = ".draft"
+FORMAT = 1
+NAME = re.compile(r"^step-(\d{8,})$")
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best evaluation of a run whose checkpoint is there.
+
+    Attributes:
+        path: the checkpoint of its step.
+        step: after which it was evaluated.
+        metric: that it is the best by.
+        score: value of the metric.
+    """
+
+    path: Path
+    step: int
+    metric: str
+    score: float
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where a run's folder of checkpoints has the one of a step."""
+    return folder / f"step-{step:08d}"
+
+
+def verify(path: Path) -> str | None:
+    """What is wrong with a checkpoint, in words, or None. Reads every byte."""
+    return _problem(path, every_byte=True)
+
+
+def glance(path: Path) -> str | None:
+    """What is wrong with a checkpoint, by its manifest and the sizes of its files alone."""
+    return _problem(path, every_byte=False)
+
+
+def sealed_files(path: Path) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of each file, as the manifest of a checkpoint that verified has them."""
+    files: dict[str, dict[str, Any]] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
+    return files
+
+
+def seal(path: Path) -> dict[str, Any]:
+    """Force a file to disk; its size and SHA-256."""
+    sync(path)
+    return {"size": path.stat().st_size, "sha256": digest(path)}
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def read_best(folder: Path) -> Best | None:
+    """The best of a run's checkpoints; None when none is marked, or another took its place.
+
+    Args:
+        folder: of the run's checkpoints.
+    """
+    try:
+        marker = json.loads((folder / BEST).read_text(encoding="utf-8"))
+        best = Best(
+            checkpoint_path(folder, int(marker["step"])),
+            int(marker["step"]),
+            str(marker["metric"]),
+            float(marker["score"]),
+        )
+        same = digest(best.path / MANIFEST) == marker["manifest_sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return best if same and marker.get("format") == FORMAT else None
+
+
+def mark_best(folder: Path, *, step: int, metric: str, score: float) -> bool:
+    """Name the checkpoint of a step the best, durably; False when there is no such checkpoint.
+
+    Args:
+        folder: of the run's checkpoints.
+        step: of the checkpoint.
+        metric, score: what it is the best by.
+
+    Raises:
+        CheckpointError: the disk is full or not writable; the mark before is intact.
+    """
+    try:
+        manifest_sha256 = digest(checkpoint_path(folder, step) / MANIFEST)
+    except FileNotFoundError:
+        return False
+    marker = {
+        "format": FORMAT, "step": step, "metric": metric, "score": score, "manifest_sha256": manifest_sha256,
+    }  # fmt: skip
+    draft = folder / (BEST + DRAFT)
+    try:
+        draft.write_text(json.dumps(marker), encoding="utf-8")
+        sync(draft)
+        os.rename(draft, folder / BEST)
+        sync(folder)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"{folder / BEST} cannot be written ({error.strerror or error}); "
+            "free space or make the folder writable"
+        ) from error
+    return True
+
+
+def _problem(path: Path, *, every_byte: bool) -> str | None:
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            return f"format {manifest['format']} is not {FORMAT}"
+        if path.name != f"step-{manifest['step']:08d}":
+            return f"the manifest is of step {manifest['step']}"
+        for name, expected in manifest["files"].items():
+            file = path / name
+            size = file.stat().st_size
+            if size != expected["size"]:
+                return f"{name} has {size} bytes, the manifest says {expected['size']}"
+            if every_byte and digest(file) != expected["sha256"]:
+                return f"{name} has other content than the manifest says"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"the manifest cannot be read ({error})"
+    return None
