@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import logging
 import socket
@@ -58,6 +59,9 @@ def serve(settings: Settings, *, listener: socket.socket | None = None) -> None:
         proxy_headers=False,
         timeout_graceful_shutdown=_SHUTDOWN_S,
     )
+    # What is loaded by now stays for good: a collection that walked it would hold up every request.
+    gc.collect()
+    gc.freeze()
     _Server(config).run(sockets=[listener] if listener is not None else None)
 
 

@@ -175,7 +175,9 @@ def _postgresql_engine(url: sa.URL) -> Engine:
     options = (
         f"-c lock_timeout={int(LOCK_TIMEOUT_S * 1000)} "
         # A process that is stopped inside a transaction must not hold its locks for ever.
-        "-c idle_in_transaction_session_timeout=60000"
+        "-c idle_in_transaction_session_timeout=60000 "
+        # Compiling a statement takes longer than any of ours runs.
+        "-c jit=off"
     )
     return sa.create_engine(
         url,

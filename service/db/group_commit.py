@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -17,6 +17,8 @@ LARGEST_GROUP = 256
 @dataclass(slots=True)
 class _Ticket(Generic[Item, Answer]):
     item: Item
+    turn: threading.Event = field(default_factory=threading.Event)
+    """Set when the item is answered, or when its thread is to commit for those that wait."""
     answer: Answer | BaseException | None = None
     done: bool = False
 
@@ -25,22 +27,25 @@ class GroupCommit(Generic[Item, Answer]):
     """Whoever comes first commits for all that wait; each is answered after the commit.
 
     Args:
-        commit: stores a group and answers each item, with an exception for an item that failed.
+        commit: stores a group and answers each item, with an exception for an item that failed. It
+            asks for the group by calling what it is given: best where it has its turn at the
+            database, so that who comes while it waits for that is still in the group. A further
+            call gives the same group.
         weight: what an item counts towards `limit`.
         limit: heaviest group.
     """
 
     def __init__(
         self,
-        commit: Callable[[list[Item]], list[Answer | BaseException]],
+        commit: Callable[[Callable[[], list[Item]]], list[Answer | BaseException]],
         weight: Callable[[Item], int],
         limit: int,
     ) -> None:
         self._commit = commit
         self._weight = weight
         self._limit = limit
-        self._leader = threading.Lock()
         self._mutex = threading.Lock()
+        self._led = False
         self._waiting: list[_Ticket[Item, Answer]] = []
 
     def __call__(self, item: Item) -> Answer:
@@ -48,13 +53,53 @@ class GroupCommit(Generic[Item, Answer]):
         ticket: _Ticket[Item, Answer] = _Ticket(item)
         with self._mutex:
             self._waiting.append(ticket)
-        with self._leader:
-            while not ticket.done:
-                self._commit_group(self._next_group())
+            leads, self._led = not self._led, True
+        if not leads:
+            try:
+                ticket.turn.wait()
+            except BaseException:  # Interrupted: the others must not wait for this thread.
+                self._withdraw(ticket)
+                raise
+        if not ticket.done:
+            self._lead()
         if isinstance(ticket.answer, BaseException):
             raise ticket.answer
         assert ticket.answer is not None
         return ticket.answer
+
+    def _lead(self) -> None:
+        """Commit a group, which holds one's own item, then leave the lead to the first who waits."""
+        group: list[_Ticket[Item, Answer]] = []
+
+        def take() -> list[Item]:
+            if not group:
+                group.extend(self._next_group())
+            return [ticket.item for ticket in group]
+
+        answers: Sequence[Answer | BaseException]
+        try:
+            try:
+                answers = self._commit(take)
+            except BaseException as error:
+                answers = [error] * len(take())
+            for ticket, answer in zip(group, answers, strict=True):
+                ticket.answer, ticket.done = answer, True
+                ticket.turn.set()
+        finally:
+            with self._mutex:
+                self._pass_on()
+
+    def _withdraw(self, ticket: _Ticket[Item, Answer]) -> None:
+        with self._mutex:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+                if ticket.turn.is_set():
+                    self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._led = bool(self._waiting)
+        if self._led:
+            self._waiting[0].turn.set()
 
     def _next_group(self) -> list[_Ticket[Item, Answer]]:
         with self._mutex:
@@ -66,12 +111,3 @@ class GroupCommit(Generic[Item, Answer]):
                 size += 1
             group, self._waiting = self._waiting[:size], self._waiting[size:]
         return group
-
-    def _commit_group(self, group: list[_Ticket[Item, Answer]]) -> None:
-        answers: Sequence[Answer | BaseException]
-        try:
-            answers = self._commit([ticket.item for ticket in group])
-        except BaseException as error:
-            answers = [error] * len(group)
-        for ticket, answer in zip(group, answers, strict=True):
-            ticket.answer, ticket.done = answer, True

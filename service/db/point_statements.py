@@ -1,7 +1,8 @@
 """Statements of points, logs and measurements: the ones that run for every batch of a recorder.
 
 They are the driver's own SQL, because a batch has thousands of rows and the time of a batch is
-spent per row. SQLite takes rows; PostgreSQL takes one array per column.
+spent per row. SQLite takes rows; PostgreSQL takes points by COPY and the rest as one array per
+column.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from service.db.schema import attempts, latest_points, metric_names, points, run
 from service.db.statements import ACTIVE_RUN_STATES
 
 _p = points.c
+
+FEWEST_COPIED = 200
+"""Points that PostgreSQL takes by COPY, which needs two statements more than an INSERT."""
 
 _TABLES: dict[str, tuple[tuple[str, str], ...]] = {
     "points": (
@@ -48,6 +52,9 @@ _NEWER_POINT = """
 
 def add_rows(connection: Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
     """Insert rows of `points`, `log_lines` or `measurements`; one that is there is left as it is."""
+    copyable = table == "points" and len(rows) >= FEWEST_COPIED and connection.dialect.name == "postgresql"
+    if copyable and _copied(connection, rows):
+        return
     _insert(connection, table, _TABLES[table], rows, "ON CONFLICT DO NOTHING")
 
 
@@ -78,6 +85,48 @@ def _insert(
         cursor.execute(
             sql, [_array(column, kind) for column, (_, kind) in zip(transposed, columns, strict=True)]
         )
+
+
+def _copied(connection: Connection, points: Sequence[tuple[Any, ...]]) -> bool:
+    """Copy points; False, and nothing is changed, when one of them is there already.
+
+    COPY takes a third of the time of an INSERT that asks for conflicts, and that a batch is
+    written twice is rare.
+    """
+    names = ", ".join(name for name, _ in _TABLES["points"])
+    driver: psycopg.Connection[Any] = driver_connection(connection)
+    try:
+        with (
+            driver.transaction(),  # A savepoint: the transaction around it goes on after a conflict.
+            driver.cursor() as cursor,
+            cursor.copy(f"COPY points ({names}) FROM STDIN (FORMAT BINARY)") as copy,
+        ):
+            copy.write(_copy_file(points))
+    except psycopg.errors.UniqueViolation:
+        return False
+    return True
+
+
+def _copy_file(points: Sequence[tuple[Any, ...]]) -> bytes:
+    """Points in PostgreSQL's binary COPY format, those without a value after the others."""
+    kinds = [_BINARY[kind][1] for _, kind in _TABLES["points"]]
+    columns = [
+        np.array(column, dtype=kind) for column, kind in zip(zip(*points, strict=True), kinds, strict=True)
+    ]
+    missing = np.isnan(columns[-1])  # None has become NaN.
+    parts = [b"PGCOPY\n\xff\r\n\x00", bytes(8)]
+    for chosen, present in ((~missing, len(kinds)), (missing, len(kinds) - 1)):
+        fields = [("fields", ">i2")]
+        for place, kind in enumerate(kinds):
+            fields += [(f"size{place}", ">i4"), (f"value{place}", kind)]
+        rows = np.empty(int(chosen.sum()), dtype=fields if present == len(kinds) else fields[:-1])
+        rows["fields"] = len(kinds)
+        for place, column in enumerate(columns):
+            rows[f"size{place}"] = column.itemsize if place < present else -1
+            if place < present:
+                rows[f"value{place}"] = column[chosen]
+        parts.append(rows.tobytes())
+    return b"".join([*parts, b"\xff\xff"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ class WriterLock:
 
 
 def _lock(descriptor: int, deadline: float) -> None:
-    pause_s = 0.0002
+    pause_s = 0.00005
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,7 +107,7 @@ def _lock(descriptor: int, deadline: float) -> None:
             if time.monotonic() >= deadline:
                 raise StoreUnavailable("the database is locked by another process; try again later") from None
         time.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, 0.002)
+        pause_s = min(pause_s * 1.2, 0.001)
 
 
 def prepare_reader(connection: sqlite3.Connection) -> None:

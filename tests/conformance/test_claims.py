@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from service.cluster import ClusterNode, ClusterSnapshot
+from service.db import statements
 from service.queue import Queue, Waiting, order
+from service.records import Experiment
 from service.states import ExperimentState, RunState
 from service.store import NotFound, Store
 from tests.conformance.building import Submit
@@ -75,6 +78,45 @@ def test_the_limit_holds_over_concurrent_claimers(queue: Queue, submit: Submit) 
         claims = list(pool.map(lambda _: queue.claim("s", lease_s=30, limit=2, max_active=5), range(8)))
     assert sum(map(len, claims)) == 5
     assert len(queue.active()) == 5
+
+
+def test_claims_of_several_schedulers_in_one_group_each_get_their_lease(
+    store: Store, queue: Queue, submit: Submit
+) -> None:
+    ids = [submit(owner=owner, priority=priority).id for owner in ("ada", "bob") for priority in (10, 50)]
+    expected = [entry.experiment.id for entry in queue.entries()]
+    barrier = threading.Barrier(4)
+
+    def claim(number: int) -> list[Experiment]:
+        barrier.wait()
+        return queue.claim(f"s{number}", lease_s=30 + number)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [experiment for got in pool.map(claim, range(4)) for experiment in got]
+    assert sorted(experiment.id for experiment in found) == sorted(ids) == sorted(expected)
+    assert {experiment.lease_owner for experiment in found} == {"s0", "s1", "s2", "s3"}
+    for experiment in found:
+        assert experiment == store.experiment(experiment.id)
+        submitted, claimed = store.events(experiment.id)
+        assert submitted.kind == "experiment.submitted"
+        assert (claimed.number, claimed.kind, claimed.attempt) == (2, "experiment.claimed", 1)
+        assert claimed.message == f"claimed by {experiment.lease_owner}, attempt 1"
+        assert claimed.data == {"submission_id": f"stillhouse-{experiment.id}-1"}
+
+
+def test_a_claim_goes_on_where_a_priority_ends(queue: Queue, submit: Submit) -> None:
+    ids = [submit(owner=owner, priority=priority).id for priority in (50, 20) for owner in ("ada", "bob")]
+    assert [claimed.id for claimed in queue.claim("s", lease_s=30, limit=3)] == ids[:3]
+
+
+def test_what_somebody_is_changing_is_passed_over(store: Store, queue: Queue, submit: Submit) -> None:
+    if store.database.is_sqlite:
+        pytest.skip("writers of SQLite take turns")
+    first, second = submit(), submit()
+    with store.database.writers.connect() as connection, connection.begin():
+        connection.execute(statements.ADVANCE_EVENTS, {"experiment": first.id, "count": 0})
+        assert [claimed.id for claimed in queue.claim("s", lease_s=30, limit=2)] == [second.id]
+    assert [claimed.id for claimed in queue.claim("s", lease_s=30)] == [first.id]
 
 
 def test_what_waits_for_its_delay_is_passed_over(store: Store, queue: Queue, submit: Submit) -> None:

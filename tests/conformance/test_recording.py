@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from service.db.point_statements import FEWEST_COPIED
 from service.queue import Queue
 from service.records import Experiment, LogLine, MeasurementRow, PointRow, Run
 from service.states import RunState
@@ -103,6 +104,26 @@ def test_values_that_are_not_finite_come_back(store: Store, training: Training) 
     assert list(map(repr, read)) == list(map(repr, values))
     store.record(RecordBatch(points=[PointBatch(run.id, attempt, "y", [1], [math.nan], [0.0])]))
     assert math.isnan(store.latest_points(run.id)[1].value)
+
+
+def test_a_large_batch_may_be_there_in_part_and_hold_values_that_are_not_finite(
+    store: Store, training: Training
+) -> None:
+    _, run, attempt = training()
+    count_of_steps = 2 * FEWEST_COPIED
+
+    def batch(steps: range) -> RecordBatch:
+        values = [math.nan if step % 7 == 0 else math.inf if step % 11 == 0 else step / 3 for step in steps]
+        return RecordBatch(points=[PointBatch(run.id, attempt, "x", list(steps), values, [0.5] * len(steps))])
+
+    store.record(batch(range(count_of_steps)))
+    store.record(batch(range(FEWEST_COPIED, FEWEST_COPIED + count_of_steps)))
+    points = store.points(run.id)["x"]
+    steps = range(FEWEST_COPIED + count_of_steps)
+    (expected,) = batch(steps).points
+    assert [point.step for point in points] == list(steps)
+    assert list(map(repr, [point.value for point in points])) == list(map(repr, expected.values))
+    assert store.latest_points(run.id)[0].step == steps[-1]
 
 
 def test_rows_of_a_stale_attempt_are_dropped_and_named(store: Store, training: Training) -> None:
