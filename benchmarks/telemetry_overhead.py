@@ -11,7 +11,7 @@ some tens of microseconds off the hot path, is not in it). Without: none of thes
 
 `telemetry_overhead_pct` is the median of the differences of a pair over the median step without. Since
 it lies below the noise of a step, the telemetry calls of a step are timed alone too
-(`calls_us_per_step`). The last line is one JSON object.
+(`calls_us_per_step`, `calls_pct`). The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -123,11 +123,13 @@ def _measure(trainer: SwitchedTrainer, ticks: Ticks, pairs: int) -> dict[str, An
             differences.append(took[True] - took[False])
             without.append(took[False])
     step_s = statistics.median(without)
+    calls_s = _calls_s(trainer, parts.batches[0], ticks)
     low, high = _interval_of_median(differences)
     return {
         "telemetry_overhead_pct": 100.0 * statistics.median(differences) / step_s,
         "telemetry_overhead_pct_95": [100.0 * low / step_s, 100.0 * high / step_s],
-        "calls_us_per_step": 1e6 * _calls_s(trainer, parts.batches[0], ticks),
+        "calls_us_per_step": 1e6 * calls_s,
+        "calls_pct": 100.0 * calls_s / step_s,
         "step_ms": 1000.0 * step_s,
         "step_ms_quartiles": [1000.0 * value for value in statistics.quantiles(without, n=4)],
         "pairs": pairs,

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from service.model_folder import open_model
 from service.states import ExperimentState, RunState
 from tests.execution.cluster import Running
 
@@ -32,6 +33,21 @@ def test_a_sweep_of_two_runs_ends_in_sql(running: Running) -> None:
     assert "two by two" in job["entrypoint"]
     running.wait_for(lambda: running.jobs.status(f"stillhouse-{experiment.id}-1").state.ended)  # type: ignore[union-attr]
     assert not (running.settings.data_dir / "experiments" / str(experiment.id) / "ray").exists()
+
+
+def test_the_parts_of_a_runs_time_explain_what_the_service_sees(running: Running) -> None:
+    experiment = running.submit(length={"steps": 400})
+    assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
+    (run,) = running.runs(experiment)
+    seen_s = (run.ended_s or 0.0) - running.store.experiment(experiment.id).created_s
+    summary = running.store.summary(run.id)
+    others = ("total_time_s", "train_time_s")
+    explained_s = sum(
+        float(value or 0.0)
+        for name, value in summary.items()
+        if name.endswith("_time_s") and name not in others
+    )
+    assert explained_s == pytest.approx(seen_s, rel=0.02)
 
 
 def test_pause_keeps_a_checkpoint_resume_goes_on_from_it_and_cancel_ends_it(running: Running) -> None:
@@ -73,6 +89,28 @@ def test_a_cancelled_run_leaves_its_place_to_the_next(running: Running) -> None:
     running.wait_for(lambda: running.store.run(third).state is RunState.cancelled)
     running.store.request_cancel_run(second)
     assert running.wait_until_ended(experiment) is ExperimentState.cancelled
+
+
+def test_a_student_and_its_teacher_come_from_a_run_that_is_waited_for(running: Running) -> None:
+    first = running.submit(name="teacher")
+    (source,) = running.runs(first)
+    second = running.submit(
+        name="students",
+        model={"student": f"run:{source.id}", "layers": [1]},
+        search={"axes": {"model.teacher": [None, f"run:{source.id}"]}},
+    )
+    assert running.wait_until_ended(second) is ExperimentState.succeeded, running.story()
+    source = running.store.run(source.id)
+    assert source.best_checkpoint is not None
+    alone, taught = running.runs(second)
+    assert (alone.started_s or 0.0) > (source.ended_s or 0.0)
+    for run, teacher in ((alone, None), (taught, source.best_checkpoint)):
+        facts = running.store.attempts(run.id)[0].facts
+        assert facts is not None
+        model = facts["config"]["model"]
+        assert (model["student"], model["teacher"]) == (source.best_checkpoint, teacher)
+    model = open_model(running.store, running.settings, taught.id, "best")
+    assert sum(map(len, model.tar())) == model.size
 
 
 def test_what_cannot_run_is_said_and_not_waited_for(running: Running) -> None:

@@ -282,3 +282,29 @@ def test_a_folder_that_cannot_be_written_loses_the_figure_not_the_run(tmp_path):
     life = LifeFile(tmp_path / "file" / "folder", 1.0)
     life.beat()
     assert life.look_back(kept_until_s=None, submitted_s=None).lost_s == 0.0
+
+
+def test_the_parts_explain_the_time_of_a_run_that_was_killed(launch, config_in, tmp_path):
+    config = config_in(
+        tmp_path, length={"steps": 400}, checkpoint={"every_steps": 50, "every_s": 0.0},
+        telemetry={"sample_every_s": 0.01},
+    )  # fmt: skip
+    assert launch([config], kill_at=390).codes == [-9]
+    (first,) = tmp_path.glob("alive-*")
+    began_s = float(first.read_text())
+    summary = launch([config]).results[0]["runs"][0]["summary"]
+    (second,) = set(tmp_path.glob("alive-*")) - {first}
+    whole_s = second.stat().st_mtime - began_s
+    parts = {phase: summary[f"{phase}_time_s"] for phase in Phase}
+    assert parts[Phase.lost_since_checkpoint] > 0.0
+    assert summary["queue_time_s"] > 0.0  # between the kill and the second attempt
+    assert sum(parts.values()) == pytest.approx(summary["total_time_s"])
+    assert sum(parts.values()) + summary["queue_time_s"] == pytest.approx(whole_s, rel=0.02)
+
+
+def test_lost_work_is_paid_for(launch, config_in, tmp_path):
+    config = config_in(tmp_path, rates__price_usd_per_hour=3600.0, telemetry={"sample_every_s": 0.01})
+    assert launch([config], kill_at=5).codes == [-9]
+    summary = launch([config]).results[0]["runs"][0]["summary"]
+    assert summary["lost_since_checkpoint_time_s"] > 0.0
+    assert summary["cost_usd"] == pytest.approx(summary["total_time_s"], rel=0.02)
