@@ -5,8 +5,8 @@ The scheduler writes the snapshot; the API and the preview read it, so that neit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from service.hardware import CATALOGUE, Hardware, lookup
@@ -30,6 +30,7 @@ class ClusterNode:
         alive: whether it answers.
         resources: what it has, by Ray's resource name.
         available: what of that is free.
+        labels: what it is called, by Ray's label names.
     """
 
     id: str
@@ -37,6 +38,11 @@ class ClusterNode:
     alive: bool
     resources: dict[str, float]
     available: dict[str, float]
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def has(self, labels: Mapping[str, str]) -> bool:
+        """Whether it answers and carries all these labels."""
+        return self.alive and labels.items() <= self.labels.items()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,7 @@ class ClusterSnapshot:
                     "alive": node.alive,
                     "resources": dict(node.resources),
                     "available": dict(node.available),
+                    "labels": dict(node.labels),
                 }
                 for node in self.nodes
             ],
@@ -114,6 +121,8 @@ def worker_resources(spec: ExperimentSpec, catalogue: Mapping[str, Hardware] = C
         wanted[GPU] = 1.0
     if hardware.accelerator_type is not None:
         wanted[f"accelerator_type:{hardware.accelerator_type}"] = 0.001
+    if hardware.resource is not None:
+        wanted[hardware.resource] = 1.0
     if spec.resources.memory_gib_per_worker is not None:
         wanted[MEMORY] = spec.resources.memory_gib_per_worker * _GIB
     return wanted
@@ -137,9 +146,13 @@ def unsatisfiable(
         return None
     wanted = worker_resources(spec, catalogue)
     workers = spec.parallel.workers
-    nodes = [node.resources for node in snapshot.nodes if node.alive]
-    if not nodes:
+    labels = lookup(spec.hardware, catalogue).labels
+    nodes = [node.resources for node in snapshot.nodes if node.has(labels)]
+    if not any(node.alive for node in snapshot.nodes):
         return "the cluster has no live node"
+    if not nodes:
+        shown = ", ".join(f"{name}={value}" for name, value in labels.items())
+        return f"no node has hardware {spec.hardware} (Ray label {shown}); label a node with it, or add one"
     places = sum(_workers_on(node, wanted) for node in nodes)
     if places >= workers:
         return None
@@ -149,6 +162,34 @@ def unsatisfiable(
             "at a time; lower parallel.workers or resources.cpus_per_worker, or add nodes"
         )
     return f"no node has {_missing(wanted, nodes, spec.hardware)}; {_remedy(wanted, nodes)}"
+
+
+def fits(
+    wanted: Sequence[tuple[Mapping[str, float], Mapping[str, str], int]], nodes: Sequence[ClusterNode]
+) -> bool:
+    """Whether groups of workers find places beside each other, each worker on the first node that has room.
+
+    Args:
+        wanted: what each worker of a group reserves, the labels that it asks for, and how many there are.
+        nodes: with all that they have.
+    """
+    free = [(node, dict(node.resources)) for node in nodes]
+    for amounts, labels, workers in wanted:
+        for _ in range(workers):
+            room = next(
+                (
+                    left
+                    for node, left in free
+                    if node.has(labels)
+                    and all(left.get(name, 0.0) + 1e-6 >= amount for name, amount in amounts.items())
+                ),
+                None,
+            )
+            if room is None:
+                return False
+            for name, amount in amounts.items():
+                room[name] -= amount
+    return True
 
 
 def _workers_on(node: Mapping[str, float], wanted: Mapping[str, float]) -> int:

@@ -26,6 +26,10 @@ class Hardware(BaseModel):
     """Kind of device."""
     accelerator_type: str | None = None
     """Ray accelerator type that selects a node with this device; unset = no accelerator."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Ray node labels that a node with this device has; empty = any node."""
+    resource: str | None = None
+    """Custom Ray resource that stands for one such device; a worker takes one. Unset = none."""
     memory_gib: float | None = Field(default=None, gt=0)
     """Device memory, in GiB."""
     bandwidth_gb_s: float | None = Field(default=None, gt=0)
@@ -42,6 +46,12 @@ class Hardware(BaseModel):
     """Precisions that the device computes in hardware."""
     peak_tflops: dict[Precision, Annotated[float, Field(gt=0)]] | None = None
     """Published peak for dense products by precision, in TFLOP/s; unset = runs report no MFU."""
+
+    def lacks(self, precision: Precision) -> str | None:
+        """Why the device cannot compute in a precision; None when it can."""
+        if precision in self.precisions:
+            return None
+        return f"{self.name} does not compute {precision}; it computes {', '.join(self.precisions)}"
 
     def rates(self, cpus_per_worker: int) -> Rates:
         """The part of this entry that a worker needs.

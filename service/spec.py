@@ -133,9 +133,19 @@ class ExperimentSpec(TrainingSections):
     def runs(self, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Iterator[RunPlan]:
         """The runs, in product order, each validated as if it had been written out by hand.
 
+        A grid over hardware and precision has cells that a device cannot compute: they are runs too,
+        which end at once with the reason, unless there are no others.
+
         Raises:
             SpecError: naming the axis values of the first grid point that is not valid.
         """
+        mixed = "hardware" in self.search.axes and any(
+            lookup(plan.spec.hardware, catalogue).lacks(plan.spec.precision) is None
+            for plan in self._plans(catalogue, infeasible=True)
+        )
+        yield from self._plans(catalogue, infeasible=mixed)
+
+    def _plans(self, catalogue: Mapping[str, Hardware], *, infeasible: bool) -> Iterator[RunPlan]:
         search, seeds, places = self.search, self.seeds, self.places()
         base = self.model_dump(mode="json", exclude={"search", "seeds"}) if search.axes else {}
         first: RunPlan | None = None
@@ -143,7 +153,7 @@ class ExperimentSpec(TrainingSections):
         for point in search.points():
             # Without axes the spec is its own grid point, and has been validated.
             resolved = (
-                validate(grid.with_axis_values(base, point), catalogue, point=point)
+                validate(grid.with_axis_values(base, point), catalogue, point=point, infeasible=infeasible)
                 if search.axes
                 else self.model_copy(update={"search": Search(), "seeds": [0]})
             )
@@ -170,6 +180,8 @@ class ExperimentSpec(TrainingSections):
             places[index] = number * (every + 1) - 1
         return places
 
+
+_INFEASIBLE = "precision-not-on-hardware"
 
 REFERENCE = "reference"
 """Cell of the runs that only repeat the first one, to see whether the machine drifts."""
@@ -211,6 +223,7 @@ def validate(
     catalogue: Mapping[str, Hardware] = CATALOGUE,
     *,
     point: Mapping[str, AxisValue] | None = None,
+    infeasible: bool = False,
 ) -> ExperimentSpec:
     """Turn a document into a spec, checking every field, the hardware and the axes' names.
 
@@ -218,6 +231,7 @@ def validate(
         document: the parsed text.
         catalogue: known hardware.
         point: axis values already written into the document; named in the problems.
+        infeasible: let a precision pass that the hardware does not compute.
 
     Raises:
         SpecError: with every problem found, in the order of the fields.
@@ -237,6 +251,8 @@ def validate(
         *_axis_problems(spec),
         *_distillation_problems(spec, point or {}, prefix),
     ]
+    if infeasible:
+        problems = [problem for problem in problems if problem.type != _INFEASIBLE]
     if problems:
         raise SpecError(problems)
     return spec
@@ -271,13 +287,8 @@ def _hardware_problems(
     except ValueError as error:
         yield Problem("unknown-hardware", "hardware", f"{prefix}{error}")
         return
-    if "precision" not in spec.search.axes and spec.precision not in hardware.precisions:
-        yield Problem(
-            "precision-not-on-hardware",
-            "precision",
-            f"{prefix}{spec.hardware} does not compute {spec.precision}; "
-            f"it computes {', '.join(hardware.precisions)}",
-        )
+    if "precision" not in spec.search.axes and (reason := hardware.lacks(spec.precision)) is not None:
+        yield Problem(_INFEASIBLE, "precision", prefix + reason)
 
 
 def _axis_problems(spec: ExperimentSpec) -> Iterator[Problem]:

@@ -168,7 +168,7 @@ class DashboardRayJobs:
     def cluster(self, at_s: float) -> ClusterSnapshot:
         """See `RayJobs.cluster`."""
         try:
-            nodes = self._get("/api/v0/nodes?detail=0&limit=10000")["data"]["result"]["result"]
+            nodes = self._get("/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
             usage = _usage(self._get("/api/cluster_status"))
         except (RayUnreachable, _Answer) as error:
             logger.warning("the cluster cannot be looked at: %s", error)
@@ -184,6 +184,7 @@ class DashboardRayJobs:
                     alive=node["state"] == "ALIVE",
                     resources=node["resources_total"] or {},
                     available=_available(node["resources_total"] or {}, usage.get(node["node_id"], {})),
+                    labels=node.get("labels") or {},
                 )
                 for node in nodes
             ),

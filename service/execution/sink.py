@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +91,12 @@ class RecorderSink:
 
     def started(self, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, object]) -> None:
         """See `Sink.started`; adds the worker's host and process."""
-        known = {**facts, "worker_node": socket.gethostname(), "worker_pid": os.getpid()}
+        known = {
+            **facts,
+            "worker_node": socket.gethostname(),
+            "ray_node_id": ray_node_id(),
+            "worker_pid": os.getpid(),
+        }
         self._add(lambda: setattr(self, "_started", Started(total_steps, resumed_from_step, known)))
 
     def points(self, points: Sequence[Point]) -> None:
@@ -224,3 +230,11 @@ class RecorderSink:
                 self._stale = True
                 self._on_stale()
             return True
+
+
+def ray_node_id() -> str | None:
+    """Ray's id of the node that this process runs on; None outside Ray."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    return str(ray.get_runtime_context().get_node_id())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from service.cluster import ClusterSnapshot, unsatisfiable
+from service.cluster import ClusterSnapshot, fits, unsatisfiable
 from service.execution.assignment import Assignment, Ending
 from service.execution.run_plan import Shape, run_config, shape_of
 from service.failures import FailureCounts, decide_retry
@@ -26,6 +26,7 @@ from service.spec import Budget, ExperimentSpec
 from service.states import ExperimentState, RunState
 from service.store import Conflict, NotFound, Store, StoreFull, StoreUnavailable
 from trainers.checkpoints.manifest import verify
+from trainers.config import Precision
 from trainers.errors import FailureClass
 from trainers.reporting import Clock, StopReason
 
@@ -149,6 +150,9 @@ class Sweep:
             models = self._models(run)
             if models is None:
                 continue
+            if (reason := self._infeasible(run)) is not None:
+                self._fail(run, reason)
+                continue
             shape, spec = self._shape(run)
             missing = unsatisfiable(spec, self._capacity(now), self._catalogue)
             if missing is not None:
@@ -247,14 +251,9 @@ class Sweep:
         What other experiments hold is not counted: Ray makes the run wait for that.
         """
         assert self._snapshot is not None
-        totals = self._snapshot.totals
-        used: dict[str, float] = {}
-        for live in self._live.values():
-            for name, amount in live.assignment.shape.total.items():
-                used[name] = used.get(name, 0.0) + amount
-        return all(
-            used.get(name, 0.0) + amount <= totals.get(name, 0.0) + 1e-6
-            for name, amount in shape.total.items()
+        shapes = [*(live.assignment.shape for live in self._live.values()), shape]
+        return fits(
+            [(dict(one.resources), dict(one.labels), one.workers) for one in shapes], self._snapshot.nodes
         )
 
     def _over_budget(self) -> str | None:
@@ -350,6 +349,11 @@ class Sweep:
                 self._note(f"runs wait for capacity: {missing}")
             return
         self._fail(run, missing)
+
+    def _infeasible(self, run: Run) -> str | None:
+        """Why the run's hardware cannot compute it, whatever the cluster has."""
+        hardware = self._catalogue.get(run.hardware)
+        return hardware.lacks(Precision(run.precision)) if hardware is not None else None
 
     def _prune(self, failed: Run) -> None:
         """Runs that need at least as much memory as one that ran out of it need not be tried."""

@@ -89,7 +89,8 @@ def run_sweep(
     def resources(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
         shape: Shape = config["assignment"].shape
         if shape.workers == 1:
-            return tune.PlacementGroupFactory([dict(shape.resources)])
+            selector = {"bundle_label_selector": [dict(shape.labels)]} if shape.labels else {}
+            return tune.PlacementGroupFactory([dict(shape.resources)], **selector)
         # The workers reserve what they use. The trial itself takes nothing that counts: 2 workers
         # on 2 CPUs leave not even 0.01 of one. Each shape takes its own amount, because Tune
         # reuses a process for equal amounts: the open group in it then has the right shape, and
@@ -132,6 +133,7 @@ def look_at_cluster() -> ClusterSnapshot:
             alive=node["Alive"],
             resources=dict(node["Resources"]),
             available={},
+            labels=dict(node["Labels"]),
         )
         for node in ray.nodes()
     )

@@ -125,6 +125,7 @@ class WorkerGroup:
                 num_workers=self.shape.workers,
                 use_gpu=self.shape.device == "cuda",
                 resources_per_worker=resources,
+                label_selector=dict(self.shape.labels) or None,
             ),
             run_config=RunConfig(
                 name=self._name,

@@ -81,8 +81,10 @@ class Running:
             "length": {"steps": 4},
             **fields,
         }
-        spec = validate(json.loads(json.dumps(document)))
-        return self.store.submit(spec, list(spec.runs()), spec_text=spec.canonical_json(), owner="ada")[0]
+        catalogue = self.settings.catalogue()
+        spec = validate(json.loads(json.dumps(document)), catalogue)
+        plans = list(spec.runs(catalogue))
+        return self.store.submit(spec, plans, spec_text=spec.canonical_json(), owner="ada")[0]
 
     def runs(self, experiment: Experiment) -> list[Run]:
         """Its runs in grid order."""

@@ -26,7 +26,7 @@ def test_a_cpu_worker_takes_its_cpus() -> None:
 def test_a_gpu_worker_takes_a_device_of_its_kind() -> None:
     shape = shape_of(spec(hardware="A100", parallel={"strategy": "ddp", "workers": 4}), CATALOGUE)
     assert shape.device == "cuda"
-    assert shape.total["GPU"] == 4.0
+    assert (shape.workers, dict(shape.resources)["GPU"]) == (4, 1.0)
     assert "accelerator_type:A100" in dict(shape.resources)
 
 

@@ -1,0 +1,107 @@
+"""A grid over hardware on a cluster of unlike nodes: each run where it belongs, whatever joins or leaves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import yaml
+
+from service.records import Run
+from service.states import ExperimentState, RunState
+from tests.execution.cluster import Running
+from trainers.errors import FailureClass
+
+pytestmark = pytest.mark.ray
+
+KINDS = {"V100": ["fp32", "fp16"], "A100": ["fp32", "bf16"], "T4": ["fp32", "fp16"], "cpu": ["fp32", "bf16"]}
+"""What each kind of node computes. All are CPUs of this machine under these names and labels."""
+
+AddNode = Callable[[str], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def add_node(running: Running) -> Iterator[AddNode]:
+    """Let a node with one CPU and a label join the session's Ray."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def add(kind: str) -> subprocess.Popen[bytes]:
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+            *("--address", running.local_ray.address, "--node-ip-address", "127.0.0.1"),
+            *("--num-cpus", "1", "--labels", f"kind={kind}", "--object-store-memory", str(100 * 2**20)),
+            *("--min-worker-port", "0", "--max-worker-port", "0", "--disable-usage-stats"),
+        ]
+        process = subprocess.Popen(
+            command, env=dict(os.environ), stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        started.append(process)
+        running.wait_for(lambda: kind in kinds(running))
+        return process
+
+    yield add
+    for process in started:
+        end(process)
+    running.wait_for(lambda: not kinds(running))
+
+
+def kinds(running: Running) -> set[str]:
+    """Labels of the live nodes."""
+    return {
+        node.labels["kind"]
+        for node in running.jobs.cluster(0.0).nodes
+        if node.alive and "kind" in node.labels
+    }
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """The node goes away, as a machine would."""
+    if process.poll() is None:
+        os.killpg(process.pid, 9)
+    process.wait()
+
+
+def by_cell(runs: list[Run]) -> dict[tuple[object, object], Run]:
+    return {(run.point["hardware"], run.point["precision"]): run for run in runs}
+
+
+def test_runs_land_on_their_hardware_and_nothing_is_lost_when_a_node_goes_and_comes(
+    running: Running, add_node: AddNode
+) -> None:
+    catalogue = {
+        name: {
+            "device": "cpu", "labels": {"kind": name}, "precisions": precisions, "tdp_w": 100.0,
+            "price_usd_per_hour": 1.0, "price_date": "2026-01-01", "price_source": "a test",
+        }
+        for name, precisions in KINDS.items()
+    }  # fmt: skip
+    (running.settings.data_dir / "hardware.yaml").write_text(yaml.safe_dump(catalogue))
+    a100 = add_node("A100")
+    for kind in ("V100", "cpu"):
+        add_node(kind)
+    experiment = running.submit(
+        search={"axes": {"hardware": list(KINDS), "precision": ["fp32", "bf16"]}}, length={"steps": 300}
+    )
+    running.wait_until_training(by_cell(running.runs(experiment))["A100", "fp32"].id, beyond_step=2)
+    end(a100)
+    running.wait_for(lambda: "A100" not in kinds(running))
+    add_node("A100")
+    add_node("T4")  # was not there when the sweep began
+    assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
+
+    nodes = {node.id: node.labels.get("kind") for node in running.jobs.cluster(0.0).nodes}
+    cells = by_cell(running.runs(experiment))
+    for (hardware, precision), run in cells.items():
+        if precision not in KINDS[str(hardware)]:
+            assert (run.state, run.failure_class) == (RunState.failed, FailureClass.bad_spec)
+            assert f"{hardware} does not compute bf16" in (run.failure_message or "")
+            continue
+        assert run.state is RunState.succeeded, running.story()
+        facts = running.store.attempts(run.id)[-1].facts
+        assert facts is not None
+        assert nodes[str(facts["ray_node_id"])] == hardware
+        losses = running.store.points(run.id, ["loss"])["loss"]
+        assert [point.step for point in losses] == list(range(1, 301))
