@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from trainers.data.batches import Batch
 from trainers.models.student import Output
 from trainers.tasks.base import Task
+from trainers.telemetry.flops import Arithmetic as TeacherArithmetic
 
 
 class Objective:
@@ -28,6 +29,17 @@ class Objective:
     def begin_step(self, step: int, total_steps: int) -> None:
         """Told before each step (0-based): weights may follow a schedule."""
 
+    def asked(self) -> TeacherArithmetic | None:
+        """Arithmetic of the teacher that the current step asks; None = nobody."""
+        return None
+
+    def local_sums(self) -> list[float]:
+        """What this worker's share of the step adds to `parts`; as many numbers in every step."""
+        return []
+
+    def agree(self, sums: Sequence[float]) -> None:
+        """Take in `local_sums` summed over all workers."""
+
     def parts(self) -> Mapping[str, float]:
-        """Parts of the loss by point name, per example, of the steps since the last call."""
+        """Parts of the loss by point name: means over the examples of the last step's global batch."""
         return {}

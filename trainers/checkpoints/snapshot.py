@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from trainers.checkpoints import random_state
 from trainers.checkpoints.store import Snapshot
@@ -18,6 +20,7 @@ from trainers.progress import Progress
 def take(
     *,
     model: Student,
+    projections: nn.Module,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     random_states: list[dict[str, Any]],
@@ -29,6 +32,7 @@ def take(
 
     Args:
         model, optimizer: with their tensors; the schedule is a function of the step alone.
+        projections: trained beside the model, which no model folder has.
         progress: counters.
         random_states: by rank.
         data: identity of the dataset.
@@ -53,8 +57,14 @@ def take(
                 scalars[name] = value
         random_scalars.append(scalars)
     epoch, position = divmod(progress.step, steps_per_epoch)
+    beside = projections.state_dict()
     return Snapshot(
-        {"model": model.weights(), "optimizer": optimizer_tensors, "random": random_tensors},
+        {
+            "model": model.weights(),
+            "optimizer": optimizer_tensors,
+            "random": random_tensors,
+            **({"projections": beside} if beside else {}),
+        },
         {
             "progress": progress.to_state(),
             "sampler": {"epoch": epoch, "position": position, "accumulation": 0},
@@ -66,6 +76,7 @@ def take(
             "random": random_scalars,
             "data": dict(data),
             "spent_s": dict(spent_s),
+            "taken_s": time.time(),
         },
     )
 
@@ -74,6 +85,7 @@ def restore(
     snapshot: Snapshot,
     *,
     model: Student,
+    projections: nn.Module,
     optimizer: torch.optim.Optimizer,
     data: Mapping[str, Any],
     world: int,
@@ -105,6 +117,7 @@ def restore(
             group["betas"] = tuple(group["betas"])
     try:
         model.load_weights(dict(snapshot.tensors["model"]))
+        projections.load_state_dict(dict(snapshot.tensors.get("projections", {})))
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
     except (RuntimeError, ValueError, KeyError) as error:
         first = str(error).splitlines()[0]
