@@ -111,17 +111,17 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
         facts=(attempts[-1].facts if attempts else None) or {},
     )
     try:
-        sealed = manifest.sealed_files(path)
-        weights = (path / WEIGHTS).open("rb")
+        sealed = manifest.sealed_files(path)[WEIGHTS]
         texts = {
             "README.md": model_card(told).encode(),
             "config.json": (path / "config.json").read_bytes(),
             **_tokenizer_files((path / "tokenizer.json").read_bytes(), int(spec["task"]["max_length"])),
         }
+        weights = (path / WEIGHTS).open("rb")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NoModel(f"run {run_id}: its {which} checkpoint {path} cannot be read ({error})") from None
     files = [_File(name, len(text), _sha256(text), io.BytesIO(text)) for name, text in texts.items()]
-    files.append(_File(WEIGHTS, sealed[WEIGHTS]["size"], sealed[WEIGHTS]["sha256"], weights))
+    files.append(_File(WEIGHTS, sealed["size"], sealed["sha256"], weights))
     listing = {
         "run": run_id,
         "checkpoint": which,

@@ -14,13 +14,18 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from service.document import parse
 from service.execution.run_plan import run_config
 from service.hardware import CATALOGUE
 from service.model_archive import BrokenModel, unpack
-from service.model_folder import open_model
+from service.model_folder import _tokenizer_files, open_model
 from service.models import NoModel, checkpoint_of, checkpoints_folder
 from service.queue import Queue
 from service.records import MeasurementRow, Run
@@ -28,11 +33,12 @@ from service.settings import Settings
 from service.spec import ExperimentSpec, validate
 from service.states import RunState
 from service.store import CheckpointRow, RecordBatch, Store
+from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
 from trainers.entrypoint import train
 from trainers.models import origin, student
-from trainers.models.heads import ClassHead
+from trainers.models.heads import ClassHead, SpanHead, VocabularyHead
 from trainers.reporting import Measurement, NeverStop, NullSink
 from trainers.synthetic import write_corpus
 
@@ -147,6 +153,49 @@ def test_transformers_loads_it_and_gives_equal_logits(trained: Trained, tmp_path
         theirs = model(**encoded).logits
         assert torch.equal(ours(batch).logits, theirs)
     assert theirs.std() > 0
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (SpanHead(), AutoModelForQuestionAnswering),
+        (VocabularyHead(), AutoModelForMaskedLM),
+        (ClassHead(("a", "b", "c")), AutoModelForSequenceClassification),
+    ],
+)
+def test_models_of_every_head_load_and_none_of_their_weights_is_new(
+    trained: Trained, tmp_path: Path, head: Any, kind: Any
+) -> None:
+    source = checkpoint_of(trained.settings, trained.run, "best")
+    size = json.loads((source / "config.json").read_text())["vocab_size"]
+    made = student.build(
+        origin.Preset("tiny"), head=head, vocabulary_size=size, dropout=0.1, max_length=32, pad_id=0
+    )
+
+    def describe(folder: Path) -> None:
+        made.write_config(folder)
+        tokenizers.write(folder, tokenizers.file_in(source))
+
+    path = CheckpointStore(tmp_path, keep=2).save(1, Snapshot({"model": made.weights()}, {}), describe)
+    loaded, about = kind.from_pretrained(path, output_loading_info=True)
+    assert not about["missing_keys"]
+    assert not about["unexpected_keys"]
+    for name, tensor in made.bert.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_a_tokenizer_of_pieces_alone_keeps_its_case_in_the_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Tea", "tea", "##s"]
+    (tmp_path / "model" / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    (tmp_path / "model" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    (tmp_path / "checkpoint").mkdir()
+    tokenizers.write(tmp_path / "checkpoint", tokenizers.file_in(tmp_path / "model"))
+    files = _tokenizer_files((tmp_path / "checkpoint" / "tokenizer.json").read_bytes(), 32)
+    for name, content in files.items():
+        (tmp_path / "checkpoint" / name).write_bytes(content)
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "checkpoint")
+    assert loaded("Teas teas")["input_ids"] == [2, 5, 7, 6, 7, 3]
 
 
 def test_the_folder_is_whole_and_its_manifest_true(trained: Trained, tmp_path: Path) -> None:
