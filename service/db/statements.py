@@ -476,6 +476,7 @@ _NEXT_TO_CLAIM = """
     ORDER BY id IS NULL, share, queued_s, owner
     LIMIT :count
 """
+# It counts, because PostgreSQL would turn NOT EXISTS into a join, and might read all runs for it.
 _OLDEST = """
     SELECT {columns} FROM experiments AS oldest
     WHERE oldest.state = 'queued' AND oldest.priority = waiting.priority AND oldest.owner = waiting.owner
@@ -496,9 +497,6 @@ _oldest_postgresql = _OLDEST.format(
     columns="oldest.id, oldest.queued_s", further="AND oldest.id <> ALL(CAST(:passed_over AS bigint[]))"
 )
 _next_postgresql = sa.text(_NEXT_TO_CLAIM.format(heads=f"LATERAL ({_oldest_postgresql}) AS head ON true"))
-
-
-# A count, because PostgreSQL would join what is written as NOT EXISTS, and read all runs for it.
 
 
 def next_to_claim(connection: sa.Connection) -> sa.TextClause:
