@@ -119,6 +119,7 @@ def _counters_of(device: torch.device) -> Device:
     import torch
 
     found = torch.cuda.get_device_properties(device)
-    place = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    bus_id = None if None in place else "{:08x}:{:02x}:{:02x}.0".format(*place)
+    # Not all of torch's versions that this runs on tell the place.
+    place = [getattr(found, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
+    bus_id = None if -1 in place else "{:08x}:{:02x}:{:02x}.0".format(*place)
     return nvml_device(index=device.index, uuid=str(getattr(found, "uuid", "")), bus_id=bus_id)
