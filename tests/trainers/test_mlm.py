@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -303,3 +305,10 @@ def test_two_workers_compute_one_workers_losses(launch, configured, folder, tmp_
         runs[count] = ended.results[0]["runs"][0]
     assert runs[2]["losses"] == pytest.approx(runs[1]["losses"], rel=1e-4)
     assert runs[2]["summary"]["mrr"] == pytest.approx(runs[1]["summary"]["mrr"], rel=1e-3)
+
+
+def test_every_score_is_defined():
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    section = page.split("## Scores of mlm\n")[1].split("\n## ")[0]
+    names = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert set(names) == {"validation_loss", "accuracy", "mrr", "sequence_ms"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -291,3 +293,10 @@ def test_published_files_are_read_whole(configure, real_data):
     phrases = [Tariff().example(row, config.task) for row in source.rows("train")]
     assert len(phrases) == 59_079
     assert len({one.code for one in phrases if one}) > 5_600
+
+
+def test_every_score_is_defined():
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    section = page.split("## Scores of tariff\n")[1].split("\n## ")[0]
+    first_cells = "".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+    assert set(re.findall(r"`(\w+)`", first_cells)) == SCORES | {"accuracy_level_6", "accuracy_level_8"}

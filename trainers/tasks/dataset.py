@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,11 +26,13 @@ from trainers.models.heads import Head
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Prepared, Scoring, Task
 
-_LAYOUT = 2
+_LAYOUT = 3
 """Grows when the cache's content changes for the same input."""
 _REPORT_S = 2.0
+_NOTES = "notes.json"
 
 Example = TypeVar("Example")
+Drawn = TypeVar("Drawn")
 
 
 class DatasetTask(Task, Generic[Example]):
@@ -39,10 +42,12 @@ class DatasetTask(Task, Generic[Example]):
     """The dataset on the hub; empty = there is none."""
     layouts: ClassVar[Sequence[Layout]] = ()
     """Official file formats of the task, tried before tables of rows."""
+    left_out: ClassVar[str] = ""
+    """Why `example` may leave a row out, for the log."""
 
     @abstractmethod
-    def example(self, row: Row, task: configuration.Task) -> Example:
-        """What a row says.
+    def example(self, row: Row, task: configuration.Task) -> Example | None:
+        """What a row says; None = it says nothing about what this run learns.
 
         Raises:
             BadDataError: naming the place and the field.
@@ -109,13 +114,7 @@ class DatasetTask(Task, Generic[Example]):
                 name: [whole[i] for i in rows]
                 for name, rows in (("train", train), ("validation", validation))
             }
-        wanted = {"train": task.train_examples, "validation": task.validation_examples}
-        chosen = {}
-        for part, examples in parts.items():
-            strata = np.array([self.stratum(one) for one in examples])
-            rows = balanced_subset(strata, wanted[part], task.split_seed, part)
-            chosen[part] = [examples[i] for i in rows]
-        return chosen
+        return drawn(parts, self.stratum, task)
 
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
         """See `Task.prepare`. What is already in the cache is neither read nor tokenised."""
@@ -133,9 +132,12 @@ class DatasetTask(Task, Generic[Example]):
                 told = Pace(report, f"{part}: tokenised", len(chosen))
                 self.tokenise(chosen, tokenizer, config.task, told).save(folder, part)
             self.describe(folder, selected, config.task)
+            (folder / _NOTES).write_text(json.dumps(examples.notes), encoding="utf-8")
 
         key = digest_of([_LAYOUT, examples.identity, tokenizer_digest, config.task.max_length])
         folder = cached_folder(cache / "tokens", key, build)
+        for line in json.loads((folder / _NOTES).read_text(encoding="utf-8")):
+            report(line)
         train, validation = TokenSet.open(folder, "train"), TokenSet.open(folder, "validation")
         head, scoring = self.outcome(folder, validation, config.task)
         return Prepared(
@@ -163,7 +165,9 @@ class DatasetTask(Task, Generic[Example]):
             return tokenizers.file_in(origin.path)
 
         def build(folder: Path) -> None:
-            texts = [text for one in examples.selected()["train"] for text in self.texts(one)]
+            # Each once: questions share their context, sentences their question.
+            every = (text for one in examples.selected()["train"] for text in self.texts(one))
+            texts = list(dict.fromkeys(every))
             report(f"training a WordPiece vocabulary on {len(texts)} texts")
             tokenizers.train_wordpiece(texts, VOCABULARY_SIZE).save(str(folder / tokenizers.FILE))
 
@@ -177,6 +181,7 @@ class _Examples(Generic[Example]):
     def __init__(self, task: DatasetTask[Example], source: Source, config: RunConfig) -> None:
         self._task, self._source, self._config = task, source, config.task
         self._selected: dict[str, list[Example]] | None = None
+        self.notes: list[str] = []
         self.identity: dict[str, str | int | float] = {
             "task": config.task.name.value,
             **selection_identity(config.task),
@@ -192,24 +197,61 @@ class _Examples(Generic[Example]):
         return self._selected
 
     def _read(self, part: str) -> list[Example]:
-        examples = [self._task.example(row, self._config) for row in self._source.rows(part)]
-        if not examples:
+        read = [self._task.example(row, self._config) for row in self._source.rows(part)]
+        if not read:
             raise BadDataError(f"{self._source.name}: the {part} part has no rows")
+        examples = [one for one in read if one is not None]
+        if not examples:
+            raise BadDataError(
+                f"{self._source.name}: no row of the {part} part can be used: {self._task.left_out}"
+            )
+        if len(examples) < len(read):
+            self.notes.append(
+                f"{part}: {len(read) - len(examples)} of {len(read)} rows left out: {self._task.left_out}"
+            )
         return examples
 
 
-class Pace:
-    """Says how far long work has come, at most every two seconds."""
+def drawn(
+    parts: Mapping[str, Sequence[Drawn]], stratum: Callable[[Drawn], int], task: configuration.Task
+) -> dict[str, list[Drawn]]:
+    """The parts, cut to the sizes asked for; see `balanced_subset`.
 
-    def __init__(self, report: Callable[[str], None], what: str, total: int) -> None:
-        self._report, self._what, self._total = report, what, total
+    Args:
+        parts: `train` and `validation`, in the units that sizes count.
+        stratum: what the draw balances.
+        task: sizes and seed.
+
+    Raises:
+        BadDataError: too few.
+    """
+    wanted = {"train": task.train_examples, "validation": task.validation_examples}
+    chosen = {}
+    for part, units in parts.items():
+        strata = np.array([stratum(one) for one in units])
+        chosen[part] = [units[i] for i in balanced_subset(strata, wanted[part], task.split_seed, part)]
+    return chosen
+
+
+class Pace:
+    """Says how far long work has come, at most every two seconds.
+
+    Args:
+        report: told.
+        what: part and work, before the numbers.
+        total: when it is done.
+        unit: what is counted.
+    """
+
+    def __init__(self, report: Callable[[str], None], what: str, total: int, unit: str = "texts") -> None:
+        self._report, self._what, self._total, self._unit = report, what, total, unit
         self._last_s = time.monotonic()
 
     def __call__(self, done: int) -> None:
         """Say it, unless it was said a moment ago."""
         if time.monotonic() - self._last_s > _REPORT_S:
             self._last_s = time.monotonic()
-            self._report(f"{self._what} {done} of {self._total} texts")
+            self._report(f"{self._what} {done} of {self._total} {self._unit}")
 
 
 def source_identity(source: Source) -> dict[str, str | int | float]:
