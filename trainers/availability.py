@@ -11,10 +11,10 @@ from types import MappingProxyType
 
 AVAILABLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "task.name": ("imdb",),
+        "task.name": ("imdb", "squad_v2", "wikiqa", "tariff", "mlm"),
         "model.encoder": ("huggingface",),
-        "distillation": (),
-        "precision": ("fp32", "bf16"),
+        "distillation": ("distillation",),
+        "precision": ("fp32", "tf32", "fp16", "bf16"),
         "optimizer.implementation[adamw]": ("auto", "single_unfused", "multi_unfused", "multi_fused"),
         "optimizer.implementation[adan]": (
             "auto",
@@ -24,6 +24,6 @@ AVAILABLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "multi_fused",
         ),
         "parallel.strategy": ("single", "ddp"),
-        "search.name": ("grid", "random"),
+        "search.name": ("grid", "random", "asha", "tpe"),
     }
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -215,15 +216,31 @@ def shapes(config_in, models, teacher, tmp_path_factory):
     }
 
 
-def test_accumulation_changes_nothing(shapes):
-    assert_close(series(shapes["accumulated"]), series(shapes["whole"]))
+@pytest.fixture(scope="module")
+def whole(shapes) -> dict[str, dict[int, float]]:
+    """Losses of one worker whose micro-batch is the global batch."""
+    return series(shapes["whole"])
 
 
-def test_two_workers_have_the_losses_of_one(shapes, launch):
+def test_accumulation_changes_nothing(shapes, whole):
+    assert set(whole) == {"loss", "task_loss", "soft_loss", *(f"{name[:-7]}_loss" for name in INSIDE)}
+    assert_close(series(shapes["accumulated"]), whole)
+
+
+def test_two_workers_have_the_losses_of_one(shapes, whole, launch):
     ended = launch([shapes["together"]])
-    losses = {int(step): loss for step, loss in ended.results[0]["runs"][0]["losses"].items()}
-    assert len(losses) == 12  # the last batch has 2 examples
-    assert losses == pytest.approx(series(shapes["whole"])["loss"], rel=2e-3)
+    losses = {
+        name: {int(step): loss for step, loss in found.items()}
+        for name, found in ended.results[0]["runs"][0]["losses_by_name"].items()
+    }
+    assert len(losses["loss"]) == 12  # the last batch has 2 examples
+    assert_close(losses, whole)
+
+
+def test_points_are_documented(whole):
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    section = page.split("## Points of distillation\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == set(whole) - {"loss"}
 
 
 def test_a_workers_stand_in_counts_nothing():
@@ -313,6 +330,14 @@ def test_relations_are_read_beside_a_fused_attention():
         expected = [getattr(attention, name)(states) for name in ("query", "key", "value")]
     for found, wanted in zip(output.relations, expected, strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
+def test_relations_are_read_inside_a_compiled_encoder(distil):
+    settings = {"soft_weight": 0.0, "relation_weight": 1.0, "hidden_weight": 1.0}
+    changes = {"distillation": settings, "model__dropout": 0.0, "length": {"steps": 3}}
+    assert_close(series(distil("compiled", **changes, model__compile=True)), series(distil(**changes)))
 
 
 def test_nothing_is_kept_of_an_evaluation():
@@ -433,7 +458,7 @@ def test_stopped_run_resumes_bitwise(config_in, models, teacher, tmp_path):
         outcome = train(config, part, part)
         for name in ("loss", "task_loss", "soft_loss", "hidden_loss", "relation_loss"):
             points[name] = points.get(name, {}) | part.series(name)
-    assert part.resumed_from == 7
+    assert part.resumed_from == 8  # in the second stage
     assert points == {name: whole.series(name) for name in points}
     one, other = tensors(ended.checkpoint), tensors(outcome.checkpoint)
     assert "projections/2.weight" in one
@@ -476,7 +501,7 @@ def test_teacher_that_changed_between_attempts_is_refused(distil, copied):
     part = Recorder(stop_after=2)
     train(config, part, part)
     rewrite_weights(copied, lambda weights: weights | {"classifier.bias": weights["classifier.bias"] + 1})
-    with pytest.raises(BadDataError, match=r"checkpoint of step 2: teacher\.sha256 was .* and is"):
+    with pytest.raises(BadDataError, match=r"checkpoint of step 3: teacher\.sha256 was .* and is"):
         train(config, NullSink(), NeverStop())
 
 

@@ -20,7 +20,9 @@ POOL_BATCHES = 64
 """Batches that are sorted by length together: more pad less, fewer mix lengths more freely."""
 
 
-def epoch_order(lengths: npt.NDArray[np.int64], seed: int, epoch: int, global_size: int) -> Indices:
+def epoch_order(
+    lengths: npt.NDArray[np.int64], seed: int, epoch: int, global_size: int, detour: int = 0
+) -> Indices:
     """The order in which an epoch visits all examples; step i takes the i-th `global_size` of it.
 
     Examples are shuffled, sorted by length within pools of `POOL_BATCHES` batches, cut into
@@ -31,11 +33,12 @@ def epoch_order(lengths: npt.NDArray[np.int64], seed: int, epoch: int, global_si
         seed: of the run.
         epoch: 0-based.
         global_size: examples per step.
+        detour: another order for each number; see `TrainingBatches.take_detour`.
 
     Returns:
         (N,) a permutation.
     """
-    rng = np.random.default_rng([seed, epoch, 3])
+    rng = np.random.default_rng([seed, epoch, 3, detour] if detour else [seed, epoch, 3])
     shuffled = rng.permutation(len(lengths))
     full = len(lengths) // global_size * global_size
     body, rest = shuffled[:full], shuffled[full:]
@@ -48,6 +51,9 @@ def epoch_order(lengths: npt.NDArray[np.int64], seed: int, epoch: int, global_si
         return rest
     batches = np.concatenate(by_length).reshape(-1, global_size)
     return np.concatenate([rng.permutation(batches).reshape(-1), rest])
+
+
+_TENSORS = ("input_ids", "attention_mask", "token_type_ids", "labels", "rows", "teacher_logits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class Batch:
         examples: examples that count; 0 for the stand-in of a worker without a share.
         tokens: real tokens.
         padded_tokens: B x S.
+        teacher_logits: of the head's shape, in fp32, where a teacher's answers were kept; else None.
     """
 
     input_ids: torch.Tensor
@@ -74,6 +81,7 @@ class Batch:
     examples: int
     tokens: int
     padded_tokens: int
+    teacher_logits: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
@@ -83,7 +91,7 @@ class Batch:
             self,
             **{
                 name: tensor.to(device, non_blocking=True)
-                for name in ("input_ids", "attention_mask", "token_type_ids", "labels", "rows")
+                for name in _TENSORS
                 if (tensor := getattr(self, name)) is not None
             },
         )
@@ -177,15 +185,26 @@ class TrainingBatches:
         self._rank, self._world = rank, world
         self._pad_id, self._multiple = pad_id, multiple
         self._lengths = data.lengths
-        self._epoch = -1
+        self._epoch, self._detour = -1, 0
         self._order: Indices = np.empty(0, dtype=np.int64)
         self.steps_per_epoch = -(-len(data) // global_size)
+
+    def take_detour(self, number: int) -> None:
+        """Visit examples in another order from now on, so that no batch ahead is one of before.
+
+        The epoch that a run is in is then no longer one pass: of what the new order has put before
+        the run's place some is left out, and some that was seen comes again.
+
+        Args:
+            number: of the detour; 0 = the order that a run begins with.
+        """
+        self._epoch, self._detour = -1, number
 
     def rows(self, step: int) -> Indices:
         """Examples of a step over all workers, ascending by length except in an epoch's last batch."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
-            self._order = epoch_order(self._lengths, self._seed, epoch, self._global_size)
+            self._order = epoch_order(self._lengths, self._seed, epoch, self._global_size, self._detour)
             self._epoch = epoch
         return self._order[place * self._global_size : (place + 1) * self._global_size]
 

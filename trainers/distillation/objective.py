@@ -48,11 +48,11 @@ class Lesson(Objective):
         self._config, self._head, self._learner, self._teacher = config, head, learner, teacher
         self._batches_bring_logits = batches_bring_logits
         self._map, self._relation_heads = tuple(layer_map), relation_heads
-        self._weights = plan.weights(config, 0, 1)
         self._names = ("task_loss", *(f"{name}_loss" for name in _used(config)))
         self._sums: dict[str, torch.Tensor] = {}
         self._examples = 0
         self._parts: dict[str, float] = {}
+        self.begin_step(0, 1)
 
     def begin_step(self, step: int, total_steps: int) -> None:
         """See `Objective.begin_step`."""

@@ -79,21 +79,21 @@ class Folder:
 Origin = Preset | Folder
 
 
-def locate(student: str, workspace: Workspace) -> Origin:
-    """What `model.student` means.
+def locate(model: str, workspace: Workspace, field: str = "model.student") -> Origin:
+    """What `model.student`, or the field of that name, means.
 
     Raises:
         BadSpecError: unknown, outside the roots, without weights, or not on the hub.
     """
-    if student in PRESETS:
-        return Preset(student)
-    if student.startswith(HUB):
-        return Folder(_with_weights(_from_hub(student.removeprefix(HUB), offline=workspace.offline)))
+    if model in PRESETS:
+        return Preset(model)
+    if model.startswith(HUB):
+        return Folder(_with_weights(_from_hub(model.removeprefix(HUB), offline=workspace.offline)))
     try:
-        found = resolve(student, workspace.model_roots, "model")
+        found = resolve(model, workspace.model_roots, "model")
     except UnusablePath as error:
         raise BadSpecError(
-            f"model.student '{student}' is no preset ({', '.join(PRESETS)}), and as a folder: {error}"
+            f"{field} '{model}' is no preset ({', '.join(PRESETS)}), and as a folder: {error}"
         ) from None
     return Folder(_with_weights(found))
 

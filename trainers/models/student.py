@@ -28,8 +28,8 @@ from trainers.models.heads import IGNORED, ClassHead, Head, SpanHead, Vocabulary
 from trainers.models.origin import WEIGHTS, Folder, Origin
 
 ATTENTION = "sdpa"
-"""torch's scaled dot product attention. On CPU its flash kernel serves evaluation; with dropout in
-training it is computed from its parts, mask included: about one more pass over the scores."""
+"""torch's scaled dot product attention; training with dropout on the CPU has its own
+(`trainers.models.dropout`), where torch would leave its flash kernel."""
 
 _MODELS: dict[type[Head], type[BertPreTrainedModel]] = {
     ClassHead: BertForSequenceClassification,
@@ -52,10 +52,12 @@ class Output:
     Attributes:
         logits: of the head, in the shape that `trainers.models.heads` says.
         hidden: (B, S, H) the embeddings' output, then each layer's; empty unless asked for.
+        relations: (B, S, H) queries, keys and values of one layer; empty unless asked for.
     """
 
     logits: torch.Tensor
     hidden: tuple[torch.Tensor, ...] = ()
+    relations: tuple[torch.Tensor, ...] = ()
 
 
 class Student(nn.Module):
@@ -64,23 +66,31 @@ class Student(nn.Module):
     Attributes:
         bert: transformers' model; its `state_dict` has the names that its folders have.
         head: what it ends in.
+        fresh: names of weights that no file gave, in order; they start at random.
     """
 
-    def __init__(self, bert: BertPreTrainedModel, head: Head) -> None:
+    def __init__(self, bert: BertPreTrainedModel, head: Head, fresh: Sequence[str] = ()) -> None:
         super().__init__()
-        self.bert, self.head = bert, head
+        self.bert, self.head, self.fresh = bert, head, fresh
 
     def forward(self, batch: Batch, *, with_hidden: bool = False) -> Output:
         """Logits of a batch, and the hidden states when asked for."""
-        encoded = self.bert.bert(
+        encoded = self.encode(batch, with_hidden=with_hidden)
+        return Output(self.logits(encoded, batch), tuple(encoded.hidden_states) if with_hidden else ())
+
+    def encode(self, batch: Batch, *, with_hidden: bool) -> Any:
+        """What transformers' encoder gives, before the head."""
+        mask = batch.attention_mask
+        return self.bert.bert(
             input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
+            # (B, 1, 1, S): broadcast where it is used, instead of made once per pair of tokens.
+            attention_mask=None if mask is None else mask[:, None, None, :],
             token_type_ids=batch.token_type_ids,
             output_hidden_states=with_hidden,
         )
-        return Output(self._logits(encoded, batch), tuple(encoded.hidden_states) if with_hidden else ())
 
-    def _logits(self, encoded: Any, batch: Batch) -> torch.Tensor:
+    def logits(self, encoded: Any, batch: Batch) -> torch.Tensor:
+        """What the head says of an encoded batch."""
         logits: torch.Tensor
         if isinstance(self.head, ClassHead):
             logits = self.bert.classifier(self.bert.dropout(encoded.pooler_output))
@@ -90,6 +100,11 @@ class Student(nn.Module):
             # Only what is to be guessed: the vocabulary's product is most of a small model's work.
             logits = self.bert.cls(encoded.last_hidden_state[batch.labels != IGNORED])
         return logits
+
+    @property
+    def attention(self) -> str:
+        """The implementation of attention in the encoder's layers."""
+        return str(self.bert.config._attn_implementation)
 
     @property
     def parameter_count(self) -> int:
@@ -185,8 +200,8 @@ def build(
             f"{config.max_position_embeddings} positions; lower it"
         )
     if isinstance(origin, Folder):
-        _load(bert, origin.path / WEIGHTS, layers)
-    return Student(bert, head)
+        return Student(bert, head, _load(bert, origin.path / WEIGHTS, layers))
+    return Student(bert, head, list(bert.state_dict()))
 
 
 def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
@@ -204,8 +219,12 @@ def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
     return len(layers)
 
 
-def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None) -> None:
-    """Copy what the file has; the head and the pooler may start anew, the encoder may not."""
+def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None) -> list[str]:
+    """Copy what the file has; the head and the pooler may start anew, the encoder may not.
+
+    Returns:
+        The names of the weights that start anew.
+    """
     wanted = bert.state_dict()
     missing = set(wanted) - set(_TIED)
     try:
@@ -229,6 +248,7 @@ def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None) -
     needed = sorted(name for name in missing if not name.startswith((*_HEADS, "bert.pooler.")))
     if needed:
         raise BadSpecError(f"{file}: {len(needed)} weights of the encoder are missing, first {needed[0]}")
+    return sorted(missing)
 
 
 def _names_here(name: str, layers: Sequence[int] | None) -> list[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from trainers.config import RunConfig, Strategy
 from trainers.errors import BadSpecError
-from trainers.models.student import Student
 from trainers.parallel.replica import DistributedReplica, Replica
 from trainers.parallel.workers import GroupWorkers, Workers
 from trainers.telemetry.timeline import Timeline
@@ -32,7 +32,7 @@ def workers_of(config: RunConfig) -> Workers:
 
 
 def replicate(
-    config: RunConfig, model: Student, workers: Workers, device: torch.device, timeline: Timeline
+    config: RunConfig, model: nn.Module, workers: Workers, device: torch.device, timeline: Timeline
 ) -> Replica:
     """Apply the strategy's wrappers to the model, which is on its device already."""
     if config.parallel.strategy is Strategy.ddp and workers.world > 1:

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainers.data.batches import Batch
-from trainers.models.student import Output, Student
+from trainers.models.student import Output
 from trainers.telemetry.timeline import Phase, Timeline
 
 
@@ -20,7 +20,7 @@ class Replica:
 
     name = "single"
 
-    def __init__(self, model: Student, timeline: Timeline) -> None:
+    def __init__(self, model: nn.Module, timeline: Timeline) -> None:
         self.model = model
         self._timeline = timeline
 
@@ -55,7 +55,7 @@ class DistributedReplica(Replica):
     name = "ddp"
 
     def __init__(
-        self, model: Student, device: torch.device, timeline: Timeline, *, fixed_buckets: bool
+        self, model: nn.Module, device: torch.device, timeline: Timeline, *, fixed_buckets: bool
     ) -> None:
         super().__init__(model, timeline)
         self._parallel = DistributedDataParallel(
