@@ -7,31 +7,37 @@ from pathlib import Path
 
 import torch
 
-from trainers import tasks
+from trainers import distillation, micro_batch, tasks
 from trainers.checkpoints import snapshot, store
 from trainers.checkpoints.store import CheckpointStore
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
 from trainers.errors import BadSpecError
 from trainers.evaluation import Evaluator
-from trainers.models import origin, student
-from trainers.objective import Objective
+from trainers.loss_scale import loss_scale_for
+from trainers.models import dropout, origin, student
 from trainers.optimizers import build as build_optimizer
 from trainers.parallel import replicate, workers_of
 from trainers.parallel.workers import Workers
-from trainers.precision import arithmetic_for
+from trainers.precision import arithmetic_for, inference_for
 from trainers.process import seed_all
 from trainers.progress import Progress
-from trainers.reporting import NullSink, Sink, Stop
-from trainers.telemetry.energy import ConsumptionWindow
+from trainers.reporting import Clock, NullSink, Sink, Stop
+from trainers.telemetry.energy import cost_usd
 from trainers.telemetry.facts import environment_facts
+from trainers.telemetry.flops import arithmetic_of
+from trainers.telemetry.instruments import Instruments
+from trainers.telemetry.life import LifeFile, SignsOfLife
+from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.run_figures import RunFigures
-from trainers.telemetry.timeline import timeline_for
+from trainers.telemetry.timeline import Phase, timeline_for
 from trainers.trainer import Parts, Trainer
+from trainers.trial import Trial, compile_encoder
+from trainers.update import Update
 
 
 def assemble(
-    config: RunConfig, sink: Sink, stop: Stop, *, began_s: float, consumption: ConsumptionWindow
+    config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock, began_s: float, instruments: Instruments
 ) -> Trainer:
     """A trainer at the run's newest checkpoint, or at its beginning.
 
@@ -39,8 +45,9 @@ def assemble(
         config: the run.
         sink: reported to on rank 0.
         stop: asked at each step boundary.
-        began_s: `time.perf_counter()` at the start of the attempt.
-        consumption: window that began then.
+        clock: when the attempt began, in Unix time.
+        began_s: the same as `time.perf_counter()`.
+        instruments: that began to count then.
 
     Raises:
         TrainingError: whatever the run asks for that cannot be had.
@@ -49,13 +56,18 @@ def assemble(
     sink = sink if workers.rank == 0 else NullSink()
     device = _device(config)
     timeline = timeline_for(device, began_s)
-    figures = RunFigures(config, consumption, device)
-    arithmetic = arithmetic_for(config.precision, device)
+    life = SignsOfLife()
+    if workers.rank == 0:
+        life = LifeFile(Path(config.workspace.checkpoints), clock.opened_s)
+    instruments.attach(device, alive=life.beat)
+    arithmetic = arithmetic_for(config.precision, device, config.numerics)
+    inference = inference_for(config.numerics, arithmetic, device)
 
     task = tasks.build(config.task.name)
     sink.progress(step=0, total_steps=0, phase="preparing")
     model_origin = origin.locate(config.model.student, config.workspace)
-    data = task.prepare(config, model_origin, lambda line: sink.log("info", line))
+    tokenizer_origin = distillation.tokenizer_origin(config, model_origin)
+    data = task.prepare(config, tokenizer_origin, lambda line: sink.log("info", line))
 
     model = student.build(
         model_origin,
@@ -66,24 +78,53 @@ def assemble(
         pad_id=data.pad_id,
         layers=config.model.layers,
     ).to(device)
+    if config.model.compile:
+        compile_encoder(model)
+    elif device.type == "cpu":
+        dropout.install(model)
     arithmetic.prepare(model)
-    built = build_optimizer(config.optimizer, model)
+    # A GPU's matrix units want widths of 8; on CPU every column of padding costs time.
+    multiple = 8 if device.type == "cuda" else 1
+    distilled = distillation.set_up(
+        config,
+        task,
+        data,
+        model,
+        device=device,
+        arithmetic=arithmetic,
+        multiple=multiple,
+        report=lambda line: sink.log("info", line),
+    )
+    identity = {**data.identity, **distilled.identity}
+    built = build_optimizer(config.optimizer, distilled.module)
     if built.fallback is not None:
         sink.log(
             "warning", f"optimizer.implementation: {built.implementation} runs, because {built.fallback}"
         )
-    # A GPU's matrix units want widths of 8; on CPU every column of padding costs time.
-    multiple = 8 if device.type == "cuda" else 1
+    trial = Trial(
+        config,
+        distilled.module,
+        distilled.objective,
+        arithmetic,
+        data.train,
+        device=device,
+        pad_id=data.pad_id,
+        multiple=multiple,
+        transform=distilled.transform,
+    )
+    micro_size = micro_batch.choose(config, workers, device, model.bert.config.to_dict(), trial.at_size)
+    if config.model.compile:
+        trial.compile(micro_size)
     batches = TrainingBatches(
         data.train,
         seed=config.seed,
         global_size=config.batch.global_size,
-        micro_size=config.micro_size,
+        micro_size=micro_size,
         rank=workers.rank,
         world=workers.world,
         pad_id=data.pad_id,
         multiple=multiple,
-        transform=data.transform,
+        transform=distilled.transform,
     )
     evaluator = Evaluator(
         task,
@@ -91,7 +132,7 @@ def assemble(
         batch_size=config.evaluation.batch_size,
         workers=workers,
         device=device,
-        arithmetic=arithmetic,
+        inference=inference,
         multiple=multiple,
     )
     checkpoints = CheckpointStore(Path(config.workspace.checkpoints), config.checkpoint.keep)
@@ -100,28 +141,47 @@ def assemble(
     progress = Progress()
     if taken is not None:
         progress = snapshot.restore(
-            taken, model=model, optimizer=built.optimizer, data=data.identity, world=workers.world
+            taken,
+            model=model,
+            projections=distilled.projections,
+            optimizer=built.optimizer,
+            data=identity,
+            world=workers.world,
         )
         timeline.carry_over(taken.state["spent_s"])
+        _restore_best(checkpoints, progress, task.headline, workers)
+    before = life.look_back(
+        kept_until_s=taken.state["taken_s"] if taken else None, submitted_s=clock.submitted_s
+    )
+    timeline.carry_over({Phase.lost_since_checkpoint: before.lost_s})
+    progress.usage.queue_s += before.queue_s
+    progress.usage.cost_usd += cost_usd(config.rates, before.lost_s) * workers.world
     # Wrapped after the weights are restored, so that replicas begin equal.
-    replica = replicate(config, model, workers, device, timeline)
+    scale = loss_scale_for(config)
+    scale.restore(progress.loss_scale)
+    batches.take_detour(progress.roll_backs)
+    replica = replicate(config, distilled.module, workers, device, timeline)
     total_steps = config.length.total_steps(len(data.train), config.batch.global_size)
     sink.started(
         total_steps=total_steps,
         resumed_from_step=progress.step,
         facts={
             **environment_facts(device),
-            "data": dict(data.identity),
+            **instruments.device.facts(),
+            "data": identity,
             "config": json.loads(config.model_dump_json()),
             "optimizer_implementation": built.implementation,
             "optimizer_library": built.library,
             "optimizer_parity": built.parity,
             "precision_implementation": arithmetic.name,
+            "evaluation_precision": inference.name,
+            "compiled": config.model.compile,
+            **distilled.facts,
             "strategy": replica.name,
-            "attention": student.ATTENTION,
+            "attention": model.attention,
             "workers": workers.world,
-            "micro_size": config.micro_size,
-            "accumulation": config.accumulation,
+            "micro_size": micro_size,
+            "accumulation": config.batch.global_size // config.parallel.workers // micro_size,
             "parameters": model.parameter_count,
             "train_examples": len(data.train),
             "validation_examples": len(data.validation),
@@ -137,10 +197,14 @@ def assemble(
         Parts(
             config=config,
             task=task,
-            objective=Objective(task),
+            objective=distilled.objective,
+            projections=distilled.projections,
             model=model,
             replica=replica,
             optimizer=built.optimizer,
+            update=Update(
+                distilled.module, built.optimizer, scale, arithmetic.half, config.optimizer.max_grad_norm
+            ),
             arithmetic=arithmetic,
             batches=batches,
             evaluator=evaluator,
@@ -149,8 +213,11 @@ def assemble(
             checkpoints=checkpoints,
             progress=progress,
             timeline=timeline,
-            figures=figures,
-            data_identity=data.identity,
+            figures=RunFigures(config, instruments, arithmetic_of(model.bert.config, data.head)),
+            profiler=profiler_for(
+                config.telemetry.profile_steps, total_steps, device, timeline, records=workers.rank == 0
+            ),
+            data_identity=identity,
             tokenizer=data.tokenizer,
             total_steps=total_steps,
             resumed_from=found,
@@ -177,3 +244,15 @@ def _newest(checkpoints: CheckpointStore, workers: Workers, sink: Sink) -> Path 
         chosen = checkpoints.newest(lambda line: sink.log("warning", line))
     shared: Path | None = workers.share(chosen)
     return shared
+
+
+def _restore_best(checkpoints: CheckpointStore, progress: Progress, headline: str, workers: Workers) -> None:
+    """Mark the best evaluation of the resumed run; one whose checkpoint is gone is forgotten by all."""
+    kept = False
+    if workers.rank == 0:
+        if progress.best is not None:
+            kept = checkpoints.mark_best(progress.best_step, headline, progress.best)
+        if not kept:
+            checkpoints.forget_best()
+    if not workers.share(kept):
+        progress.best, progress.best_step = None, -1

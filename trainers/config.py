@@ -412,6 +412,15 @@ class TrainingSections(Section):
         return value
 
     @model_validator(mode="after")
+    def _half_parameters(self) -> TrainingSections:
+        if self.numerics.parameters == "half" and self.precision not in (Precision.fp16, Precision.bf16):
+            raise ValueError(
+                f"numerics.parameters half needs precision fp16 or bf16, not {self.precision}; "
+                "change precision, or set numerics.parameters: fp32"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _batch_divides(self) -> TrainingSections:
         size, workers = self.batch.global_size, self.parallel.workers
         if size % workers:

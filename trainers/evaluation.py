@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from trainers.data.batches import Batch, collate, evaluation_rows
 from trainers.models.student import Student
 from trainers.parallel.workers import Workers
-from trainers.precision import Arithmetic
+from trainers.precision import Inference
 from trainers.tasks.base import Prepared, Task
 
 
@@ -23,7 +24,7 @@ class Evaluator:
         batch_size: examples per forward pass on one worker.
         workers: that share the work.
         device: to compute on.
-        arithmetic: of the forward pass.
+        inference: number format.
         multiple: batch widths are rounded up to a multiple of this.
     """
 
@@ -35,13 +36,13 @@ class Evaluator:
         batch_size: int,
         workers: Workers,
         device: torch.device,
-        arithmetic: Arithmetic,
+        inference: Inference,
         multiple: int,
     ) -> None:
         self._task, self._workers = task, workers
         self._data, self._scoring = prepared.validation, prepared.scoring
         self._transform = prepared.transform
-        self._device, self._arithmetic = device, arithmetic
+        self._device, self._inference = device, inference
         self._pad_id, self._multiple = prepared.pad_id, multiple
         self._batches = evaluation_rows(self._data.lengths, batch_size, workers.rank, workers.world)
 
@@ -55,18 +56,23 @@ class Evaluator:
         Returns:
             The scores, or None when abandoned.
         """
+        began_s = time.perf_counter()
         model.eval()
         try:
-            parts = self._forward_all(model, abandon)
+            with self._inference.on(model):
+                parts = self._forward_all(model, abandon)
         finally:
             model.train()
         if parts is None:
             return None
-        every = self._workers.collect(parts)
-        rows = np.concatenate([rows for rows, _, _ in every])
-        observed = np.concatenate([observed for _, observed, _ in every if len(observed)])
-        loss = sum(loss for _, _, loss in every) / len(self._data)
-        return {"validation_loss": loss, **self._scoring.score(observed[np.argsort(rows, kind="stable")])}
+        every = self._workers.collect((*parts, time.perf_counter() - began_s))
+        rows = np.concatenate([rows for rows, _, _, _ in every])
+        observed = np.concatenate([observed for _, observed, _, _ in every if len(observed)])
+        loss = sum(loss for _, _, loss, _ in every) / len(self._data)
+        scores = {"validation_loss": loss, **self._scoring.score(observed[np.argsort(rows, kind="stable")])}
+        if self._task.timed:
+            scores["sequence_ms"] = 1000.0 * sum(spent_s for *_, spent_s in every) / len(self._data)
+        return scores
 
     @torch.no_grad()
     def _forward_all(
@@ -89,6 +95,6 @@ class Evaluator:
         return np.concatenate(self._batches), whole, loss
 
     def _forward(self, model: Student, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        with self._arithmetic.context():
+        with self._inference.context():
             logits = model(batch).logits
             return self._scoring.observe(logits, batch), self._task.loss(logits, batch)

@@ -1,7 +1,14 @@
-"""The number format of forward and backward. Parameters and optimizer state stay fp32."""
+"""The number formats of a run: how it computes, how it stores parameters, how it evaluates.
+
+`arithmetic_for` gives the arithmetic of training and `inference_for` that of evaluation. Where the
+device has no instructions for a half precision that is offered all the same, the same numbers come
+from fp32 products of rounded operands: `Rounded`. The loss scale of fp16 is `trainers.loss_scale`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,8 +16,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainers.config import Precision
+from trainers.config import Numerics, Precision
 from trainers.errors import BadSpecError
+
+_HALF = {Precision.fp16: torch.float16, Precision.bf16: torch.bfloat16}
+_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+_AMPERE = (8, 0)
 
 
 class Arithmetic:
@@ -18,99 +29,297 @@ class Arithmetic:
 
     Attributes:
         name: what really runs, for the record.
+        half: the half precision that takes part; None = none does.
+        half_parameters: parameters and gradients are stored in it, and the optimizer keeps masters.
     """
 
     name = "fp32"
+    half: torch.dtype | None = None
+    half_parameters = False
 
     def prepare(self, model: nn.Module) -> None:
-        """Change the model's modules where the arithmetic asks for it; parameters stay."""
+        """Change the model's modules where the arithmetic asks for it; names stay."""
+        if self.half_parameters:
+            model.to(self.half)
 
     def context(self) -> AbstractContextManager[None]:
         """Around each forward pass."""
         return nullcontext()
 
 
+class Tf32(Arithmetic):
+    """fp32 whose matrix products round their operands to 10 bits of mantissa, in tensor cores."""
+
+    name = "tf32"
+
+    def prepare(self, model: nn.Module) -> None:
+        """Allow it for the process; `trainers.process.reset_process` takes it back."""
+        torch.set_float32_matmul_precision("high")
+
+
 class Autocast(Arithmetic):
-    """Matrix products in bf16 by torch's autocast."""
+    """Matrix products in half precision by torch's autocast."""
 
-    name = "bf16 autocast"
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device.type
+    def __init__(self, device: torch.device, half: torch.dtype, *, half_parameters: bool = False) -> None:
+        self._device, self.half, self.half_parameters = device.type, half, half_parameters
+        self.name = f"{_NAMES[half]} autocast" + (", half parameters" if half_parameters else "")
 
     def context(self) -> AbstractContextManager[None]:
         """See `Arithmetic.context`."""
-        return torch.autocast(self._device, dtype=torch.bfloat16)
+        return torch.autocast(self._device, dtype=self.half)
 
 
-class RoundedBf16(Arithmetic):
-    """bf16 on a CPU that has no instructions for it.
+class Rounded(Arithmetic):
+    """Half precision on a device that has no instructions for it.
 
     There torch multiplies bf16 matrices one element at a time (measured on AVX2: 7,600 ms for a
     product that takes 140 ms in fp32). The same numbers come from fp32 products of operands
-    rounded to bf16: a bf16 unit too sums in fp32 and rounds the result. So accuracy is that of
-    bf16, and time is not: it is that of fp32 plus the rounding.
+    rounded to half precision: a matrix unit too sums in fp32 and rounds the result. So accuracy is
+    that of half precision, overflow to infinity and underflow to zero included, and time is not:
+    it is that of fp32 plus the rounding.
     """
 
-    name = "bf16 operands and results, fp32 arithmetic (this CPU has no bf16 instructions)"
+    def __init__(self, half: torch.dtype, *, half_parameters: bool = False) -> None:
+        self.half, self.half_parameters = half, half_parameters
+        self.name = f"{_NAMES[half]} operands and results, fp32 arithmetic (no instructions for it here)" + (
+            ", half parameters" if half_parameters else ""
+        )
 
     def prepare(self, model: nn.Module) -> None:
-        """Let every Linear round; names and parameters stay as they are."""
+        """Let every Linear round; names stay. Half parameters are widened where they are used."""
+        super().prepare(model)
+        linear = _ROUNDED[self.half] if self.half is not None else nn.Linear
         for module in model.modules():
             if type(module) is nn.Linear:
-                module.__class__ = _RoundedLinear
+                module.__class__ = linear
+            elif self.half_parameters and type(module) is nn.LayerNorm:
+                module.__class__ = _WideLayerNorm
+            elif self.half_parameters and type(module) is nn.Embedding:
+                module.__class__ = _WideEmbedding
 
 
-def arithmetic_for(precision: Precision, device: torch.device) -> Arithmetic:
+class RoundedBf16(Rounded):
+    """`Rounded` to bf16."""
+
+    name = "bf16 operands and results, fp32 arithmetic (no instructions for it here)"
+
+    def __init__(self) -> None:
+        super().__init__(torch.bfloat16)
+
+
+def arithmetic_for(
+    precision: Precision, device: torch.device, numerics: Numerics | None = None
+) -> Arithmetic:
     """The arithmetic of a precision on a device.
 
+    Args:
+        precision: of forward and backward.
+        device: that computes.
+        numerics: how parameters are stored; None = in fp32.
+
     Raises:
-        BadSpecError: the device cannot compute in the precision.
+        BadSpecError: the device cannot compute in the precision, or nothing is half.
     """
+    half_parameters = numerics is not None and numerics.parameters == "half"
+    if half_parameters and precision not in _HALF:
+        raise BadSpecError(
+            f"numerics.parameters half needs precision fp16 or bf16, not {precision.value}; change one"
+        )
     if precision is Precision.fp32:
         return Arithmetic()
-    if precision is Precision.bf16:
-        return Autocast(device) if _has_bf16(device) else RoundedBf16()
-    raise BadSpecError(f"precision {precision.value} cannot be trained here; change precision")
+    reason = why_not(precision, device)
+    if reason is not None:
+        raise BadSpecError(f"precision {precision.value} cannot be computed on {device}: {reason}")
+    if precision is Precision.tf32:
+        return Tf32()
+    half = _HALF[precision]
+    if device.type == "cpu" and not has_bf16(device):
+        return Rounded(half, half_parameters=half_parameters)
+    return Autocast(device, half, half_parameters=half_parameters)
 
 
-def _has_bf16(device: torch.device) -> bool:
+def why_not(precision: Precision, device: torch.device) -> str | None:
+    """Why a device is not used in a precision, and what to do; None when it is."""
+    if precision is Precision.fp32:
+        return None
+    if device.type != "cuda":
+        return None if precision is Precision.bf16 else "it needs a GPU; use precision fp32 or bf16"
+    if precision is Precision.fp16 or torch.cuda.get_device_capability(device) >= _AMPERE:
+        return None
+    name = torch.cuda.get_device_name(device)
+    return f"{name} is older than Ampere and has no {precision.value}; use precision fp32 or fp16"
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether a device has instructions for bf16."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported())
+        return torch.cuda.get_device_capability(device) >= _AMPERE
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-class _RoundedLinear(nn.Linear):
-    """A Linear whose operands and results are rounded to bf16."""
+class Inference:
+    """How a model is evaluated: as it is trained.
+
+    Args:
+        training: arithmetic of the training.
+    """
+
+    def __init__(self, training: Arithmetic) -> None:
+        self._training = training
+        self.name = training.name
+
+    @contextlib.contextmanager
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """Around an evaluation: the model computes in this format, and afterwards is as it was."""
+        yield
+
+    def context(self) -> AbstractContextManager[None]:
+        """Around each forward pass."""
+        return self._training.context()
+
+
+class Fp32Inference(Inference):
+    """fp32 arithmetic, whatever the training computes in. Half parameters are widened, which is exact."""
+
+    def __init__(self, training: Arithmetic) -> None:
+        super().__init__(training)
+        self.name = "fp32" + (" arithmetic on half parameters" if training.half_parameters else "")
+
+    @contextlib.contextmanager
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """See `Inference.on`."""
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            with _as(model, torch.float32, nn.Linear):
+                yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def context(self) -> AbstractContextManager[None]:
+        """See `Inference.context`."""
+        return nullcontext()
+
+
+class HalfInference(Inference):
+    """Weights and arithmetic in half precision: the weights are converted once for each evaluation."""
+
+    def __init__(self, training: Arithmetic, device: torch.device) -> None:
+        super().__init__(training)
+        bf16 = device.type == "cpu" or has_bf16(device)
+        self._half = training.half or (torch.bfloat16 if bf16 else torch.float16)
+        self._rounds = device.type == "cpu" and not has_bf16(device)
+        how = "weights, operands and results, fp32 arithmetic" if self._rounds else "weights and arithmetic"
+        self.name = f"{_NAMES[self._half]} {how}"
+
+    @contextlib.contextmanager
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """See `Inference.on`. Both copies of the weights are in memory meanwhile."""
+        # Where rounding does the work, each weight is rounded where it is used.
+        dtype = torch.float32 if self._rounds else self._half
+        with _as(model, dtype, _ROUNDED[self._half] if self._rounds else nn.Linear):
+            yield
+
+    def context(self) -> AbstractContextManager[None]:
+        """See `Inference.context`."""
+        return nullcontext()
+
+
+def inference_for(numerics: Numerics, training: Arithmetic, device: torch.device) -> Inference:
+    """The arithmetic of evaluation on a device."""
+    if numerics.evaluation == "fp32":
+        return Fp32Inference(training)
+    if numerics.evaluation == "half":
+        return HalfInference(training, device)
+    return Inference(training)
+
+
+@contextlib.contextmanager
+def _as(model: nn.Module, dtype: torch.dtype, linear: type[nn.Linear]) -> Iterator[None]:
+    """The model with converted parameters and other Linears; the stored values are put back."""
+    stored = {parameter: parameter.data for parameter in model.parameters()}
+    linears = {module: type(module) for module in model.modules() if isinstance(module, nn.Linear)}
+    try:
+        for parameter in stored:
+            parameter.data = parameter.data.to(dtype)
+        for module in linears:
+            module.__class__ = linear
+        yield
+    finally:
+        for parameter, data in stored.items():
+            parameter.data = data
+        for module, kind in linears.items():
+            module.__class__ = kind
+
+
+class _WideLayerNorm(nn.LayerNorm):
+    """A LayerNorm of half parameters in fp32 arithmetic."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = _RoundedProduct.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return functional.layer_norm(
+            input.float(), self.normalized_shape, self.weight.float(), self.bias.float(), self.eps
+        )
+
+
+class _WideEmbedding(nn.Embedding):
+    """An Embedding of half parameters whose rows come out in fp32."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).float()
+
+
+class _RoundedLinear(nn.Linear):
+    """A Linear whose operands and results are rounded to half precision."""
+
+    rounds_to: torch.dtype
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = _RoundedProduct.apply(  # type: ignore[no-untyped-call]
+            input, self.weight, self.bias, self.rounds_to
+        )
         return product
+
+
+class _LinearInBf16(_RoundedLinear):
+    rounds_to = torch.bfloat16
+
+
+class _LinearInFp16(_RoundedLinear):
+    rounds_to = torch.float16
+
+
+_ROUNDED: dict[torch.dtype, type[nn.Linear]] = {torch.bfloat16: _LinearInBf16, torch.float16: _LinearInFp16}
 
 
 class _RoundedProduct(torch.autograd.Function):
     """y = round(round(x) round(W)^T + round(b)), and its gradients by the same rule.
 
-    The operands are kept for the backward pass in bf16: half the memory, as real bf16 has it.
+    The operands are kept for the backward pass in half precision: half the memory, as the real one has it.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        x16, w16 = x.to(torch.bfloat16), weight.to(torch.bfloat16)
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, half: torch.dtype
+    ) -> torch.Tensor:
+        x16, w16 = x.to(half), weight.to(half)
         ctx.save_for_backward(x16, w16)
-        ctx.has_bias = bias is not None
-        return _round(functional.linear(x16.float(), w16.float(), None if bias is None else _round(bias)))
+        ctx.has_bias, ctx.half = bias is not None, half
+        bias = None if bias is None else _round(bias, half)
+        return _round(functional.linear(x16.float(), w16.float(), bias), half)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def backward(
+        ctx: Any, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
         x16, w16 = ctx.saved_tensors
-        grad = _round(grads[0])
+        half = ctx.half
+        grad = _round(grads[0], half)
         rows = grad.reshape(-1, grad.shape[-1])
-        grad_x = _round(grad @ w16.float())
-        grad_weight = _round(rows.t() @ x16.reshape(-1, x16.shape[-1]).float())
-        return grad_x, grad_weight, _round(rows.sum(0)) if ctx.has_bias else None
+        grad_x = _round(grad @ w16.float(), half)
+        grad_weight = _round(rows.t() @ x16.reshape(-1, x16.shape[-1]).float(), half)
+        return grad_x, grad_weight, _round(rows.sum(0), half) if ctx.has_bias else None, None
 
 
-def _round(tensor: torch.Tensor) -> torch.Tensor:
-    """To the nearest bf16 value, kept in fp32."""
-    return tensor.to(torch.bfloat16).float()
+def _round(tensor: torch.Tensor, half: torch.dtype) -> torch.Tensor:
+    """To the nearest value of half precision, kept in fp32."""
+    return tensor.to(half).float()

@@ -7,12 +7,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Never
 
+import numpy as np
 import torch
+from torch import nn
 
-from trainers.checkpoints import random_state, snapshot
+from trainers.checkpoints import random_state, snapshot, store
 from trainers.checkpoints.store import CheckpointStore
 from trainers.config import RunConfig
+from trainers.data import tokenizers
 from trainers.data.batches import Batch, StepBatch, TrainingBatches
 from trainers.data.prefetch import Prefetcher
 from trainers.errors import CheckpointError, NotFiniteError
@@ -23,11 +27,15 @@ from trainers.optimizers.schedule import learning_rate
 from trainers.parallel.replica import Replica
 from trainers.parallel.workers import Workers
 from trainers.precision import Arithmetic
+from trainers.process import seed_all
 from trainers.progress import Progress
 from trainers.reporting import Outcome, Point, Sink, Stop, StopReason
 from trainers.tasks.base import Task
+from trainers.telemetry.flops import Tally, tally
+from trainers.telemetry.profiling import StepProfiler
 from trainers.telemetry.run_figures import RunFigures
 from trainers.telemetry.timeline import TRAINING, Phase, Timeline
+from trainers.update import Update
 
 _REASONS = tuple(StopReason)
 
@@ -39,9 +47,11 @@ class Parts:
     config: RunConfig
     task: Task
     objective: Objective
+    projections: nn.ModuleDict
     model: Student
     replica: Replica
     optimizer: torch.optim.Optimizer
+    update: Update
     arithmetic: Arithmetic
     batches: TrainingBatches
     evaluator: Evaluator
@@ -51,6 +61,7 @@ class Parts:
     progress: Progress
     timeline: Timeline
     figures: RunFigures
+    profiler: StepProfiler
     data_identity: Mapping[str, str | int | float]
     tokenizer: Path
     total_steps: int
@@ -93,7 +104,8 @@ class Trainer:
         self.evaluate_every = max(1, round(parts.config.evaluation.every_epochs * per_epoch))
         self.stopping: StopReason | None = None
         self.rates = _Throughput(parts)
-        self.parameters = [p for p in parts.model.parameters() if p.requires_grad]
+        # Points are reported once, also where steps are trained anew after going back.
+        self.reported_step, self.scored_step = parts.progress.step, -1
 
     def train(self) -> Outcome:
         """Train to the end or until stopped.
@@ -106,11 +118,11 @@ class Trainer:
         self.stopping = self._agree(0.0, 0, 0, True).stop
         parts.model.train()
         self._say("training")
-        batches = Prefetcher(parts.batches.__getitem__, progress.step, parts.total_steps)
+        batches = Prefetcher(self._prepare, progress.step, parts.total_steps)
         try:
             while True:
-                # Rare work first. What is saved before an evaluation need not be trained again
-                # when the evaluation is interrupted.
+                # Rare work first. Each evaluation finds its step saved: it need not be trained again
+                # when the evaluation is interrupted, and is kept when it is the best.
                 if self._checkpoint_due():
                     self.save()
                 if self._evaluation_due():
@@ -118,16 +130,34 @@ class Trainer:
                 if self.stopping or progress.step >= parts.total_steps:
                     break
 
-                parts.timeline.enter(Phase.data_wait)
-                self.train_step(batches.next())
+                with parts.profiler.around(progress.step):
+                    parts.timeline.enter(Phase.data_wait)
+                    batch, counted = batches.next()
+                    applied = self.train_step(batch)
+                    parts.figures.count(counted, parts.objective.asked(), timed=not parts.profiler.active)
+                self._report_profile()
+                if not applied:
+                    batches.close()
+                    self.roll_back()
+                    batches = Prefetcher(self._prepare, progress.step, parts.total_steps)
         finally:
             batches.close()
+            parts.profiler.close()
         if progress.step > self.saved_step or (self.stopping and self.checkpoint is None):
             self.save()  # stopped while evaluating
         return self._outcome()
 
-    def train_step(self, batch: StepBatch) -> None:
-        """One optimizer update: gradients of the global batch, agreement, update, report."""
+    def _prepare(self, step: int) -> tuple[StepBatch, Tally]:
+        """A step's batch and what its arithmetic is counted from; runs ahead, in a thread."""
+        batch = self.parts.batches[step]
+        return batch, tally(batch.micro_batches, self.parts.model.head)
+
+    def train_step(self, batch: StepBatch) -> bool:
+        """One optimizer update: gradients of the global batch, agreement, update, report.
+
+        Returns:
+            False when the run has to go back to a checkpoint instead.
+        """
         parts, config = self.parts, self.parts.config
         parts.objective.begin_step(parts.progress.step, parts.total_steps)
         loss_sum = torch.zeros((), dtype=torch.float32, device=parts.device)
@@ -137,8 +167,9 @@ class Trainer:
                 loss_sum += self.forward_backward_step(micro_batch.to(parts.device), batch.global_examples)
 
         parts.timeline.enter(Phase.optimizer)
-        grad_norm = self._clip(config.optimizer.max_grad_norm)
-        norm, loss = grad_norm.item(), loss_sum.item()
+        # One transfer: on a GPU the host waits here, and nowhere else in a step.
+        norm, loss = torch.stack([parts.update.norm(), loss_sum]).tolist()
+        norm /= parts.update.scale.value
 
         parts.timeline.enter(Phase.communication)
         agreed = self._agree(
@@ -147,15 +178,18 @@ class Trainer:
             sum(micro.padded_tokens for micro in batch.micro_batches),
             math.isfinite(norm) and math.isfinite(loss),
         )
-        if not agreed.finite:
-            self._report_not_finite(agreed.loss_sum / batch.global_examples, norm)
-
-        parts.timeline.enter(Phase.optimizer)
         rate = learning_rate(config.optimizer, parts.progress.step, parts.total_steps)
-        for group in parts.optimizer.param_groups:
-            group["lr"] = rate
-        parts.optimizer.step()
-        parts.optimizer.zero_grad(set_to_none=True)
+        report = (parts.progress.step + 1) % config.log_every_steps == 0
+        parts.timeline.enter(Phase.optimizer)
+        underflow_pct = parts.update.underflow_pct() if report else None
+        loss_scale = parts.update.scale.value
+        if agreed.finite:
+            parts.update.apply(norm, rate)
+            parts.update.scale.applied()
+            parts.progress.not_finite_in_a_row = 0
+        elif not self._skip(agreed.loss_sum / batch.global_examples, norm):
+            return False
+        parts.update.clear()
 
         parts.timeline.enter(Phase.communication)
         parts.progress.count(
@@ -164,23 +198,33 @@ class Trainer:
             tokens=agreed.tokens,
             padded_tokens=agreed.padded_tokens,
             new_epoch=parts.progress.step % parts.batches.steps_per_epoch == 0,
+            timed=not parts.profiler.active,
         )
         self.stopping = agreed.stop
         parts.timeline.settle()
-        if parts.progress.step % config.log_every_steps == 0:
-            self._report_step(agreed.loss_sum / batch.global_examples, norm, rate)
+        if report:
+            own: dict[str, float] = {}
+            if underflow_pct is not None:
+                own["underflow_pct"] = underflow_pct.item()
+            if parts.update.scale.dynamic:
+                own["loss_scale"] = loss_scale
+            if parts.update.scale.dynamic or config.numerics.not_finite != "stop":
+                own["skipped_steps"] = parts.progress.skipped_steps
+            self._report_step(agreed.loss_sum / batch.global_examples, norm, rate, own)
+        return True
 
     def forward_backward_step(self, batch: Batch, global_examples: int) -> torch.Tensor:
         """Add the gradients of a micro-batch; returns its loss, summed over its examples.
 
         The loss is normalised over the global batch, so that gradients do not depend on how it
-        is divided. Gradients are averaged over workers: times their number makes it a sum.
+        is divided. Gradients are averaged over workers: times their number makes it a sum. They
+        carry the loss scale until the update.
         """
         parts = self.parts
         parts.timeline.enter(Phase.forward)
         with parts.arithmetic.context():
             loss_sum = parts.objective.loss(parts.replica.forward(batch), batch)
-        parts.replica.backward(loss_sum * (parts.workers.world / global_examples))
+        parts.replica.backward(loss_sum * (parts.update.scale.value * parts.workers.world / global_examples))
         return loss_sum.detach()
 
     def evaluate(self) -> None:
@@ -193,7 +237,11 @@ class Trainer:
             return
         parts.progress.judge(scores, parts.task.headline, higher_is_better=parts.task.higher_is_better)
         step = parts.progress.step
-        self.sink.points([Point(name, step, value) for name, value in scores.items()])
+        if step > self.scored_step:
+            self.scored_step = step
+            self.sink.points([Point(name, step, value) for name, value in scores.items()])
+        if parts.progress.best_step == step:
+            self._mark_best()
         self._say("training")
 
     def save(self) -> None:
@@ -206,6 +254,7 @@ class Trainer:
         parts.timeline.enter(Phase.checkpoint)
         self._say("saving")
         parts.figures.update(progress, parts.workers)
+        progress.loss_scale = parts.update.scale.to_state()
         states = parts.workers.collect(random_state.capture(parts.device))
         problem: str | None = None
         if parts.workers.rank == 0:
@@ -221,10 +270,29 @@ class Trainer:
         self.sink.checkpoint(step=progress.step, path=str(self.checkpoint), verified=True)
         self._say("training")
 
+    def _mark_best(self) -> None:
+        """Keep the checkpoint of this step, which was saved before the evaluation, as the best.
+
+        Raises:
+            CheckpointError: on every worker.
+        """
+        parts, progress = self.parts, self.parts.progress
+        parts.timeline.enter(Phase.checkpoint)
+        problem: str | None = None
+        if parts.workers.rank == 0 and progress.best is not None:
+            try:
+                parts.checkpoints.mark_best(progress.step, parts.task.headline, progress.best)
+            except CheckpointError as error:
+                problem = str(error)
+        problem = parts.workers.share(problem)
+        if problem is not None:
+            raise CheckpointError(problem)
+
     def _write(self, random_states: list[dict[str, object]]) -> None:
         parts = self.parts
         taken = snapshot.take(
             model=parts.model,
+            projections=parts.projections,
             optimizer=parts.optimizer,
             progress=parts.progress,
             random_states=random_states,
@@ -235,15 +303,17 @@ class Trainer:
 
         def describe(folder: Path) -> None:
             parts.model.write_config(folder)
-            (folder / parts.tokenizer.name).write_bytes(parts.tokenizer.read_bytes())
+            tokenizers.write(folder, parts.tokenizer)
 
         parts.checkpoints.save(parts.progress.step, taken, describe)
 
     def _checkpoint_due(self) -> bool:
         progress, every = self.parts.progress, self.parts.config.checkpoint
         if progress.step == self.saved_step:
-            return self.stopping is not None and self.checkpoint is None
-        if self.stopping or progress.step >= self.parts.total_steps:
+            # A run that may have to go back needs a place to go back to.
+            needed = self.stopping is not None or self.parts.config.numerics.not_finite == "roll_back"
+            return needed and self.checkpoint is None
+        if self.stopping or progress.step >= self.parts.total_steps or self._evaluation_due():
             return True
         return self.time_to_save or (every.every_steps is not None and progress.step % every.every_steps == 0)
 
@@ -257,13 +327,68 @@ class Trainer:
         self.stopping = self._agree(0.0, 0, 0, True).stop
         return self.stopping is not None
 
-    def _clip(self, limit: float) -> torch.Tensor:
-        """Global L2 norm of the gradients, which are clipped to it; 0 = no clipping."""
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
-        if limit > 0.0:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, limit, norm)
-        return norm
+    def _skip(self, loss: float, grad_norm: float) -> bool:
+        """What becomes of a step whose loss or gradients are not finite; the same on every worker.
+
+        A skipped step is not applied and counts all the same: data order and learning rate go on.
+
+        Returns:
+            True when it is skipped, False when the run has to go back to a checkpoint.
+
+        Raises:
+            NotFiniteError: the policy says so, or its limit is reached.
+        """
+        parts, progress = self.parts, self.parts.progress
+        # A finite loss whose gradients overflow: the scale was too high, and that is no failure.
+        if math.isfinite(loss) and parts.update.scale.forgives():
+            progress.skipped_steps += 1
+            return True
+        policy = parts.config.numerics
+        what = f"step {progress.step + 1}: loss {loss}, gradient norm {grad_norm}"
+        if policy.not_finite == "skip" and progress.not_finite_in_a_row + 1 < policy.not_finite_limit:
+            progress.skipped_steps += 1
+            progress.not_finite_in_a_row += 1
+            self.sink.log("warning", f"{what}; the step is skipped")
+            return True
+        if policy.not_finite == "roll_back" and progress.roll_backs + 1 < policy.not_finite_limit:
+            self.sink.log("warning", f"{what}; going back")
+            return False
+        self._report_not_finite(loss, grad_norm)
+
+    def roll_back(self) -> None:
+        """Go on from the newest checkpoint with another order of the data and other dropout.
+
+        The same batches and the same dropout would lead to the same numbers. What was spent stays
+        spent, and an evaluation of the restored step stays valid.
+
+        Raises:
+            CheckpointError: no checkpoint can be read.
+        """
+        parts, progress = self.parts, self.parts.progress
+        parts.timeline.enter(Phase.checkpoint)
+        path = None
+        if parts.workers.rank == 0:
+            path = parts.checkpoints.newest(lambda line: self.sink.log("warning", line))
+        path = parts.workers.share(path)
+        if path is None:
+            raise CheckpointError("there is no checkpoint to go back to; set checkpoint.every_steps")
+        taken = store.load(path)
+        restored = snapshot.restore(
+            taken,
+            model=parts.model,
+            projections=parts.projections,
+            optimizer=parts.optimizer,
+            data=parts.data_identity,
+            world=parts.workers.world,
+        )
+        parts.update.clear()
+        parts.update.scale.restore(restored.loss_scale)
+        progress.go_back_to(restored)
+        parts.batches.take_detour(progress.roll_backs)
+        detour = np.random.SeedSequence([parts.config.seed, progress.roll_backs]).generate_state(1)
+        seed_all(int(detour[0]), rank=parts.workers.rank)
+        self.saved_step, self.checkpoint = progress.step, path
+        self.sink.log("warning", f"went back to step {progress.step}; the data comes in another order")
 
     def _agree(self, loss_sum: float, tokens: int, padded_tokens: int, finite: bool) -> Agreed:
         """One exchange per step: sums over workers of everything that all must know."""
@@ -271,36 +396,58 @@ class Trainer:
         every_s = self.parts.config.checkpoint.every_s
         # Clocks differ: rank 0's alone says when it is time for a checkpoint.
         late = self.parts.workers.rank == 0 and 0.0 < every_s <= time.monotonic() - self.saved_at_s
-        loss, tokens_sum, padded_sum, broken, save, *stops = self.parts.workers.sum(
-            [loss_sum, tokens, padded_tokens, not finite, late, *(reason is asked for reason in _REASONS)],
+        votes = [reason is asked for reason in _REASONS]
+        loss, tokens_sum, padded_sum, broken, save, *rest = self.parts.workers.sum(
+            [loss_sum, tokens, padded_tokens, not finite, late, *votes, *self.parts.objective.local_sums()],
             self.parts.device,
         )
         self.time_to_save = save > 0
-        stop = next((reason for reason, votes in zip(_REASONS, stops, strict=True) if votes), None)
+        self.parts.objective.agree(rest[len(_REASONS) :])
+        stop = next((reason for reason, votes in zip(_REASONS, rest, strict=False) if votes), None)
         return Agreed(loss, int(tokens_sum), int(padded_sum), not broken, stop)
 
-    def _report_step(self, loss: float, grad_norm: float, rate: float) -> None:
+    def _report_step(self, loss: float, grad_norm: float, rate: float, own: Mapping[str, float]) -> None:
         parts, step = self.parts, self.parts.progress.step
-        samples_per_s, tokens_per_s = self.rates.lap()
+        if step <= self.reported_step:
+            return
+        self.reported_step = step
         at_s = time.time()
         values = (
             ("loss", loss),
             ("learning_rate", rate),
             ("grad_norm", grad_norm),
-            ("samples_per_s", samples_per_s),
-            ("tokens_per_s", tokens_per_s),
+            *self.rates.lap(),
             ("epoch", step / parts.batches.steps_per_epoch),
+            *own.items(),
             *parts.objective.parts().items(),
         )
         self.sink.points([Point(name, step, value, at_s) for name, value in values])
         self._say("training")
 
-    def _report_not_finite(self, loss: float, grad_norm: float) -> None:
+    def _report_profile(self) -> None:
+        said = self.parts.profiler.take()
+        if said is None:
+            return
+        profiled, start_s, end_s = said
+        self.parts.figures.keep(profiled, self.parts.progress)
+        for measurement in profiled.measurements(start_s, end_s):
+            self.sink.measurement(measurement)
+
+    def _report_not_finite(self, loss: float, grad_norm: float) -> Never:
         step = self.parts.progress.step + 1
         self.sink.points([Point("loss", step, loss), Point("grad_norm", step, grad_norm)])
         raise NotFiniteError(
-            f"step {step}: loss {loss} and gradient norm {grad_norm} are not both finite; "
-            "lower optimizer.learning_rate, set optimizer.max_grad_norm, or use precision fp32"
+            f"step {step}: loss {loss} and gradient norm {grad_norm} are not both finite; {self._advice()}"
+        )
+
+    def _advice(self) -> str:
+        policy = self.parts.config.numerics
+        if policy.not_finite == "stop":
+            return "lower optimizer.learning_rate, set optimizer.max_grad_norm, or use precision fp32"
+        what = "steps in a row" if policy.not_finite == "skip" else "times"
+        return (
+            f"that was the last of numerics.not_finite_limit {policy.not_finite_limit} {what}; "
+            "lower optimizer.learning_rate or use precision fp32"
         )
 
     def _say(self, phase: str) -> None:
@@ -312,8 +459,9 @@ class Trainer:
         parts.figures.update(progress, parts.workers)
         done = progress.step >= parts.total_steps and progress.evaluated_step == progress.step
         summary = parts.figures.summary(progress, parts.timeline.spent_s(), parts.model.parameter_count)
-        for measurement in parts.figures.measurements(summary):
+        for measurement in parts.figures.measurements(summary, progress):
             self.sink.measurement(measurement)
+        summary |= self._judgement()
         return Outcome(
             status="completed" if done else "stopped",
             stop_reason=None if done else self.stopping,
@@ -323,6 +471,18 @@ class Trainer:
             checkpoint=str(self.checkpoint) if self.checkpoint else None,
         )
 
+    def _judgement(self) -> dict[str, float | int | str | None]:
+        """The headline metric at the last evaluation and at the best, and the checkpoint of the best."""
+        parts, progress = self.parts, self.parts.progress
+        found = progress.best_step >= 0
+        return {
+            "headline": parts.task.headline,
+            "score": progress.scores.get(parts.task.headline),
+            "best_score": progress.best,
+            "best_step": progress.best_step if found else None,
+            "best_checkpoint": str(parts.checkpoints.path(progress.best_step)) if found else None,
+        }
+
 
 class _Throughput:
     """Samples and real tokens per second of training time, between two calls of `lap`."""
@@ -331,14 +491,14 @@ class _Throughput:
         self._parts = parts
         self._last = self._now()
 
-    def lap(self) -> tuple[float, float]:
-        """Samples/s and tokens/s since the last call."""
+    def lap(self) -> tuple[tuple[str, float], ...]:
+        """Points since the last call; none where no step was timed."""
         before, self._last = self._last, self._now()
-        seconds = self._last[0] - before[0]
-        if seconds <= 0.0:
-            return 0.0, 0.0
-        return (self._last[1] - before[1]) / seconds, (self._last[2] - before[2]) / seconds
+        seconds, samples, tokens = (now - then for now, then in zip(self._last, before, strict=True))
+        if seconds <= 0.0 or not samples:
+            return ()
+        return ("samples_per_s", samples / seconds), ("tokens_per_s", tokens / seconds)
 
     def _now(self) -> tuple[float, int, int]:
         spent, progress = self._parts.timeline.spent_s(), self._parts.progress
-        return sum(spent[phase.value] for phase in TRAINING), progress.samples, progress.tokens
+        return sum(spent[phase.value] for phase in TRAINING), progress.timed_samples, progress.timed_tokens

@@ -147,6 +147,8 @@ def launch() -> Iterator[Launch]:
         stop_after: int | None = None,
         kill_at: int | None = None,
         poison_step: int | None = None,
+        poison_until: int = 10**9,
+        emulate_fp16: bool = False,
     ) -> Ended:
         """See `launch`. The last worker stops, is killed or is poisoned, for all."""
         workers = configs[0].parallel.workers
@@ -157,6 +159,8 @@ def launch() -> Iterator[Launch]:
                 "stop_after": stop_after,
                 "kill_at": kill_at,
                 "poison_step": poison_step,
+                "poison_until": poison_until,
+                "emulate_fp16": emulate_fp16,
             }
             processes = [
                 context.Process(

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import distributed
 
+from trainers import assembly
 from trainers.config import RunConfig
 from trainers.entrypoint import classify, train
+from trainers.precision import Rounded
 from trainers.reporting import NullSink, StopReason
 from trainers.tasks.imdb import Imdb
 
@@ -27,7 +29,8 @@ class Script(NullSink):
 
     def __init__(self, stop_after: int | None, kill_at: int | None) -> None:
         self.stop_after, self.kill_at = stop_after, kill_at
-        self.losses: dict[int, float] = {}
+        self.by_name: dict[str, dict[int, float]] = {"loss": {}}
+        self.losses = self.by_name["loss"]
         self.calls = -1
         self.resumed_from = 0
 
@@ -36,8 +39,8 @@ class Script(NullSink):
 
     def points(self, points: Any) -> None:
         for point in points:
-            if point.name == "loss":
-                self.losses[point.step] = point.value
+            if point.name.endswith("loss") and point.name != "validation_loss":
+                self.by_name.setdefault(point.name, {})[point.step] = point.value
 
     def requested(self) -> StopReason | None:
         self.calls += 1
@@ -54,12 +57,12 @@ def weights_digest(checkpoint: str | None) -> str | None:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.exists())).hexdigest()
 
 
-def poison_loss(step: int) -> None:
-    """Make this worker's loss NaN from a step on."""
+def poison_loss(step: int, until: int) -> None:
+    """Make this worker's loss NaN from one step to before another."""
     clean, calls = Imdb.loss, iter(range(10**9))
 
     def loss(self: Imdb, logits: torch.Tensor, batch: Any) -> torch.Tensor:
-        return clean(self, logits, batch) * (float("nan") if next(calls) >= step else 1.0)
+        return clean(self, logits, batch) * (float("nan") if step <= next(calls) < until else 1.0)
 
     Imdb.loss = loss  # type: ignore[method-assign]
 
@@ -69,6 +72,8 @@ def main(job: dict[str, Any]) -> None:
     configs = [RunConfig.model_validate(config) for config in job["configs"]]
     workers = configs[0].parallel.workers
     torch.set_num_threads(1)
+    if job["emulate_fp16"]:
+        assembly.arithmetic_for = lambda precision, device, numerics: Rounded(torch.float16)
     if workers > 1:
         distributed.init_process_group(
             "gloo",
@@ -82,7 +87,7 @@ def main(job: dict[str, Any]) -> None:
         # Any one worker's word stops all: the last one's here.
         mine = rank == workers - 1
         if mine and job["poison_step"] is not None:
-            poison_loss(job["poison_step"])
+            poison_loss(job["poison_step"], job["poison_until"])
         script = Script(job["stop_after"] if mine else None, job["kill_at"] if mine else None)
         try:
             outcome = train(config, script, script)
@@ -96,6 +101,7 @@ def main(job: dict[str, Any]) -> None:
                 "step": outcome.step,
                 "summary": dict(outcome.summary),
                 "losses": script.losses,
+                "losses_by_name": script.by_name,
                 "resumed_from": script.resumed_from,
                 "weights": weights_digest(outcome.checkpoint),
             }

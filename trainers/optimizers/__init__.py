@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 import cuda_ext
 from trainers.config import Implementation, Optimizer, OptimizerName
 from trainers.errors import BadSpecError
+from trainers.optimizers.masters import MasterAdamW
 
 _ADAMW_BETAS = (0.9, 0.999)
 _ADAN_BETAS = (0.98, 0.92, 0.99)
@@ -52,7 +54,7 @@ def build(config: Optimizer, model: nn.Module) -> Built:
     """
     # Clipping stays with the loop: it reports the norm, and all workers agree on it first.
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
@@ -61,14 +63,16 @@ def build(config: Optimizer, model: nn.Module) -> Built:
     return _adan(config, groups, parameters[0].device)
 
 
-def _adamw(config: Optimizer, groups: list[dict[str, object]]) -> Built:
+def _adamw(config: Optimizer, groups: list[dict[str, Any]]) -> Built:
     choice = (
         Implementation.multi_fused if config.implementation is Implementation.auto else config.implementation
     )
     if choice not in _ADAMW_FLAGS:
         raise _unknown(config, choice)
     first, second = config.betas or _ADAMW_BETAS
-    optimizer = torch.optim.AdamW(
+    halves = any(p.dtype in (torch.float16, torch.bfloat16) for group in groups for p in group["params"])
+    kind = MasterAdamW if halves else torch.optim.AdamW
+    optimizer = kind(
         groups,
         lr=config.learning_rate,
         betas=(first, second),
@@ -76,10 +80,10 @@ def _adamw(config: Optimizer, groups: list[dict[str, object]]) -> Built:
         foreach=_ADAMW_FLAGS[choice]["foreach"],
         fused=_ADAMW_FLAGS[choice]["fused"],
     )
-    return Built(optimizer, choice.value, "torch.optim.AdamW")
+    return Built(optimizer, choice.value, "torch.optim.AdamW" + (", fp32 masters" if halves else ""))
 
 
-def _adan(config: Optimizer, groups: list[dict[str, object]], device: torch.device) -> Built:
+def _adan(config: Optimizer, groups: list[dict[str, Any]], device: torch.device) -> Built:
     first, second, third = config.betas or _ADAN_BETAS
     with warnings.catch_warnings():
         # The reason of a fallback goes to the run's log and record instead.

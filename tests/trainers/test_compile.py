@@ -1,0 +1,31 @@
+"""The compiled model: the same numbers, the same names, no compilation for a width of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from trainers.entrypoint import train
+from trainers.reporting import NeverStop
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings(
+    "ignore:.*:DeprecationWarning:torch"
+)  # torch's compiler uses what torch deprecates
+def test_compiled_run_has_the_losses_of_a_plain_one(config_in, tmp_path, recorder):
+    changes = {"model__dropout": 0.0, "length": {"steps": 8}}
+    plain = type(recorder)()
+    whole = train(config_in(tmp_path / "plain", **changes), plain, NeverStop())
+    compiled = train(config_in(tmp_path / "compiled", model__compile=True, **changes), recorder, NeverStop())
+    assert recorder.series("loss") == pytest.approx(plain.series("loss"), rel=1e-3)
+    assert recorder.facts["compiled"] is True
+    assert recorder.facts["attention"] == "sdpa"
+    names = [set(load_file(Path(run.checkpoint) / "model.safetensors")) for run in (whole, compiled)]
+    assert names[0] == names[1]
+    # What compiling took is in the time before the first step, not in the rates.
+    summary = compiled.summary
+    assert summary["startup_time_s"] > 10 * summary["forward_time_s"] / summary["steps"]

@@ -1,0 +1,213 @@
+"""The search for the largest micro-batch, with a memory that ends where the test says."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainers import micro_batch
+from trainers.entrypoint import classify, train
+from trainers.errors import FailureClass, OutOfMemoryError
+from trainers.micro_batch import Memory, choose, fits, key_of, largest
+from trainers.parallel.workers import Workers
+from trainers.reporting import NeverStop
+
+CUDA = torch.device("cuda", 0)
+
+
+class Device:
+    """A memory that holds so many examples, and counts how often it was asked."""
+
+    def __init__(self, holds: int) -> None:
+        self.holds, self.asked = holds, []
+
+    def attempt(self, size: int) -> None:
+        self.asked.append(size)
+        if size > self.holds:
+            raise torch.OutOfMemoryError(f"tried to allocate {size}")
+
+
+class Pair(Workers):
+    """One of two workers, whose other found a size of its own."""
+
+    world = 2
+
+    def __init__(self, other: int) -> None:
+        self.other = other
+
+    def collect(self, value):
+        return [value, self.other]
+
+
+@pytest.fixture(autouse=True)
+def _named_device(monkeypatch):
+    """Nothing here asks a GPU: its name and memory are given."""
+
+    class Properties:
+        name, total_memory = "Test GPU", 1 << 34
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+
+
+@given(st.integers(1, 3000), st.integers(0, 4000))
+def test_largest_divisor_that_fits_is_found_in_few_tries(share, holds):
+    device = Device(holds)
+    found = largest(share, lambda size: fits_without_collecting(device, size))
+    assert found == max(
+        (size for size in range(1, share + 1) if share % size == 0 and size <= holds), default=0
+    )
+    divisors = sum(share % size == 0 for size in range(1, share + 1))
+    assert len(device.asked) <= 2 + divisors.bit_length()
+
+
+def fits_without_collecting(device: Device, size: int) -> bool:
+    try:
+        device.attempt(size)
+    except torch.OutOfMemoryError:
+        return False
+    return True
+
+
+def test_running_out_of_memory_is_an_answer_and_other_errors_are_errors():
+    device = Device(4)
+    assert fits(lambda: device.attempt(4))
+    assert not fits(lambda: device.attempt(5))
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        fits(broken)
+
+
+def broken() -> None:
+    raise RuntimeError("device-side assert")
+
+
+def test_what_a_failed_try_held_is_free_afterwards():
+    import weakref
+
+    held = []
+
+    def attempt() -> None:
+        tensor = torch.empty(1000)
+        held.append(weakref.ref(tensor))
+        raise torch.OutOfMemoryError("too much")
+
+    assert not fits(attempt)
+    assert held[0]() is None
+
+
+def test_size_is_found_once_and_remembered(configure):
+    config = configure(batch__global_size=64)
+    device = Device(20)
+    assert choose(config, Workers(), CUDA, {"layers": 2}, device.attempt) == 16
+    again = Device(20)
+    assert choose(config, Workers(), CUDA, {"layers": 2}, again.attempt) == 16
+    assert again.asked == []
+    other = Device(8)
+    assert choose(config, Workers(), CUDA, {"layers": 12}, other.attempt) == 8
+
+
+def test_workers_take_the_smallest(configure, tmp_path):
+    parallel = {"strategy": "ddp", "workers": 2}
+    config = configure(batch__global_size=64, parallel=parallel, workspace=in_folder(configure, tmp_path))
+    assert choose(config, Pair(4), CUDA, {}, Device(100).attempt) == 4
+
+
+def test_not_even_one_fits_is_out_of_memory_on_every_worker(configure, tmp_path):
+    config = configure(batch__global_size=8, workspace=in_folder(configure, tmp_path))
+    with pytest.raises(OutOfMemoryError, match="not even one example of length 48") as caught:
+        choose(config, Workers(), CUDA, {}, Device(0).attempt)
+    assert classify(caught.value)[0] is FailureClass.out_of_memory
+    # Nothing is remembered, and the next run tries anew.
+    assert choose(config, Workers(), CUDA, {}, Device(8).attempt) == 8
+
+
+def in_folder(configure, folder) -> dict[str, object]:
+    return {**configure().workspace.model_dump(), "cache": str(folder / "cache")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"precision": "bf16"},
+        {"task__max_length": 32},
+        {"optimizer__name": "adan"},
+        {"batch__global_size": 16},
+        {"model__compile": True},
+        {"numerics": {"parameters": "half"}, "precision": "bf16"},
+    ],
+)
+def test_what_changes_memory_changes_the_key(configure, change):
+    assert key_of(configure(), CUDA, {}) != key_of(configure(**change), CUDA, {})
+
+
+def test_what_does_not_change_memory_leaves_the_key(configure):
+    first = configure(seed=1, optimizer__learning_rate=1e-5, length={"steps": 9})
+    assert key_of(first, CUDA, {}) == key_of(configure(), CUDA, {})
+
+
+def test_on_the_cpu_and_with_a_number_nothing_is_tried(configure):
+    device = Device(1)
+    assert choose(configure(), Workers(), torch.device("cpu"), {}, device.attempt) == 8
+    assert choose(configure(batch__micro_size=2), Workers(), CUDA, {}, device.attempt) == 2
+    assert device.asked == []
+
+
+def test_damaged_memory_is_no_answer_and_is_written_anew(tmp_path):
+    memory = Memory(tmp_path / "found.json")
+    for text in ("{", "[]", '{"key": "four"}', '{"key": 0}'):
+        (tmp_path / "found.json").write_text(text)
+        assert memory.recall("key") is None
+    memory.keep("key", 4)
+    assert memory.recall("key") == 4
+
+
+def test_runs_at_the_same_time_lose_no_ones_answer(tmp_path):
+    memory = Memory(tmp_path / "found.json")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: memory.keep(str(i), i + 1), range(40)))
+    assert json.loads((tmp_path / "found.json").read_text()) == {str(i): i + 1 for i in range(40)}
+
+
+def test_run_after_one_that_did_not_fit_starts_clean(configure, recorder, monkeypatch):
+    def out_of_memory(*_):
+        raise torch.OutOfMemoryError("too much")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("trainers.update.Update.apply", out_of_memory)
+        with pytest.raises(OutOfMemoryError, match="does not fit into memory at micro-batch 8"):
+            train(configure(), recorder, NeverStop())
+    outcome = train(configure(), type(recorder)(), NeverStop())
+    assert outcome.status == "completed"
+
+
+def test_trial_leaves_no_gradient_and_counts_what_the_optimizer_will_keep(configure, recorder, monkeypatch):
+    seen = {}
+
+    def chosen(config, workers, device, shape, attempt):
+        allocated = []
+        empty = torch.empty
+
+        def counting(*arguments, **options):
+            if options.get("dtype") is torch.uint8:
+                allocated.append(arguments[0])
+            return empty(*arguments, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "empty", counting)
+            attempt(3)
+        trial = attempt.__self__
+        seen["gradients"] = [p.grad for p in trial._module.parameters() if p.grad is not None]
+        seen["bytes"] = allocated
+        seen["parameters"] = sum(p.numel() for p in trial._module.parameters())
+        return 4
+
+    monkeypatch.setattr(micro_batch, "choose", chosen)
+    outcome = train(configure(), recorder, NeverStop())
+    assert outcome.status == "completed"
+    assert seen["gradients"] == []
+    assert seen["bytes"] == [8 * seen["parameters"]]  # two fp32 moments
+    assert (recorder.facts["micro_size"], recorder.facts["accumulation"]) == (4, 2)

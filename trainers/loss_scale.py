@@ -1,0 +1,95 @@
+"""What the loss is multiplied by before the backward pass, so that small gradients survive fp16.
+
+Micikevicius et al., arXiv 1710.03740, section 3.2: an overflow halves the scale and its step is
+not applied; a stretch of steps without one doubles it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainers.config import Precision, RunConfig
+
+MINIMUM = 1.0
+"""At this scale an overflow is no longer the scale's doing."""
+MAXIMUM = 2.0**24
+_FACTOR = 2.0
+
+
+@dataclass(slots=True)
+class LossScale:
+    """The scale, which all workers change alike. The base class is a run that needs none: always 1.
+
+    Attributes:
+        value: the scale now, dimensionless.
+    """
+
+    value: float = 1.0
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the scale changes in training."""
+        return False
+
+    def forgives(self) -> bool:
+        """Whether gradients that are not finite are this scale's doing; it is lowered then."""
+        return False
+
+    def applied(self) -> None:
+        """A step was applied."""
+
+    def to_state(self) -> dict[str, float]:
+        """JSON-able form."""
+        return {}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Continue where `to_state` was called."""
+
+
+@dataclass(slots=True)
+class DynamicLossScale(LossScale):
+    """The scale of fp16.
+
+    Attributes:
+        growth_steps: applied steps in a row after which the scale doubles.
+        clean_steps: applied steps since the last change.
+    """
+
+    growth_steps: int = 2000
+    clean_steps: int = 0
+
+    @property
+    def dynamic(self) -> bool:
+        """See `LossScale.dynamic`."""
+        return True
+
+    def forgives(self) -> bool:
+        """See `LossScale.forgives`."""
+        self.clean_steps = 0
+        if self.value <= MINIMUM:
+            return False
+        self.value = max(MINIMUM, self.value / _FACTOR)
+        return True
+
+    def applied(self) -> None:
+        """See `LossScale.applied`."""
+        self.clean_steps += 1
+        if self.clean_steps >= self.growth_steps:
+            self.value, self.clean_steps = min(MAXIMUM, self.value * _FACTOR), 0
+
+    def to_state(self) -> dict[str, float]:
+        """See `LossScale.to_state`."""
+        return {"value": self.value, "clean_steps": self.clean_steps}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """See `LossScale.restore`."""
+        if state:
+            self.value, self.clean_steps = float(state["value"]), int(state["clean_steps"])
+
+
+def loss_scale_for(config: RunConfig) -> LossScale:
+    """The loss scale that a run begins with."""
+    if config.precision is not Precision.fp16:
+        return LossScale()
+    numerics = config.numerics
+    return DynamicLossScale(numerics.initial_loss_scale, numerics.loss_scale_growth_steps)

@@ -1,0 +1,151 @@
+"""`batch.micro_size: auto`: the largest micro-batch that fits, found once and remembered.
+
+On a GPU more examples at once are faster until memory ends. On the CPU they are not: there `auto`
+is the worker's whole share, and nothing is tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+
+from trainers.config import RunConfig
+from trainers.errors import OutOfMemoryError
+from trainers.parallel.workers import Workers
+
+_LOCK_S = 60.0
+
+
+def largest(share: int, fits: Callable[[int], bool]) -> int:
+    """The largest size that divides a worker's share and fits; 0 when not even 1 does.
+
+    Sizes are tried by halving the list of divisors, so that a share of 4096 takes at most five
+    tries; the whole share comes first, which is the answer most of the time.
+
+    Args:
+        share: examples of a step on one worker.
+        fits: tries a size; a size below one that fits is taken to fit.
+    """
+    if fits(share):
+        return share
+    divisors = [size for size in range(1, share) if share % size == 0]
+    below, above = -1, len(divisors)
+    while above - below > 1:
+        middle = (below + above) // 2
+        if fits(divisors[middle]):
+            below = middle
+        else:
+            above = middle
+    return divisors[below] if below >= 0 else 0
+
+
+class Memory:
+    """What was found before, in one file that all runs share.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def recall(self, key: str) -> int | None:
+        """The size that was found for a key; None = none, or the file cannot be read."""
+        found = self._read().get(key)
+        return found if isinstance(found, int) and found >= 1 else None
+
+    def keep(self, key: str, size: int) -> None:
+        """Remember a size; a folder that cannot be written costs the next run its search."""
+        with contextlib.suppress(OSError, TimeoutError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{self._path}.lock", timeout=_LOCK_S):
+                draft = self._path.with_suffix(f".{os.getpid()}")
+                draft.write_text(json.dumps({**self._read(), key: size}, indent=1, sort_keys=True))
+                draft.replace(self._path)
+
+    def _read(self) -> dict[str, object]:
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def choose(
+    config: RunConfig,
+    workers: Workers,
+    device: torch.device,
+    shape: Mapping[str, object],
+    attempt: Callable[[int], None],
+) -> int:
+    """The micro-batch of a run: as given, or the largest that fits on every worker.
+
+    Args:
+        config: the run.
+        workers: that must agree.
+        device: to compute on.
+        shape: of the model, for the key.
+        attempt: one forward and backward pass of so many examples at the run's greatest length.
+
+    Raises:
+        OutOfMemoryError: not even one example fits; on every worker.
+    """
+    if config.batch.micro_size != "auto" or device.type != "cuda":
+        return config.micro_size
+    memory = Memory(Path(config.workspace.cache) / "micro-batches.json")
+    key = key_of(config, device, shape)
+    # Rank 0's word counts, because another run may write between two workers' readings.
+    found: int | None = workers.share(memory.recall(key))
+    if found is None:
+        share = config.batch.global_size // config.parallel.workers
+        found = min(workers.collect(largest(share, lambda size: fits(lambda: attempt(size)))))
+        if found == 0:
+            raise OutOfMemoryError(
+                f"not even one example of length {config.task.max_length} fits into memory; "
+                "lower task.max_length, or use another model or hardware"
+            )
+        if workers.rank == 0:
+            memory.keep(key, found)
+    return found
+
+
+def fits(attempt: Callable[[], None]) -> bool:
+    """Whether something runs without running out of memory; what it held is free afterwards."""
+    try:
+        attempt()
+    except torch.OutOfMemoryError:
+        # The traceback holds the frames that hold the tensors: leave it before freeing.
+        enough = False
+    else:
+        enough = True
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return enough
+
+
+def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object]) -> str:
+    """What the answer depends on: model, precision, length, optimizer, distillation, share, device."""
+    memory = name = None
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        name, memory = properties.name, properties.total_memory
+    fields = config.model_dump(mode="json", include={"model", "distillation", "precision", "numerics"})
+    fields |= {
+        "shape": {name: str(value) for name, value in shape.items()},
+        "task": [config.task.name, config.task.max_length],
+        "optimizer": [config.optimizer.name, config.optimizer.implementation],
+        "share": config.batch.global_size // config.parallel.workers,
+        "workers": config.parallel.workers,
+        "device": [name, memory, torch.__version__],
+    }
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    return f"{name or device.type} {config.precision.value} length {config.task.max_length} {digest[:16]}"

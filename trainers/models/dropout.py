@@ -1,0 +1,304 @@
+"""Dropout on the CPU, where drawing random numbers one by one is a quarter of a training step.
+
+torch draws each element's fate from a sequential generator (measured: 11 ns an element), and its
+attention leaves its fast kernel as soon as there is dropout in it: then all scores of a batch go
+through memory a dozen times. Here an element's fate is 16 random bits of a generator that fills
+arrays, and attention is computed for a few examples at a time, so that their scores stay in the
+cache; the backward pass computes them again, as flash attention does, and draws the same bits.
+
+The rate is met to 2^-17: an element is dropped when its 16 bits are below `round(65536 rate)`, and
+what is kept is scaled by exactly that share. Each draw is seeded from torch's generator, so that
+what a checkpoint keeps of it is all there is to resume.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.modeling_utils import AttentionInterface
+
+CPU_ATTENTION = "stillhouse_cpu"
+"""The name that this attention has among transformers' implementations."""
+
+SCORES_AT_ONCE = 1 << 20
+"""Elements of the score matrix that are worked on together: 4 MiB, so that they stay in the cache."""
+
+_LEVELS = 1 << 16
+_WORDS_PER_DRAW = 1 << 17
+"""Each draw of so many 64-bit words has its own generator, so that threads can share the work."""
+
+
+def install(model: nn.Module) -> None:
+    """Let a model's dropout, in its layers and in its attention, be the one of this module.
+
+    Args:
+        model: a BERT of transformers on the CPU; names, parameters and evaluation stay as they are.
+    """
+    for module in model.modules():
+        if type(module) is nn.Dropout:
+            module.__class__ = CpuDropout
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None:
+            config._attn_implementation = CPU_ATTENTION
+
+
+class CpuDropout(nn.Dropout):
+    """A Dropout whose random bits are drawn by the array."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """See `torch.nn.Dropout.forward`."""
+        rate = _Rate.of(self.p)
+        if not self.training or rate.below == 0 or input.device.type != "cpu":
+            return super().forward(input)
+        dropped: torch.Tensor = _Dropped.apply(input, rate)  # type: ignore[no-untyped-call]
+        return dropped
+
+
+def attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Scaled dot product attention, in the form that transformers calls.
+
+    Args:
+        module: the layer that asks.
+        query, key, value: (B, heads, S, D).
+        attention_mask: (B, 1, 1, S) bool, False on padding, which is at the end; None = no padding.
+        dropout: rate of dropped attention; 0 outside of training.
+        scaling: of the scores; None = 1 / sqrt(D).
+
+    Returns:
+        (B, S, heads, D), and None for the scores, which are never whole in memory. Where
+        the query is padding it is zero in training.
+    """
+    rate = _Rate.of(dropout)
+    if rate.below == 0 or query.device.type != "cpu":
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, scale=scaling
+        )
+    else:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        mixed = _DroppedAttention.apply(  # type: ignore[no-untyped-call]
+            query, key, value, _lengths(query, attention_mask), rate, scale
+        )
+    return mixed.transpose(1, 2), None
+
+
+AttentionInterface.register(CPU_ATTENTION, attention)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """A dropout rate in 65536ths.
+
+    Attributes:
+        below: an element is dropped when its 16 bits are below this.
+        scale: of what is kept.
+    """
+
+    below: int
+    scale: float
+
+    @classmethod
+    def of(cls, rate: float) -> _Rate:
+        below = round(rate * _LEVELS)
+        return cls(below, _LEVELS / (_LEVELS - below))
+
+    def kept(self, bits: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+        """1 where the bits keep an element and 0 elsewhere, written over `into`."""
+        # The bits are read as signed numbers, because torch compares no unsigned ones.
+        return torch.ge(bits, self.below - _LEVELS // 2, out=into)
+
+
+class _Bits:
+    """Random bits from one seed, drawn in the same order by the forward and the backward pass."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._draw = seed, 0
+
+    def take(self, shape: Sequence[int]) -> torch.Tensor:
+        """16 random bits for each element, as int16."""
+        count = math.prod(shape)
+        words = -(-count // 4)
+        sizes = [min(_WORDS_PER_DRAW, words - start) for start in range(0, words, _WORDS_PER_DRAW)]
+        numbers = range(self._draw, self._draw + len(sizes))
+        self._draw += len(sizes)
+        if len(sizes) == 1:
+            drawn = [_words(self._seed, numbers[0], sizes[0])]
+        else:
+            drawn = list(_drawers().map(_words, [self._seed] * len(sizes), numbers, sizes))
+        whole = drawn[0] if len(drawn) == 1 else np.concatenate(drawn)
+        return torch.from_numpy(whole.view(np.int16))[:count].view(tuple(shape))
+
+
+def _words(seed: int, number: int, count: int) -> np.ndarray:
+    generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence([seed, number])))
+    return generator.integers(0, 2**64, count, dtype=np.uint64)
+
+
+@cache
+def _drawers() -> ThreadPoolExecutor:
+    """Threads that draw: numpy lets go of the interpreter meanwhile."""
+    return ThreadPoolExecutor(min(8, torch.get_num_threads()), thread_name_prefix="stillhouse-bits")
+
+
+def _forget_drawers() -> None:
+    _drawers.cache_clear()  # a forked process has none of its parent's threads
+
+
+os.register_at_fork(after_in_child=_forget_drawers)
+
+
+def _fresh_seed() -> int:
+    return int(torch.randint(2**63 - 1, ()))
+
+
+class _Dropped(torch.autograd.Function):
+    """y = x keep scale, element by element."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rate: _Rate) -> torch.Tensor:
+        bits = _Bits(_fresh_seed()).take(x.shape)
+        ctx.save_for_backward(bits)
+        ctx.rate = rate
+        return _masked(x, bits, rate)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (bits,) = ctx.saved_tensors
+        return _masked(grads[0], bits, ctx.rate), None
+
+
+def _masked(x: torch.Tensor, bits: torch.Tensor, rate: _Rate) -> torch.Tensor:
+    return (
+        rate.kept(bits, torch.empty_like(x, memory_format=torch.contiguous_format)).mul_(x).mul_(rate.scale)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What is worked on together: some heads of examples `[first, last)`, `longest` tokens each at most."""
+
+    first: int
+    last: int
+    heads: slice
+    longest: int
+
+
+def _groups(lengths: Sequence[int], heads: int) -> Iterator[_Group]:
+    """Neighbouring examples as long as their scores fit; a long one's heads a few at a time."""
+    first = 0
+    while first < len(lengths):
+        last, longest = first + 1, lengths[first]
+        while last < len(lengths):
+            wider = max(longest, lengths[last])
+            if (last + 1 - first) * heads * wider * wider > SCORES_AT_ONCE:
+                break
+            last, longest = last + 1, wider
+        at_once = heads if last - first > 1 else min(heads, max(1, SCORES_AT_ONCE // longest**2))
+        for head in range(0, heads, at_once):
+            yield _Group(first, last, slice(head, head + at_once), longest)
+        first = last
+
+
+def _lengths(query: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
+    if mask is None:
+        return [query.shape[2]] * query.shape[0]
+    return list(mask[:, 0, 0].sum(-1).tolist())
+
+
+class _DroppedAttention(torch.autograd.Function):
+    """O = (keep softmax(scale Q K^T)) V / (1 - rate), a few examples at a time.
+
+    With P the softmax, M what is kept, s the scale of what is kept, and dO the gradient of O:
+    dV = (M P)^T (s dO);  dP = M (s dO V^T);  dS = P (dP - rowsum(dP P));
+    dQ = scale dS K;  dK = scale dS^T Q.  The scale s goes with dO and V, which are smaller than P.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        lengths: list[int],
+        rate: _Rate,
+        scale: float,
+    ) -> torch.Tensor:
+        seed = _fresh_seed()
+        ctx.save_for_backward(query, key, value)
+        ctx.lengths, ctx.rate, ctx.scale, ctx.seed = lengths, rate, scale, seed
+        mixed = _like_heads(value, lengths)
+        bits = _Bits(seed)
+        for group in _groups(lengths, query.shape[1]):
+            q, k, v = (_part(tensor, group) for tensor in (query, key, value))
+            shares = _softmax(q, k, scale, group, lengths)
+            keep = rate.kept(bits.take(shares.shape), torch.empty_like(shares))
+            out = torch.bmm(shares.mul_(keep).to(v.dtype), v * rate.scale)
+            _put(mixed, group, out)
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors
+        lengths, rate, scale = ctx.lengths, ctx.rate, ctx.scale
+        d_query, d_key, d_value = (_like_heads(tensor, lengths) for tensor in (query, key, value))
+        nothing = query.new_empty(())
+        bits = _Bits(ctx.seed)
+        for group in _groups(lengths, query.shape[1]):
+            q, k, v = (_part(tensor, group) for tensor in (query, key, value))
+            gradient = _part(grads[0], group) * rate.scale
+            shares = _softmax(q, k, scale, group, lengths)
+            keep = rate.kept(bits.take(shares.shape), torch.empty_like(shares))
+            d_shares = torch.bmm(gradient, v.transpose(1, 2)).to(shares.dtype).mul_(keep)
+            _put(d_value, group, torch.bmm(keep.mul_(shares).to(v.dtype).transpose(1, 2), gradient))
+            d_scores = torch._softmax_backward_data(d_shares, shares, -1, shares.dtype).to(q.dtype)
+            _put(d_query, group, torch.baddbmm(nothing, d_scores, k, beta=0, alpha=scale))
+            _put(d_key, group, torch.baddbmm(nothing, d_scores.transpose(1, 2), q, beta=0, alpha=scale))
+        return d_query, d_key, d_value, None, None, None
+
+
+def _like_heads(tensor: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    """(B, heads, S, D) that lies in memory as (B, S, heads, D); zero where nothing will be written."""
+    batch, heads, width, depth = tensor.shape
+    make = torch.empty if min(lengths) == width else torch.zeros
+    return make((batch, width, heads, depth), dtype=tensor.dtype).transpose(1, 2)
+
+
+def _part(tensor: torch.Tensor, group: _Group) -> torch.Tensor:
+    """(examples x heads, longest, D) of a group."""
+    return tensor[group.first : group.last, group.heads, : group.longest].flatten(0, 1)
+
+
+def _put(tensor: torch.Tensor, group: _Group, values: torch.Tensor) -> None:
+    place = tensor[group.first : group.last, group.heads, : group.longest]
+    place.copy_(values.view(place.shape))
+
+
+def _softmax(
+    q: torch.Tensor, k: torch.Tensor, scale: float, group: _Group, lengths: list[int]
+) -> torch.Tensor:
+    """Attention's shares of a group in fp32: (examples x heads, longest, longest), 0 on padding."""
+    scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=scale)
+    by_example = scores.view(group.last - group.first, -1, group.longest, group.longest)
+    for i, length in enumerate(lengths[group.first : group.last]):
+        if length < group.longest:
+            by_example[i, :, :, length:] = -math.inf
+    return torch.softmax(scores, -1, dtype=torch.float32)

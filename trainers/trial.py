@@ -1,0 +1,102 @@
+"""Forward and backward passes before a run begins: what they compile and whether they fit, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainers.config import OptimizerName, RunConfig
+from trainers.data.batches import Batch, Transform, collate
+from trainers.data.tokens import TokenSet
+from trainers.models.student import Student
+from trainers.objective import Objective
+from trainers.precision import Arithmetic
+
+_STATES = {OptimizerName.adamw: 2, OptimizerName.adan: 4}
+"""fp32 tensors that an optimizer keeps for each parameter."""
+_FP32_BYTES = 4
+
+
+class Trial:
+    """Passes through a run's model, on the longest of its own examples; no gradient stays.
+
+    They draw random numbers: a run seeds its generators afterwards.
+
+    Args:
+        config: the run.
+        module: that is trained.
+        objective: that is minimised.
+        arithmetic: of the forward pass.
+        data: the training part.
+        device: to compute on.
+        pad_id: token id of padding.
+        multiple: batch widths are rounded up to a multiple of this.
+        transform: of training batches.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        module: nn.Module,
+        objective: Objective,
+        arithmetic: Arithmetic,
+        data: TokenSet,
+        *,
+        device: torch.device,
+        pad_id: int,
+        multiple: int,
+        transform: Transform | None,
+    ) -> None:
+        self._config, self._module, self._objective, self._arithmetic = config, module, objective, arithmetic
+        self._data, self._device, self._transform = data, device, transform
+        self._pad_id, self._multiple = pad_id, multiple
+
+    def at_size(self, size: int) -> None:
+        """One pass of `size` examples beside all that a step of the run needs memory for.
+
+        Raises:
+            torch.OutOfMemoryError: it does not fit.
+        """
+        count = sum(p.numel() for p in self._module.parameters() if p.requires_grad)
+        copies = _STATES[self._config.optimizer.name] + self._arithmetic.half_parameters
+        copies += self._config.parallel.workers > 1  # the buckets that gradients are exchanged in
+        states = torch.empty(count * copies * _FP32_BYTES, dtype=torch.uint8, device=self._device)
+        try:
+            self._pass(self._longest(size))
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        finally:
+            del states
+            self._module.zero_grad(set_to_none=True)
+
+    def compile(self, size: int) -> None:
+        """Let the training graphs be compiled now: batches with padding, and those without."""
+        for batch in self._variants(self._longest(size)):
+            self._pass(batch)
+            self._module.zero_grad(set_to_none=True)
+
+    def _variants(self, batch: Batch) -> Iterator[Batch]:
+        yield replace(batch, attention_mask=None)
+        yield replace(batch, attention_mask=torch.ones_like(batch.input_ids, dtype=torch.bool))
+
+    def _longest(self, size: int) -> Batch:
+        rows = np.argsort(-self._data.lengths, kind="stable")[:size]
+        batch = collate(self._data, rows, self._pad_id, self._multiple)
+        if self._transform is not None:
+            batch = self._transform(batch, seed=0, epoch=0)
+        return batch.to(self._device)
+
+    def _pass(self, batch: Batch) -> None:
+        self._module.train()
+        with self._arithmetic.context():
+            loss = self._objective.loss(self._module(batch), batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+def compile_encoder(model: Student) -> None:
+    """Compile the encoder for any batch and length; the names of its parameters stay."""
+    model.bert.bert.compile(dynamic=True)

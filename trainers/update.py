@@ -1,0 +1,84 @@
+"""From gradients to an optimizer step: loss scale, norm, clipping, underflow."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trainers.loss_scale import LossScale
+
+
+class Update:
+    """The optimizer of a run and what happens to its gradients first.
+
+    Args:
+        module: that is trained.
+        optimizer: over its parameters.
+        scale: that the loss is multiplied by.
+        half: the half precision that gradients pass through; None = none.
+        max_grad_norm: gradients are clipped to this global L2 norm; 0 = no clipping.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scale: LossScale,
+        half: torch.dtype | None,
+        max_grad_norm: float,
+    ) -> None:
+        self.optimizer, self.scale = optimizer, scale
+        self._half, self._limit = half, max_grad_norm
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        tables = {p for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
+        self._dense = [p for p in self._parameters if p not in tables]
+        # Fused and master steps divide gradients on their way in: no pass over memory of its own.
+        self._divides = hasattr(optimizer, "grad_scale") or getattr(
+            optimizer, "_step_supports_amp_scaling", False
+        )
+
+    def norm(self) -> torch.Tensor:
+        """Global L2 norm of the gradients, still multiplied by the loss scale; fp32, on the device."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        # In fp32, because a tensor's norm may leave the range of half precision when no element does.
+        norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
+        whole: torch.Tensor = torch.linalg.vector_norm(torch.stack(list(norms)))
+        return whole
+
+    def apply(self, norm: float, rate: float) -> None:
+        """Take one step.
+
+        Args:
+            norm: of the gradients without the loss scale.
+            rate: learning rate.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        clip = norm / self._limit if self._limit > 0.0 else 1.0
+        divisor = self.scale.value * max(1.0, clip)
+        if divisor == 1.0:
+            self.optimizer.step()
+        elif self._divides:
+            device = self._parameters[0].device
+            self.optimizer.grad_scale = torch.full((), divisor, device=device)  # type: ignore[attr-defined]
+            self.optimizer.step()
+            self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+        else:
+            torch._foreach_div_([p.grad for p in self._parameters if p.grad is not None], divisor)
+            self.optimizer.step()
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def underflow_pct(self) -> torch.Tensor | None:
+        """Share of gradient elements that are zero in half precision, loss scale included, in percent.
+
+        Embedding tables are left out: most of their rows have no gradient in any step. None where
+        gradients pass through no half precision. Stays on the device.
+        """
+        if self._half is None:
+            return None
+        gradients = [p.grad for p in self._dense if p.grad is not None]
+        kept = torch.stack([gradient.to(self._half).count_nonzero() for gradient in gradients]).sum()
+        return 100.0 * (1.0 - kept / sum(gradient.numel() for gradient in gradients))
