@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.data.selection import balanced_subset, held_out
+from trainers.data.selection import balanced_subset, held_out, held_out_groups
 from trainers.errors import BadDataError
 
 labels_of = st.lists(st.integers(0, 2), min_size=1, max_size=80).map(np.array)
@@ -43,3 +43,23 @@ def test_subset_depends_on_the_seed_alone():
 def test_one_example_cannot_be_split():
     with pytest.raises(BadDataError, match="too few to hold out"):
         held_out(np.array([1]), 0.1, 0)
+
+
+@given(labels_of, st.floats(0.05, 0.95))
+def test_no_group_is_in_both_parts_and_neither_is_empty(groups, fraction):
+    if len(set(groups.tolist())) < 2:
+        with pytest.raises(BadDataError, match="in 1 group: too few to hold out"):
+            held_out_groups(groups, fraction, 0)
+        return
+    train, validation = held_out_groups(groups, fraction, 0)
+    assert sorted([*train, *validation]) == list(range(len(groups)))
+    assert len(train) and len(validation)
+    assert not set(groups[train]) & set(groups[validation])
+
+
+def test_held_out_groups_come_close_to_the_share():
+    groups = np.repeat(np.arange(50), 20)
+    sizes = [len(held_out_groups(groups, fraction, 0)[1]) for fraction in (0.1, 0.5)]
+    assert sizes == [100, 500]
+    few = np.array([0, 0, 0, 0, 1])
+    assert held_out_groups(few, 0.1, 0)[1].tolist() == [4]

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
-from torch.nn import functional
 
 from trainers import config as configuration
 from trainers.data.batches import Batch
@@ -19,6 +18,7 @@ from trainers.data.tokens import TokenSet, tokenise
 from trainers.models.heads import ClassHead, Head
 from trainers.tasks.base import Scoring
 from trainers.tasks.dataset import DatasetTask
+from trainers.tasks.losses import class_loss
 from trainers.tasks.scores import classification
 
 Labelled = tuple[str, int]
@@ -67,9 +67,8 @@ class TextClassification(DatasetTask[Labelled]):
         return ClassHead(self.classes), ClassScoring(validation.labels, len(self.classes))
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Cross-entropy, summed over the batch. A worker's stand-in counts nothing."""
-        total = functional.cross_entropy(logits.float(), batch.labels, reduction="sum")
-        return total if batch.examples else total * 0.0
+        """Cross-entropy, summed over the batch."""
+        return class_loss(logits, batch)
 
 
 class ClassScoring:

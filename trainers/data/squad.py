@@ -1,0 +1,102 @@
+"""The official JSON files of SQuAD (Rajpurkar et al., 2016 and 2018)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainers.data.rows import Row
+from trainers.data.sources import VALIDATION_PARTS, Part
+from trainers.errors import BadDataError
+
+_OFFICIAL = re.compile(rb'\s*\{\s*"(version|data)"\s*:')
+_SNIFFED_BYTES = 4096
+
+
+def official(path: Path) -> Mapping[str, Part] | None:
+    """`train-v2.0.json` and perhaps `dev-v2.0.json` in a folder, or one such file (the training part).
+
+    Raises:
+        BadDataError: several files could be the same part.
+    """
+    if path.is_file():
+        return {"train": _part(path)} if _is_official(path) else None
+    train = _named(path, "train")
+    if train is None:
+        return None
+    parts = {"train": _part(train)}
+    for name in VALIDATION_PARTS:
+        found = _named(path, name)
+        if found is not None:
+            parts["validation"] = _part(found)
+            break
+    return parts
+
+
+def read_squad(path: Path) -> Iterator[Row]:
+    """One row per question: id, title, context, question, answers and is_impossible.
+
+    Raises:
+        BadDataError: naming the file and the line, or the place in its tree.
+    """
+    try:
+        tree = json.loads(path.read_bytes().decode("utf-8"))
+    except json.JSONDecodeError as error:
+        raise BadDataError(
+            f"{path}, line {error.lineno}, column {error.colno}: not JSON ({error.msg})"
+        ) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise BadDataError(
+            f"{path}, line {line}: byte 0x{error.object[error.start]:02x} is not UTF-8; "
+            "convert the file to UTF-8"
+        ) from None
+    except RecursionError:
+        raise BadDataError(f"{path}: nested too deeply; expected the official form of SQuAD") from None
+    except OSError as error:
+        raise BadDataError(f"{path}: cannot be read ({error.strerror})") from None
+    for article, in_article in _members(tree, "data", str(path), ", "):
+        title = article.get("title")
+        for paragraph, in_paragraph in _members(article, "paragraphs", in_article, "."):
+            for question, where in _members(paragraph, "qas", in_paragraph, "."):
+                yield Row({**question, "title": title, "context": paragraph.get("context")}, where)
+
+
+def _members(node: Any, name: str, where: str, joint: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects of a list in a node, each with its place."""
+    if not isinstance(node, dict) or not isinstance(node.get(name), list):
+        raise BadDataError(f"{where}, field {name}: no list; expected the official form of SQuAD")
+    for i, member in enumerate(node[name]):
+        place = f"{where}{joint}{name}[{i}]"
+        if not isinstance(member, dict):
+            raise BadDataError(f"{place}: a JSON {type(member).__name__}, not an object")
+        yield member, place
+
+
+def _part(path: Path) -> Part:
+    return Part([path], lambda: read_squad(path))
+
+
+def _named(folder: Path, name: str) -> Path | None:
+    """The file of a part: `NAME-v2.0.json`, or `NAME.json` when it looks like an official one."""
+    found = sorted(file for file in folder.glob(f"{name}-v*.json") if file.is_file())
+    plain = folder / f"{name}.json"
+    if plain.is_file() and _is_official(plain):
+        found.append(plain)
+    if len(found) > 1:
+        shown = ", ".join(file.name for file in found)
+        raise BadDataError(f"{folder}: {shown} could all be the {name} part; leave one of them there")
+    return found[0] if found else None
+
+
+def _is_official(path: Path) -> bool:
+    if path.suffix != ".json":
+        return False
+    try:
+        with path.open("rb") as stream:
+            return _OFFICIAL.match(stream.read(_SNIFFED_BYTES)) is not None
+    except OSError as error:
+        raise BadDataError(f"{path}: cannot be read ({error.strerror})") from None

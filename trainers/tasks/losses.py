@@ -1,0 +1,14 @@
+"""Losses that several tasks share."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from trainers.data.batches import Batch
+
+
+def class_loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Cross-entropy of (B, C) logits, summed over the batch. A worker's stand-in counts nothing."""
+    total = functional.cross_entropy(logits.float(), batch.labels, reduction="sum")
+    return total if batch.examples else total * 0.0

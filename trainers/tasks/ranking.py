@@ -1,0 +1,81 @@
+"""Metrics of rankings, by the rules of trec_eval, and a threshold on scores. Pure; imports no torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.integer]
+
+
+def ranking(scores: npt.NDArray[np.floating], relevant: Numbers, queries: Numbers) -> dict[str, float]:
+    """Mean average precision and mean reciprocal rank over the queries that have a relevant candidate.
+
+    Queries without one are skipped. Of equal scores the candidate that stands later comes first,
+    as trec_eval orders equal scores by descending document number: a model that cannot tell
+    candidates apart gains nothing from their order in the file.
+
+    Args:
+        scores: (N,) the higher the better.
+        relevant: (N,) 0 or 1.
+        queries: (N,) number of each candidate's query.
+
+    Raises:
+        ValueError: no query has a relevant candidate.
+    """
+    order = np.lexsort((-np.arange(len(scores)), -scores, queries))
+    hits, of_query = relevant[order] == 1, queries[order]
+    numbers, first, place = np.unique(of_query, return_index=True, return_inverse=True)
+    ranks = np.arange(len(order)) - first[place] + 1
+    found = np.cumsum(hits)
+    found_before = (found - hits)[first]
+    precision = (found - found_before[place]) / ranks
+    total = np.bincount(place, weights=hits, minlength=len(numbers))
+    answerable = total > 0
+    if not answerable.any():
+        raise ValueError("no query has a relevant candidate")
+    summed = np.bincount(place, weights=precision * hits, minlength=len(numbers))
+    best = np.full(len(numbers), np.inf)
+    np.minimum.at(best, place[hits], ranks[hits])
+    return {
+        "map": float((summed[answerable] / total[answerable]).mean()),
+        "mrr": float((1.0 / best[answerable]).mean()),
+    }
+
+
+def best_f1_threshold(scores: npt.NDArray[np.floating], labels: Numbers) -> float:
+    """The threshold at which calling every score that reaches it positive gives the best F1.
+
+    It lies halfway between the scores that it parts. Of equally good ones the highest.
+
+    Args:
+        scores: (N,) finite.
+        labels: (N,) 0 or 1, at least one of them 1.
+    """
+    order = np.argsort(-scores, kind="stable")
+    falling = scores[order].astype(np.float64)
+    hits = np.cumsum(labels[order])
+    f1 = 2 * hits / (np.arange(1, len(falling) + 1) + hits[-1])
+    f1[:-1][falling[1:] == falling[:-1]] = -1.0  # equal scores are not parted
+    best = int(np.argmax(f1))
+    if best + 1 == len(falling):
+        return float(falling[best])
+    return float((falling[best] + falling[best + 1]) / 2)
+
+
+def positive_class(scores: npt.NDArray[np.floating], labels: Numbers, threshold: float) -> dict[str, float]:
+    """Precision, recall and F1 of class 1, and accuracy, in [0, 1]; 0 where nothing is predicted or true.
+
+    Args:
+        scores: (N,) compared with the threshold, which counts as reached when equal.
+        labels: (N,) 0 or 1.
+        threshold: of the positive class.
+    """
+    predicted, actual = scores >= threshold, labels == 1
+    hits = int((predicted & actual).sum())
+    return {
+        "precision": hits / max(1, int(predicted.sum())),
+        "recall": hits / max(1, int(actual.sum())),
+        "f1": 2 * hits / max(1, int(predicted.sum() + actual.sum())),
+        "accuracy": float((predicted == actual).mean()),
+    }

@@ -1,0 +1,185 @@
+"""Questions about a text that may not answer them: SQuAD 2.0 (Rajpurkar, Jia and Liang, 2018)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional
+
+from trainers import config as configuration
+from trainers.data.batches import Batch
+from trainers.data.rows import Row
+from trainers.data.selection import Indices, held_out_groups
+from trainers.data.squad import official
+from trainers.data.tokens import TokenSet
+from trainers.errors import BadDataError
+from trainers.models.heads import Head, SpanHead
+from trainers.tasks.base import Scoring
+from trainers.tasks.dataset import DatasetTask, drawn
+from trainers.tasks.squad_scoring import GoldQuestions, SpanScoring
+from trainers.tasks.squad_windows import Answer, Question, tokenise_windows
+
+_STRIDE = 128
+_MAX_ANSWER_TOKENS = 30
+_QUESTIONS = "validation.questions.json"
+
+
+class SquadV2(DatasetTask[Question]):
+    """Find the span that answers, or none; an example is a window, sizes count questions."""
+
+    headline = "f1"
+    hub_id = "rajpurkar/squad_v2"
+    layouts = (official,)
+
+    def example(self, row: Row, task: configuration.Task) -> Question:
+        """See `DatasetTask.example`; the fields are `id question context answers`, perhaps `title`."""
+        number = str(row.label("id")).strip()
+        if not number:
+            raise row.refusal("id", "empty; give every question an id of its own")
+        row = Row(row.fields, f"{row.where}, question {number}")
+        text, context = row.text("question"), row.text("context")
+        answers = _answers(row, context)
+        impossible = row.fields.get("is_impossible")
+        if isinstance(impossible, bool) and impossible == bool(answers):
+            raise row.refusal(
+                "is_impossible", f"{str(impossible).lower()}, but the question has {len(answers)} answers"
+            )
+        title = row.fields.get("title")
+        # Rows of a table repeat the context for each question: it is kept once.
+        return Question(
+            row.where, number, title if isinstance(title, str) else "", sys.intern(context), text, answers
+        )
+
+    def stratum(self, example: Question) -> int:
+        """1 when the question has an answer."""
+        return int(bool(example.answers))
+
+    def texts(self, example: Question) -> Iterable[str]:
+        """Question and context."""
+        return example.text, example.context
+
+    def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
+        """The stride."""
+        return {"stride": _stride(task)}
+
+    def select(
+        self, parts: Mapping[str, list[Question]], task: configuration.Task
+    ) -> dict[str, list[Question]]:
+        """See `DatasetTask.select`; articles are held out whole, or contexts where there is one article."""
+        for questions in parts.values():
+            _refuse_duplicates(questions)
+        if "validation" not in parts:
+            whole = parts["train"]
+            halves = held_out_groups(_articles(whole), task.validation_fraction, task.split_seed)
+            parts = {
+                part: [whole[i] for i in rows]
+                for part, rows in zip(("train", "validation"), halves, strict=True)
+            }
+        return drawn(parts, self.stratum, task)
+
+    def tokenise(
+        self,
+        examples: Sequence[Question],
+        tokenizer: Tokenizer,
+        task: configuration.Task,
+        told: Callable[[int], None],
+    ) -> TokenSet:
+        """See `tokenise_windows`."""
+        return tokenise_windows(examples, tokenizer, task.max_length, _stride(task), told)
+
+    def describe(
+        self, folder: Path, parts: Mapping[str, Sequence[Question]], task: configuration.Task
+    ) -> None:
+        """Write contexts and answers of the validation part."""
+        GoldQuestions.write(folder / _QUESTIONS, parts["validation"])
+
+    def outcome(self, folder: Path, validation: TokenSet, task: configuration.Task) -> tuple[Head, Scoring]:
+        """See `DatasetTask.outcome`."""
+        questions = GoldQuestions(folder / _QUESTIONS)
+        return SpanHead(), SpanScoring(validation, questions, task.max_answer_tokens or _MAX_ANSWER_TOKENS)
+
+    def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Mean of the cross-entropies of first and last token, summed over windows; padding cannot win."""
+        scores = logits.float()
+        if batch.attention_mask is not None:
+            scores = scores.masked_fill(~batch.attention_mask[:, :, None], -torch.inf)
+        # (B, S, 2) with labels (B, 2): positions are the classes.
+        total = functional.cross_entropy(scores, batch.labels, reduction="sum") / 2
+        return total if batch.examples else total * 0.0
+
+
+def _stride(task: configuration.Task) -> int:
+    return task.stride or min(_STRIDE, task.max_length // 3)
+
+
+def _answers(row: Row, context: str) -> tuple[Answer, ...]:
+    """The answers of a row: a list of objects, an object of lists (the hub's form), or either as JSON."""
+    value: Any = row.fields.get("answers")
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise row.refusal("answers", f"not JSON ({error})") from None
+    if isinstance(value, Mapping):
+        texts, starts = value.get("text"), value.get("answer_start")
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+            raise row.refusal("answers", "text and answer_start are not two lists of the same length")
+        pairs = list(zip(texts, starts, strict=True))
+    elif isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
+        pairs = [(one.get("text"), one.get("answer_start")) for one in value]
+    else:
+        raise row.refusal(
+            "answers",
+            'missing or malformed; expected {"text": [...], "answer_start": [...]}, empty when none',
+        )
+    return tuple(_answer(row, context, text, start) for text, start in pairs)
+
+
+def _answer(row: Row, context: str, text: Any, start: Any) -> Answer:
+    if not isinstance(text, str) or not text.strip():
+        raise row.refusal("answers", f"{text!r} is no answer's text")
+    if not isinstance(start, int) or isinstance(start, bool):
+        raise row.refusal("answers", f"answer_start {start!r} of {text!r} is no whole number")
+    if start < 0 or context[start : start + len(text)] != text:
+        found = context.find(text)
+        hint = f"it stands at {found}" if found >= 0 else "it stands nowhere in it"
+        raise row.refusal("answers", f"{text!r} does not stand at character {start} of the context ({hint})")
+    return Answer(text, start)
+
+
+def _refuse_duplicates(questions: Sequence[Question]) -> None:
+    seen: dict[str, str] = {}
+    for one in questions:
+        if one.id in seen:
+            raise BadDataError(f"{one.where}, field id: used before ({seen[one.id]}); give each its own")
+        seen[one.id] = one.where
+
+
+def _articles(questions: Sequence[Question]) -> Indices:
+    """(N,) a number for each question, the same for all of an article and for all of a context.
+
+    Where that makes all questions one group, contexts are the groups.
+    """
+    # Imported here: only a dataset without validation part pays for the import.
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    contexts = _numbered([one.context for one in questions])
+    titles = _numbered([one.title or one.context for one in questions])
+    size = max(contexts.max(), titles.max()) + 1
+    # Contexts and titles are the nodes: an article may repeat a context of another.
+    edges = coo_array((np.ones(len(questions)), (contexts, titles + size)), shape=(2 * size, 2 * size))
+    groups = connected_components(edges, directed=False)[1].astype(np.int64)[contexts]
+    return contexts if len(np.unique(groups)) == 1 else groups
+
+
+def _numbered(names: Sequence[str]) -> Indices:
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], dtype=np.int64)

@@ -1,0 +1,199 @@
+"""Long contexts cut into overlapping windows, each with the whole question before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from trainers.data.tokens import TokenSet, token_dtype
+from trainers.errors import BadDataError, BadSpecError
+
+_CHUNK = 1024
+
+Span = tuple[int, int]
+"""First and last (inclusive) of something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A right answer.
+
+    Attributes:
+        text: as it stands in the context.
+        start: its first character there.
+    """
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question about a context.
+
+    Attributes:
+        where: file, place and id, for messages.
+        id: its name in the dataset.
+        title: of the article; empty when it has no name.
+        context: the text that it is about.
+        text: what is asked.
+        answers: the first is learned; none = the context does not answer it.
+    """
+
+    where: str
+    id: str
+    title: str
+    context: str
+    text: str
+    answers: tuple[Answer, ...]
+
+
+class Contexts:
+    """The tokens of contexts, each tokenised once however many questions are about it.
+
+    Args:
+        texts: distinct contexts.
+        tokenizer: without padding and truncation.
+
+    Attributes:
+        offsets: (C+1,) context i is `ids[offsets[i]:offsets[i+1]]`.
+        ids: (T,) token ids.
+        chars: (T, 2) first character of each token in its context, and the one after its last.
+    """
+
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer) -> None:
+        lengths: list[int] = []
+        ids: list[npt.NDArray[np.integer]] = []
+        chars: list[npt.NDArray[np.int32]] = []
+        for start in range(0, len(texts), _CHUNK):
+            encoded = tokenizer.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False)
+            lengths.extend(len(one) for one in encoded)
+            ids.extend(np.array(one.ids, dtype=token_dtype(tokenizer)) for one in encoded)
+            chars.extend(np.array(one.offsets, dtype=np.int32).reshape(-1, 2) for one in encoded)
+        self.offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        self.ids, self.chars = np.concatenate(ids), np.concatenate(chars)
+
+    def span(self, context: int, answer: Answer) -> Span | None:
+        """The tokens of a context that cover an answer; None when none does."""
+        chars = self.chars[self.offsets[context] : self.offsets[context + 1]]
+        first = int(np.searchsorted(chars[:, 1], answer.start, side="right"))
+        last = int(np.searchsorted(chars[:, 0], answer.start + len(answer.text), side="left")) - 1
+        return (first, last) if first <= last else None
+
+
+def windows(length: int, room: int, overlap: int) -> Iterable[Span]:
+    """Where each window of a text begins, and where it ends (exclusive).
+
+    Args:
+        length: of the text, in tokens, at least 1.
+        room: tokens that a window holds.
+        overlap: tokens that neighbouring windows share, fewer than `room`.
+    """
+    start = 0
+    while True:
+        yield start, min(start + room, length)
+        if start + room >= length:
+            return
+        start += room - overlap
+
+
+def tokenise_windows(
+    questions: Sequence[Question],
+    tokenizer: Tokenizer,
+    max_length: int,
+    stride: int,
+    told: Callable[[int], None],
+) -> TokenSet:
+    """All windows of all questions, those of one question one after the other.
+
+    A window is `[CLS] question [SEP] part of the context [SEP]`. Its label is the first and the
+    last token of the first answer, counted in the window, or (0, 0), the `[CLS]`, when the
+    answer is not wholly in it. Columns: `question` (N,) number of each window's question;
+    `chars_at` (N,), such that the characters of a window's token `i` of the context are
+    `chars[chars_at + i]`; `chars` (T, 2), positions in the context, from and up to.
+
+    Args:
+        questions: of one part.
+        tokenizer: of a BERT.
+        max_length: tokens of a window at most.
+        stride: tokens of the context that neighbouring windows share, as far as the question
+            leaves twice as many; else half of what it leaves.
+        told: called with the number of questions done so far.
+
+    Raises:
+        BadDataError: a question leaves no room for its context, or an answer has no token.
+        BadSpecError: the vocabulary has no `[CLS]` or no `[SEP]`.
+    """
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    cls, sep = _special(tokenizer, "[CLS]"), _special(tokenizer, "[SEP]")
+    numbers = {text: i for i, text in enumerate(dict.fromkeys(one.context for one in questions))}
+    contexts = Contexts(list(numbers), tokenizer)
+    dtype = token_dtype(tokenizer)
+    tail = np.array([sep], dtype=dtype)
+    pieces: list[npt.NDArray[np.integer]] = []
+    lengths: list[int] = []
+    labels: list[Span] = []
+    second_at: list[int] = []
+    of_question: list[int] = []
+    chars_at: list[int] = []
+    for start in range(0, len(questions), _CHUNK):
+        chunk = questions[start : start + _CHUNK]
+        encoded = tokenizer.encode_batch_fast([one.text for one in chunk], add_special_tokens=False)
+        for i, (one, asked) in enumerate(zip(chunk, encoded, strict=True), start):
+            context = numbers[one.context]
+            begin, end = int(contexts.offsets[context]), int(contexts.offsets[context + 1])
+            answer = _answer_tokens(one, contexts, context)
+            head = np.array([cls, *asked.ids, sep], dtype=dtype)
+            room = max_length - len(head) - 1
+            if room < 1:
+                raise BadDataError(
+                    f"{one.where}, field question: {len(asked.ids)} tokens leave no room for the context "
+                    f"in {max_length}; raise task.max_length or shorten the question"
+                )
+            if begin == end:
+                raise BadDataError(f"{one.where}, field context: not one token; remove the question")
+            for first, after in windows(end - begin, room, min(stride, room // 2)):
+                pieces.append(np.concatenate((head, contexts.ids[begin + first : begin + after], tail)))
+                lengths.append(len(pieces[-1]))
+                inside = answer is not None and first <= answer[0] and answer[1] < after
+                shift = len(head) - first
+                labels.append((answer[0] + shift, answer[1] + shift) if answer and inside else (0, 0))
+                second_at.append(len(head))
+                of_question.append(i)
+                chars_at.append(begin - shift)
+        told(start + len(chunk))
+    return TokenSet(
+        np.concatenate(pieces),
+        np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))),
+        np.array(labels, dtype=np.int64),
+        np.array(second_at, dtype=np.int64),
+        {
+            "question": np.array(of_question, dtype=np.int64),
+            "chars_at": np.array(chars_at, dtype=np.int64),
+            "chars": contexts.chars,
+        },
+    )
+
+
+def _answer_tokens(question: Question, contexts: Contexts, context: int) -> Span | None:
+    if not question.answers:
+        return None
+    found = contexts.span(context, question.answers[0])
+    if found is None:
+        raise BadDataError(
+            f"{question.where}, field answers: {question.answers[0].text!r} has no token in the vocabulary; "
+            "remove the answer"
+        )
+    return found
+
+
+def _special(tokenizer: Tokenizer, token: str) -> int:
+    number: int | None = tokenizer.token_to_id(token)
+    if number is None:
+        raise BadSpecError(f"the vocabulary has no {token}; use the tokenizer of a BERT")
+    return number

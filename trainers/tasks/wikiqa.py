@@ -1,0 +1,161 @@
+"""Which sentences answer a question: WikiQA (Yang, Yih and Meek, 2015)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer
+
+from trainers import config as configuration
+from trainers.data.batches import Batch
+from trainers.data.rows import Row
+from trainers.data.selection import held_out
+from trainers.data.tokens import TokenSet, tokenise
+from trainers.data.wikiqa import official
+from trainers.errors import BadDataError
+from trainers.models.heads import ClassHead, Head
+from trainers.tasks.base import Scoring
+from trainers.tasks.dataset import DatasetTask, drawn
+from trainers.tasks.losses import class_loss
+from trainers.tasks.ranking import best_f1_threshold, positive_class, ranking
+
+_CLASSES = ("other", "answer")
+_LABELS = {"0": 0, "1": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A sentence that may answer a question.
+
+    Attributes:
+        key: what sentences of the same question have in common: its id, or its text.
+        question: as it was asked.
+        sentence: of the text that was found for it.
+        label: 1 when the sentence answers it.
+    """
+
+    key: str
+    question: str
+    sentence: str
+    label: int
+
+
+class WikiQa(DatasetTask[Pair]):
+    """Tell the sentences that answer from the others; sizes count questions, an example is a sentence."""
+
+    headline = "map"
+    hub_id = "microsoft/wiki_qa"
+    layouts = (official,)
+
+    def example(self, row: Row, task: configuration.Task) -> Pair:
+        """See `DatasetTask.example`; fields `question`, `sentence` or `answer`, `label`, perhaps an id.
+
+        The official columns are `Question`, `Sentence`, `Label` and `QuestionID`.
+        """
+        question = row.text(_named(row, "question", "Question"))
+        sentence = row.text(_named(row, "sentence", "answer", "Sentence"))
+        name = _named(row, "label", "Label")
+        label = _LABELS.get(str(row.label(name)).strip())
+        if label is None:
+            raise row.refusal(name, f"unknown label {row.fields[name]!r}; use one of {', '.join(_LABELS)}")
+        number = row.fields.get(_named(row, "question_id", "QuestionID"))
+        return Pair(str(number) if number not in (None, "") else question, question, sentence, label)
+
+    def stratum(self, example: Pair) -> int:
+        """1 when the sentence answers."""
+        return example.label
+
+    def texts(self, example: Pair) -> Iterable[str]:
+        """Question and sentence."""
+        return example.question, example.sentence
+
+    def select(self, parts: Mapping[str, list[Pair]], task: configuration.Task) -> dict[str, list[Pair]]:
+        """See `DatasetTask.select`; questions stay whole, with the same share of answerable ones."""
+        questions = {part: _by_question(pairs) for part, pairs in parts.items()}
+        if "validation" not in questions:
+            whole = questions["train"]
+            halves = held_out(
+                np.array([_answerable(one) for one in whole]), task.validation_fraction, task.split_seed
+            )
+            questions = {
+                part: [whole[i] for i in rows]
+                for part, rows in zip(("train", "validation"), halves, strict=True)
+            }
+        chosen = drawn(questions, _answerable, task)
+        if not any(map(_answerable, chosen["validation"])):
+            raise BadDataError(
+                "the validation part has no question with a sentence that answers it (label 1), so nothing "
+                "can be ranked; add questions"
+            )
+        return {part: [pair for question in several for pair in question] for part, several in chosen.items()}
+
+    def tokenise(
+        self,
+        examples: Sequence[Pair],
+        tokenizer: Tokenizer,
+        task: configuration.Task,
+        told: Callable[[int], None],
+    ) -> TokenSet:
+        """See `DatasetTask.tokenise`; labels (N,) 0 or 1, column `question` (N,) number of the question."""
+        numbers = {key: i for i, key in enumerate(dict.fromkeys(pair.key for pair in examples))}
+        labels = np.array([pair.label for pair in examples], dtype=np.int64)
+        pairs = [(pair.question, pair.sentence) for pair in examples]
+        tokens = tokenise(pairs, labels, tokenizer, task.max_length, told)
+        of_question = np.array([numbers[pair.key] for pair in examples], dtype=np.int64)
+        return replace(tokens, columns={"question": of_question})
+
+    def outcome(self, folder: Path, validation: TokenSet, task: configuration.Task) -> tuple[Head, Scoring]:
+        """See `DatasetTask.outcome`."""
+        return ClassHead(_CLASSES), RankingScoring(validation.labels, validation.columns["question"])
+
+    def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Cross-entropy, summed over the batch."""
+        return class_loss(logits, batch)
+
+
+class RankingScoring:
+    """MAP and MRR of the sentences of each question, and the answers' class at its best threshold.
+
+    Args:
+        labels: (N,) 0 or 1.
+        questions: (N,) number of each sentence's question.
+    """
+
+    def __init__(self, labels: npt.NDArray[np.int64], questions: npt.NDArray[np.int64]) -> None:
+        self._labels, self._questions = labels, questions
+
+    def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """See `Scoring.observe`: (B, 1) by how much the logit of the answers' class is the larger."""
+        return logits.float().diff(dim=1)
+
+    def score(self, observed: npt.NDArray[np.float32]) -> dict[str, float]:
+        """See `Scoring.score`; the threshold is a probability."""
+        scores = observed[:, 0]
+        threshold = best_f1_threshold(scores, self._labels)
+        return {
+            **ranking(scores, self._labels, self._questions),
+            **positive_class(scores, self._labels, threshold),
+            "threshold": float(0.5 * (1.0 + np.tanh(0.5 * threshold))),
+        }
+
+
+def _named(row: Row, *names: str) -> str:
+    """The name that a column has in this file; the first when it has none of them."""
+    return next((name for name in names if name in row.fields), names[0])
+
+
+def _by_question(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """The sentences of each question, questions in the order of their first sentence."""
+    found: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        found.setdefault(pair.key, []).append(pair)
+    return list(found.values())
+
+
+def _answerable(question: Sequence[Pair]) -> int:
+    return int(any(pair.label for pair in question))
