@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from api.auth import current_user
 from api.problems import RETRY_AFTER_S, ProblemError, from_spec_error, respond
+from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
 from service.db.errors import (
     BadPageToken,
     Conflict,
@@ -54,6 +55,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(SpecError, _on_spec_error)
     app.add_exception_handler(StoreError, _on_store_error)
+    app.add_exception_handler(AnalysisError, _on_analysis_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
@@ -87,6 +89,15 @@ async def _on_spec_error(request: Request, error: Exception) -> Response:
 async def _on_store_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StoreError)
     return respond(from_store_error(error), request.url.path)
+
+
+async def _on_analysis_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AnalysisError)
+    if isinstance(error, BadQuestion):
+        problem = Problem("invalid-value", f"query.{error.parameter}", str(error))
+        return respond(ProblemError("invalid-parameter", str(problem), errors=[problem]), request.url.path)
+    slug = "not-comparable" if isinstance(error, NotComparable) else "no-answer"
+    return respond(ProblemError(slug, str(error)), request.url.path)
 
 
 async def _on_invalid_request(request: Request, error: Exception) -> Response:

@@ -13,6 +13,7 @@ from service.spec import json_schema
 
 TAGS = [
     {"name": "experiments", "description": "Submit specs, follow and steer them."},
+    {"name": "answers", "description": "Compare, score, recommend: decisions with their evidence."},
     {"name": "runs", "description": "Points of the grid: figures, curves, logs."},
     {"name": "queue", "description": "What waits and why; the cluster and the hardware catalogue."},
     {"name": "specs", "description": "Check and preview a spec without submitting it."},

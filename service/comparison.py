@@ -8,17 +8,21 @@ spread is the one between seeds of a cell, so that it never contains the effect 
 from __future__ import annotations
 
 import json
-import math
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from service.headlines import Judged, headline
 from service.states import RunState
 
-AxisValues = tuple[tuple[str, Any], ...]
-Figure = Callable[[Any, str], float | None]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Figures: TypeAlias = "npt.NDArray[np.float64]"
+Column = Callable[[str], Figures]
+_WITH_RESULT = (RunState.succeeded, RunState.stopped)
 
 
 class ComparedRun(Protocol):
@@ -156,15 +160,16 @@ def compare(
     *,
     by: Sequence[str] | None = None,
     metrics: Sequence[str | Metric] = DEFAULT_METRICS,
-    figure: Figure = getattr,
+    column: Column | None = None,
 ) -> Comparison:
     """Set runs beside each other.
 
     Args:
         runs: of one experiment or of several, in grid order.
         by: axes that make the rows; None = all axes that any run has.
-        metrics: names out of `METRICS`, or metrics that `figure` knows.
-        figure: gives a run's figure by name; None when it has none.
+        metrics: names out of `METRICS`, or metrics that `column` knows.
+        column: gives a figure of all runs (N,) by name, NaN where a run has none; None = the
+            runs' own attributes.
 
     Raises:
         ValueError: naming an axis that no run has, or an unknown metric.
@@ -176,15 +181,28 @@ def compare(
         if name not in known:
             raise ValueError(f"no run has the axis '{name}'; axes: {', '.join(known) or 'none'}")
     chosen = tuple(_metric(name) if isinstance(name, str) else name for name in metrics)
-    grouped: dict[AxisValues, list[ComparedRun]] = {}
-    for run in runs:
-        grouped.setdefault(tuple((name, _hashable(run.point.get(name))) for name in axes), []).append(run)
-    rows = tuple(_row(axes, chosen, members, figure) for members in grouped.values())
+    grouped: dict[tuple[Any, ...], list[int]] = {}
+    for position, run in enumerate(runs):
+        key = tuple([_hashable(run.point.get(name)) for name in axes])
+        grouped.setdefault(key, []).append(position)
+    spreads = _spreads(runs, list(grouped.values()), chosen, column or partial(_column, runs))
+    rows = tuple(
+        _row(axes, [runs[position] for position in members], figures)
+        for members, figures in zip(grouped.values(), spreads, strict=True)
+    )
     return Comparison(axes, chosen, rows, _best(rows, chosen))
 
 
 def _hashable(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | None) else json.dumps(value, sort_keys=True)
+    # Equal keys, unlike values: True == 1 == 1.0.
+    return (type(value), value) if isinstance(value, str | int | float | bool | None) else json.dumps(value)
+
+
+def _column(runs: Sequence[ComparedRun], name: str) -> Figures:
+    """A figure of all runs (N,); NaN where a run has none."""
+    import numpy as np
+
+    return np.array([getattr(run, name) for run in runs], dtype=float)
 
 
 def _metric(name: str) -> Metric:
@@ -194,10 +212,8 @@ def _metric(name: str) -> Metric:
     raise ValueError(f"no metric is called '{name}'; metrics: {', '.join(m.name for m in METRICS)}")
 
 
-def _row(
-    axes: Sequence[str], metrics: Sequence[Metric], members: Sequence[ComparedRun], figure: Figure
-) -> Row:
-    results = [run for run in members if run.state in (RunState.succeeded, RunState.stopped)]
+def _row(axes: Sequence[str], members: Sequence[ComparedRun], figures: dict[str, Spread | None]) -> Row:
+    results = [run for run in members if run.state in _WITH_RESULT]
     failures: dict[str, int] = {}
     for run in members:
         if run.state is RunState.failed:
@@ -205,7 +221,6 @@ def _row(
             failures[name] = failures.get(name, 0) + 1
     provenances = {run.energy_provenance for run in results if run.energy_provenance is not None}
     provenance = "mixed" if len(provenances) > 1 else next(iter(provenances), None)
-    figures = {metric.name: _spread(results, metric.name, figure) for metric in metrics}
     if provenance == "mixed" and "energy_kwh" in figures:
         figures["energy_kwh"] = None
     return Row(
@@ -219,25 +234,42 @@ def _row(
     )
 
 
-def _spread(results: Sequence[ComparedRun], name: str, figure: Figure) -> Spread | None:
-    cells: dict[str, list[float]] = {}
-    for run in results:
-        value = figure(run, name)
-        if value is not None and math.isfinite(value):
-            cells.setdefault(run.cell, []).append(float(value))
-    if not cells:
-        return None
-    means = [statistics.fmean(values) for values in cells.values()]
-    freedom = sum(len(values) - 1 for values in cells.values())
-    squares = sum(
-        math.fsum((value - mean) ** 2 for value in values)
-        for values, mean in zip(cells.values(), means, strict=True)
-    )
-    return Spread(
-        mean=statistics.fmean(means),
-        sd=math.sqrt(squares / freedom) if freedom else None,
-        n=sum(len(values) for values in cells.values()),
-    )
+def _spreads(
+    runs: Sequence[ComparedRun], groups: Sequence[Sequence[int]], metrics: Sequence[Metric], column: Column
+) -> list[dict[str, Spread | None]]:
+    """Spreads of each group of runs by metric, over all runs at once."""
+    import numpy as np
+
+    # Each cell of a group has a number, and each number its group.
+    numbers: dict[tuple[int, str], int] = {}
+    cell_of = np.full(len(runs), -1)
+    for group, members in enumerate(groups):
+        for position in members:
+            run = runs[position]
+            if run.state in _WITH_RESULT:
+                cell_of[position] = numbers.setdefault((group, run.cell), len(numbers))
+    group_of = np.array([group for group, _ in numbers], dtype=int)
+    spreads: list[dict[str, Spread | None]] = [{} for _ in groups]
+    for metric in metrics:
+        values = column(metric.name)
+        taken = (cell_of >= 0) & np.isfinite(values)
+        of, found = cell_of[taken], values[taken]
+        count = np.bincount(of, minlength=len(numbers))
+        mean = np.bincount(of, found, len(numbers)) / np.maximum(count, 1)
+        square = np.bincount(of, (found - mean[of]) ** 2, len(numbers))
+        has = count > 0
+        cells = np.bincount(group_of[has], minlength=len(groups))
+        means = np.bincount(group_of[has], mean[has], len(groups)) / np.maximum(cells, 1)
+        n = np.bincount(group_of, count, len(groups)).astype(int)
+        freedom = n - cells
+        sd = np.sqrt(np.bincount(group_of, square, len(groups)) / np.maximum(freedom, 1))
+        for group, row in enumerate(
+            zip(means.tolist(), sd.tolist(), n.tolist(), freedom.tolist(), strict=True)
+        ):
+            spreads[group][metric.name] = (
+                Spread(row[0], row[1] if row[3] else None, row[2]) if row[2] else None
+            )
+    return spreads
 
 
 def _best(rows: Sequence[Row], metrics: Sequence[Metric]) -> dict[str, int]:

@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 AVAILABLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "task.name": ("imdb", "squad_v2", "wikiqa", "tariff", "mlm"),
         "model.encoder": ("huggingface",),
         "distillation": ("distillation",),
         "precision": ("fp32", "tf32", "fp16", "bf16"),

@@ -106,12 +106,6 @@ class Task(Section):
     whole_word: bool | None = None
     """mlm only: mask all pieces of a word together; unset = no."""
 
-    @field_validator("name")
-    @classmethod
-    def _runnable(cls, value: TaskName) -> TaskName:
-        _available("task.name", value)
-        return value
-
     @model_validator(mode="after")
     def _own_fields(self) -> Task:
         for field, owner in _FIELDS_OF_A_TASK.items():

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from service.analysis.errors import AnalysisError
 
-Better = Literal["lower", "higher"]
 Matrix = npt.NDArray[np.float64]
 
 
@@ -22,6 +22,20 @@ class Candidate:
 
     label: str
     values: Mapping[str, float | None]
+
+
+def label_of(point: Mapping[str, Any]) -> str:
+    """Axis values in words: `precision=bf16, batch.global_size=16`."""
+    return (
+        ", ".join(f"{axis}={value_text(value)}" for axis, value in point.items()) or "the only configuration"
+    )
+
+
+def value_text(value: Any) -> str:
+    """A value of an axis as the spec writes it."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def matrix(candidates: Sequence[Candidate], metrics: Sequence[str]) -> Matrix:

@@ -1,42 +1,84 @@
-"""From runs to what the analysis compares: one configuration per cell, its figures by seed."""
+"""From runs to what the analysis compares: configurations, and sides averaged over other axes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from service.analysis.candidates import label_of
+from service.analysis.errors import AnalysisError
+from service.analysis.evidence import Column
 from service.analysis.recommend import Configuration
 from service.records import Run
 from service.states import RunState
 
+Columns = Callable[[str], Column]
 
-def configurations(runs: Iterable[Run], metrics: Sequence[str]) -> list[Configuration]:
-    """The cells of runs, in the order in which they first appear.
+
+def cells_of(runs: Sequence[Run]) -> list[list[int]]:
+    """Positions of the runs of each cell, in the order in which cells first appear."""
+    cells: dict[str, list[int]] = {}
+    for position, run in enumerate(runs):
+        cells.setdefault(json.dumps(run.point, sort_keys=True), []).append(position)
+    return list(cells.values())
+
+
+def configurations(
+    runs: Sequence[Run], cells: Sequence[Sequence[int]], metrics: Sequence[str], columns: Columns
+) -> list[Configuration]:
+    """What each cell's runs say.
 
     Only runs that trained their whole length count: a stopped run's time and cost are not those
-    of the configuration. What failed is kept as a reason.
+    of the configuration. What failed is kept as a reason, and a run without a figure by its number.
+    Where a seed ran more than once, as over several experiments, its mean counts.
 
     Args:
         runs: of one experiment, or of several with the same axes.
-        metrics: columns of `Run`, for instance `cost_usd`.
+        cells: positions of the runs of each cell.
+        metrics: names of figures, for instance `cost_usd`.
+        columns: gives a figure of all runs; NaN where a run has none.
     """
-    cells: dict[str, list[Run]] = {}
-    for run in runs:
-        cells.setdefault(json.dumps(run.point, sort_keys=True), []).append(run)
-    return [_configuration(members, metrics) for members in cells.values()]
+    found = {metric: columns(metric).tolist() for metric in metrics}
+    return [_configuration(runs, positions, found) for positions in cells]
 
 
-def _configuration(members: Sequence[Run], metrics: Sequence[str]) -> Configuration:
+def _configuration(
+    runs: Sequence[Run], positions: Sequence[int], columns: Mapping[str, Sequence[float]]
+) -> Configuration:
+    members = [runs[position] for position in positions]
     point = members[0].point
-    done = [run for run in members if run.state is RunState.succeeded]
+    finished = [position for position in positions if runs[position].state is RunState.succeeded]
+    done = [runs[position] for position in finished]
+    sources = {run.energy_provenance for run in done if run.energy_provenance is not None}
+    figures: dict[str, dict[int, float]] = {}
+    absent: dict[str, tuple[int, ...]] = {}
+    for metric, column in columns.items():
+        found: dict[int, list[float]] = {}
+        missing = []
+        # Measured and modelled energy never share a number.
+        mixed = metric == "energy_kwh" and len(sources) > 1
+        for run, position in zip(done, finished, strict=True):
+            value = column[position]
+            if mixed or value != value:
+                missing.append(run.id)
+            else:
+                found.setdefault(run.seed, []).append(value)
+        figures[metric] = {
+            seed: values[0] if len(values) == 1 else statistics.fmean(values)
+            for seed, values in found.items()
+        }
+        if missing:
+            absent[metric] = tuple(missing)
     return Configuration(
-        label=", ".join(f"{axis}={value}" for axis, value in point.items()) or "the only configuration",
+        label=label_of(point),
         point=point,
-        figures={
-            metric: {run.seed: float(value) for run in done if (value := getattr(run, metric)) is not None}
-            for metric in metrics
-        },
+        figures=figures,
         failures={run.seed: _reason(run) for run in members if run.state is not RunState.succeeded},
+        absent=absent,
+        energy_provenance="mixed" if len(sources) > 1 else next(iter(sources), None),
     )
 
 
@@ -46,3 +88,102 @@ def _reason(run: Run) -> str:
             f"{run.failure_class}: {run.failure_message}" if run.failure_message else str(run.failure_class)
         )
     return f"is {run.state}"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What is claimed about: a configuration, or one axis' value averaged over all others.
+
+    Attributes:
+        label: axis values in words.
+        point: axis values by dotted name.
+        values: by metric, then by seed; where other axes are averaged over, the mean of a seed
+            over the same cells on every side.
+    """
+
+    label: str
+    point: Mapping[str, Any]
+    values: Mapping[str, Mapping[int, float]]
+
+
+def sides(
+    configurations: Sequence[Configuration], axes: Sequence[str], metrics: Sequence[str]
+) -> tuple[list[Side], list[str]]:
+    """Configurations grouped by some axes, averaged over the others like with like.
+
+    A cell that a side lacks is left out on every side, and a seed that lacks one of the remaining
+    cells is left out on its side; both are named.
+
+    Args:
+        configurations: the cells.
+        axes: which axes tell the sides apart.
+        metrics: figures that are wanted.
+
+    Returns:
+        The sides in order of appearance, and what was left out, in words.
+
+    Raises:
+        AnalysisError: when no cell has a figure on every side.
+    """
+    groups: dict[str, list[Configuration]] = {}
+    for configuration in configurations:
+        groups.setdefault(_part(configuration.point, axes), []).append(configuration)
+    others = [axis for axis in _axes(configurations) if axis not in axes]
+    if not others:
+        return [
+            Side(c.label, c.point, {m: c.figures.get(m, {}) for m in metrics}) for c in configurations
+        ], []
+    points = [{axis: members[0].point.get(axis) for axis in axes} for members in groups.values()]
+    values: list[dict[str, dict[int, float]]] = [{} for _ in groups]
+    lacking: dict[str, list[str]] = {}
+    for metric in metrics:
+        cells = [
+            {_part(c.point, others): (c.point, c.figures[metric]) for c in members if c.figures.get(metric)}
+            for members in groups.values()
+        ]
+        common = [key for key in cells[0] if all(key in side for side in cells)]
+        everywhere = dict.fromkeys(key for side in cells for key in side)
+        if not common:
+            # Without any figure at all the claim says so; here sides have figures, but unlike ones.
+            if everywhere:
+                raise AnalysisError(
+                    f"no value of {', '.join(others)} has {metric} for every {', '.join(axes)}; "
+                    "compare configurations instead"
+                )
+            continue
+        for key in everywhere:
+            if key not in common:
+                named = _named(cells, key, others)
+                lacking.setdefault(f"{named} is left out, because not every side has its", []).append(metric)
+        for number, side in enumerate(cells):
+            of_seeds = [side[key][1] for key in common]
+            every = dict.fromkeys(seed for of_cell in of_seeds for seed in of_cell)
+            whole = [seed for seed in every if all(seed in of_cell for of_cell in of_seeds)]
+            values[number][metric] = {
+                seed: statistics.fmean(of_cell[seed] for of_cell in of_seeds) for seed in whole
+            }
+            partial = [str(seed) for seed in every if seed not in whole]
+            if partial:
+                label = label_of(points[number])
+                said = f"{label}: seed {', '.join(partial)} did not finish everywhere and is left out of"
+                lacking.setdefault(said, []).append(metric)
+    found = [
+        Side(label_of(point), point, {metric: of.get(metric, {}) for metric in metrics})
+        for point, of in zip(points, values, strict=True)
+    ]
+    return found, [f"{said} {', '.join(of)}" for said, of in lacking.items()]
+
+
+def _axes(configurations: Sequence[Configuration]) -> list[str]:
+    return list(dict.fromkeys(axis for c in configurations for axis in c.point))
+
+
+def _part(point: Mapping[str, Any], axes: Sequence[str]) -> str:
+    return json.dumps([point.get(axis) for axis in axes])
+
+
+def _named(
+    cells: Sequence[Mapping[str, tuple[Mapping[str, Any], Any]]], key: str, others: Sequence[str]
+) -> str:
+    point = next(side[key][0] for side in cells if key in side)
+    return label_of({axis: point.get(axis) for axis in others})

@@ -15,6 +15,8 @@ The rules, stated so that they can be argued with:
 
 from __future__ import annotations
 
+import bisect
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -23,14 +25,12 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special, stats
 
-from service.analysis.candidates import Better
 from service.analysis.errors import AnalysisError
+from service.analysis.records import Better, Claim, Test, Verdict
 
 Values = npt.NDArray[np.float64]
-Test = Literal["paired t-test", "Wilcoxon signed-rank test", "Welch's t-test"]
-Verdict = Literal["A is better", "B is better", "equivalent", "undecided"]
 
 WILCOXON_FROM = 20
 """Pairs from which Wilcoxon's test replaces the paired t-test."""
@@ -41,42 +41,6 @@ POWER = 0.8
 """Chance of a decision that "about N more seeds" aims at."""
 MOST_SEEDS = 1000
 """Seeds beyond which no number is named."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What the seeds say about A against B on one metric. Differences are A minus B.
-
-    Attributes:
-        metric: name, with its unit.
-        mean_a, mean_b: means over seeds.
-        difference: mean difference, in the metric's unit.
-        relative: difference divided by the size of B's mean; None when that is 0.
-        low, high: confidence interval of the difference at level 1 - alpha.
-        interval: how the interval was made.
-        test: which test gave `p_value`.
-        p_value: two-sided; Holm-corrected in `compare_all`.
-        p_equivalent: the larger of the two one-sided p-values; None without a margin.
-        pairs: number of seeds that were paired; 0 when unpaired.
-        verdict: the answer in words.
-        more_seeds: about how many more seeds a side an undecided claim needs; None when decided
-            or beyond `MOST_SEEDS`.
-    """
-
-    metric: str
-    mean_a: float
-    mean_b: float
-    difference: float
-    relative: float | None
-    low: float
-    high: float
-    interval: Literal["bootstrap-t", "Student's t", "exact"]
-    test: Test
-    p_value: float
-    p_equivalent: float | None
-    pairs: int
-    verdict: Verdict
-    more_seeds: int | None
 
 
 def compare(
@@ -107,28 +71,63 @@ def compare(
     sample = _paired(a, b, shared) if paired else _unpaired(a, b)
     low, high, interval = _interval(sample, alpha)
     test, p_value = _test(sample)
-    p_equivalent = None if margin is None else _equivalence(sample, margin)
-    mean_a = float(np.mean([a[seed] for seed in shared] if paired else list(a.values())))
-    mean_b = float(np.mean([b[seed] for seed in shared] if paired else list(b.values())))
+    mean_a, mean_b = float(sample.a.mean()), float(sample.b.mean())
     claim = Claim(
         metric=metric,
         mean_a=mean_a,
         mean_b=mean_b,
         difference=sample.difference,
         relative=sample.difference / abs(mean_b) if mean_b else None,
+        error=sample.error,
         low=low,
         high=high,
         interval=interval,
         test=test,
         p_value=p_value,
-        p_equivalent=p_equivalent,
+        p_equivalent=None if margin is None else _equivalence(sample, margin),
         pairs=len(shared) if paired else 0,
+        seeds_a=len(sample.a),
+        seeds_b=len(sample.b),
+        margin=margin,
+        claims=1,
         verdict="undecided",
         more_seeds=None,
     )
-    verdict = _verdict(claim, better, alpha)
-    more = _more_seeds(sample, margin, alpha) if verdict == "undecided" else None
-    return replace(claim, verdict=verdict, more_seeds=more)
+    return _judged(claim, better, alpha)
+
+
+def compare_pairs(
+    metric: str,
+    sides: Mapping[str, Mapping[int, float]],
+    pairs: Sequence[tuple[str, str]],
+    *,
+    better: Better,
+    margin: float | None = None,
+    alpha: float = 0.05,
+) -> dict[tuple[str, str], Claim | AnalysisError]:
+    """Test some pairs of sides, with p-values (of difference, and of equivalence) corrected by Holm.
+
+    A pair that cannot be tested has its error in the place of a claim; the others are corrected
+    for as many claims as were tested.
+    """
+    answers: dict[tuple[str, str], Claim | AnalysisError] = {}
+    for a, b in pairs:
+        try:
+            answers[a, b] = compare(metric, sides[a], sides[b], better=better, margin=margin, alpha=alpha)
+        except AnalysisError as error:
+            answers[a, b] = error
+    tested = {pair: answer for pair, answer in answers.items() if isinstance(answer, Claim)}
+    differs = holm([claim.p_value for claim in tested.values()])
+    same = holm([1.0 if claim.p_equivalent is None else claim.p_equivalent for claim in tested.values()])
+    for (pair, claim), p_value, p_same in zip(tested.items(), differs, same, strict=True):
+        corrected = replace(
+            claim,
+            p_value=p_value,
+            p_equivalent=None if claim.p_equivalent is None else p_same,
+            claims=len(tested),
+        )
+        answers[pair] = _judged(corrected, better, alpha)
+    return answers
 
 
 def compare_all(
@@ -139,22 +138,22 @@ def compare_all(
     margin: float | None = None,
     alpha: float = 0.05,
 ) -> dict[tuple[str, str], Claim]:
-    """Every pair of sides, with p-values (of difference, and of equivalence) corrected by Holm."""
+    """Every pair of sides, corrected by Holm.
+
+    Raises:
+        AnalysisError: there is one side only, or a pair cannot be tested.
+    """
     if len(sides) < 2:
         raise AnalysisError("there is one configuration only; a comparison needs two")
-    pairs = list(itertools.combinations(sides, 2))
-    claims = [
-        compare(metric, sides[a], sides[b], better=better, margin=margin, alpha=alpha) for a, b in pairs
-    ]
-    differs = holm([claim.p_value for claim in claims])
-    same = holm([1.0 if claim.p_equivalent is None else claim.p_equivalent for claim in claims])
-    corrected: dict[tuple[str, str], Claim] = {}
-    for pair, claim, p_value, p_same in zip(pairs, claims, differs, same, strict=True):
-        adjusted = replace(
-            claim, p_value=p_value, p_equivalent=None if claim.p_equivalent is None else p_same
-        )
-        corrected[pair] = replace(adjusted, verdict=_verdict(adjusted, better, alpha))
-    return corrected
+    answers = compare_pairs(
+        metric, sides, list(itertools.combinations(sides, 2)), better=better, margin=margin, alpha=alpha
+    )
+    claims: dict[tuple[str, str], Claim] = {}
+    for pair, answer in answers.items():
+        if isinstance(answer, AnalysisError):
+            raise answer
+        claims[pair] = answer
+    return claims
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -219,7 +218,7 @@ def _interval(
     if sample.error == 0.0:
         return sample.difference, sample.difference, "exact"
     if sample.smallest < BOOTSTRAP_FROM:
-        reach = float(stats.t.ppf(1 - alpha / 2, sample.freedom)) * sample.error
+        reach = float(special.stdtrit(sample.freedom, 1 - alpha / 2)) * sample.error
         return sample.difference - reach, sample.difference + reach, "Student's t"
     statistics = _bootstrap_t(sample)
     lower, upper = np.quantile(statistics, [alpha / 2, 1 - alpha / 2])
@@ -228,26 +227,37 @@ def _interval(
 
 
 def _bootstrap_t(sample: _Sample) -> Values:
-    """Studentised differences of resamples; resamples without spread are left out.
-
-    The generator's seed is fixed: the same rows always give the same interval.
-    """
-    generator = np.random.default_rng(20_210_915)
-
-    def resampled(values: Values) -> tuple[Values, Values]:
-        drawn = values[generator.integers(0, len(values), (RESAMPLES, len(values)))]
-        return drawn.mean(axis=1), drawn.var(axis=1, ddof=1) / len(values)
-
+    """Studentised differences of resamples; resamples without spread are left out."""
     if sample.differences is not None:
-        means, variances = resampled(sample.differences)
+        means, variances = _resampled(sample.differences, 0)
     else:
-        means_a, variances_a = resampled(sample.a)
-        means_b, variances_b = resampled(sample.b)
+        means_a, variances_a = _resampled(sample.a, 0)
+        means_b, variances_b = _resampled(sample.b, 1)
         means, variances = means_a - means_b, variances_a + variances_b
     errors = np.sqrt(variances)
     spread = errors > 1e-9 * sample.error
     studentised: Values = (means[spread] - sample.difference) / errors[spread]
     return studentised
+
+
+def _resampled(values: Values, stream: int) -> tuple[Values, Values]:
+    """Mean and squared standard error of each resample, (RESAMPLES,)."""
+    count = len(values)
+    middle = float(values.mean())
+    shares, centred = _resamples(count, stream), values - middle
+    means = shares @ centred
+    variances = np.maximum(shares @ centred**2 - means**2, 0.0) / (count - 1)
+    return means + middle, variances
+
+
+@functools.lru_cache(maxsize=8)
+def _resamples(count: int, stream: int) -> Values:
+    """How often each value is drawn in each resample, as shares (RESAMPLES, count).
+
+    The generator's seed is fixed: the same rows always give the same interval.
+    """
+    generator = np.random.default_rng((20_210_915, stream))
+    return generator.multinomial(count, np.full(count, 1 / count), RESAMPLES) / count
 
 
 def _test(sample: _Sample) -> tuple[Test, float]:
@@ -257,15 +267,21 @@ def _test(sample: _Sample) -> tuple[Test, float]:
         return name, 1.0 if sample.difference == 0.0 else 0.0
     if differences is not None and len(differences) >= WILCOXON_FROM:
         return "Wilcoxon signed-rank test", float(stats.wilcoxon(differences).pvalue)
-    return name, float(2 * stats.t.sf(abs(sample.difference) / sample.error, sample.freedom))
+    return name, float(2 * special.stdtr(sample.freedom, -abs(sample.difference) / sample.error))
 
 
 def _equivalence(sample: _Sample, margin: float) -> float:
     if sample.error == 0.0:
         return 0.0 if abs(sample.difference) < margin else 1.0
-    above = stats.t.sf((sample.difference + margin) / sample.error, sample.freedom)
-    below = stats.t.cdf((sample.difference - margin) / sample.error, sample.freedom)
+    above = special.stdtr(sample.freedom, -(sample.difference + margin) / sample.error)
+    below = special.stdtr(sample.freedom, (sample.difference - margin) / sample.error)
     return float(max(above, below))
+
+
+def _judged(claim: Claim, better: Better, alpha: float) -> Claim:
+    verdict = _verdict(claim, better, alpha)
+    more = _more_seeds(claim, alpha) if verdict == "undecided" else None
+    return replace(claim, verdict=verdict, more_seeds=more)
 
 
 def _verdict(claim: Claim, better: Better, alpha: float) -> Verdict:
@@ -277,21 +293,30 @@ def _verdict(claim: Claim, better: Better, alpha: float) -> Verdict:
     return "A is better" if (claim.difference < 0) == (better == "lower") else "B is better"
 
 
-def _more_seeds(sample: _Sample, margin: float | None, alpha: float) -> int | None:
-    """Further seeds a side until a decision has `POWER`, if the difference is what it seems.
+def _more_seeds(claim: Claim, alpha: float) -> int | None:
+    """Further seeds a side until a t-test decides with `POWER`, if the difference is what it seems.
 
     The nearer of two goals: showing the difference, or showing that it is within the margin.
+    With several claims the level is Bonferroni's, which Holm's first step needs.
     """
-    if sample.error == 0.0:
+    if claim.error == 0.0:
         return None
-    spread = sample.error * math.sqrt(sample.smallest)
-    goals = [abs(sample.difference)]
-    if margin is not None and margin > abs(sample.difference):
-        goals.append(margin - abs(sample.difference))
-    reach = stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(POWER)
-    largest = max(goals)
-    needed = math.ceil((reach * spread / largest) ** 2) if largest else MOST_SEEDS + 1
-    return max(1, needed - sample.smallest) if needed <= MOST_SEEDS else None
+    present = min(claim.seeds_a, claim.seeds_b)
+    spread = claim.error * math.sqrt(present)
+    goals = [abs(claim.difference)]
+    if claim.margin is not None and claim.margin > abs(claim.difference):
+        goals.append(claim.margin - abs(claim.difference))
+    sides = 1 if claim.pairs else 2
+
+    def decides(seeds: int) -> bool:
+        freedom = sides * (seeds - 1)
+        reach = special.stdtrit(freedom, 1 - alpha / claim.claims / 2) + special.stdtrit(freedom, POWER)
+        return bool(reach * spread <= max(goals) * math.sqrt(seeds))
+
+    if not decides(MOST_SEEDS):
+        return None
+    needed = bisect.bisect_left(range(MOST_SEEDS), True, lo=2, key=decides)
+    return max(1, needed - present)
 
 
 def _check(

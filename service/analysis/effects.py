@@ -14,16 +14,17 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from service.analysis.candidates import label_of, value_text
 from service.analysis.errors import AnalysisError
+from service.analysis.records import Effects, LevelEffect, Scale, Term
 
 Matrix = npt.NDArray[np.floating[Any]]
-Scale = Literal["ratio", "difference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,61 +33,6 @@ class Observation:
 
     point: Mapping[str, Any]
     value: float
-
-
-@dataclass(frozen=True, slots=True)
-class LevelEffect:
-    """What one value of an axis does against the axis' first value, averaged over all else.
-
-    Attributes:
-        axis, level, baseline: the axis and the two values.
-        effect: relative change (-0.6 = 60% less) on the ratio scale, else a difference in the
-            metric's unit.
-        low, high: confidence interval of `effect`.
-        p_value: two-sided t test of no effect.
-    """
-
-    axis: str
-    level: Any
-    baseline: Any
-    effect: float
-    low: float
-    high: float
-    p_value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """F test of an axis (one name) or of an interaction (two names)."""
-
-    axes: tuple[str, ...]
-    f: float
-    p_value: float
-    share: float
-    """Share of the total sum of squares that only this term explains, in [0, 1]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effects:
-    """The fitted model of one metric.
-
-    Attributes:
-        metric: name, with its unit.
-        scale: `ratio` when logarithms were modelled.
-        levels: level effects, axis by axis.
-        terms: tests of axes, then of interactions.
-        left_out: interactions that the rows cannot tell apart from the rest.
-        r_squared: share of variance explained.
-        checks: what makes the model doubtful, in words; empty when nothing does.
-    """
-
-    metric: str
-    scale: Scale
-    levels: tuple[LevelEffect, ...]
-    terms: tuple[Term, ...]
-    left_out: tuple[tuple[str, str], ...]
-    r_squared: float
-    checks: tuple[str, ...]
 
 
 def effects(
@@ -99,16 +45,22 @@ def effects(
             effects, for values that are not finite, or not positive on the ratio scale.
     """
     values = _checked_values(metric, observations, scale)
-    axes = _axes(observations)
-    full, left_out = _full_design(observations, axes)
+    cells = _cells(observations, values)
+    axes = _axes(cells.points)
+    full, left_out = _full_design(cells, axes, len(values))
     freedom = len(values) - full.matrix.shape[1]
     if freedom < 1:
         raise AnalysisError(f"{len(values)} runs cannot tell the effects on {metric} from noise; add seeds")
-    coefficients, residuals = _fit(full.matrix, values)
-    noise = float(residuals @ residuals) / freedom
+    coefficients, inverse, between = _fit(full.matrix, cells)
+    residuals = values - (full.matrix @ coefficients)[cells.of]
+    noise = (cells.within + between) / freedom
     total = float(((values - values.mean()) ** 2).sum())
-    terms = tuple(_test(full, term, values, noise, freedom, total) for term in full.columns if term)
-    covariance = np.linalg.inv(full.matrix.T @ full.matrix) * noise
+    terms = tuple(
+        _test(term, coefficients[columns], inverse[columns, columns], noise, freedom, total)
+        for term, columns in full.columns.items()
+        if term
+    )
+    covariance = inverse * noise
     levels = tuple(
         _level(full, axes, axis, level, coefficients, covariance, freedom, scale, alpha)
         for axis, axis_levels in axes.items()
@@ -121,13 +73,52 @@ def effects(
         terms=terms,
         left_out=left_out,
         r_squared=1.0 - noise * freedom / total if total else 1.0,
-        checks=_checks(observations, axes, residuals, noise),
+        checks=_checks(cells, axes, residuals, noise),
     )
 
 
 @dataclass(frozen=True, slots=True)
+class _Cells:
+    """The rows by cell: all that a model of the axes needs, since it is constant within a cell.
+
+    Attributes:
+        points: axis values of each of the C cells.
+        of: (N,) cell of each row.
+        counts, means: (C,) rows and mean of each cell.
+        within: sum of squares within cells.
+    """
+
+    points: Sequence[Mapping[str, Any]]
+    of: npt.NDArray[np.int64]
+    counts: Matrix
+    means: Matrix
+    within: float
+
+
+def _cells(observations: Sequence[Observation], values: Matrix) -> _Cells:
+    points: list[Mapping[str, Any]] = []
+    known: dict[tuple[Any, ...], int] = {}
+    of: list[int] = []
+    for observation in observations:
+        point = observation.point
+        key = (*point, *point.values())
+        number = known.get(key)
+        if number is None:
+            number = known[key] = len(points)
+            points.append(point)
+        of.append(number)
+    index = np.array(of)
+    counts = np.bincount(index).astype(float)
+    means = np.bincount(index, values) / counts
+    # A cell of equal rows has no spread, whatever rounding did to its mean.
+    spread = values - means[index]
+    spread[np.abs(spread) <= 1e-14 * np.abs(values)] = 0.0
+    return _Cells(points, index, counts, means, float(spread @ spread))
+
+
+@dataclass(frozen=True, slots=True)
 class _Design:
-    """A design matrix (N, P) and which of its columns belong to which term; `()` = intercept."""
+    """A design matrix (C, P) and which of its columns belong to which term; `()` = intercept."""
 
     matrix: Matrix
     columns: Mapping[tuple[str, ...], slice]
@@ -149,31 +140,34 @@ def _checked_values(metric: str, observations: Sequence[Observation], scale: Sca
     return values
 
 
-def _axes(observations: Sequence[Observation]) -> dict[str, list[Any]]:
+def _axes(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Values of each axis that varies, in order of appearance.
 
     Raises:
-        AnalysisError: when no axis has two values.
+        AnalysisError: when no axis has two values, or a point lacks one of the axes.
     """
     axes: dict[str, list[Any]] = {}
-    for observation in observations:
-        for name, value in observation.point.items():
+    for point in points:
+        for name, value in point.items():
             levels = axes.setdefault(name, [])
             if value not in levels:
                 levels.append(value)
+    for point in points:
+        for name in axes:
+            if name not in point:
+                raise AnalysisError(
+                    f"{label_of(point)} has no value of axis '{name}'; compare like with like"
+                )
     varied = {name: levels for name, levels in axes.items() if len(levels) > 1}
     if not varied:
         raise AnalysisError("every axis has one value only; an effect needs at least two")
     return varied
 
 
-def _coded(levels: Sequence[Any], value: Any) -> Matrix:
-    """Sum-to-zero coding: the last level is minus the sum of the others."""
-    at = levels.index(value)
-    if at == len(levels) - 1:
-        return -np.ones(len(levels) - 1)
-    row: Matrix = np.eye(len(levels) - 1)[at]
-    return row
+def _coding(levels: int) -> Matrix:
+    """Sum-to-zero coding (L, L - 1): the last level is minus the sum of the others."""
+    coding: Matrix = np.vstack([np.eye(levels - 1), -np.ones(levels - 1)])
+    return coding
 
 
 def _design(
@@ -182,7 +176,8 @@ def _design(
     blocks: list[Matrix] = [np.ones((len(points), 1))]
     columns: dict[tuple[str, ...], slice] = {(): slice(0, 1)}
     main = {
-        name: np.array([_coded(levels, point[name]) for point in points]) for name, levels in axes.items()
+        name: _coding(len(levels))[[levels.index(point[name]) for point in points]]
+        for name, levels in axes.items()
     }
     terms: dict[tuple[str, ...], Matrix] = {(name,): block for name, block in main.items()}
     for a, b in pairs:
@@ -197,22 +192,17 @@ def _design(
 
 
 def _full_design(
-    observations: Sequence[Observation], axes: Mapping[str, list[Any]]
+    cells: _Cells, axes: Mapping[str, list[Any]], rows: int
 ) -> tuple[_Design, tuple[tuple[str, str], ...]]:
     """All axes and as many two-way interactions as keep the matrix of full rank."""
-    points = [observation.point for observation in observations]
-    for number, point in enumerate(points):
-        for name in axes:
-            if name not in point:
-                raise AnalysisError(f"run {number} has no value of axis '{name}'; compare like with like")
-    design = _design(points, axes, [])
-    if np.linalg.matrix_rank(design.matrix) < design.matrix.shape[1]:
+    design = _design(cells.points, axes, [])
+    if not _is_full_rank(design.matrix):
         raise AnalysisError("two axes always change together; their effects cannot be told apart")
     kept: list[tuple[str, str]] = []
     left_out: list[tuple[str, str]] = []
     for pair in itertools.combinations(axes, 2):
-        wider = _design(points, axes, [*kept, pair])
-        if np.linalg.matrix_rank(wider.matrix) == wider.matrix.shape[1] < len(points):
+        wider = _design(cells.points, axes, [*kept, pair])
+        if wider.matrix.shape[1] < rows and _is_full_rank(wider.matrix):
             kept.append(pair)
             design = wider
         else:
@@ -220,18 +210,28 @@ def _full_design(
     return design, tuple(left_out)
 
 
-def _fit(design: Matrix, values: Matrix) -> tuple[Matrix, Matrix]:
-    coefficients = np.linalg.lstsq(design, values, rcond=None)[0]
-    return coefficients, values - design @ coefficients
+def _is_full_rank(matrix: Matrix) -> bool:
+    """Entries are -1, 0 and 1, so that a rank that is not full shows in the products, far from rounding."""
+    eigenvalues = np.linalg.eigvalsh(matrix.T @ matrix)
+    return bool(eigenvalues[0] > 1e-9 * eigenvalues[-1])
+
+
+def _fit(design: Matrix, cells: _Cells) -> tuple[Matrix, Matrix, float]:
+    """Least squares over all rows: coefficients (P,), (X'X)^-1, and the sum of squares of cell means."""
+    weighted = design * cells.counts[:, None]
+    inverse = np.linalg.inv(weighted.T @ design)
+    coefficients = inverse @ (weighted.T @ cells.means)
+    residuals = cells.means - design @ coefficients
+    residuals[np.abs(residuals) <= 1e-12 * np.abs(cells.means)] = 0.0
+    return coefficients, inverse, float(cells.counts @ residuals**2)
 
 
 def _test(
-    full: _Design, term: tuple[str, ...], values: Matrix, noise: float, freedom: int, total: float
+    term: tuple[str, ...], coefficients: Matrix, inverse: Matrix, noise: float, freedom: int, total: float
 ) -> Term:
-    columns = full.columns[term]
-    _, residuals = _fit(np.delete(full.matrix, columns, axis=1), values)
-    explained = max(0.0, float(residuals @ residuals) - noise * freedom)
-    size = columns.stop - columns.start
+    """F test; b' C^-1 b is the sum of squares that a model without the term leaves besides."""
+    explained = float(coefficients @ np.linalg.solve(inverse, coefficients))
+    size = len(coefficients)
     f = explained / size / noise if noise > 0 else math.inf if explained > 0 else 0.0
     return Term(term, f, float(stats.f.sf(f, size, freedom)), explained / total if total else 0.0)
 
@@ -250,7 +250,8 @@ def _level(
     """Difference of least-squares means; with sum coding all other terms average to zero."""
     contrast = np.zeros(len(coefficients))
     baseline = axes[axis][0]
-    contrast[full.columns[axis,]] = _coded(axes[axis], level) - _coded(axes[axis], baseline)
+    coding = _coding(len(axes[axis]))
+    contrast[full.columns[axis,]] = coding[axes[axis].index(level)] - coding[0]
     difference = float(contrast @ coefficients)
     error = math.sqrt(max(0.0, float(contrast @ covariance @ contrast)))
     reach = float(stats.t.ppf(1 - alpha / 2, freedom)) * error
@@ -267,28 +268,70 @@ def _level(
     )
 
 
-def _checks(
-    observations: Sequence[Observation], axes: Mapping[str, list[Any]], residuals: Matrix, noise: float
-) -> tuple[str, ...]:
+def _checks(cells: _Cells, axes: Mapping[str, list[Any]], residuals: Matrix, noise: float) -> tuple[str, ...]:
     """Doubts about the model: missing cells, uneven seeds, residuals that are not alike."""
     found: list[str] = []
-    cells: dict[tuple[Any, ...], list[float]] = {}
-    for observation, residual in zip(observations, residuals, strict=True):
-        key = tuple(observation.point[name] for name in axes)
-        cells.setdefault(key, []).append(float(residual))
     possible = math.prod(len(levels) for levels in axes.values())
-    if len(cells) < possible:
+    if len(cells.points) < possible:
         found.append(
-            f"{possible - len(cells)} of {possible} cells have no run: effects are extrapolated there"
+            f"{possible - len(cells.points)} of {possible} cells have no run: effects are extrapolated there"
         )
-    sizes = {len(cell) for cell in cells.values()}
-    if len(sizes) > 1:
-        found.append(f"cells have between {min(sizes)} and {max(sizes)} runs")
+    fewest, most = int(cells.counts.min()), int(cells.counts.max())
+    if fewest < most:
+        found.append(f"cells have between {fewest} and {most} runs")
     if noise == 0.0:
         return tuple(found)
     if 8 <= len(residuals) <= 5000 and stats.shapiro(residuals).pvalue < 0.01:
         found.append("residuals are not normal (Shapiro-Wilk p < 0.01): p-values are approximate")
-    groups = [cell for cell in cells.values() if len(cell) >= 3]
-    if len(groups) >= 2 and stats.levene(*groups).pvalue < 0.01:
+    if _unlike_spread(cells, residuals) < 0.01:
         found.append("cells differ in spread (Levene p < 0.01): p-values are approximate")
     return tuple(found)
+
+
+def _unlike_spread(cells: _Cells, residuals: Matrix) -> float:
+    """p-value of Levene's test about medians (Brown & Forsythe 1974), over cells of three rows or more."""
+    order = np.argsort(cells.of, kind="stable")
+    groups = np.split(residuals[order], np.cumsum(cells.counts.astype(int))[:-1])
+    distances = [np.abs(group - np.median(group)) for group in groups if len(group) >= 3]
+    if len(distances) < 2:
+        return 1.0
+    sizes = np.array([len(distance) for distance in distances])
+    means = np.array([distance.mean() for distance in distances])
+    every = np.concatenate(distances)
+    within = float(((every - np.repeat(means, sizes)) ** 2).sum())
+    between = float(sizes @ (means - every.mean()) ** 2)
+    freedom = len(every) - len(sizes)
+    if within == 0.0 or freedom < 1:
+        return 1.0
+    return float(stats.f.sf(between / (len(sizes) - 1) / (within / freedom), len(sizes) - 1, freedom))
+
+
+def sentences(model: Effects, *, alpha: float = 0.05) -> tuple[str, ...]:
+    """The level effects in words, such as "precision=bf16 takes 60% less total_time_s than fp32"."""
+    return tuple(_sentence(model, level, alpha) for level in model.levels)
+
+
+def _sentence(model: Effects, level: LevelEffect, alpha: float) -> str:
+    ratio = model.scale == "ratio"
+
+    def amount(value: float) -> str:
+        return f"{value:+.1%}" if ratio else f"{value:+.3g}"
+
+    interval = f"{amount(level.low)} to {amount(level.high)}"
+    what = f"{level.axis}={value_text(level.level)} against {value_text(level.baseline)}"
+    if not level.p_value < alpha:
+        return f"{what}: no effect on {model.metric} is shown ({interval})"
+    change = f"{what}: {model.metric} {amount(level.effect)} ({interval})"
+    others = [term for term in model.terms if len(term.axes) == 2 and level.axis in term.axes]
+    depends = [
+        f"{_other(term.axes, level.axis)} (p = {term.p_value:.2g})" for term in others if term.p_value < alpha
+    ]
+    if depends:
+        return f"{change} on average; how much depends on {', '.join(depends)}"
+    if others and not any(level.axis in pair for pair in model.left_out):
+        return f"{change} at any {', '.join(_other(term.axes, level.axis) for term in others)}"
+    return change
+
+
+def _other(axes: Sequence[str], axis: str) -> str:
+    return axes[1] if axes[0] == axis else axes[0]

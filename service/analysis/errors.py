@@ -1,7 +1,21 @@
-"""The error of a question that the rows cannot answer."""
-
-from __future__ import annotations
+"""What an analysis refuses, in one line that says what is missing or wrong."""
 
 
 class AnalysisError(ValueError):
-    """The rows cannot answer the question; the message names what is missing or wrong."""
+    """The question cannot be answered from these rows; the message names what is missing."""
+
+
+class NotComparable(AnalysisError):
+    """The runs answer different questions: another task or other data."""
+
+
+class BadQuestion(AnalysisError):
+    """The question itself is wrong, whatever the rows are.
+
+    Attributes:
+        parameter: which part of the question, for instance `by` or `weight`.
+    """
+
+    def __init__(self, parameter: str, message: str) -> None:
+        self.parameter = parameter
+        super().__init__(message)

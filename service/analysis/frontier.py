@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.analysis.candidates import Better, Candidate, matrix
+from service.analysis.candidates import Candidate, matrix
+from service.analysis.records import Better
 
 
 @dataclass(frozen=True, slots=True)

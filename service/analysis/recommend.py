@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from service.analysis.candidates import Better
-from service.analysis.claims import Claim, compare
+from service.analysis.claims import compare
 from service.analysis.errors import AnalysisError
+from service.analysis.records import Better, Claim, Recommendation
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,16 @@ class Configuration:
         point: axis values by dotted name.
         figures: values by metric, then by seed, in the metric's unit.
         failures: failures in words by seed, for instance `does not fit (out_of_memory)`.
+        absent: ids of the runs that finished without a metric, by metric.
+        energy_provenance: how its energy came to be; `mixed` leaves the energy out.
     """
 
     label: str
     point: Mapping[str, Any]
     figures: Mapping[str, Mapping[int, float]]
     failures: Mapping[int, str]
+    absent: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    energy_provenance: str | None = None
 
     def mean(self, metric: str) -> float | None:
         """Mean over seeds; None when no seed has the metric."""
@@ -61,32 +65,6 @@ class Constraint:
         if self.kind == "within_of_best":
             return f"{self.metric} within {self.value:g} of the best"
         return f"{self.metric} {'<=' if self.kind == 'at_most' else '>='} {self.value:g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """A choice with its evidence.
-
-    Attributes:
-        winner: label of the chosen configuration.
-        objective: metric that was minimised (or maximised).
-        value: the winner's mean of it.
-        runner_up: the next best that meets the constraints; None when there is no other.
-        over_runner_up: winner (A) against runner-up (B) on the objective; None when that cannot
-            be tested, and then `sure` says why.
-        excluded: why each other configuration was left out, by label.
-        sure: how sure the choice is, in one sentence.
-        text: the answer in words.
-    """
-
-    winner: str
-    objective: str
-    value: float
-    runner_up: str | None
-    over_runner_up: Claim | None
-    excluded: Mapping[str, str]
-    sure: str
-    text: str
 
 
 def recommend(
@@ -123,14 +101,18 @@ def recommend(
     ordered = sorted(eligible, key=lambda configuration: sign * (configuration.mean(objective) or 0.0))
     winner, runner_up = ordered[0], ordered[1] if len(ordered) > 1 else None
     claim, sure = _certainty(winner, runner_up, objective, better, alpha)
+    against_best, doubts = _against_best(winner, configurations, constraints, alpha)
+    sure = "; ".join((sure, *doubts))
     value = winner.mean(objective)
     assert value is not None  # An eligible configuration has the objective.
     return Recommendation(
         winner=winner.label,
+        winner_point=winner.point,
         objective=objective,
         value=value,
         runner_up=runner_up.label if runner_up else None,
         over_runner_up=claim,
+        against_best=against_best,
         excluded=excluded,
         sure=sure,
         text=_words(winner, runner_up, objective, constraints, excluded, sure),
@@ -182,8 +164,62 @@ def _certainty(
         return None, f"not tested: {error}"
     if claim.verdict == "A is better":
         return claim, f"better than the runner-up at p = {claim.p_value:.2g} ({claim.test})"
-    more = f"; about {claim.more_seeds} more seeds would decide" if claim.more_seeds else ""
-    return claim, f"undecided against the runner-up at p = {claim.p_value:.2g} ({claim.test}){more}"
+    return claim, f"undecided against the runner-up at p = {claim.p_value:.2g} ({claim.test}){_more(claim)}"
+
+
+def _more(claim: Claim) -> str:
+    if claim.more_seeds is None:
+        return ""
+    return f"; about {claim.more_seeds} more seed{'s' * (claim.more_seeds != 1)} would decide"
+
+
+def _against_best(
+    winner: Configuration,
+    configurations: Sequence[Configuration],
+    constraints: Sequence[Constraint],
+    alpha: float,
+) -> tuple[tuple[Claim, ...], list[str]]:
+    """Whether the winner's mean is within the best one's by more than luck, and that in words."""
+    claims: list[Claim] = []
+    words: list[str] = []
+    for constraint in constraints:
+        metric = constraint.metric
+        having = [c for c in configurations if c.mean(metric) is not None]
+        if constraint.kind != "within_of_best" or not having:
+            continue
+        pick = max if constraint.better == "higher" else min
+        best = pick(having, key=lambda c: c.mean(metric) or 0.0)
+        if best.label == winner.label:
+            words.append(f"it has the best {metric} itself")
+            continue
+        try:
+            claim = compare(
+                metric,
+                winner.figures[metric],
+                best.figures[metric],
+                better=constraint.better,
+                margin=constraint.value if constraint.value > 0 else None,
+                alpha=alpha,
+            )
+        except AnalysisError as error:
+            words.append(f"whether {metric} is lost is not tested: {error}")
+            continue
+        claims.append(claim)
+        if claim.verdict == "equivalent":
+            words.append(
+                f"its {metric} is equivalent to the best within {constraint.value:g} "
+                f"(p = {claim.p_equivalent:.2g})"
+            )
+        elif claim.verdict == "undecided":
+            words.append(
+                f"whether its {metric} is really within {constraint.value:g} is undecided{_more(claim)}"
+            )
+        elif claim.verdict == "B is better":
+            words.append(
+                f"its {metric} is worse than the best by more than luck (p = {claim.p_value:.2g}), "
+                f"by {claim.low:.3g} to {claim.high:.3g}"
+            )
+    return tuple(claims), words
 
 
 def _words(

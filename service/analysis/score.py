@@ -14,17 +14,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from service.analysis.candidates import Better, Candidate, Matrix, matrix
+from service.analysis.candidates import Candidate, Matrix, matrix
 from service.analysis.errors import AnalysisError
-
-
-@dataclass(frozen=True, slots=True)
-class Criterion:
-    """One metric's part in the score; `weight` is dimensionless and not negative."""
-
-    metric: str
-    weight: float
-    better: Better = "lower"
+from service.analysis.records import Criterion, WeightRange
 
 
 def _strategy(time: float, cost: float, energy: float) -> tuple[Criterion, ...]:
@@ -57,15 +49,6 @@ class Ranked:
     label: str
     score: float
     parts: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class WeightRange:
-    """Weights of one metric, the others scaled to fill up, over which one configuration wins."""
-
-    low: float
-    high: float
-    winner: str
 
 
 def normalised(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> Matrix:

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from service.cli import acting, deciding, reading, serving, submitting, upkeep
+from service.cli import (
+    acting,
+    comparing,
+    deciding,
+    exporting,
+    reading,
+    reporting,
+    serving,
+    submitting,
+    upkeep,
+)
 from service.cli.exits import ExitCode, Failure
 
 
@@ -88,7 +98,7 @@ def _root(
     del version
 
 
-_START, _SUBMIT, _LOOK, _STEER = "Start", "Submit", "Look", "Steer"
+_START, _SUBMIT, _LOOK, _DECIDE, _STEER = "Start", "Submit", "Look", "Decide", "Steer"
 
 app.command(rich_help_panel=_START)(serving.up)
 app.command(rich_help_panel=_START)(serving.api)
@@ -109,9 +119,17 @@ app.command(rich_help_panel=_LOOK)(reading.watch)
 app.command(rich_help_panel=_LOOK)(reading.logs)
 app.command(rich_help_panel=_LOOK)(reading.wait)
 app.command(rich_help_panel=_LOOK)(reading.queue)
-app.command(rich_help_panel=_LOOK)(reading.compare)
-app.command(rich_help_panel=_LOOK)(deciding.recommend)
+app.command(rich_help_panel=_LOOK)(reporting.verify)
 app.command(rich_help_panel=_LOOK)(reading.export)
+app.command("export-model", rich_help_panel=_LOOK)(exporting.export_model)
+
+app.command(rich_help_panel=_DECIDE)(comparing.compare)
+app.command(rich_help_panel=_DECIDE)(deciding.recommend)
+app.command(rich_help_panel=_DECIDE)(deciding.frontier)
+app.command(rich_help_panel=_DECIDE)(deciding.effects)
+app.command(rich_help_panel=_DECIDE)(deciding.score)
+app.command(rich_help_panel=_DECIDE)(deciding.speedup)
+app.command(rich_help_panel=_DECIDE)(reporting.report)
 
 app.command(rich_help_panel=_STEER)(acting.cancel)
 app.command(rich_help_panel=_STEER)(acting.pause)

@@ -1,29 +1,24 @@
-"""The command that decides: which configuration to use, by how much it wins, and how sure that is."""
+"""The commands that decide: recommend, frontier, effects, score, speed-up."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from service.cli.connection import connected
+from service.cli.asking import Filter, Metrics, Targets, asking, assigned, experiments
 from service.cli.exits import ExitCode, Failure
-from service.cli.output import Json, print_json, say
-from service.cli.references import experiment_reference
-
-if TYPE_CHECKING:
-    from service.analysis.recommend import Constraint
+from service.cli.output import Json, console, note, print_json, say
 
 
 def recommend(
-    targets: Annotated[
-        list[str], typer.Argument(metavar="ID...", help="One or more experiments, such as 17.")
-    ],
+    targets: Targets,
     objective: Annotated[str, typer.Option(metavar="NAME", help="The figure to be best on.")] = "cost_usd",
     within: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=X", help="At most X worse than the best mean; unset = accuracy=0.005. Repeatable."
+            metavar="NAME=X",
+            help="At most X worse than the best mean; unset = 0.005 of the task's headline. Repeatable.",
         ),
     ] = None,
     at_most: Annotated[
@@ -32,59 +27,116 @@ def recommend(
     at_least: Annotated[
         list[str] | None, typer.Option(metavar="NAME=X", help="At least X, such as accuracy=0.9. Repeatable.")
     ] = None,
+    filter: Filter = None,
     as_json: Json = False,
 ) -> None:
     """Say which configuration to use: the cheapest that loses no accuracy, and how sure that is."""
-    from service.analysis import AnalysisError
-    from service.analysis.cells import configurations
-    from service.analysis.recommend import recommend as recommended
-
-    constraints = [
-        *(_constraint(text, "within_of_best") for text in (within or ["accuracy=0.005"])),
-        *(_constraint(text, "at_most") for text in at_most or ()),
-        *(_constraint(text, "at_least") for text in at_least or ()),
-    ]
-    names = dict.fromkeys([objective, *(constraint.metric for constraint in constraints)])
-    better = {name: _better(name) for name in names}
-    with connected() as client:
-        runs = [
-            run for target in targets for run in client.all_runs(experiment_id=experiment_reference(target))
-        ]
-    try:
-        answer = recommended(
-            configurations(runs, list(names)),
+    with asking() as client:
+        answer = client.recommend(
+            experiments(targets),
             objective=objective,
-            better=better[objective],
-            constraints=constraints,
+            within=assigned(within, "within"),
+            at_most=assigned(at_most, "at-most"),
+            at_least=assigned(at_least, "at-least"),
+            filter=filter,
         )
-    except AnalysisError as error:
-        raise Failure(str(error), ExitCode.not_succeeded) from None
     if as_json:
         print_json(answer)
         return
     say(answer.text)
     for label, reason in answer.excluded.items():
         say(f"  excluded {label}: {reason}")
+    _notes(answer.notes)
 
 
-def _constraint(text: str, kind: Literal["at_most", "at_least", "within_of_best"]) -> Constraint:
-    from service.analysis.recommend import Constraint
+def frontier(targets: Targets, metrics: Metrics = None, filter: Filter = None, as_json: Json = False) -> None:
+    """Show what nothing else beats on every figure at once, and who beats the rest."""
+    with asking() as client:
+        answer = client.frontier(experiments(targets), metrics=metrics or (), filter=filter)
+    if as_json:
+        print_json(answer)
+        return
+    from service.cli.answer_rendering import print_frontier
 
-    name, separator, value = text.partition("=")
-    try:
-        if not separator:
-            raise ValueError
-        bound = float(value)
-    except ValueError:
-        raise Failure(f"'{text}' is not NAME=NUMBER, such as accuracy=0.005", ExitCode.usage) from None
-    return Constraint(name, kind, bound, _better(name))
+    print_frontier(answer, console())
+    _notes(answer.notes)
 
 
-def _better(name: str) -> Literal["lower", "higher"]:
-    from service.comparison import METRICS
+def effects(targets: Targets, metrics: Metrics = None, filter: Filter = None, as_json: Json = False) -> None:
+    """Say what each axis does to each figure, such as "bf16 against fp32: time -50%"."""
+    with asking() as client:
+        answer = client.effects(experiments(targets), metrics=metrics or (), filter=filter)
+    if as_json:
+        print_json(answer)
+        return
+    from service.cli.answer_rendering import print_effects
 
-    for metric in METRICS:
-        if metric.name == name:
-            return metric.better
-    known = ", ".join(metric.name for metric in METRICS)
-    raise Failure(f"no metric is called '{name}'; metrics: {known}", ExitCode.usage)
+    print_effects(answer, console())
+    _notes(answer.notes)
+
+
+def score(
+    targets: Targets,
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="balance, or an order such as cost_time_energy; unset = balance."),
+    ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=W", help="A weight of your own, such as cost_usd=0.5. Repeatable."),
+    ] = None,
+    filter: Filter = None,
+    as_json: Json = False,
+) -> None:
+    """Rank by a weighted sum of max-normalised figures, and say where the winner changes."""
+    if strategy is not None and weight:
+        raise Failure("give --strategy or --weight, not both", ExitCode.usage)
+    with asking() as client:
+        answer = client.score(
+            experiments(targets), strategy=strategy, weights=assigned(weight, "weight"), filter=filter
+        )
+    if as_json:
+        print_json(answer)
+        return
+    from service.cli.answer_rendering import print_score
+
+    print_score(answer, console())
+    _notes(answer.notes)
+
+
+def speedup(
+    targets: Targets,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXIS=VALUE,...", help="All axis values of one configuration; unset = the grid's first."
+        ),
+    ] = None,
+    metrics: Metrics = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=X", help="Time until this is reached; unset = the best headline less 0.005."
+        ),
+    ] = None,
+    filter: Filter = None,
+    as_json: Json = False,
+) -> None:
+    """Say how many times faster and cheaper each is than a baseline, and how soon it is accurate."""
+    wanted = next(iter(assigned([target] if target else None, "target").items()), None)
+    with asking() as client:
+        answer = client.speedup(
+            experiments(targets), baseline=baseline, metrics=metrics or (), target=wanted, filter=filter
+        )
+    if as_json:
+        print_json(answer)
+        return
+    from service.cli.answer_rendering import print_speedup
+
+    print_speedup(answer, console())
+    _notes(answer.notes)
+
+
+def _notes(notes: tuple[str, ...]) -> None:
+    for line in notes:
+        note(line)

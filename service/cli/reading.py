@@ -1,4 +1,4 @@
-"""Commands that look: list, runs, show, watch, logs, wait, queue, compare, export."""
+"""Commands that look: list, runs, show, watch, logs, wait, queue, export."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.cli.references import RunRef, experiment_reference, reference
 
 if TYPE_CHECKING:
     from service.client import Client
-    from service.records import Event, LogLine, Run
+    from service.records import Event, LogLine
 
 Either = Annotated[
     str, typer.Argument(metavar="ID", help="An experiment, such as 17, or a run, such as run:42.")
@@ -215,7 +215,7 @@ def _new_lines(client: Client, run_id: int, places: dict[int, int], attempt: int
 
 
 def _log_text(line: LogLine, several: bool) -> str:
-    from service.cli.formats import clock
+    from service.formats import clock
 
     about = f"run:{line.run_id} " if several else ""
     level = "" if line.level == "info" else f"{line.level}: "
@@ -239,40 +239,6 @@ def queue(as_json: Json = False) -> None:
         note("no scheduler is alive: nothing will be claimed; start one with `stillhouse scheduler`")
 
 
-def compare(
-    targets: Annotated[
-        list[str], typer.Argument(metavar="ID...", help="One or more experiments, such as 17.")
-    ],
-    by: Annotated[
-        list[str] | None,
-        typer.Option("--by", metavar="AXIS", help="Only this axis; may be repeated; unset = all axes."),
-    ] = None,
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option("--metric", metavar="NAME", help="Only this figure; may be repeated."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Set runs beside each other by axis: time, cost, energy, accuracy; mean ± sd over seeds."""
-    from service.comparison import DEFAULT_METRICS
-    from service.comparison import compare as compared
-
-    found: list[Run] = []
-    with connected() as client:
-        for target in targets:
-            found += client.all_runs(experiment_id=experiment_reference(target))
-    try:
-        comparison = compared(found, by=by, metrics=metrics or DEFAULT_METRICS)
-    except ValueError as error:
-        raise Failure(str(error), ExitCode.usage) from None
-    if as_json:
-        print_json(comparison)
-    else:
-        from service.cli.rendering import print_comparison
-
-        print_comparison(comparison, console())
-
-
 class Format(StrEnum):
     """How a table is written."""
 
@@ -290,9 +256,24 @@ def export(
         Path | None, typer.Option("--output", "-o", help="File; unset = standard output.")
     ] = None,
     filter: Filter = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle",
+            metavar="FILE.zip",
+            help="Everything about one experiment with checksums: spec, runs, points, environment.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write everything about runs as a table; --json is --format jsonl."""
+    if bundle is not None:
+        from service.cli.reporting import export_bundle
+
+        if target is None or output is not None or filter is not None:
+            raise Failure("--bundle takes one experiment and nothing else", ExitCode.usage)
+        export_bundle(target, bundle, as_json=as_json)
+        return
     form = Format.jsonl if as_json else format
     number = experiment_reference(target) if target is not None else None
     if output is None and form is Format.parquet and sys.stdout.isatty():

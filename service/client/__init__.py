@@ -36,6 +36,7 @@ from service.answers import (
     Validated,
     Waiting,
 )
+from service.client.answers import AnswerCalls
 from service.client.experiments import ExperimentCalls
 from service.client.installation import InstallationCalls
 from service.client.runs import RunCalls
@@ -79,7 +80,7 @@ __all__ = [
 ]
 
 
-class Client(ExperimentCalls, RunCalls, InstallationCalls):
+class Client(ExperimentCalls, RunCalls, AnswerCalls, InstallationCalls):
     """One connection pool to one server; thread-safe.
 
     Args: see `service.client.wire.Wire`.

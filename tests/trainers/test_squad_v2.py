@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -543,6 +545,13 @@ def test_tiny_learns_to_answer_and_when_not_to(run, tmp_path, recorder):
     assert outcome.summary["train_loss"] < 0.5 * recorder.series("loss")[1]
     assert outcome.summary["f1"] > 0.8
     assert recorder.facts["data"]["stride"] == 4
+
+
+def test_every_score_is_defined():
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    section = page.split("## Scores of squad_v2\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.split("\n") if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", "".join(rows))) == SCORES | {"validation_loss"}
 
 
 def test_two_workers_score_as_one(run, launch, tmp_path, recorder):

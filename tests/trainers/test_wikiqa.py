@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -222,6 +224,13 @@ def test_tiny_learns_which_sentence_answers(run, tmp_path, recorder):
     assert set(outcome.summary) >= SCORES | {"train_loss", "validation_loss"}
     assert outcome.summary["train_loss"] < 0.7 * recorder.series("loss")[1]
     assert outcome.summary["map"] > 0.75  # 0.61 by chance
+
+
+def test_every_score_is_defined():
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    section = page.split("## Scores of wikiqa\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.split("\n") if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", "".join(rows))) == SCORES | {"validation_loss"}
 
 
 def test_two_workers_score_as_one(run, launch, tmp_path, recorder):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from service.analysis import AnalysisError
 from service.analysis.candidates import Candidate
-from service.analysis.score import STRATEGIES, Criterion, rank, sensitivity
+from service.analysis.records import Criterion
+from service.analysis.score import STRATEGIES, rank, sensitivity
 
 METRICS = ("total_time_s", "cost_usd", "energy_kwh", "occupancy_pct")
 

@@ -60,8 +60,13 @@ _TITLES = {
     "validation_loss": "val. loss",
     "peak_memory_mib": "memory",
 }
-_SHORT = {"batch.global_size": "batch"}
-_FRACTIONS = frozenset({"accuracy", "f1", "precision_macro", "recall_macro"})
+_SHORT = {"batch.global_size": "batch", "optimizer.name": "optimizer", "task.name": "task"}
+_FRACTIONS = frozenset(
+    {
+        "accuracy", "f1", "precision_macro", "recall_macro", "precision", "recall", "exact_match", "map",
+        "mrr", "top5_accuracy",
+    }
+)  # fmt: skip
 
 
 def scale_for(name: str, values: Iterable[float]) -> Scale:

@@ -1,0 +1,295 @@
+"""Answers about experiments: compare, score, frontier, effects, recommend, speed-up, report.
+
+Each reads the runs once and asks `service.analysis.question`. That is imported when asked for:
+the statistics are a third of the memory of a process that nobody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+
+from api.answer_shapes import (
+    ComparisonShape,
+    EffectsShape,
+    FrontierShape,
+    RecommendationShape,
+    ScoreShape,
+    SpeedupShape,
+)
+from api.deps import MAX_ID, ExperimentId, Filter, StoreDep
+from api.problems import declared
+
+if TYPE_CHECKING:
+    from service.analysis.question import Question
+    from service.store import Store
+
+router = APIRouter(prefix="/api/v1/experiments", tags=["answers"])
+
+_PROBLEMS = declared("not-found", "invalid-filter", "no-answer", "not-comparable")
+_MOST = 100
+
+Also = Annotated[
+    list[Annotated[int, Query(ge=1, le=MAX_ID)]] | None,
+    Query(
+        max_length=20,
+        description="Further experiments to answer from together; where they differ in a field, it "
+        "becomes an axis.",
+        examples=[[13]],
+    ),
+]
+Metrics = Annotated[
+    list[str] | None,
+    Query(
+        max_length=_MOST,
+        description="Figures; repeat for several. `my_figure:higher` says which direction wins.",
+        examples=[["cost_usd"]],
+    ),
+]
+Alpha = Annotated[float, Query(gt=0, lt=1, description="Error rate of the claims.")]
+
+
+def _bounds(description: str, example: str) -> Any:
+    return Query(
+        max_length=_MOST, description=f"{description}, as NAME=NUMBER; repeatable.", examples=[[example]]
+    )
+
+
+class ReportFormat(StrEnum):
+    """How a report is written."""
+
+    html = "html"
+    """One self-contained page with plots."""
+    md = "md"
+    """Markdown: the same words and tables."""
+
+
+@router.get(
+    "/{experiment_id}/compare",
+    response_model=ComparisonShape,
+    responses=_PROBLEMS,
+    summary="Compare configurations",
+)
+def compare_experiment(
+    experiment_id: ExperimentId,
+    store: StoreDep,
+    by: Annotated[
+        list[str] | None,
+        Query(max_length=_MOST, description="Axes that make the rows; none = all.", examples=[["precision"]]),
+    ] = None,
+    metric: Metrics = None,
+    a: Annotated[
+        str | None,
+        Query(max_length=1000, description="One side of a claim: axis values.", examples=["precision=bf16"]),
+    ] = None,
+    b: Annotated[
+        str | None, Query(max_length=1000, description="The other side.", examples=["precision=fp32"])
+    ] = None,
+    claims: Annotated[bool, Query(description="Test every pair of rows.")] = False,
+    margin: Annotated[list[str] | None, _bounds("Difference that counts as none", "accuracy=0.005")] = None,
+    alpha: Alpha = 0.05,
+    also: Also = None,
+    filter: Filter = None,
+) -> ComparisonShape:
+    """Mean and spread over seeds by axis. With `a` and `b`, or with `claims`, every pair is a tested
+    claim: paired by seed where possible, corrected by Holm, with "equivalent" within a margin and
+    about how many more seeds an undecided one needs."""
+    from service.analysis.words import assignments
+
+    answer = _question(store, experiment_id, also, filter).compare(
+        by=by or (),
+        metrics=metric or (),
+        a=a,
+        b=b,
+        claims=claims,
+        margins=assignments(margin, "margin"),
+        alpha=alpha,
+    )
+    return ComparisonShape.model_validate(answer)
+
+
+@router.get(
+    "/{experiment_id}/score", response_model=ScoreShape, responses=_PROBLEMS, summary="Score configurations"
+)
+def score_experiment(
+    experiment_id: ExperimentId,
+    store: StoreDep,
+    strategy: Annotated[
+        Literal[
+            "balance",
+            "time_cost_energy",
+            "time_energy_cost",
+            "cost_time_energy",
+            "cost_energy_time",
+            "energy_time_cost",
+            "energy_cost_time",
+        ]
+        | None,
+        Query(description="A named weighting; none without weights = balance."),
+    ] = None,
+    weight: Annotated[list[str] | None, _bounds("Weights of your own", "cost_usd=0.5")] = None,
+    also: Also = None,
+    filter: Filter = None,
+) -> ScoreShape:
+    """A weighted sum of max-normalised metrics, lower is better, and at which weight the winner changes."""
+    from service.analysis.words import assignments
+
+    answer = _question(store, experiment_id, also, filter).score(
+        strategy=strategy, weights=assignments(weight, "weight")
+    )
+    return ScoreShape.model_validate(answer)
+
+
+@router.get(
+    "/{experiment_id}/frontier",
+    response_model=FrontierShape,
+    responses=_PROBLEMS,
+    summary="Get the Pareto frontier",
+)
+def frontier_experiment(
+    experiment_id: ExperimentId,
+    store: StoreDep,
+    metric: Metrics = None,
+    also: Also = None,
+    filter: Filter = None,
+) -> FrontierShape:
+    """What nothing else beats on every metric at once, and who dominates the rest."""
+    answer = _question(store, experiment_id, also, filter).frontier(metrics=metric or ())
+    return FrontierShape.model_validate(answer)
+
+
+@router.get(
+    "/{experiment_id}/effects",
+    response_model=EffectsShape,
+    responses=_PROBLEMS,
+    summary="Get the effects of axes",
+)
+def effects_experiment(
+    experiment_id: ExperimentId,
+    store: StoreDep,
+    metric: Metrics = None,
+    alpha: Alpha = 0.05,
+    also: Also = None,
+    filter: Filter = None,
+) -> EffectsShape:
+    """Main effects and interactions of each axis on each metric, by a factorial model with its checks."""
+    answer = _question(store, experiment_id, also, filter).effects(metrics=metric or (), alpha=alpha)
+    return EffectsShape.model_validate(answer)
+
+
+@router.get(
+    "/{experiment_id}/recommend",
+    response_model=RecommendationShape,
+    responses=_PROBLEMS,
+    summary="Recommend a configuration",
+)
+def recommend_experiment(
+    experiment_id: ExperimentId,
+    store: StoreDep,
+    objective: Annotated[
+        str, Query(max_length=200, description="The metric to be best on.", examples=["cost_usd"])
+    ] = "cost_usd",
+    within: Annotated[
+        list[str] | None,
+        _bounds("How much worse than the best mean; none = 0.005 of the task's headline", "accuracy=0.005"),
+    ] = None,
+    at_most: Annotated[list[str] | None, _bounds("Upper bounds", "cost_usd=2")] = None,
+    at_least: Annotated[list[str] | None, _bounds("Lower bounds", "accuracy=0.9")] = None,
+    also: Also = None,
+    filter: Filter = None,
+) -> RecommendationShape:
+    """The best on the objective that meets every constraint, what was excluded and why, how sure it is."""
+    from service.analysis.words import assignments
+
+    answer = _question(store, experiment_id, also, filter).recommend(
+        objective=objective,
+        within=None if within is None else assignments(within, "within"),
+        at_most=assignments(at_most, "at_most"),
+        at_least=assignments(at_least, "at_least"),
+    )
+    return RecommendationShape.model_validate(answer)
+
+
+@router.get(
+    "/{experiment_id}/speedup",
+    response_model=SpeedupShape,
+    responses=_PROBLEMS,
+    summary="Set configurations against a baseline",
+)
+def speedup_experiment(
+    experiment_id: ExperimentId,
+    store: StoreDep,
+    baseline: Annotated[
+        str | None,
+        Query(
+            max_length=1000,
+            description="All axis values of one configuration; none = the first of the grid.",
+            examples=["precision=fp32"],
+        ),
+    ] = None,
+    metric: Metrics = None,
+    target: Annotated[
+        list[str] | None,
+        _bounds("Value to be reached, one; none = the best mean of the headline less 0.005", "accuracy=0.9"),
+    ] = None,
+    also: Also = None,
+    filter: Filter = None,
+) -> SpeedupShape:
+    """How many times better each is, with intervals, and how soon each reaches a target value."""
+    from service.analysis.words import one_assignment
+    from service.evidence import read_curves
+
+    question = _question(store, experiment_id, also, filter)
+    wanted = one_assignment(target, "target")
+    name = question.metric(wanted[0]).name if wanted else question.judged_by.name
+    curves = read_curves(store, question.evidence.finished, [name])
+    answer = question.speedup(
+        baseline=baseline,
+        metrics=metric or (),
+        curves={run: series[name] for run, series in curves.items()},
+        target=wanted,
+    )
+    return SpeedupShape.model_validate(answer)
+
+
+@router.get(
+    "/{experiment_id}/report",
+    response_class=Response,
+    summary="Get a report",
+    responses={
+        200: {
+            "description": "The report.",
+            "content": {
+                "text/html": {"schema": {"type": "string"}},
+                "text/markdown": {"schema": {"type": "string"}},
+            },
+        },
+        **_PROBLEMS,
+    },
+)
+def report_experiment(
+    experiment_id: ExperimentId,
+    store: StoreDep,
+    format: Annotated[ReportFormat, Query(description="html or md (Markdown).")] = ReportFormat.html,
+    also: Also = None,
+    filter: Filter = None,
+) -> Response:
+    """Question, method, tables, plots, verdicts, caveats and how to reproduce; needs no network."""
+    from service.report import gather, html, markdown
+
+    contents = gather(store, [experiment_id, *(also or ())], filter=filter)
+    if format is ReportFormat.md:
+        return Response(markdown(contents), media_type="text/markdown")
+    page = html(contents)
+    return Response(page.text, media_type="text/html", headers={"Content-Security-Policy": page.policy})
+
+
+def _question(store: Store, experiment_id: int, also: Sequence[int] | None, filter: str | None) -> Question:
+    from service.analysis.question import Question
+    from service.evidence import read_evidence
+
+    return Question(read_evidence(store, [experiment_id, *(also or ())], filter=filter))

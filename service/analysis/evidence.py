@@ -1,0 +1,115 @@
+"""What an answer rests on: the runs, all their figures, and what they were trained on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from service.analysis.errors import AnalysisError, NotComparable
+from service.analysis.metrics import finite
+from service.records import Experiment, Run
+from service.states import RunState
+
+Facts = Mapping[str, Any]
+Column = npt.NDArray[np.float64]
+
+_OF_THE_CONFIGURATION = frozenset({"max_length", "tokenizer.sha256"})
+"""Facts of the data as it is fed that belong to what is compared, not to the question."""
+_OF_AN_AXIS = {"train_examples": "task.train_examples", "train.selected": "task.train_examples"}
+"""Facts that may differ when the axis that sets them is one of the grid's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Runs as read from the store, with everything needed to judge them.
+
+    Attributes:
+        experiments: where the runs come from.
+        runs: in grid order; where several experiments differ in a field outside their axes, it is
+            an axis of the points here.
+        summaries: all that each run ended with, by run id.
+        data: what each run was trained and judged on, by run id; runs that never started have none.
+        environments: distinct machines and versions, each with the ids of its runs.
+    """
+
+    experiments: tuple[Experiment, ...]
+    runs: tuple[Run, ...]
+    summaries: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    data: Mapping[int, Facts] = field(default_factory=dict)
+    environments: Sequence[tuple[Facts, tuple[int, ...]]] = ()
+
+    def column(self, name: str) -> Column:
+        """A figure of all runs (N,), in the metric's unit; NaN where a run has no finite one."""
+        if name in Run.__dataclass_fields__:
+            values = [getattr(run, name) for run in self.runs]
+        else:
+            values = [None] * len(self.runs)
+        summaries = self.summaries
+        if summaries and None in values:
+            values = [
+                summaries.get(run.id, {}).get(name) if value is None else value
+                for run, value in zip(self.runs, values, strict=True)
+            ]
+        try:
+            column = np.array(values, dtype=float)
+        except (TypeError, ValueError):  # A word in some summary.
+            column = np.array([finite(value) for value in values], dtype=float)
+        column[~np.isfinite(column)] = np.nan
+        return column
+
+    def figure_names(self) -> dict[str, None]:
+        """Names of all numeric figures that some run has, in order of appearance."""
+        found: dict[str, None] = {}
+        for summary in self.summaries.values():
+            for name in summary.keys() - found.keys():
+                if finite(summary[name]) is not None:
+                    found[name] = None
+        return found
+
+    @property
+    def finished(self) -> list[Run]:
+        """Runs that trained their whole length."""
+        return [run for run in self.runs if run.state is RunState.succeeded]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of all axes that any run has."""
+        return tuple(dict.fromkeys(name for run in self.runs for name in run.point))
+
+    def check_comparable(self) -> None:
+        """Refuse runs that answer different questions.
+
+        Raises:
+            AnalysisError: there is no run.
+            NotComparable: tasks or data differ; the message says in what, and how to narrow down.
+        """
+        if not self.runs:
+            raise AnalysisError("there is nothing to compare: the experiment has no runs")
+        tasks = list(dict.fromkeys(run.task for run in self.runs))
+        if len(tasks) > 1:
+            raise NotComparable(
+                f"the runs are of different tasks ({', '.join(tasks)}); "
+                f"compare those of one, for instance with the filter: task = '{tasks[0]}'"
+            )
+        axes = set(self.axes)
+        seen: dict[str, tuple[Any, int]] = {}
+        for run in self.runs:
+            for name, value in self.data.get(run.id, {}).items():
+                if name in _OF_THE_CONFIGURATION or _OF_AN_AXIS.get(name) in axes:
+                    continue
+                first, number = seen.setdefault(name, (value, run.id))
+                if first != value:
+                    raise NotComparable(
+                        f"the runs differ in their data: {name} is {_short(first)} in run:{number} "
+                        f"and {_short(value)} in run:{run.id}; compare runs of the same data, "
+                        "for instance with a filter"
+                    )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text[:12] if len(text) == 64 else text

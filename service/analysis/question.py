@@ -1,0 +1,648 @@
+"""Questions that people ask of an experiment, answered from its runs.
+
+Pure. REST, the command line and the report all come here, so that they say the same numbers. A
+`Question` is made of evidence, which must be comparable; each method is one answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from service.analysis.answers import (
+    ComparedRow,
+    ComparisonAnswer,
+    EffectsAnswer,
+    FittedEffects,
+    FrontierAnswer,
+    FrontierMember,
+    ScoreAnswer,
+    Scored,
+    SpeedupAnswer,
+    SpeedupRow,
+    TestedPair,
+    TimeTo,
+)
+from service.analysis.candidates import Candidate, label_of, value_text
+from service.analysis.cells import Side, cells_of, configurations, sides
+from service.analysis.claims import compare_pairs
+from service.analysis.effects import Observation, effects, sentences
+from service.analysis.errors import AnalysisError, BadQuestion
+from service.analysis.evidence import Column, Evidence
+from service.analysis.frontier import frontier
+from service.analysis.metrics import MARGINS, NO_LOSS, better_of, metric_of, scale_of
+from service.analysis.recommend import Configuration, Constraint, recommend
+from service.analysis.records import Claim, Criterion, Recommendation
+from service.analysis.score import STRATEGIES, rank, sensitivity
+from service.analysis.speedup import ratio, times_to_target
+from service.comparison import Metric, compare, default_metrics
+from service.hardware import nearest
+from service.headlines import headline, shared_headline
+from service.records import PointRow, Run
+from service.states import RunState
+
+MOST_PAIRS = 500
+"""Pairs of configurations that are tested at once; more is a question nobody asked."""
+
+Curves = Mapping[int, Sequence[PointRow]]
+"""Evaluations by run id, in the order of steps."""
+
+
+class Question:
+    """Evidence that can be asked.
+
+    Args:
+        evidence: the runs.
+
+    Raises:
+        AnalysisError: there is no run.
+        NotComparable: the runs are of different tasks or data.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        evidence.check_comparable()
+        self.evidence = evidence
+        self._columns: dict[str, Column] = {}
+
+    # -- Tables and claims -----------------------------------------------------------------
+
+    def compare(
+        self,
+        *,
+        by: Sequence[str] = (),
+        metrics: Sequence[str] = (),
+        a: str | None = None,
+        b: str | None = None,
+        claims: bool = False,
+        margins: Mapping[str, float] | None = None,
+        alpha: float = 0.05,
+    ) -> ComparisonAnswer:
+        """Runs beside each other by axis and, when asked for, tested claims.
+
+        Args:
+            by: axes that make the rows, averaged over the others; none = all axes, or those that
+                `a` and `b` name.
+            metrics: names of figures; none = time, cost, energy and the task's headline.
+            a, b: two sides to test, such as `precision=fp32`; both or neither.
+            claims: test every pair of rows.
+            margins: differences that count as none, by metric; None = `MARGINS`.
+            alpha: error rate over all claims on a metric.
+
+        Raises:
+            BadQuestion: an axis, value, metric or margin that does not exist or makes no sense.
+            AnalysisError: no claim can be made.
+        """
+        chosen = self._metrics(metrics)
+        if (a is None) != (b is None):
+            raise BadQuestion("b" if b is None else "a", "give both a and b, or neither")
+        pair = None if a is None or b is None else (self._point(a, "a"), self._point(b, "b"))
+        if pair is not None:
+            if list(pair[0]) != list(pair[1]):
+                raise BadQuestion("b", "a and b name different axes; name the same ones in both")
+            if pair[0] == pair[1]:
+                raise BadQuestion("b", "a and b are the same; a comparison needs two sides")
+        axes = self._axes(by) if by or pair is None else tuple(pair[0])
+        table = compare(self.evidence.runs, by=axes, metrics=chosen, column=self._column)
+        rows = tuple(
+            ComparedRow(
+                label_of(row.point),
+                row.point,
+                row.figures,
+                row.finished,
+                row.planned,
+                row.incomplete,
+                row.failures,
+                row.energy_provenance,
+            )
+            for row in table.rows
+        )
+        tested: tuple[TestedPair, ...] = ()
+        notes = self._notes(chosen)
+        if claims or pair is not None:
+            tested, more = self._claims(axes, chosen, pair, self._margins(margins), _level(alpha))
+            notes += more
+        return ComparisonAnswer(table.axes, table.metrics, rows, table.best, tested, tuple(notes))
+
+    def claims_against(
+        self, label: str, metrics: Sequence[str], *, margins: Mapping[str, float] | None = None
+    ) -> tuple[TestedPair, ...]:
+        """One configuration against each other one, corrected for that many claims."""
+        chosen = self._metrics(metrics)
+        every, _ = sides(self._cells(chosen), self.axes, [metric.name for metric in chosen])
+        pairs = [(label, side.label) for side in every if side.label != label]
+        return self._tested(every, pairs, chosen, self._margins(margins), 0.05)
+
+    def _claims(
+        self,
+        axes: Sequence[str],
+        metrics: Sequence[Metric],
+        pair: tuple[Mapping[str, Any], Mapping[str, Any]] | None,
+        margins: Mapping[str, float],
+        alpha: float,
+    ) -> tuple[tuple[TestedPair, ...], list[str]]:
+        cells = self._cells(metrics)
+        if pair is not None:
+            for name, point in zip("ab", pair, strict=True):
+                if not any(_is_at(cell.point, point) for cell in cells):
+                    raise BadQuestion(name, f"no run has {label_of(point)} together")
+            cells = [c for c in cells if any(_is_at(c.point, point) for point in pair)]
+            axes = tuple(pair[0])
+        every, notes = sides(cells, axes, [metric.name for metric in metrics])
+        if len(every) < 2:
+            raise AnalysisError(
+                f"{', '.join(axes) or 'the experiment'} has one value only; a comparison needs two"
+            )
+        if pair is not None:
+            pairs = [tuple(label_of(self._full(point, every)) for point in pair)]
+        else:
+            pairs = list(itertools.combinations([side.label for side in every], 2))
+        if len(pairs) > MOST_PAIRS:
+            raise BadQuestion(
+                "by",
+                f"{len(every)} configurations make {len(pairs):,} pairs, the limit is {MOST_PAIRS}; "
+                "group by an axis, or name two sides as a and b",
+            )
+        tested = self._tested(every, [(one, other) for one, other in pairs], metrics, margins, alpha)
+        if all(answer.claim is None for answer in tested):
+            raise AnalysisError(tested[0].text)
+        return tested, notes
+
+    def _tested(
+        self,
+        every: Sequence[Side],
+        pairs: Sequence[tuple[str, str]],
+        metrics: Sequence[Metric],
+        margins: Mapping[str, float],
+        alpha: float,
+    ) -> tuple[TestedPair, ...]:
+        points = {side.label: side.point for side in every}
+        answers: list[TestedPair] = []
+        for metric in metrics:
+            of = {side.label: side.values.get(metric.name, {}) for side in every}
+            if not any(of.values()):
+                continue  # Named in the notes: no run has it.
+            found = compare_pairs(
+                metric.name, of, pairs, better=metric.better, margin=margins.get(metric.name), alpha=alpha
+            )
+            for (a, b), claim in found.items():
+                made = claim if isinstance(claim, Claim) else None
+                text = claim_words(a, b, made) if made else f"{a} (A) against {b} (B): {claim}"
+                answers.append(TestedPair(a, b, points[a], points[b], metric.name, made, text))
+        if not answers:
+            raise AnalysisError(f"no run has {' or '.join(metric.name for metric in metrics)} yet")
+        return tuple(answers)
+
+    # -- Rankings --------------------------------------------------------------------------
+
+    def score(
+        self, *, strategy: str | None = None, weights: Mapping[str, float] | None = None
+    ) -> ScoreAnswer:
+        """Configurations by weighted score.
+
+        Args:
+            strategy: one of `STRATEGIES`; None without weights = `balance`.
+            weights: the user's own, by metric (`accuracy`, or `my_figure:higher`).
+
+        Raises:
+            BadQuestion: no such strategy or metric, or weights that say nothing.
+            AnalysisError: no configuration has all metrics.
+        """
+        notes: list[str] = []
+        if strategy is not None and weights:
+            raise BadQuestion("strategy", "give a strategy or weights of your own, not both")
+        if weights:
+            criteria = tuple(self._criterion(name, weight) for name, weight in weights.items())
+            if sum(criterion.weight for criterion in criteria) == 0:
+                raise BadQuestion("weight", "all weights are 0, so every configuration scores alike")
+        else:
+            strategy = strategy or "balance"
+            if strategy not in STRATEGIES:
+                raise BadQuestion(
+                    "strategy",
+                    f"no strategy is called '{strategy[:100]}'; {nearest(strategy[:100], STRATEGIES)}",
+                )
+            criteria = STRATEGIES[strategy]
+            absent = [c for c in criteria if not self._has(c.metric)]
+            if len(absent) < len(criteria):
+                for criterion in absent:
+                    notes.append(
+                        f"no run has {criterion.metric}, so its weight of {criterion.weight:g} counts nowhere"
+                    )
+                criteria = tuple(criterion for criterion in criteria if criterion not in absent)
+        metrics = [Metric(criterion.metric, criterion.better) for criterion in criteria]
+        candidates, left_out, points = self._candidates(metrics)
+        ranking = rank(candidates, criteria)
+        weighted = [criterion.metric for criterion in criteria if criterion.weight > 0]
+        return ScoreAnswer(
+            strategy=strategy,
+            criteria=criteria,
+            ranking=tuple(Scored(r.label, points[r.label], r.score, r.parts) for r in ranking),
+            sensitivity={
+                metric: tuple(sensitivity(candidates, criteria, metric))
+                for metric in (weighted if len(weighted) > 1 else ())
+            },
+            left_out=left_out,
+            notes=(*notes, *self._notes(metrics)),
+        )
+
+    def frontier(self, *, metrics: Sequence[str] = ()) -> FrontierAnswer:
+        """What nothing else beats on every metric at once.
+
+        Raises:
+            BadQuestion: there is no such metric.
+            AnalysisError: no configuration has all metrics.
+        """
+        chosen = self._metrics(metrics)
+        # A figure that nobody asked for by name may be missing everywhere; the notes say so.
+        present = chosen if metrics else [m for m in chosen if self._has(m.name)] or chosen
+        candidates, left_out, points = self._candidates(present)
+        result = frontier(candidates, {metric.name: metric.better for metric in present})
+        members = [
+            FrontierMember(c.label, points[c.label], {n: v for n, v in c.values.items() if v is not None})
+            for c in candidates
+        ]
+        return FrontierAnswer(
+            metrics=tuple(present),
+            members=tuple(member for member in members if member.label in result.members),
+            others=tuple(member for member in members if member.label in result.dominated),
+            dominated=result.dominated,
+            left_out=left_out,
+            notes=tuple(self._notes(chosen)),
+        )
+
+    def recommend(
+        self,
+        *,
+        objective: str = "cost_usd",
+        within: Mapping[str, float] | None = None,
+        at_most: Mapping[str, float] | None = None,
+        at_least: Mapping[str, float] | None = None,
+    ) -> Recommendation:
+        """The best configuration on `objective` that meets every constraint, and how sure that is.
+
+        Args:
+            objective: metric to be best on.
+            within: how much worse than the best mean is allowed, by metric; None = `NO_LOSS` of
+                the metric by which the task is judged.
+            at_most, at_least: bounds by metric.
+
+        Raises:
+            BadQuestion: there is no such metric, or a bound makes no sense.
+            AnalysisError: nothing has results, or nothing meets the constraints.
+        """
+        if within is None:
+            within = {self.judged_by.name: NO_LOSS}
+        target = self._metric(objective, "objective")
+        constraints = [
+            *(self._constraint(name, "within_of_best", bound, "within") for name, bound in within.items()),
+            *(self._constraint(name, "at_most", bound, "at_most") for name, bound in (at_most or {}).items()),
+            *(
+                self._constraint(name, "at_least", bound, "at_least")
+                for name, bound in (at_least or {}).items()
+            ),
+        ]
+        metrics = list(dict.fromkeys([target, *(Metric(c.metric, c.better) for c in constraints)]))
+        cells = self._cells(metrics)
+        answer = recommend(cells, objective=target.name, better=target.better, constraints=constraints)
+        return replace(answer, notes=tuple(self._notes(metrics)))
+
+    # -- Effects and speed-ups -------------------------------------------------------------
+
+    def effects(self, *, metrics: Sequence[str] = (), alpha: float = 0.05) -> EffectsAnswer:
+        """What each axis does to each metric, by a factorial model with its checks.
+
+        Raises:
+            BadQuestion: there is no such metric.
+            AnalysisError: no metric can be modelled; the message says why for the first.
+        """
+        chosen = self._metrics(metrics)
+        items: list[FittedEffects] = []
+        unanswered: dict[str, str] = {}
+        for metric in chosen:
+            column, runs = self._column(metric.name).tolist(), self.evidence.runs
+            rows = [Observation(runs[at].point, column[at]) for at in self._having(metric.name)]
+            try:
+                model = effects(metric.name, rows, scale=scale_of(metric.name), alpha=_level(alpha))
+            except AnalysisError as error:
+                unanswered[metric.name] = str(error)
+                continue
+            items.append(FittedEffects(model, sentences(model, alpha=alpha)))
+        if not items:
+            raise AnalysisError("; ".join(dict.fromkeys(unanswered.values())))
+        return EffectsAnswer(tuple(items), unanswered, tuple(self._notes(chosen)))
+
+    def speedup(
+        self,
+        *,
+        baseline: str | None = None,
+        metrics: Sequence[str] = (),
+        curves: Curves | None = None,
+        target: tuple[str, float] | None = None,
+    ) -> SpeedupAnswer:
+        """Every configuration against a named baseline, and how soon each reaches a target.
+
+        Args:
+            baseline: axis values that name one configuration; None = the first of the grid.
+            metrics: names of figures; none = time, cost, energy.
+            curves: evaluations of the target's metric by run.
+            target: metric and value; None = the best mean of the task's headline less `NO_LOSS`.
+
+        Raises:
+            BadQuestion: there is no such metric, or the baseline is not one configuration.
+            AnalysisError: the baseline has no result.
+        """
+        chosen = self._metrics(metrics or ("total_time_s", "cost_usd", "energy_kwh"))
+        judged = self._metric(target[0], "target") if target else self.judged_by
+        cells = self._cells([*chosen, judged])
+        base = self._baseline(cells, baseline)
+        if not any(base.figures[metric.name] for metric in chosen):
+            reasons = "; ".join(sorted(set(base.failures.values())))
+            raise AnalysisError(
+                f"the baseline {base.label} has no result" + (f": {reasons}" if reasons else "")
+            )
+        rows, left_out = [], {}
+        for cell in cells:
+            if any(cell.figures[metric.name] for metric in chosen):
+                ratios = {
+                    metric.name: ratio(
+                        base.figures[metric.name], cell.figures[metric.name], better=metric.better
+                    )
+                    for metric in chosen
+                }
+                rows.append(SpeedupRow(cell.label, cell.point, ratios))
+            else:
+                left_out[cell.label] = "; ".join(sorted(set(cell.failures.values()))) or "has no figure"
+        time_to = self._time_to(cells, base.label, curves, judged, target and target[1]) if curves else None
+        notes = self._notes(chosen)
+        if time_to is not None:
+            notes.append("time to the target is from the start of a run, interruptions included")
+        return SpeedupAnswer(base.label, tuple(chosen), tuple(rows), time_to, left_out, tuple(notes))
+
+    def _time_to(
+        self,
+        cells: Sequence[Configuration],
+        baseline: str,
+        curves: Curves,
+        metric: Metric,
+        target: float | None,
+    ) -> TimeTo | None:
+        if target is None:
+            means = [mean for cell in cells if (mean := cell.mean(metric.name)) is not None]
+            if not means:
+                return None
+            value = max(means) - NO_LOSS if metric.better == "higher" else min(means) + NO_LOSS
+        else:
+            value = target
+        times: dict[str, list[float | None]] = {}
+        for run in self._finished:
+            evaluated = [row for row in curves.get(run.id, ()) if math.isfinite(row.value)]
+            if not evaluated or run.started_s is None:
+                continue
+            reached = (
+                row for row in evaluated
+                if (row.value >= value if metric.better == "higher" else row.value <= value)
+            )  # fmt: skip
+            first = next(reached, None)
+            times.setdefault(label_of(run.point), []).append(
+                None if first is None else max(0.0, first.at_s - run.started_s)
+            )
+        return TimeTo(metric.name, value, times_to_target(times, baseline)) if times else None
+
+    def _baseline(self, cells: Sequence[Configuration], text: str | None) -> Configuration:
+        if text is None:
+            return cells[0]
+        point = self._point(text, "baseline")
+        found = [cell for cell in cells if _is_at(cell.point, point)]
+        if len(found) != 1:
+            raise BadQuestion(
+                "baseline", f"'{text[:200]}' names {len(found)} configurations; name one, by all its axes"
+            )
+        return found[0]
+
+    # -- Words of the question ---------------------------------------------------------------
+
+    def metric(self, text: str) -> Metric:
+        """Read the name of a metric.
+
+        Raises:
+            BadQuestion: there is none of that name.
+        """
+        return self._metric(text, "metric")
+
+    def _metric(self, text: str, parameter: str) -> Metric:
+        return metric_of(text, self._figure_names, parameter)
+
+    @functools.cached_property
+    def _figure_names(self) -> dict[str, None]:
+        return self.evidence.figure_names()
+
+    def _metrics(self, names: Sequence[str]) -> list[Metric]:
+        if not names:
+            return self._default_metrics
+        return list(dict.fromkeys(self._metric(name, "metric") for name in names))
+
+    @functools.cached_property
+    def axes(self) -> tuple[str, ...]:
+        """Names of all axes that any run has."""
+        return self.evidence.axes
+
+    @functools.cached_property
+    def _default_metrics(self) -> list[Metric]:
+        return [Metric(name, better_of(name) or "higher") for name in default_metrics(self.evidence.runs)]
+
+    @property
+    def judged_by(self) -> Metric:
+        """The metric by which the runs' task is judged first."""
+        name = shared_headline(self.evidence.runs) or headline(self.evidence.runs[0])
+        return Metric(name, better_of(name) or "higher")
+
+    def _axes(self, by: Sequence[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self._axis(name, "by") for name in by)) if by else self.axes
+
+    def _axis(self, name: str, parameter: str) -> str:
+        """The axis of that name, or of that last part where only one has it."""
+        known = self.axes
+        if name in known:
+            return name
+        ending = [axis for axis in known if axis.rsplit(".", 1)[-1] == name]
+        if len(ending) == 1:
+            return ending[0]
+        raise BadQuestion(
+            parameter, f"no run has the axis '{name[:100]}'; axes: {', '.join(known) or 'none'}"
+        )
+
+    def _point(self, text: str, parameter: str) -> dict[str, Any]:
+        """Read `precision=fp32, batch.global_size=16` in the order of the axes."""
+        found: dict[str, Any] = {}
+        for part in text.split(","):
+            name, separator, written = part.partition("=")
+            if not separator:
+                raise BadQuestion(
+                    parameter, f"'{part.strip()[:100]}' is not AXIS=VALUE, such as precision=fp32"
+                )
+            axis = self._axis(name.strip(), parameter)
+            values = dict.fromkeys(
+                value_text(run.point[axis]) for run in self.evidence.runs if axis in run.point
+            )
+            if written.strip() not in values:
+                raise BadQuestion(
+                    parameter, f"no run has {axis}={written.strip()[:100]}; values: {', '.join(values)}"
+                )
+            found[axis] = written.strip()
+        return {axis: found[axis] for axis in self.axes if axis in found}
+
+    def _full(self, point: Mapping[str, Any], every: Sequence[Side]) -> Mapping[str, Any]:
+        return next(side.point for side in every if _is_at(side.point, point))
+
+    def _margins(self, margins: Mapping[str, float] | None) -> dict[str, float]:
+        read: dict[str, float] = dict(MARGINS)
+        for name, value in (margins or {}).items():
+            metric = self._metric(name, "margin")
+            if not 0 < value < math.inf:
+                raise BadQuestion("margin", f"margin {value:g} of {metric.name} is not a positive number")
+            read[metric.name] = value
+        return read
+
+    def _criterion(self, name: str, weight: float) -> Criterion:
+        metric = self._metric(name, "weight")
+        if not 0 <= weight < math.inf:
+            raise BadQuestion("weight", f"weight {weight:g} of {metric.name} is not a number of 0 or more")
+        return Criterion(metric.name, weight, metric.better)
+
+    def _constraint(self, name: str, kind: Any, bound: float, parameter: str) -> Constraint:
+        metric = self._metric(name, parameter)
+        if not math.isfinite(bound) or (kind == "within_of_best" and bound < 0):
+            raise BadQuestion(
+                parameter, f"{bound:g} is no bound of {metric.name}; give a number of 0 or more"
+            )
+        return Constraint(metric.name, kind, bound, metric.better)
+
+    # -- Rows ------------------------------------------------------------------------------
+
+    def _cells(self, metrics: Iterable[Metric]) -> list[Configuration]:
+        names = [metric.name for metric in metrics]
+        return configurations(self.evidence.runs, self._positions, names, self._column)
+
+    @functools.cached_property
+    def _finished(self) -> list[Run]:
+        return self.evidence.finished
+
+    @functools.cached_property
+    def _is_finished(self) -> npt.NDArray[np.bool_]:
+        return np.array([run.state is RunState.succeeded for run in self.evidence.runs], dtype=bool)
+
+    @functools.cached_property
+    def _positions(self) -> list[list[int]]:
+        return cells_of(self.evidence.runs)
+
+    def _column(self, name: str) -> Column:
+        """A figure of all runs; NaN where a run has none."""
+        if name not in self._columns:
+            self._columns[name] = self.evidence.column(name)
+        return self._columns[name]
+
+    def _having(self, name: str) -> list[int]:
+        """Positions of the finished runs that have a figure."""
+        found: list[int] = np.flatnonzero(self._is_finished & np.isfinite(self._column(name))).tolist()
+        return found
+
+    def _has(self, name: str) -> bool:
+        return bool(self._having(name))
+
+    def _candidates(
+        self, metrics: Sequence[Metric]
+    ) -> tuple[list[Candidate], dict[str, str], dict[str, Mapping[str, Any]]]:
+        """Configurations with a mean of every metric, and why others have none."""
+        candidates: list[Candidate] = []
+        left_out: dict[str, str] = {}
+        points: dict[str, Mapping[str, Any]] = {}
+        for cell in self._cells(metrics):
+            points[cell.label] = cell.point
+            values = {metric.name: cell.mean(metric.name) for metric in metrics}
+            missing = [name for name, value in values.items() if value is None]
+            if not missing:
+                candidates.append(Candidate(cell.label, values))
+            elif len(missing) == len(metrics) and cell.failures:
+                left_out[cell.label] = "; ".join(sorted(set(cell.failures.values())))
+            else:
+                left_out[cell.label] = f"has no {', '.join(missing)}"
+        if not candidates:
+            first = next(iter(left_out.items()))
+            raise AnalysisError(
+                f"no configuration has {', '.join(metric.name for metric in metrics)}; {first[0]}: {first[1]}"
+            )
+        return candidates, left_out, points
+
+    def _notes(self, metrics: Sequence[Metric]) -> list[str]:
+        """What a reader must know: missing figures, mixed energy, runs without a result, one seed."""
+        finished = self._finished
+        notes: list[str] = []
+        for metric in metrics:
+            absent = self._is_finished & np.isnan(self._column(metric.name))
+            without = [self.evidence.runs[at] for at in np.flatnonzero(absent).tolist()]
+            if finished and len(without) == len(finished):
+                notes.append(f"no run has {metric.name}")
+            elif without:
+                notes.append(f"without {metric.name}: {_runs(without)}")
+        if any(metric.name == "energy_kwh" for metric in metrics):
+            notes += _energy_notes(finished)
+        seeds = {run.seed for run in finished}
+        if len(seeds) == 1:
+            notes.append("one seed per configuration: no spread is known and no claim can be made")
+        return notes
+
+
+def claim_words(a: str, b: str, claim: Claim) -> str:
+    """A verdict with its numbers in one line."""
+    if claim.verdict == "undecided":
+        verdict = "undecided"
+        if claim.more_seeds is not None:
+            verdict += f": about {claim.more_seeds} more seed{'s' * (claim.more_seeds != 1)} needed"
+    else:
+        verdict = claim.verdict
+    change = f"{claim.relative:+.1%}, " if claim.relative is not None else ""
+    p_value = (
+        f"p = {claim.p_equivalent:.2g} for within {claim.margin:g}"
+        if claim.verdict == "equivalent"
+        else f"p = {claim.p_value:.2g}"
+    )
+    correction = f", Holm over {claim.claims}" if claim.claims > 1 else ""
+    return (
+        f"{a} (A) against {b} (B): {verdict}; {claim.metric} {claim.mean_a:.4g} against {claim.mean_b:.4g} "
+        f"({change}difference {claim.low:.3g} to {claim.high:.3g}), {p_value} ({claim.test}{correction})"
+    )
+
+
+def _level(alpha: float) -> float:
+    if not 0 < alpha < 1:
+        raise BadQuestion("alpha", f"alpha {alpha:g} is not between 0 and 1")
+    return alpha
+
+
+def _is_at(point: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a configuration has these values, given as text."""
+    return all(axis in point and value_text(point[axis]) == written for axis, written in wanted.items())
+
+
+def _runs(runs: Sequence[Run]) -> str:
+    named = ", ".join(f"run:{run.id}" for run in runs[:5])
+    return named + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
+
+
+def _energy_notes(finished: Sequence[Run]) -> list[str]:
+    sources = sorted({run.energy_provenance for run in finished if run.energy_provenance is not None})
+    if sources == ["modelled"]:
+        return ["energy is modelled from rated power and time, not measured"]
+    if len(sources) > 1:
+        return [
+            f"energy comes from different sources ({', '.join(sources)}); where one configuration mixes "
+            "them it is left out"
+        ]
+    return []

@@ -1,0 +1,42 @@
+"""Reading what people write into a question: `accuracy=0.005`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from service.analysis.errors import BadQuestion
+
+
+def assignments(texts: Iterable[str] | None, parameter: str) -> dict[str, float]:
+    """Read NAME=NUMBER, each name once.
+
+    Raises:
+        BadQuestion: for anything else.
+    """
+    found: dict[str, float] = {}
+    for text in texts or ():
+        name, separator, value = (part.strip() for part in text.rpartition("="))
+        try:
+            if not separator or not name:
+                raise ValueError
+            number = float(value)
+        except ValueError:
+            raise BadQuestion(
+                parameter, f"'{text[:100]}' is not NAME=NUMBER, such as accuracy=0.005"
+            ) from None
+        if name in found:
+            raise BadQuestion(parameter, f"'{name[:100]}' is given twice; give it once")
+        found[name] = number
+    return found
+
+
+def one_assignment(texts: Iterable[str] | None, parameter: str) -> tuple[str, float] | None:
+    """Read at most one NAME=NUMBER.
+
+    Raises:
+        BadQuestion: for more than one, or anything else.
+    """
+    found = assignments(texts, parameter)
+    if len(found) > 1:
+        raise BadQuestion(parameter, f"{len(found)} values are given; give one")
+    return next(iter(found.items()), None)

@@ -1,0 +1,124 @@
+"""The command that compares: means by axis, tested claims, and the seeds that a claim still needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.asking import Filter, Metrics, Targets, asking, assigned, experiments
+from service.cli.exits import ExitCode, Failure
+from service.cli.output import Json, console, note, print_json, say
+
+if TYPE_CHECKING:
+    from service.analysis.answers import ComparisonAnswer
+    from service.client import Client, Experiment
+
+MOST_SEEDS = 10
+"""Seeds that `--queue-seeds` submits at most unless told otherwise: what they cost is shown first then."""
+
+
+def compare(
+    targets: Targets,
+    by: Annotated[
+        list[str] | None,
+        typer.Option("--by", metavar="AXIS", help="Only this axis; may be repeated; unset = all axes."),
+    ] = None,
+    metrics: Metrics = None,
+    claims: Annotated[bool, typer.Option("--claims", help="Test every pair of rows.")] = False,
+    a: Annotated[
+        str | None, typer.Option("--a", metavar="AXIS=VALUE", help="Test this side, such as precision=bf16.")
+    ] = None,
+    b: Annotated[str | None, typer.Option("--b", metavar="AXIS=VALUE", help="Against this one.")] = None,
+    margin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=X", help="A difference up to X counts as none; unset = accuracy=0.005."),
+    ] = None,
+    queue_seeds: Annotated[
+        bool,
+        typer.Option("--queue-seeds", help="Submit the seeds that undecided claims ask for."),
+    ] = False,
+    most_seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="With --queue-seeds: at most this many.")
+    ] = MOST_SEEDS,
+    filter: Filter = None,
+    as_json: Json = False,
+) -> None:
+    """Set runs beside each other by axis, mean ± sd over seeds; with claims, say what is proven."""
+    from service.comparison import Comparison, Row
+
+    numbers = experiments(targets)
+    tests = claims or queue_seeds or a is not None or b is not None
+    submitted = None
+    with asking() as client:
+        answer = client.compare(
+            numbers,
+            by=by or (),
+            metrics=metrics or (),
+            a=a,
+            b=b,
+            claims=tests and a is None and b is None,
+            margins=assigned(margin, "margin"),
+            filter=filter,
+        )
+        if queue_seeds:
+            submitted = _submit_seeds(client, numbers, answer, most_seeds, named=a is not None)
+    if as_json:
+        print_json({"comparison": answer, "submitted": submitted} if queue_seeds else answer)
+        return
+    from service.cli.answer_rendering import print_claims
+    from service.cli.rendering import comparison_notes, print_comparison
+
+    rows = tuple(
+        Row(
+            dict(row.point),
+            dict(row.figures),
+            row.finished,
+            row.planned,
+            row.incomplete,
+            dict(row.failures),
+            row.energy_provenance,
+        )
+        for row in answer.rows
+    )
+    comparison = Comparison(answer.axes, answer.metrics, rows, dict(answer.best))
+    screen = console()
+    print_comparison(comparison, screen)
+    said = set(comparison_notes(comparison))
+    for line in answer.notes:
+        if line not in said and not line.startswith("one seed per configuration"):
+            note(line)
+    if answer.claims:
+        print_claims(answer.claims, screen)
+    if submitted is not None:
+        say(f"experiment {submitted.id} is submitted: {submitted.name}, {submitted.run_count:,} runs")
+        together = " ".join(map(str, (*numbers, submitted.id)))
+        say(f"when it has ended: stillhouse compare {together} --claims")
+
+
+def _submit_seeds(
+    client: Client, numbers: Sequence[int], answer: ComparisonAnswer, most: int, *, named: bool
+) -> Experiment | None:
+    """Submit the first experiment's spec with further seeds; None when every claim is decided."""
+    from service.analysis.more_seeds import further_spec, next_seeds
+
+    undecided = [pair for pair in answer.claims if pair.claim and pair.claim.verdict == "undecided"]
+    asked = [pair.claim.more_seeds for pair in undecided if pair.claim and pair.claim.more_seeds]
+    untested = [pair for pair in answer.claims if pair.claim is None]
+    if not undecided and not untested:
+        note("every claim is decided; no seed is queued")
+        return None
+    if not asked and not untested:
+        raise Failure(
+            "no number of seeds up to 1000 decides these claims; none is queued", ExitCode.not_succeeded
+        )
+    wanted = max([*asked, 2 if untested else 1])
+    if wanted > most:
+        note(f"about {wanted} seeds are asked for; {most} are queued (--most-seeds)")
+    used = {run.seed for number in numbers for run in client.all_runs(experiment_id=number)}
+    points = [point for pair in answer.claims for point in (pair.a_point, pair.b_point)] if named else []
+    spec = json.loads(client.spec(numbers[0], "canonical"))
+    document = further_spec(spec, next_seeds(used, min(wanted, most)), points)
+    return client.submit(json.dumps(document))

@@ -1,0 +1,38 @@
+"""Statements that read everything about the runs of some experiments at once, for the analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Select, select
+
+from service.db.schema import attempts, cell_specs, run_summaries, runs
+
+_r = runs.c
+
+
+def summaries(experiment_ids: Iterable[int]) -> Select[Any]:
+    """What each run ended with, as (run id, summary)."""
+    return (
+        select(run_summaries.c.run_id, run_summaries.c.summary)
+        .join(runs, _r.id == run_summaries.c.run_id)
+        .where(_r.experiment_id.in_(list(experiment_ids)))
+    )
+
+
+def current_facts(experiment_ids: Iterable[int]) -> Select[Any]:
+    """What makes the current attempt at each run reproducible, as (run id, facts)."""
+    a = attempts.c
+    return (
+        select(a.run_id, a.facts)
+        .join(runs, (_r.id == a.run_id) & (_r.attempt == a.number))
+        .where(_r.experiment_id.in_(list(experiment_ids)), a.facts.is_not(None))
+        .order_by(_r.id)
+    )
+
+
+def resolved_specs(experiment_ids: Iterable[int]) -> Select[Any]:
+    """Each cell's spec with its axis values written in, as (experiment id, cell, canonical JSON)."""
+    c = cell_specs.c
+    return select(c.experiment_id, c.cell, c.canonical).where(c.experiment_id.in_(list(experiment_ids)))

@@ -1,0 +1,226 @@
+"""Everything that a report says, before it has a form: answers, curves, facts, caveats.
+
+What cannot be answered is not left out: its section says why.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import yaml
+
+from service.analysis.answers import (
+    ComparisonAnswer,
+    EffectsAnswer,
+    FrontierAnswer,
+    ScoreAnswer,
+    SpeedupAnswer,
+    TestedPair,
+)
+from service.analysis.candidates import label_of
+from service.analysis.errors import AnalysisError
+from service.analysis.evidence import Evidence
+from service.analysis.question import Question
+from service.analysis.records import Recommendation
+from service.analysis.score import STRATEGIES
+from service.evidence import read_curves, read_evidence
+from service.records import PointRow, Run
+from service.states import RunState
+from service.store import Store
+
+Answer = TypeVar("Answer")
+
+CURVES = ("loss", "accuracy", "validation_loss", "f1", "exact_match", "map", "mrr")
+"""Points that are drawn over steps, where runs have them."""
+POINTS_PER_CURVE = 60
+"""Most points of one run's curve: what a plot 400 pixels wide can show."""
+MOST_ROWS = 200
+"""Most rows of one table."""
+TIME_PARTS = (
+    "startup_time_s", "data_wait_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s",
+    "communication_time_s", "checkpoint_time_s", "validation_time_s",
+)  # fmt: skip
+"""The parts that a run's time is made of, in the order in which they are stacked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """Why there is no answer."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a report says.
+
+    Attributes:
+        evidence: the runs.
+        specs: text of each experiment's spec as submitted.
+        made_at_s: when the report was made, Unix seconds.
+        recommendation, comparison, frontier, effects, speedup: answers, or why there is none.
+        verdicts: the recommended configuration against each other one.
+        scores: an answer per named strategy.
+        curves: points by run id and name.
+        breakdown: mean seconds of each part of a run's time, by configuration.
+        caveats: what a reader must know before believing, in words.
+    """
+
+    evidence: Evidence
+    specs: tuple[str, ...]
+    made_at_s: float
+    recommendation: Recommendation | Unanswered
+    comparison: ComparisonAnswer | Unanswered
+    frontier: FrontierAnswer | Unanswered
+    effects: EffectsAnswer | Unanswered
+    speedup: SpeedupAnswer | Unanswered
+    verdicts: tuple[TestedPair, ...] | Unanswered
+    scores: Mapping[str, ScoreAnswer] | Unanswered
+    curves: Mapping[int, Mapping[str, Sequence[PointRow]]]
+    breakdown: Mapping[str, Mapping[str, float]]
+    caveats: tuple[str, ...]
+
+
+def gather(store: Store, experiment_ids: Sequence[int], *, filter: str | None = None) -> Contents:
+    """Read and answer everything.
+
+    Raises:
+        NotFound: there is no such experiment.
+        FilterError: the filter cannot be understood.
+        AnalysisError: there is no run, or the runs are of different tasks or data.
+    """
+    evidence = read_evidence(store, experiment_ids, filter=filter)
+    question = Question(evidence)
+    curves = read_curves(store, evidence.finished, CURVES, max_points=POINTS_PER_CURVE)
+    specs = tuple(store.experiment_spec(experiment.id)[0] for experiment in evidence.experiments)
+    return contents(question, specs, curves, made_at_s=time.time())
+
+
+def contents(
+    question: Question,
+    specs: Sequence[str],
+    curves: Mapping[int, Mapping[str, Sequence[PointRow]]],
+    *,
+    made_at_s: float,
+) -> Contents:
+    """Answer everything. Pure.
+
+    Args:
+        question: the evidence.
+        specs: text of each experiment's spec.
+        curves: points by run id and name.
+        made_at_s: now, in Unix seconds.
+    """
+    evidence = question.evidence
+    recommendation = _answer(question.recommend)
+    comparison = _answer(question.compare)
+    effects = _answer(question.effects)
+    judged = question.judged_by.name
+    evaluated = {run: series[judged] for run, series in curves.items() if judged in series}
+    return Contents(
+        evidence=evidence,
+        specs=tuple(specs),
+        made_at_s=made_at_s,
+        recommendation=recommendation,
+        comparison=comparison,
+        frontier=_answer(question.frontier),
+        effects=effects,
+        speedup=_answer(lambda: question.speedup(curves=evaluated)),
+        verdicts=recommendation
+        if isinstance(recommendation, Unanswered)
+        else _answer(
+            lambda: question.claims_against(recommendation.winner, ("cost_usd", "total_time_s", judged))
+        ),
+        scores=_answer(lambda: {name: question.score(strategy=name) for name in STRATEGIES}),
+        curves=curves,
+        breakdown=breakdown(evidence),
+        caveats=tuple(_caveats(evidence, recommendation, comparison, effects)),
+    )
+
+
+def _answer(ask: Callable[[], Answer]) -> Answer | Unanswered:
+    try:
+        return ask()
+    except AnalysisError as error:
+        return Unanswered(str(error))
+
+
+def breakdown(evidence: Evidence) -> dict[str, dict[str, float]]:
+    """Mean seconds of each part of a run's time, by configuration; runs without the parts give none."""
+    found: dict[str, dict[str, list[float]]] = {}
+    columns = {part: evidence.column(part).tolist() for part in TIME_PARTS}
+    for position, run in enumerate(evidence.runs):
+        if run.state is RunState.succeeded:
+            for part, column in columns.items():
+                if math.isfinite(column[position]):
+                    found.setdefault(label_of(run.point), {}).setdefault(part, []).append(column[position])
+    return {
+        label: {part: sum(values) / len(values) for part, values in parts.items()}
+        for label, parts in found.items()
+    }
+
+
+def _caveats(
+    evidence: Evidence,
+    recommendation: Recommendation | Unanswered,
+    comparison: ComparisonAnswer | Unanswered,
+    effects: EffectsAnswer | Unanswered,
+) -> list[str]:
+    runs, finished = evidence.runs, evidence.finished
+    caveats: list[str] = []
+    going = [run for run in runs if run.ended_s is None]
+    if going:
+        caveats.append(f"{_count(going)} not ended yet: everything here may change")
+    for state, said in (
+        (RunState.failed, "failed and have no result"),
+        (RunState.cancelled, "were cancelled"),
+        (
+            RunState.stopped,
+            "were stopped early: in no mean and no claim, because their time is not the whole",
+        ),
+    ):
+        of = [run for run in runs if run.state is state]
+        if of:
+            caveats.append(f"{_count(of)} {said}")
+    retried = [run for run in finished if run.own_failures + run.infrastructure_failures]
+    if retried:
+        caveats.append(
+            f"{_count(retried)} finished after failures; the work lost to them is charged to the "
+            "experiment, not to the run's figures"
+        )
+    for answer in (recommendation, comparison):
+        if not isinstance(answer, Unanswered):
+            caveats += answer.notes
+    if len(evidence.environments) > 1:
+        caveats.append(
+            f"the runs come from {len(evidence.environments)} different environments (see Environment): "
+            "a difference in time may be theirs"
+        )
+    known = {run for _, of in evidence.environments for run in of}
+    silent = [run for run in finished if run.id not in known]
+    if silent:
+        caveats.append(f"{_count(silent)} did not say where they ran")
+    if any(facts.get("git_dirty") for facts, _ in evidence.environments):
+        caveats.append("some runs used code with uncommitted changes; the commit alone does not give it back")
+    if not isinstance(effects, Unanswered):
+        for item in effects.items:
+            caveats += [f"effects on {item.model.metric}: {check}" for check in item.model.checks]
+    return list(dict.fromkeys(caveats))
+
+
+def _count(runs: Sequence[Run]) -> str:
+    named = ", ".join(f"run:{run.id}" for run in runs[:3]) + (", ..." if len(runs) > 3 else "")
+    return f"{len(runs)} run{'s' * (len(runs) != 1)} ({named})"
+
+
+def description_of(spec: str) -> str:
+    """The spec's own words about what it is for; empty without any."""
+    try:
+        document = yaml.safe_load(spec)
+    except yaml.YAMLError:
+        return ""
+    return str(document.get("description") or "") if isinstance(document, dict) else ""

@@ -1,0 +1,171 @@
+"""Answers over REST: the numbers of the analysis, and a problem for every bad question."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import BaseModel
+
+from api import answer_shapes
+from api.app import create_app
+from api.routes import answers
+from benchmarks.simulated import FACTS, open_store, sweep
+from service.analysis.question import Question
+from service.analysis.score import STRATEGIES
+from service.evidence import read_curves, read_evidence
+from service.settings import Settings
+from service.store import Store
+from tests.api.conftest import BASE_URL
+
+SIDES = {"a": "precision=bf16", "b": "precision=fp32"}
+
+
+@pytest.fixture(scope="module")
+def house(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, Store]]:
+    """The API over: 1 a whole sweep, 2 one seed, 3 other data, 4 further seeds of 1, 5 queued."""
+    folder = tmp_path_factory.mktemp("answers")
+    shutil.copy(migrated, folder / "stillhouse.db")
+    (folder / "texts").mkdir()
+    (folder / "texts" / "train.jsonl").write_text('{"text": "good", "label": 1}\n', encoding="utf-8")
+    settings = Settings(data_dir=folder, data_roots=str(folder))
+    store, clock = open_store(settings)
+    sweep(store, clock)
+    sweep(store, clock, axes={"precision": ["fp32", "bf16"]}, seeds=1)
+    kept = FACTS["data"]
+    FACTS["data"] = {**kept, "train.sha256": "c" * 64}  # type: ignore[dict-item]
+    sweep(store, clock, axes={"precision": ["fp32", "bf16"]})
+    FACTS["data"] = kept
+    sweep(store, clock, first_seed=3, seeds=2, random_seed=1)
+    app = create_app(settings)
+    with TestClient(app, base_url=BASE_URL) as client:
+        spec = "name: waits\ntask: {name: imdb, path: texts}\nmodel: {student: tiny}\n"
+        client.post("/api/v1/experiments", content=spec).raise_for_status()
+        yield client, store
+    store.close()
+
+
+@pytest.fixture
+def client(house: tuple[TestClient, Store]) -> TestClient:
+    """The API."""
+    return house[0]
+
+
+def get(client: TestClient, question: str, experiment: int = 1, **params: Any) -> Any:
+    answer = client.get(f"/api/v1/experiments/{experiment}/{question}", params=params)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_rest_says_the_numbers_of_the_analysis(house: tuple[TestClient, Store]) -> None:
+    client, store = house
+    evidence = read_evidence(store, [1])
+    question = Question(evidence)
+    recommended = get(client, "recommend")
+    assert recommended["text"] == question.recommend().text
+    claimed = get(client, "compare", **SIDES)["claims"]
+    assert [pair["text"] for pair in claimed] == [pair.text for pair in question.compare(**SIDES).claims]
+    assert get(client, "score")["ranking"][0]["score"] == question.score().ranking[0].score
+    effects = get(client, "effects", metric="cost_usd")["items"][0]
+    assert effects["sentences"] == list(question.effects(metrics=["cost_usd"]).items[0].sentences)
+    front = get(client, "frontier")
+    assert {m["label"] for m in front["members"]} == {m.label for m in question.frontier().members}
+    curves = {run: of["accuracy"] for run, of in read_curves(store, evidence.finished, ["accuracy"]).items()}
+    speedup = question.speedup(curves=curves)
+    assert speedup.time_to is not None
+    over_rest = get(client, "speedup")["time_to"]
+    assert over_rest["target"] == speedup.time_to.target
+    assert [row["mean_s"] for row in over_rest["rows"]] == [row.mean_s for row in speedup.time_to.rows]
+
+
+def test_comparing_without_claims_tests_nothing(client: TestClient) -> None:
+    answer = get(client, "compare", by="precision")
+    assert [row["label"] for row in answer["rows"]] == ["precision=fp32", "precision=bf16"]
+    assert answer["claims"] == []
+    assert get(client, "compare", by="precision", claims=True)["claims"]
+
+
+def test_several_experiments_are_answered_from_together(client: TestClient) -> None:
+    alone = get(client, "compare", metric="accuracy", **SIDES)["claims"][0]["claim"]
+    together = get(client, "compare", metric="accuracy", also=4, **SIDES)["claims"][0]["claim"]
+    assert (alone["pairs"], together["pairs"]) == (3, 5)
+    rows = get(client, "compare", also=4)["rows"]
+    assert {row["planned"] for row in rows} == {5}
+
+
+def test_a_report_is_a_page_that_may_load_nothing(client: TestClient) -> None:
+    page = client.get("/api/v1/experiments/1/report")
+    assert page.headers["content-type"].startswith("text/html")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'sha256-")
+    text = client.get("/api/v1/experiments/1/report", params={"format": "md"})
+    assert text.headers["content-type"].startswith("text/markdown")
+    assert text.text.startswith("# precision by batch by optimizer\n")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "question", "status", "type", "says"),
+    [
+        (99, "compare", 404, "not-found", "no experiment has the id 99"),
+        (1, "compare?also=99", 404, "not-found", "no experiment has the id 99"),
+        (1, "compare?by=colour", 422, "invalid-parameter", "no run has the axis 'colour'"),
+        (1, "compare?a=precision=bf16", 422, "invalid-parameter", "give both a and b"),
+        (1, "compare?margin=accuracy", 422, "invalid-parameter", "is not NAME=NUMBER"),
+        (1, "compare?claims=1&margin=accuracy=nan", 422, "invalid-parameter", "is not a positive number"),
+        (1, "compare?alpha=2", 422, "invalid-parameter", "less than 1"),
+        (1, "compare?filter=accuracy", 400, "invalid-filter", ""),
+        (2, "compare?claims=1", 409, "no-answer", "no claim can be made from fewer than two"),
+        (2, "effects", 409, "no-answer", "add seeds"),
+        (1, "compare?by=precision&claims=1&filter=precision='bf16'", 409, "no-answer", "one value only"),
+        (1, "compare?filter=precision='tf32'", 409, "no-answer", "has no runs"),
+        (
+            1,
+            "compare?also=3",
+            409,
+            "not-comparable",
+            "train.sha256 is aaaaaaaaaaaa in run:1 and cccccccccccc",
+        ),
+        (1, "report?also=3", 409, "not-comparable", "train.sha256"),
+        (5, "recommend", 409, "no-answer", "no run has accuracy"),
+        (5, "score", 409, "no-answer", "no configuration has"),
+        (5, "frontier", 409, "no-answer", "no configuration has"),
+        (5, "speedup", 409, "no-answer", "has no result"),
+        (1, "score?strategy=cheap", 422, "invalid-parameter", "balance"),
+        (1, "score?weight=cost_usd=0", 422, "invalid-parameter", "all weights are 0"),
+        (1, "score?weight=cost_usd=-1", 422, "invalid-parameter", "is not a number of 0 or more"),
+        (1, "score?weight=cost_usd=1&weight=cost_usd=2", 422, "invalid-parameter", "given twice"),
+        (1, "frontier?metric=price", 422, "invalid-parameter", "no metric is called 'price'"),
+        (1, "recommend?objective=price", 422, "invalid-parameter", "no metric is called 'price'"),
+        (1, "recommend?at_least=accuracy=0.99", 409, "no-answer", "no configuration meets every constraint"),
+        (1, "speedup?baseline=precision=fp32", 422, "invalid-parameter", "names 6 configurations"),
+        (1, "speedup?target=accuracy=0.8&target=f1=0.8", 422, "invalid-parameter", "give one"),
+        (1, "report?format=pdf", 422, "invalid-parameter", "html"),
+    ],
+)
+def test_a_bad_question_is_a_problem_that_says_what_to_do(
+    client: TestClient, experiment: int, question: str, status: int, type: str, says: str
+) -> None:
+    answer = client.get(f"/api/v1/experiments/{experiment}/{question}")
+    assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{type}")
+    assert says in answer.json()["detail"]
+    assert "\n" not in answer.json()["detail"]
+
+
+def test_every_strategy_can_be_named() -> None:
+    hints = get_type_hints(answers.score_experiment, include_extras=False)
+    literal = next(of for of in get_args(hints["strategy"]) if get_args(of))
+    assert set(get_args(literal)) == set(STRATEGIES)
+
+
+def test_every_example_has_the_shape_that_it_shows() -> None:
+    shapes = [of for of in vars(answer_shapes).values() if isinstance(of, type) and issubclass(of, BaseModel)]
+    shown = 0
+    for shape in shapes:
+        extra = shape.model_config.get("json_schema_extra")
+        if shape.__module__ == answer_shapes.__name__ and isinstance(extra, dict):
+            shape.model_validate(extra["example"])
+            shown += 1
+    assert shown == 6

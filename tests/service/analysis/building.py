@@ -1,0 +1,64 @@
+"""Runs without a store: a grid of figures that tests lay out by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from service.analysis.evidence import Evidence
+from service.records import Run
+from service.states import RunState
+
+GRID: dict[str, list[Any]] = {"precision": ["fp32", "bf16"], "batch.global_size": [16, 32]}
+Figures = Callable[[Mapping[str, Any], int], Mapping[str, Any]]
+
+
+def figures(point: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """fp32 takes twice as long; accuracies differ by seed alone; large batches save a tenth."""
+    seconds = (20.0 if point["precision"] == "fp32" else 10.0) * (1 + 0.01 * seed)
+    if point["batch.global_size"] == 32:
+        seconds *= 0.9 + 0.001 * seed
+    return {
+        "total_time_s": seconds,
+        "cost_usd": seconds / 100,
+        "energy_kwh": seconds / 1000,
+        "accuracy": 0.9 + 0.002 * seed + (0.0001 * seed if point["precision"] == "bf16" else 0.0),
+    }
+
+
+def run(id: int, point: Mapping[str, Any], seed: int, **values: Any) -> Run:
+    """A run that succeeded, unless the values say otherwise."""
+    known = {
+        "id": id, "experiment_id": 1, "index": id - 1, "cell": repr(sorted(point.items())), "seed": seed,
+        "point": dict(point), "state": RunState.succeeded, "task": "imdb", "energy_provenance": "modelled",
+        "own_failures": 0, "infrastructure_failures": 0, "started_s": 100.0, "ended_s": 200.0,
+    }  # fmt: skip
+    return Run(**{**dict.fromkeys(field.name for field in fields(Run)), **known, **values})
+
+
+def evidence(
+    axes: Mapping[str, Sequence[Any]] | None = None,
+    seeds: int = 3,
+    of: Figures = figures,
+    change: Callable[[Run], Mapping[str, Any]] = lambda run: {},
+    **more: Any,
+) -> Evidence:
+    """A whole grid.
+
+    Args:
+        axes: of the grid; None = `GRID`.
+        seeds: per cell.
+        of: figures of a point and seed.
+        change: values to replace in some runs.
+        more: other parts of the evidence.
+    """
+    axes = GRID if axes is None else axes
+    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    runs = []
+    for number, (point, seed) in enumerate(itertools.product(points, range(seeds)), 1):
+        made = run(number, point, seed, **of(point, seed))
+        changed = change(made)
+        runs.append(run(number, point, seed, **{**of(point, seed), **changed}) if changed else made)
+    return Evidence(experiments=(), runs=tuple(runs), **more)

@@ -1,0 +1,314 @@
+"""Questions asked of whole grids: what is answered, what is named, what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
+from service.analysis.question import Question
+from service.records import PointRow
+from service.states import RunState
+from tests.service.analysis.building import evidence, figures
+from trainers.errors import FailureClass
+
+
+def failed(run: Any) -> dict[str, Any]:
+    """fp32 does not fit at batch 32."""
+    if run.point == {"precision": "fp32", "batch.global_size": 32}:
+        return {
+            "state": RunState.failed, "failure_class": FailureClass.out_of_memory,
+            "failure_message": "batch 32 does not fit", "total_time_s": None, "cost_usd": None,
+            "energy_kwh": None, "accuracy": None,
+        }  # fmt: skip
+    return {}
+
+
+def test_two_sides_are_claimed_over_matched_cells_by_seed() -> None:
+    answer = Question(evidence()).compare(a="precision=bf16", b="precision=fp32", metrics=["cost_usd"])
+    assert answer.axes == ("precision",)
+    [pair] = answer.claims
+    assert pair.claim is not None
+    assert (pair.claim.verdict, pair.claim.pairs) == ("A is better", 3)
+    # Seed 0: bf16 has (10 + 9) / 2 seconds, a hundredth of it in USD.
+    expected = [(10.0 * (1 + 0.01 * s) * (1 + 0.9 + 0.001 * s) / 2) / 100 for s in range(3)]
+    assert pair.claim.mean_a == pytest.approx(sum(expected) / 3)
+    assert pair.claim.relative == pytest.approx(-0.5)
+
+
+def test_accuracy_is_called_equivalent_within_the_default_margin() -> None:
+    answer = Question(evidence()).compare(a="precision=bf16", b="precision=fp32", metrics=["accuracy"])
+    assert answer.claims[0].claim is not None
+    assert answer.claims[0].claim.verdict == "equivalent"
+    assert "equivalent" in answer.claims[0].text
+
+
+def test_all_pairs_are_corrected_together() -> None:
+    answer = Question(evidence()).compare(claims=True, metrics=["total_time_s"])
+    assert len(answer.claims) == 6
+    assert {pair.claim.claims for pair in answer.claims if pair.claim} == {6}
+
+
+def test_a_cell_that_a_side_lacks_is_left_out_on_both_and_named() -> None:
+    answer = Question(evidence(change=failed)).compare(
+        a="precision=bf16", b="precision=fp32", metrics=["total_time_s"]
+    )
+    [pair] = answer.claims
+    assert pair.claim is not None
+    assert pair.claim.mean_a == pytest.approx(10.1)  # batch 16 alone
+    assert "batch.global_size=32 is left out, because not every side has its total_time_s" in answer.notes
+
+
+def test_a_seed_that_did_not_finish_everywhere_is_left_out_and_named() -> None:
+    def stopped(run: Any) -> dict[str, Any]:
+        return {"state": RunState.stopped} if run.id == 1 else {}
+
+    answer = Question(evidence(change=stopped)).compare(by=["precision"], claims=True, metrics=["cost_usd"])
+    assert any(note.startswith("precision=fp32: seed 0 did not finish everywhere") for note in answer.notes)
+    assert answer.claims[0].claim is not None
+    assert answer.claims[0].claim.pairs == 2
+
+
+def test_a_pair_without_seeds_has_its_reason_and_the_others_their_claims() -> None:
+    answer = Question(evidence(change=failed)).compare(claims=True, metrics=["cost_usd"])
+    untested = [pair for pair in answer.claims if pair.claim is None]
+    assert len(untested) == 3
+    assert "no claim can be made" in untested[0].text
+    assert {pair.claim.claims for pair in answer.claims if pair.claim} == {3}
+
+
+def test_one_seed_makes_no_claim_and_says_so() -> None:
+    question = Question(evidence(seeds=1))
+    with pytest.raises(AnalysisError, match="no claim can be made from fewer than two"):
+        question.compare(claims=True)
+    assert (
+        "one seed per configuration: no spread is known and no claim can be made" in question.compare().notes
+    )
+
+
+def test_an_undecided_claim_says_how_many_seeds_even_after_correction() -> None:
+    drawn = {"fp32": (0.90, 0.92, 0.94), "bf16": (0.93, 0.905, 0.935)}
+
+    def noisy(point: Any, seed: int) -> dict[str, Any]:
+        return {**figures(point, seed), "accuracy": drawn[point["precision"]][seed]}
+
+    answer = Question(evidence(of=noisy)).compare(by=["precision"], claims=True, metrics=["accuracy"])
+    [pair] = answer.claims
+    assert pair.claim is not None
+    assert pair.claim.verdict == "undecided"
+    assert pair.claim.more_seeds
+    assert f"about {pair.claim.more_seeds} more seed" in pair.text
+
+
+@pytest.mark.parametrize(
+    ("ask", "parameter", "says"),
+    [
+        ({"by": ["batchsize"]}, "by", "no run has the axis 'batchsize'; axes: precision, batch.global_size"),
+        ({"metrics": ["costs_usd"]}, "metric", "did you mean 'cost_usd'"),
+        ({"metrics": ["cost_usd:less"]}, "metric", "'less' is no direction"),
+        ({"a": "precision=bf16"}, "b", "give both a and b"),
+        ({"a": "precision=bf16", "b": "precision=bf16"}, "b", "a and b are the same"),
+        ({"a": "precision=bf16", "b": "batch.global_size=16"}, "b", "name different axes"),
+        (
+            {"a": "precision=int8", "b": "precision=fp32"},
+            "a",
+            "no run has precision=int8; values: fp32, bf16",
+        ),
+        ({"a": "bf16", "b": "fp32"}, "a", "is not AXIS=VALUE"),
+        ({"claims": True, "margins": {"accuracy": -1.0}}, "margin", "is not a positive number"),
+        ({"claims": True, "margins": {"accuracy": math.nan}}, "margin", "is not a positive number"),
+        ({"claims": True, "alpha": 1.5}, "alpha", "is not between 0 and 1"),
+    ],
+)
+def test_a_wrong_comparison_names_the_part_that_is_wrong(
+    ask: dict[str, Any], parameter: str, says: str
+) -> None:
+    with pytest.raises(BadQuestion, match=says) as refused:
+        Question(evidence()).compare(**ask)
+    assert refused.value.parameter == parameter
+
+
+def test_an_axis_is_found_by_its_last_part() -> None:
+    assert Question(evidence()).compare(by=["global_size"]).axes == ("batch.global_size",)
+
+
+def test_an_axis_of_one_value_cannot_be_compared() -> None:
+    with pytest.raises(AnalysisError, match=r"batch\.global_size has one value only"):
+        Question(evidence({"precision": ["fp32", "bf16"], "batch.global_size": [16]})).compare(
+            by=["batch.global_size"], claims=True
+        )
+
+
+def test_too_many_pairs_are_refused_with_what_to_do() -> None:
+    axes = {"precision": ["fp32"], "batch.global_size": list(range(33))}
+    with pytest.raises(BadQuestion, match="group by an axis"):
+        Question(evidence(axes)).compare(claims=True)
+
+
+def test_an_empty_experiment_is_refused() -> None:
+    with pytest.raises(AnalysisError, match="has no runs"):
+        Question(evidence(seeds=0))
+
+
+def test_other_tasks_are_refused_with_what_differs() -> None:
+    with pytest.raises(NotComparable, match=r"different tasks \(imdb, wikiqa\)"):
+        Question(evidence(change=lambda run: {"task": "wikiqa"} if run.id > 6 else {}))
+
+
+def data_of(run_id: int) -> dict[str, Any]:
+    return {"task": "imdb", "train.sha256": ("a" if run_id < 12 else "b") * 64, "max_length": 128}
+
+
+def test_other_data_is_refused_with_what_differs() -> None:
+    with pytest.raises(
+        NotComparable, match=r"train\.sha256 is aaaaaaaaaaaa in run:1 and bbbbbbbbbbbb in run:12"
+    ):
+        Question(evidence(data={id: data_of(id) for id in range(1, 13)}))
+
+
+def test_data_that_an_axis_sets_may_differ() -> None:
+    data = {id: {"train_examples": id % 2, "tokenizer.sha256": str(id)} for id in range(1, 7)}
+    axes = {"precision": ["fp32"], "batch.global_size": [16], "task.train_examples": [0, 1]}
+    Question(evidence(axes, data=data))
+    with pytest.raises(NotComparable, match="train_examples"):
+        Question(evidence(data=data))
+
+
+def test_a_figure_that_some_runs_lack_is_named_not_dropped() -> None:
+    question = Question(evidence(change=lambda run: {"accuracy": None} if run.id == 2 else {}))
+    assert "without accuracy: run:2" in question.compare().notes
+    assert "without accuracy: run:2" in question.frontier().notes
+
+
+def test_nan_counts_as_no_figure_and_is_named() -> None:
+    summaries = {id: {"mine": math.nan if id == 1 else float(id)} for id in range(1, 13)}
+    answer = Question(evidence(summaries=summaries)).compare(metrics=["mine:higher"])
+    assert "without mine: run:1" in answer.notes
+    spread = answer.rows[0].figures["mine"]
+    assert spread is not None
+    assert (spread.mean, spread.n) == (2.5, 2)
+
+
+def test_a_figure_of_unknown_direction_asks_for_it() -> None:
+    with pytest.raises(BadQuestion, match="write mine:lower or mine:higher"):
+        Question(evidence(summaries={1: {"mine": 1.0}})).compare(metrics=["mine"])
+
+
+def test_mixed_energy_is_left_out_of_a_configuration_and_said() -> None:
+    def measured(run: Any) -> dict[str, Any]:
+        return {"energy_provenance": "counter"} if run.id == 1 else {}
+
+    answer = Question(evidence(change=measured)).frontier(metrics=["energy_kwh", "accuracy"])
+    assert answer.left_out == {"precision=fp32, batch.global_size=16": "has no energy_kwh"}
+    assert any("different sources (counter, modelled)" in note for note in answer.notes)
+
+
+def test_a_strategy_says_which_of_its_metrics_no_run_has() -> None:
+    answer = Question(evidence()).score(strategy="cost_time_energy")
+    assert [criterion.metric for criterion in answer.criteria] == ["total_time_s", "cost_usd", "energy_kwh"]
+    assert "no run has occupancy_pct, so its weight of 0.1 counts nowhere" in answer.notes
+    assert answer.ranking[0].label == "precision=bf16, batch.global_size=32"
+    assert set(answer.sensitivity) == {"total_time_s", "cost_usd", "energy_kwh"}
+
+
+def test_own_weights_may_weigh_accuracy() -> None:
+    answer = Question(evidence()).score(weights={"cost_usd": 1.0, "accuracy": 5.0})
+    assert answer.strategy is None
+    assert [criterion.better for criterion in answer.criteria] == ["lower", "higher"]
+
+
+@pytest.mark.parametrize(
+    ("ask", "parameter", "says"),
+    [
+        ({"strategy": "cheap"}, "strategy", "no strategy is called 'cheap'"),
+        ({"strategy": "balance", "weights": {"cost_usd": 1.0}}, "strategy", "not both"),
+        ({"weights": {"cost_usd": -1.0}}, "weight", "is not a number of 0 or more"),
+        ({"weights": {"cost_usd": math.nan}}, "weight", "is not a number of 0 or more"),
+        ({"weights": {"cost_usd": 0.0}}, "weight", "all weights are 0"),
+        ({"weights": {"occupancy": 1.0}}, "weight", "no metric is called 'occupancy'"),
+    ],
+)
+def test_weights_that_say_nothing_are_refused(ask: dict[str, Any], parameter: str, says: str) -> None:
+    with pytest.raises(BadQuestion, match=says) as refused:
+        Question(evidence()).score(**ask)
+    assert refused.value.parameter == parameter
+
+
+def test_a_configuration_without_a_result_is_left_out_with_its_reason() -> None:
+    for answer in (
+        Question(evidence(change=failed)).score(),
+        Question(evidence(change=failed)).frontier(),
+        Question(evidence(change=failed)).speedup(baseline="precision=bf16, batch.global_size=16"),
+    ):
+        assert answer.left_out == {
+            "precision=fp32, batch.global_size=32": "out_of_memory: batch 32 does not fit"
+        }
+
+
+def test_effects_are_put_into_words() -> None:
+    answer = Question(evidence()).effects(metrics=["total_time_s"])
+    [item] = answer.items
+    assert item.sentences[0].startswith("precision=bf16 against fp32: total_time_s -50.0% (")
+    assert item.sentences[0].endswith("at any batch.global_size")
+
+
+def test_effects_that_depend_on_another_axis_say_so() -> None:
+    def crossed(point: Any, seed: int) -> dict[str, Any]:
+        slow = point == {"precision": "bf16", "batch.global_size": 32}
+        return {"total_time_s": (3.0 if slow else 1.0) * (1 + 0.01 * seed)}
+
+    answer = Question(evidence(of=crossed)).effects(metrics=["total_time_s"])
+    assert "how much depends on batch.global_size (p = " in answer.items[0].sentences[0]
+
+
+def test_effects_without_repeated_seeds_are_refused() -> None:
+    with pytest.raises(AnalysisError, match="add seeds"):
+        Question(evidence(seeds=1)).effects(metrics=["total_time_s"])
+
+
+def test_a_recommendation_says_whether_its_accuracy_is_the_best_ones() -> None:
+    answer = Question(evidence()).recommend()
+    assert answer.winner == "precision=bf16, batch.global_size=32"
+    assert answer.winner_point == {"precision": "bf16", "batch.global_size": 32}
+    assert "it has the best accuracy itself" in answer.sure
+
+
+def test_a_bound_that_is_none_is_refused() -> None:
+    for ask in ({"within": {"accuracy": -0.1}}, {"at_most": {"cost_usd": math.inf}}):
+        with pytest.raises(BadQuestion, match="is no bound of"):
+            Question(evidence()).recommend(**ask)  # type: ignore[arg-type]
+
+
+def test_a_speed_up_is_the_ratio_of_means_with_its_interval() -> None:
+    answer = Question(evidence()).speedup(baseline="precision=fp32, global_size=16", metrics=["cost_usd"])
+    ratios = {row.label: row.ratios["cost_usd"] for row in answer.rows}
+    fast = ratios["precision=bf16, batch.global_size=16"]
+    assert fast is not None
+    assert (fast.ratio, fast.low, fast.high, fast.pairs) == (pytest.approx(2.0),) * 3 + (3,)
+
+
+def test_a_baseline_must_be_one_configuration() -> None:
+    with pytest.raises(BadQuestion, match="names 2 configurations; name one"):
+        Question(evidence()).speedup(baseline="precision=fp32")
+    with pytest.raises(AnalysisError, match=r"the baseline .* has no result: out_of_memory"):
+        Question(evidence(change=failed)).speedup(baseline="precision=fp32, batch.global_size=32")
+
+
+def curve(*values: float) -> list[PointRow]:
+    """Evaluations ten seconds apart, in a run that began at 100 s."""
+    return [PointRow("accuracy", n, 1, 100.0 + 10 * n, value) for n, value in enumerate(values, 1)]
+
+
+def test_time_to_accuracy_has_a_mean_only_where_every_seed_got_there() -> None:
+    curves = {id: curve(0.5, 0.7, 0.9) for id in range(1, 13)}
+    curves[4] = curve(0.5, 0.6, 0.65)  # precision=fp32, batch 32, seed 0
+    curves[7] = curve(0.8)  # precision=bf16, batch 16
+    answer = Question(evidence()).speedup(curves=curves, target=("accuracy", 0.7))
+    assert answer.time_to is not None
+    rows = {row.label: row for row in answer.time_to.rows}
+    slow = rows["precision=fp32, batch.global_size=32"]
+    assert (slow.reached, slow.of, slow.mean_s, slow.speedup) == (2, 3, None, None)
+    fast = rows["precision=bf16, batch.global_size=16"]
+    assert (fast.mean_s, fast.speedup) == (pytest.approx(50 / 3), pytest.approx(1.2))

@@ -1,0 +1,221 @@
+"""The deciding commands: claims, further seeds, rankings, reports, bundles."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pyarrow.parquet
+import pytest
+
+from benchmarks.simulated import Clock, sweep
+from service.client import Client
+from service.store import Store
+from tests.service.cli.conftest import running
+from tests.service.cli.house import House
+
+COMMANDS = [
+    "compare 1", "compare 1 --claims", "compare 1 --by precision --claims",
+    "compare 1 --a precision=bf16 --b precision=fp32", "recommend 1", "frontier 1", "effects 1", "score 1",
+    "score 1 --weight cost_usd=1 --weight accuracy=2", "speedup 1", "speedup 1 --metric cost_usd",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """Experiment 1 is a whole sweep, experiment 2 one seed of two configurations."""
+    with running(tmp_path_factory.mktemp("swept")) as house:
+        clock = Clock()
+        store = Store(house.store.database, house.settings, clock)
+        sweep(store, clock)
+        sweep(store, clock, axes={"precision": ["fp32", "bf16"]}, seeds=1)
+        yield house
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_answer_fits_into_80_columns_uncut(swept: House, command: str) -> None:
+    result = swept.run(*command.split())
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.stdout
+    table = [line for line in result.stdout.splitlines() if "──" in line]
+    assert all(len(line) <= 80 for line in table)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_answer_is_one_json_document(swept: House, command: str) -> None:
+    assert swept.json(*command.split())["notes"] is not None
+
+
+def test_a_claim_has_its_verdict_and_numbers(swept: House) -> None:
+    result = swept.run("compare", "1", "--a", "precision=bf16", "--b", "precision=fp32", width=120)
+    [line] = [line for line in result.stdout.splitlines() if "-50" in line and "A is better" in line][:1]
+    assert line.startswith("precision=bf16  precision=fp32  A is better")
+    assert "equivalent (±0.005)" in result.stdout
+    assert "paired t-test" in result.stdout
+
+
+def test_undecided_claims_queue_the_seeds_they_ask_for(house: House) -> None:
+    clock = Clock()
+    sweep(Store(house.store.database, house.settings, clock), clock)
+    sides = ("--a", "global_size=16", "--b", "global_size=32")
+    result = house.run(
+        "compare", "1", *sides, "--metric", "accuracy", "--margin", "accuracy=0.0045", "--queue-seeds"
+    )
+    assert result.exit_code == 0, result.output
+    assert "experiment 2 is submitted: precision by batch by optimizer" in result.stdout
+    assert "stillhouse compare 1 2 --claims" in result.stdout
+    with Client(house.url) as client:
+        spec = orjson.loads(client.spec(2, "canonical"))
+    assert min(spec["seeds"]) == 3
+    assert spec["search"]["axes"]["batch.global_size"] == [16, 32]
+    assert spec["search"]["axes"]["precision"] == ["fp32", "bf16"]
+
+
+def test_no_seed_is_queued_when_every_claim_is_decided(swept: House) -> None:
+    result = swept.run(
+        "compare",
+        "1",
+        "--a",
+        "precision=bf16",
+        "--b",
+        "precision=fp32",
+        "--metric",
+        "cost_usd",
+        "--queue-seeds",
+    )
+    assert result.exit_code == 0
+    assert "every claim is decided" in result.stderr
+    assert "is submitted" not in result.stdout
+
+
+def test_one_seed_queues_seeds_too(house: House) -> None:
+    clock = Clock()
+    store = Store(house.store.database, house.settings, clock)
+    sweep(store, clock, axes={"precision": ["fp32", "bf16"]}, seeds=1)
+    result = house.run("compare", "1", "--claims", "--queue-seeds")
+    assert result.exit_code == 1
+    assert "no claim can be made from fewer than two" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ("compare 1 --by colour", 2, "error: no run has the axis 'colour'; axes: "),
+        ("compare 1 --a precision=bf16", 2, "error: give both a and b, or neither"),
+        ("compare 2 --claims", 1, "no claim can be made from fewer than two"),
+        ("compare 1 --claims --margin accuracy", 2, "error: --margin: 'accuracy' is not NAME=NUMBER"),
+        ("score 1 --strategy cheap", 2, "'cheap'"),
+        ("score 1 --strategy balance --weight cost_usd=1", 2, "not both"),
+        ("score 1 --weight cost_usd=0", 2, "all weights are 0"),
+        ("frontier 1 --metric price", 2, "no metric is called 'price'"),
+        ("effects 2", 1, "add seeds"),
+        ("speedup 1 --baseline precision=fp32", 2, "names 6 configurations"),
+        ("report 1 -o report.pdf", 2, "a report ends in .html or .md"),
+        ("report 99 -o report.md", 3, "no experiment has the id 99"),
+        ("export 1 --bundle b.zip -o runs.csv", 2, "--bundle takes one experiment and nothing else"),
+        ("verify missing.zip", 3, "missing.zip: no such file"),
+    ],
+)
+def test_a_question_that_has_no_answer_is_one_line_and_a_code(
+    swept: House, arguments: str, code: int, says: str
+) -> None:
+    result = swept.run(*arguments.split())
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert says in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_report_is_written_in_both_forms(swept: House) -> None:
+    for name, start in (("report.html", b"<!doctype html>"), ("report.md", b"# precision by batch")):
+        path = swept.folder / name
+        result = swept.run("report", "1", "-o", str(path))
+        assert result.exit_code == 0, result.output
+        assert path.read_bytes().startswith(start)
+        assert re.search(r"[\d,]+ bytes", result.stdout)
+
+
+@pytest.fixture(scope="module")
+def bundle(swept: House) -> Path:
+    """A bundle of experiment 1."""
+    path = swept.folder / "experiment.zip"
+    result = swept.run("export", "1", "--bundle", str(path))
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def test_a_bundle_has_everything_and_is_intact(swept: House, bundle: Path) -> None:
+    with zipfile.ZipFile(bundle) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    assert set(content) == {
+        "README.txt", "SHA256SUMS", "environment.json", "experiment.json", "points.parquet", "runs.csv",
+        "runs.parquet", "spec.json", "spec.yaml", "summaries.json",
+    }  # fmt: skip
+    assert pyarrow.parquet.read_table(io.BytesIO(content["runs.parquet"])).num_rows == 36
+    assert content["runs.csv"].count(b"\n") == 37
+    points = pyarrow.parquet.read_table(io.BytesIO(content["points.parquet"]))
+    assert set(points.column("name").to_pylist()) == {"loss", "accuracy", "validation_loss"}
+    facts = orjson.loads(content["environment.json"])[0]["facts"]
+    assert facts["data"]["task"] == "imdb"
+    experiment = orjson.loads(content["experiment.json"])
+    assert hashlib.sha256(content["spec.json"]).hexdigest() == experiment["spec_sha256"]
+    result = swept.run("verify", str(bundle), STILLHOUSE_URL="http://127.0.0.1:9")
+    assert (result.exit_code, result.stdout) == (0, f"{bundle}: intact, 9 files of experiment 1\n")
+
+
+def test_the_same_rows_give_the_same_bundle(swept: House, bundle: Path) -> None:
+    again = swept.folder / "again.zip"
+    swept.run("export", "1", "--bundle", str(again))
+    assert again.read_bytes() == bundle.read_bytes()
+
+
+def rewritten(bundle: Path, target: Path, **changes: bytes | None) -> str:
+    """A copy of a bundle with files replaced, added or, with None, left out."""
+    with zipfile.ZipFile(bundle) as source, zipfile.ZipFile(target, "w") as copy:
+        names = dict.fromkeys([*source.namelist(), *changes])
+        for name in names:
+            content = changes[name] if name in changes else source.read(name)
+            if content is not None:
+                copy.writestr(name, content)
+    return str(target)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"runs.csv": b"id\n1\n"}, "runs.csv was changed"),
+        ({"points.parquet": None}, "points.parquet is missing"),
+        ({"more.txt": b"?"}, "more.txt was added"),
+        ({"runs.csv": b"", "spec.yaml": None}, "runs.csv was changed; spec.yaml is missing"),
+    ],
+)
+def test_verify_says_in_one_line_what_differs(
+    swept: House, bundle: Path, tmp_path: Path, changes: dict[str, bytes | None], says: str
+) -> None:
+    path = rewritten(bundle, tmp_path / "copy.zip", **changes)
+    result = swept.run("verify", path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"error: {path}: {says}\n"
+    answer = orjson.loads(swept.run("verify", path, "--json").stdout)
+    assert answer["differences"] == says.split("; ")
+
+
+def test_verify_notices_a_damaged_archive_and_other_files(swept: House, bundle: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.zip"
+    content = bytearray(bundle.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    damaged.write_bytes(bytes(content))
+    assert swept.run("verify", str(damaged)).exit_code == 1
+    other = tmp_path / "other.zip"
+    other.write_text("not an archive")
+    result = swept.run("verify", str(other))
+    assert result.exit_code == 2
+    assert "not a bundle" in result.stderr
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("runs.csv", "id\n")
+    assert "it has no SHA256SUMS" in swept.run("verify", str(other)).stderr

@@ -1,0 +1,137 @@
+"""Reports of a simulated sweep: complete, self-contained, the same words in both forms."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import plotly.graph_objects
+import pytest
+
+from benchmarks.simulated import sweep
+from service.analysis.errors import AnalysisError
+from service.report import html, markdown
+from service.report.contents import Unanswered
+from service.report.figures import PALETTE, figures
+from service.report.sections import Table, sections
+from tests.service.report.conftest import Sweep
+
+
+def test_every_part_of_the_report_is_there(simulated: Sweep) -> None:
+    text = markdown(simulated.contents())
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings == [
+        "Answer", "Question", "Results", "What more accuracy costs", "Tested claims", "What each axis does",
+        "Against the baseline", "If you weigh it otherwise", "Method", "Environment",
+        "Before you believe this", "How to reproduce",
+    ]  # fmt: skip
+    assert "Use precision=bf16 batch=" in text
+    assert "Does bf16 lose accuracy" in text
+    assert "3 out_of_memory" in text
+    assert "stillhouse submit spec-1.yaml" in text
+
+
+def test_the_page_says_what_the_markdown_says(simulated: Sweep) -> None:
+    contents = simulated.contents()
+    page = html(contents).text
+    for section in sections(contents):
+        assert f'<h2 id="{section.id}-title">' in page
+        for block in section.blocks:
+            if isinstance(block, Table):
+                assert f"<th>{block.headings[0]}</th>" in page
+
+
+def test_every_kind_of_plot_is_drawn_and_plotly_knows_every_property(simulated: Sweep) -> None:
+    drawn = figures(simulated.contents())
+    kinds = {figure.id.partition("-")[0] for figure in drawn}
+    assert kinds == {"curve", "tradeoff", "effect", "breakdown", "timeline"}
+    for figure in drawn:
+        plotly.graph_objects.Figure(
+            data=figure.data, layout=figure.layout
+        )  # Raises for what it does not know.
+
+
+def test_every_axis_of_numbers_has_a_unit(simulated: Sweep) -> None:
+    for figure in figures(simulated.contents()):
+        horizontal = any(trace.get("orientation") == "h" for trace in figure.data)
+        axes = ["xaxis"] if horizontal or figure.id.startswith("effect") else ["xaxis", "yaxis"]
+        for axis in axes:
+            assert re.search(r"\(.+\)", figure.layout[axis]["title"]["text"]), (figure.id, axis)
+
+
+def test_only_colours_that_everybody_tells_apart_are_used(simulated: Sweep) -> None:
+    used = set(
+        re.findall(r"#[0-9A-Fa-f]{6}", json.dumps([figure.data for figure in figures(simulated.contents())]))
+    )
+    assert used <= set(PALETTE)
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attributes if name in ("src", "href") and value is not None]
+
+
+def test_the_page_refers_to_nothing_outside_itself(simulated: Sweep) -> None:
+    page = html(simulated.contents())
+    links = _Links()
+    links.feed(page.text)
+    assert links.found
+    assert all(link.startswith("#") for link in links.found)
+    assert "default-src 'none'" in page.policy
+    assert len(page.text.encode()) < 8_000_000
+
+
+def test_a_name_cannot_bring_a_script_into_the_page(simulated: Sweep) -> None:
+    name = "a_b"
+    experiment = sweep(simulated.store, simulated.clock, axes={"precision": ["fp32"]}, seeds=1, name=name)
+    contents = simulated.contents()
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+    runs = tuple(_with(run, failure_message=evil) for run in contents.evidence.runs)
+    page = html(_with(contents, evidence=_with(contents.evidence, runs=runs), specs=(evil,))).text
+    assert "<script>alert(1)" not in page
+    assert "<img src=x" not in page
+    assert experiment.id > 1
+
+
+def _with(record: object, **changes: object) -> object:
+    from dataclasses import replace
+
+    return replace(record, **changes)  # type: ignore[type-var]
+
+
+def test_one_seed_is_reported_without_claims(simulated: Sweep) -> None:
+    experiment = sweep(simulated.store, simulated.clock, axes={"precision": ["fp32", "bf16"]}, seeds=1)
+    from service.report import gather
+
+    contents = gather(simulated.store, [experiment.id])
+    assert isinstance(contents.effects, Unanswered)
+    text = markdown(contents)
+    assert "One seed per configuration: no spread is known." in text
+    assert "No claim can be made from fewer than two seeds" in text
+
+
+def test_an_experiment_without_results_still_has_a_report(simulated: Sweep) -> None:
+    experiment = sweep(
+        simulated.store,
+        simulated.clock,
+        axes={"precision": ["fp32"]},
+        seeds=2,
+        out_of_memory=lambda run: True,
+    )
+    from service.report import gather
+
+    text = markdown(gather(simulated.store, [experiment.id]))
+    assert "There is no recommendation: " in text
+    assert "2 runs (run:" in text
+
+
+def test_a_filter_that_takes_nothing_leaves_no_report(simulated: Sweep) -> None:
+    from service.report import gather
+
+    with pytest.raises(AnalysisError, match="has no runs"):
+        gather(simulated.store, [simulated.experiment.id], filter="precision = 'tf32'")
