@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -68,8 +68,6 @@ class Queue(Section):
     """Most runs at a time; unset = as many as fit into the cluster."""
     wait_for_capacity: bool = False
     """Accept what the present cluster could never run, and wait for nodes to join."""
-    share_device: bool = False
-    """Let several runs use one device at a time; their rows say so, for their times mean less."""
 
 
 class ExperimentSpec(TrainingSections):
@@ -95,8 +93,6 @@ class ExperimentSpec(TrainingSections):
     """Limits over all runs."""
     queue: Queue = Queue()
     """The experiment's place among others."""
-    reuse: bool = False
-    """Take over the results of runs that exist already with the same configuration and data."""
     max_restarts: int = Field(default=2, ge=0, le=100)
     """Failures of its own that a run recovers from; failures of machines are not counted."""
 
@@ -118,9 +114,8 @@ class ExperimentSpec(TrainingSections):
         return self
 
     def run_count(self) -> int:
-        """Number of runs, references included; computed from lengths, without expanding."""
-        count = self.search.run_count(len(self.seeds))
-        return count + (count // self.search.reference_every if self.search.reference_every else 0)
+        """Number of runs; computed from lengths, without expanding."""
+        return self.search.run_count(len(self.seeds))
 
     def canonical_json(self) -> str:
         """The spec with all defaults, keys sorted, no white space: what is hashed."""
@@ -148,7 +143,6 @@ class ExperimentSpec(TrainingSections):
     def _plans(self, catalogue: Mapping[str, Hardware], *, infeasible: bool) -> Iterator[RunPlan]:
         search, seeds, places = self.search, self.seeds, self.places()
         base = self.model_dump(mode="json", exclude={"search", "seeds"}) if search.axes else {}
-        first: RunPlan | None = None
         index = 0
         for point in search.points():
             # Without axes the spec is its own grid point, and has been validated.
@@ -159,32 +153,19 @@ class ExperimentSpec(TrainingSections):
             )
             cell = cell_of(point)
             for seed in seeds:
-                plan = RunPlan(index, places[index], cell, seed, point, resolved)
-                first = first or plan
-                yield plan
+                yield RunPlan(index, places[index], cell, seed, point, resolved)
                 index += 1
-        assert first is not None  # an axis has values, and there is a seed
-        for reference in range(index, len(places)):
-            yield replace(first, index=reference, place=places[reference], cell=REFERENCE)
 
     def places(self) -> list[int]:
-        """Each run's place in the order of measurement, by index: shuffled blocks, references between."""
-        every = self.search.reference_every
-        count = self.search.run_count(len(self.seeds))
-        order = grid.blocked_order(count // len(self.seeds), len(self.seeds), self.search.seed)
+        """Each run's place in the order of measurement, by index: blocks of seeds, shuffled."""
         places = [0] * self.run_count()
-        for place, index in enumerate(order):
-            places[index] = place + (place // every if every else 0)
-        for number, index in enumerate(range(count, len(places)), 1):
-            assert every is not None
-            places[index] = number * (every + 1) - 1
+        cells = len(places) // len(self.seeds)
+        for place, index in enumerate(grid.blocked_order(cells, len(self.seeds), self.search.seed)):
+            places[index] = place
         return places
 
 
 _INFEASIBLE = "precision-not-on-hardware"
-
-REFERENCE = "reference"
-"""Cell of the runs that only repeat the first one, to see whether the machine drifts."""
 
 
 def cell_of(point: Mapping[str, AxisValue]) -> str:
@@ -197,7 +178,7 @@ class RunPlan:
     """One run of the grid before it is stored.
 
     Attributes:
-        index: position in product order, from 0; references come after all others.
+        index: position in product order, from 0.
         place: position in the order of measurement, from 0: `grid.blocked_order`.
         cell: short hash of the axis values; runs that differ by seed alone share it.
         seed: the run's seed.

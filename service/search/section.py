@@ -41,28 +41,25 @@ class Range(Section):
 class Search(Section):
     """Which runs there are, which of them end early, and in which order they are measured."""
 
-    name: Literal["grid", "random", "asha", "tpe"] = "grid"
-    """grid = every combination; random = `samples` of them; asha = either, the worse ones ended at
-    rungs; tpe = `samples`, each chosen by Optuna's sampler from the results so far."""
+    name: Literal["grid", "random", "asha"] = "grid"
+    """grid = every combination; random = `samples` of them; asha = either, the worse ones ended at rungs."""
     axes: dict[str, list[AxisValue] | Range] = Field(default_factory=dict)
     """Values by dotted field name, such as `batch.global_size: [16, 32]`, the first varying slowest; or
-    `{low: 1.0e-5, high: 1.0e-3, log: true}` for random and tpe."""
+    `{low: 1.0e-5, high: 1.0e-3, log: true}` where `samples` are drawn."""
     when: dict[str, dict[str, list[AxisValue]]] = Field(default_factory=dict)
     """Conditional axes: by axis, the values of axes before it with which it varies; else it is left out."""
     samples: int | None = Field(default=None, ge=1, le=MAX_RUNS)
-    """random, tpe, and asha unless it walks the whole grid: how many combinations."""
+    """random, and asha unless it walks the whole grid: how many combinations."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the draw, and of the order in which runs are measured."""
     metric: str = Field(default="validation_loss", max_length=100)
-    """asha and tpe: the metric that runs are judged by."""
+    """asha only: the metric that runs are judged by."""
     first_rung: float = Field(default=1 / 9, gt=0.0, lt=1.0)
     """asha only: share of a run's length at which it is judged first."""
     reduction: int = Field(default=3, ge=2, le=16)
     """asha only: one of so many runs goes on from a rung; the next rung is so many times as far."""
     stop_diverging: float | None = Field(default=None, gt=1.0, le=1e6)
     """Stop a run early when its training loss is this many times its lowest, over windows; unset = never."""
-    reference_every: int | None = Field(default=None, ge=1, le=MAX_RUNS)
-    """Repeat the first run after each so many others, to see whether the machine drifts; unset = never."""
 
     @field_validator("name")
     @classmethod
@@ -89,17 +86,15 @@ class Search(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Search:
         if self.name == "grid" and self.samples is not None:
-            raise ValueError("samples belongs to search.name: random, tpe or asha; remove it or change name")
-        if self.name in ("random", "tpe") and self.samples is None:
-            raise ValueError(f"search.name: {self.name} needs search.samples; say how many combinations")
+            raise ValueError("samples belongs to search.name: random or asha; remove it or change name")
+        if self.name == "random" and self.samples is None:
+            raise ValueError("search.name: random needs search.samples; say how many combinations")
         spans = [name for name, values in self.axes.items() if isinstance(values, Range)]
         if spans and self.samples is None:
             raise ValueError(
                 f"axis '{spans[0]}' is a range, which a grid cannot walk; list values, "
-                "or use search.name: random or tpe with samples"
+                "or use search.name: random with samples"
             )
-        if self.name == "tpe" and not self.axes:
-            raise ValueError("search.name: tpe has no axes to choose on; add search.axes")
         if better_of(self.metric) is None:
             raise ValueError(
                 f"which direction of metric '{self.metric}' wins is not known; use another metric"
@@ -132,7 +127,7 @@ class Search(Section):
         return self
 
     def points(self) -> Iterator[Point]:
-        """The grid points, in product order or in the order drawn; for tpe, where it begins."""
+        """The grid points, in product order or in the order drawn."""
         if self.samples is not None:
             yield from grid.sampled_points(self._axes(), self.samples, self.seed, self.when)
             return
@@ -140,7 +135,7 @@ class Search(Section):
         yield from grid.grid_points(listed, self.when)
 
     def run_count(self, seeds: int) -> int:
-        """Runs without the references; computed from lengths, without expanding."""
+        """Number of runs; computed from lengths, without expanding."""
         return grid.cardinality(self._axes(), seeds, self.samples, self.when)
 
     def _axes(self) -> grid.Axes:

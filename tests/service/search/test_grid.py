@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service import grid
 from service.grid import MAX_RUNS, Span
-from service.spec import REFERENCE, SpecError, parse, validate
+from service.spec import SpecError, parse, validate
 
 TEACHERS = {
     "model.teacher": [None, "t"],
@@ -98,21 +98,11 @@ def test_runs_carry_their_place():
     assert {run.seed for run in sorted(runs, key=lambda run: run.place)[:2]} == {0}
 
 
-def test_the_first_run_is_repeated_after_each_so_many():
-    wanted = spec("search: {axes: {precision: [fp32, bf16]}, reference_every: 2}\nseeds: [0, 1, 2]")
-    runs = sorted(wanted.runs(), key=lambda run: run.place)
-    assert wanted.run_count() == len(runs) == 9
-    assert [run.cell == REFERENCE for run in runs] == [False, False, True] * 3
-    first = min((run for run in runs if run.cell != REFERENCE), key=lambda run: run.index)
-    repeated = [run for run in runs if run.cell == REFERENCE]
-    assert {(run.seed, run.spec.sha256()) for run in repeated} == {(first.seed, first.spec.sha256())}
-
-
 @pytest.mark.parametrize(
     ("search", "says"),
     [
-        ("{name: tpe, axes: {precision: [fp32]}}", "tpe needs search.samples"),
-        ("{name: tpe, samples: 3}", "tpe has no axes"),
+        ("{name: random, axes: {precision: [fp32]}}", "random needs search.samples"),
+        ("{samples: 3}", "samples belongs to search.name: random or asha"),
         ("{axes: {batch.global_size: {low: 1, high: 2}}}", "which a grid cannot walk"),
         ("{name: random, samples: 2, axes: {optimizer.eps: {low: 2, high: 1}}}", "low 2 is not below high 1"),
         (
