@@ -141,10 +141,11 @@ def sides(
             {_part(c.point, others): (c.point, c.figures[metric]) for c in members if c.figures.get(metric)}
             for members in groups.values()
         ]
-        common = [key for key in cells[0] if all(key in side for side in cells)]
+        # A side without any result has no claim; the others are compared without it.
+        having = [side for side in cells if side]
+        common = [key for side in having[:1] for key in side if all(key in other for other in having)]
         everywhere = dict.fromkeys(key for side in cells for key in side)
         if not common:
-            # Without any figure at all the claim says so; here sides have figures, but unlike ones.
             if everywhere:
                 raise AnalysisError(
                     f"no value of {', '.join(others)} has {metric} for every {', '.join(axes)}; "
@@ -156,6 +157,8 @@ def sides(
                 named = _named(cells, key, others)
                 lacking.setdefault(f"{named} is left out, because not every side has its", []).append(metric)
         for number, side in enumerate(cells):
+            if not side:
+                continue
             of_seeds = [side[key][1] for key in common]
             every = dict.fromkeys(seed for of_cell in of_seeds for seed in of_cell)
             whole = [seed for seed in every if all(seed in of_cell for of_cell in of_seeds)]

@@ -277,6 +277,8 @@ def _checks(cells: _Cells, axes: Mapping[str, list[Any]], residuals: Matrix, noi
             f"{possible - len(cells.points)} of {possible} cells have no run: effects are extrapolated there"
         )
     fewest, most = int(cells.counts.min()), int(cells.counts.max())
+    if most == 1:
+        found.append("one run per cell: interactions are taken for noise; add seeds to tell them apart")
     if fewest < most:
         found.append(f"cells have between {fewest} and {most} runs")
     if noise == 0.0:

@@ -6,15 +6,11 @@ Pure. REST, the command line and the report all come here, so that they say the 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from service.analysis.answers import (
     ComparedRow,
@@ -30,23 +26,21 @@ from service.analysis.answers import (
     TestedPair,
     TimeTo,
 )
-from service.analysis.candidates import Candidate, label_of, value_text
-from service.analysis.cells import Side, cells_of, configurations, sides
+from service.analysis.candidates import label_of
+from service.analysis.cells import Side, sides
 from service.analysis.claims import compare_pairs
 from service.analysis.effects import Observation, effects, sentences
 from service.analysis.errors import AnalysisError, BadQuestion
-from service.analysis.evidence import Column, Evidence
 from service.analysis.frontier import frontier
-from service.analysis.metrics import MARGINS, NO_LOSS, better_of, metric_of, scale_of
-from service.analysis.recommend import Configuration, Constraint, recommend
-from service.analysis.records import Claim, Criterion, Recommendation
+from service.analysis.metrics import NO_LOSS, scale_of
+from service.analysis.recommend import Configuration, recommend
+from service.analysis.records import Claim, Recommendation
+from service.analysis.rows import Rows, is_at
 from service.analysis.score import STRATEGIES, rank, sensitivity
 from service.analysis.speedup import ratio, times_to_target
-from service.comparison import Metric, compare, default_metrics
+from service.comparison import Metric, compare
 from service.hardware import nearest
-from service.headlines import headline, shared_headline
-from service.records import PointRow, Run
-from service.states import RunState
+from service.records import PointRow
 
 MOST_PAIRS = 500
 """Pairs of configurations that are tested at once; more is a question nobody asked."""
@@ -55,7 +49,7 @@ Curves = Mapping[int, Sequence[PointRow]]
 """Evaluations by run id, in the order of steps."""
 
 
-class Question:
+class Question(Rows):
     """Evidence that can be asked.
 
     Args:
@@ -65,11 +59,6 @@ class Question:
         AnalysisError: there is no run.
         NotComparable: the runs are of different tasks or data.
     """
-
-    def __init__(self, evidence: Evidence) -> None:
-        evidence.check_comparable()
-        self.evidence = evidence
-        self._columns: dict[str, Column] = {}
 
     # -- Tables and claims -----------------------------------------------------------------
 
@@ -150,9 +139,9 @@ class Question:
         cells = self._cells(metrics)
         if pair is not None:
             for name, point in zip("ab", pair, strict=True):
-                if not any(_is_at(cell.point, point) for cell in cells):
+                if not any(is_at(cell.point, point) for cell in cells):
                     raise BadQuestion(name, f"no run has {label_of(point)} together")
-            cells = [c for c in cells if any(_is_at(c.point, point) for point in pair)]
+            cells = [c for c in cells if any(is_at(c.point, point) for point in pair)]
             axes = tuple(pair[0])
         every, notes = sides(cells, axes, [metric.name for metric in metrics])
         if len(every) < 2:
@@ -419,184 +408,12 @@ class Question:
         if text is None:
             return cells[0]
         point = self._point(text, "baseline")
-        found = [cell for cell in cells if _is_at(cell.point, point)]
+        found = [cell for cell in cells if is_at(cell.point, point)]
         if len(found) != 1:
             raise BadQuestion(
                 "baseline", f"'{text[:200]}' names {len(found)} configurations; name one, by all its axes"
             )
         return found[0]
-
-    # -- Words of the question ---------------------------------------------------------------
-
-    def metric(self, text: str) -> Metric:
-        """Read the name of a metric.
-
-        Raises:
-            BadQuestion: there is none of that name.
-        """
-        return self._metric(text, "metric")
-
-    def _metric(self, text: str, parameter: str) -> Metric:
-        return metric_of(text, self._figure_names, parameter)
-
-    @functools.cached_property
-    def _figure_names(self) -> dict[str, None]:
-        return self.evidence.figure_names()
-
-    def _metrics(self, names: Sequence[str]) -> list[Metric]:
-        if not names:
-            return self._default_metrics
-        return list(dict.fromkeys(self._metric(name, "metric") for name in names))
-
-    @functools.cached_property
-    def axes(self) -> tuple[str, ...]:
-        """Names of all axes that any run has."""
-        return self.evidence.axes
-
-    @functools.cached_property
-    def _default_metrics(self) -> list[Metric]:
-        return [Metric(name, better_of(name) or "higher") for name in default_metrics(self.evidence.runs)]
-
-    @property
-    def judged_by(self) -> Metric:
-        """The metric by which the runs' task is judged first."""
-        name = shared_headline(self.evidence.runs) or headline(self.evidence.runs[0])
-        return Metric(name, better_of(name) or "higher")
-
-    def _axes(self, by: Sequence[str]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self._axis(name, "by") for name in by)) if by else self.axes
-
-    def _axis(self, name: str, parameter: str) -> str:
-        """The axis of that name, or of that last part where only one has it."""
-        known = self.axes
-        if name in known:
-            return name
-        ending = [axis for axis in known if axis.rsplit(".", 1)[-1] == name]
-        if len(ending) == 1:
-            return ending[0]
-        raise BadQuestion(
-            parameter, f"no run has the axis '{name[:100]}'; axes: {', '.join(known) or 'none'}"
-        )
-
-    def _point(self, text: str, parameter: str) -> dict[str, Any]:
-        """Read `precision=fp32, batch.global_size=16` in the order of the axes."""
-        found: dict[str, Any] = {}
-        for part in text.split(","):
-            name, separator, written = part.partition("=")
-            if not separator:
-                raise BadQuestion(
-                    parameter, f"'{part.strip()[:100]}' is not AXIS=VALUE, such as precision=fp32"
-                )
-            axis = self._axis(name.strip(), parameter)
-            values = dict.fromkeys(
-                value_text(run.point[axis]) for run in self.evidence.runs if axis in run.point
-            )
-            if written.strip() not in values:
-                raise BadQuestion(
-                    parameter, f"no run has {axis}={written.strip()[:100]}; values: {', '.join(values)}"
-                )
-            found[axis] = written.strip()
-        return {axis: found[axis] for axis in self.axes if axis in found}
-
-    def _full(self, point: Mapping[str, Any], every: Sequence[Side]) -> Mapping[str, Any]:
-        return next(side.point for side in every if _is_at(side.point, point))
-
-    def _margins(self, margins: Mapping[str, float] | None) -> dict[str, float]:
-        read: dict[str, float] = dict(MARGINS)
-        for name, value in (margins or {}).items():
-            metric = self._metric(name, "margin")
-            if not 0 < value < math.inf:
-                raise BadQuestion("margin", f"margin {value:g} of {metric.name} is not a positive number")
-            read[metric.name] = value
-        return read
-
-    def _criterion(self, name: str, weight: float) -> Criterion:
-        metric = self._metric(name, "weight")
-        if not 0 <= weight < math.inf:
-            raise BadQuestion("weight", f"weight {weight:g} of {metric.name} is not a number of 0 or more")
-        return Criterion(metric.name, weight, metric.better)
-
-    def _constraint(self, name: str, kind: Any, bound: float, parameter: str) -> Constraint:
-        metric = self._metric(name, parameter)
-        if not math.isfinite(bound) or (kind == "within_of_best" and bound < 0):
-            raise BadQuestion(
-                parameter, f"{bound:g} is no bound of {metric.name}; give a number of 0 or more"
-            )
-        return Constraint(metric.name, kind, bound, metric.better)
-
-    # -- Rows ------------------------------------------------------------------------------
-
-    def _cells(self, metrics: Iterable[Metric]) -> list[Configuration]:
-        names = [metric.name for metric in metrics]
-        return configurations(self.evidence.runs, self._positions, names, self._column)
-
-    @functools.cached_property
-    def _finished(self) -> list[Run]:
-        return self.evidence.finished
-
-    @functools.cached_property
-    def _is_finished(self) -> npt.NDArray[np.bool_]:
-        return np.array([run.state is RunState.succeeded for run in self.evidence.runs], dtype=bool)
-
-    @functools.cached_property
-    def _positions(self) -> list[list[int]]:
-        return cells_of(self.evidence.runs)
-
-    def _column(self, name: str) -> Column:
-        """A figure of all runs; NaN where a run has none."""
-        if name not in self._columns:
-            self._columns[name] = self.evidence.column(name)
-        return self._columns[name]
-
-    def _having(self, name: str) -> list[int]:
-        """Positions of the finished runs that have a figure."""
-        found: list[int] = np.flatnonzero(self._is_finished & np.isfinite(self._column(name))).tolist()
-        return found
-
-    def _has(self, name: str) -> bool:
-        return bool(self._having(name))
-
-    def _candidates(
-        self, metrics: Sequence[Metric]
-    ) -> tuple[list[Candidate], dict[str, str], dict[str, Mapping[str, Any]]]:
-        """Configurations with a mean of every metric, and why others have none."""
-        candidates: list[Candidate] = []
-        left_out: dict[str, str] = {}
-        points: dict[str, Mapping[str, Any]] = {}
-        for cell in self._cells(metrics):
-            points[cell.label] = cell.point
-            values = {metric.name: cell.mean(metric.name) for metric in metrics}
-            missing = [name for name, value in values.items() if value is None]
-            if not missing:
-                candidates.append(Candidate(cell.label, values))
-            elif len(missing) == len(metrics) and cell.failures:
-                left_out[cell.label] = "; ".join(sorted(set(cell.failures.values())))
-            else:
-                left_out[cell.label] = f"has no {', '.join(missing)}"
-        if not candidates:
-            first = next(iter(left_out.items()))
-            raise AnalysisError(
-                f"no configuration has {', '.join(metric.name for metric in metrics)}; {first[0]}: {first[1]}"
-            )
-        return candidates, left_out, points
-
-    def _notes(self, metrics: Sequence[Metric]) -> list[str]:
-        """What a reader must know: missing figures, mixed energy, runs without a result, one seed."""
-        finished = self._finished
-        notes: list[str] = []
-        for metric in metrics:
-            absent = self._is_finished & np.isnan(self._column(metric.name))
-            without = [self.evidence.runs[at] for at in np.flatnonzero(absent).tolist()]
-            if finished and len(without) == len(finished):
-                notes.append(f"no run has {metric.name}")
-            elif without:
-                notes.append(f"without {metric.name}: {_runs(without)}")
-        if any(metric.name == "energy_kwh" for metric in metrics):
-            notes += _energy_notes(finished)
-        seeds = {run.seed for run in finished}
-        if len(seeds) == 1:
-            notes.append("one seed per configuration: no spread is known and no claim can be made")
-        return notes
 
 
 def claim_words(a: str, b: str, claim: Claim) -> str:
@@ -624,25 +441,3 @@ def _level(alpha: float) -> float:
     if not 0 < alpha < 1:
         raise BadQuestion("alpha", f"alpha {alpha:g} is not between 0 and 1")
     return alpha
-
-
-def _is_at(point: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a configuration has these values, given as text."""
-    return all(axis in point and value_text(point[axis]) == written for axis, written in wanted.items())
-
-
-def _runs(runs: Sequence[Run]) -> str:
-    named = ", ".join(f"run:{run.id}" for run in runs[:5])
-    return named + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
-
-
-def _energy_notes(finished: Sequence[Run]) -> list[str]:
-    sources = sorted({run.energy_provenance for run in finished if run.energy_provenance is not None})
-    if sources == ["modelled"]:
-        return ["energy is modelled from rated power and time, not measured"]
-    if len(sources) > 1:
-        return [
-            f"energy comes from different sources ({', '.join(sources)}); where one configuration mixes "
-            "them it is left out"
-        ]
-    return []

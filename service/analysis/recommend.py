@@ -189,7 +189,7 @@ def _against_best(
             continue
         pick = max if constraint.better == "higher" else min
         best = pick(having, key=lambda c: c.mean(metric) or 0.0)
-        if best.label == winner.label:
+        if best.mean(metric) == winner.mean(metric):
             words.append(f"it has the best {metric} itself")
             continue
         try:

@@ -16,10 +16,16 @@ from service.settings import Settings
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _OFFLINE = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
-    "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", "--v=0", "--virtual-time-budget=30000",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--enable-logging=stderr",
+    "--virtual-time-budget=30000",
     "--window-size=1200,2000",
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

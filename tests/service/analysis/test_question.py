@@ -61,6 +61,17 @@ def test_a_cell_that_a_side_lacks_is_left_out_on_both_and_named() -> None:
     assert "batch.global_size=32 is left out, because not every side has its total_time_s" in answer.notes
 
 
+def test_a_side_without_any_result_leaves_the_others_comparable() -> None:
+    def lost(run: Any) -> dict[str, Any]:
+        return {"state": RunState.failed} if run.point["precision"] == "tf32" else {}
+
+    axes = {"precision": ["fp32", "bf16", "tf32"], "batch.global_size": [16, 32]}
+    answer = Question(evidence(axes, change=lost)).compare(
+        by=["precision"], claims=True, metrics=["cost_usd"]
+    )
+    assert [pair.claim is not None for pair in answer.claims] == [True, False, False]
+
+
 def test_a_seed_that_did_not_finish_everywhere_is_left_out_and_named() -> None:
     def stopped(run: Any) -> dict[str, Any]:
         return {"state": RunState.stopped} if run.id == 1 else {}
@@ -263,9 +274,20 @@ def test_effects_that_depend_on_another_axis_say_so() -> None:
     assert "how much depends on batch.global_size (p = " in answer.items[0].sentences[0]
 
 
-def test_effects_without_repeated_seeds_are_refused() -> None:
+def test_effects_without_repeated_seeds_say_what_their_noise_is() -> None:
+    axes = {"precision": ["fp32", "bf16"], "batch.global_size": [16, 32]}
+    [item] = Question(evidence(axes, seeds=1)).effects(metrics=["total_time_s"]).items
+    assert item.model.left_out == (("precision", "batch.global_size"),)
+    assert (
+        "one run per cell: interactions are taken for noise; add seeds to tell them apart"
+        in item.model.checks
+    )
+
+
+def test_effects_that_no_run_can_tell_from_noise_are_refused() -> None:
+    axes = {"precision": ["fp32", "bf16"], "batch.global_size": [16]}
     with pytest.raises(AnalysisError, match="add seeds"):
-        Question(evidence(seeds=1)).effects(metrics=["total_time_s"])
+        Question(evidence(axes, seeds=1)).effects(metrics=["total_time_s"])
 
 
 def test_a_recommendation_says_whether_its_accuracy_is_the_best_ones() -> None:

@@ -62,18 +62,19 @@ def test_a_claim_has_its_verdict_and_numbers(swept: House) -> None:
 def test_undecided_claims_queue_the_seeds_they_ask_for(house: House) -> None:
     clock = Clock()
     sweep(Store(house.store.database, house.settings, clock), clock)
-    sides = ("--a", "global_size=16", "--b", "global_size=32")
-    result = house.run(
-        "compare", "1", *sides, "--metric", "accuracy", "--margin", "accuracy=0.0045", "--queue-seeds"
-    )
+    sides = ("--a", "precision=bf16,global_size=16", "--b", "precision=fp32,global_size=16")
+    asked = ("--metric", "accuracy", "--margin", "accuracy=0.001", "--queue-seeds", "--most-seeds", "4")
+    result = house.run("compare", "1", *sides, *asked)
     assert result.exit_code == 0, result.output
-    assert "experiment 2 is submitted: precision by batch by optimizer" in result.stdout
+    assert "experiment 2 is submitted: precision by batch by optimizer, 16 runs" in result.stdout
+    assert "4 are queued (--most-seeds)" in result.stderr
     assert "stillhouse compare 1 2 --claims" in result.stdout
     with Client(house.url) as client:
         spec = orjson.loads(client.spec(2, "canonical"))
-    assert min(spec["seeds"]) == 3
-    assert spec["search"]["axes"]["batch.global_size"] == [16, 32]
-    assert spec["search"]["axes"]["precision"] == ["fp32", "bf16"]
+    assert spec["seeds"] == [3, 4, 5, 6]
+    assert spec["search"]["axes"] == {
+        "precision": ["fp32", "bf16"], "batch.global_size": [16], "optimizer.name": ["adamw", "adan"],
+    }  # fmt: skip
 
 
 def test_no_seed_is_queued_when_every_claim_is_decided(swept: House) -> None:
