@@ -140,7 +140,7 @@ def measure_scheduler(experiments: int = 500, runs: int = 100, passes: int = 20)
         new = NewExperiment(spec, list(spec.runs()), "queued", "ada", None)
         for _ in range(experiments // 50):
             store.submit_many([new] * 50)
-        claiming = []
+        claiming, jobs = [], FakeRayJobs()
         for places in range(1, passes + 1):
             # One place more each time, as when an experiment has just ended.
             more = settings.model_copy(update={"max_concurrent_experiments": places})
