@@ -140,13 +140,12 @@ def measure_scheduler(experiments: int = 500, runs: int = 100, passes: int = 20)
         new = NewExperiment(spec, list(spec.runs()), "queued", "ada", None)
         for _ in range(experiments // 50):
             store.submit_many([new] * 50)
-        claiming, jobs = [], FakeRayJobs()
+        jobs = FakeRayJobs()
+        claiming = []
         for places in range(1, passes + 1):
             # One place more each time, as when an experiment has just ended.
             more = settings.model_copy(update={"max_concurrent_experiments": places})
-            scheduler = Scheduler(
-                store, Queue(store), FakeRayJobs(), more, name="bench", python=sys.executable
-            )
+            scheduler = Scheduler(store, Queue(store), jobs, more, name="bench", python=sys.executable)
             claiming.append(_timed(scheduler.run_once))
         assert store.state_counts()[0][ExperimentState.queued] == experiments - passes
         idle = [_timed(scheduler.run_once) for _ in range(passes)]
