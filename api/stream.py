@@ -238,9 +238,10 @@ class Streams:
     async def _lines_and_points(self, snapshot: _RunSnapshot, place: Place) -> AsyncIterator[ServerSentEvent]:
         run_id = snapshot.run.id
         for attempt in snapshot.attempts:
-            if attempt.number > place.attempt:
+            # Where an attempt goes on from is known once it has begun; until then it has no points.
+            if attempt.number > place.attempt and attempt.resumed_from_step is not None:
                 place.attempt = attempt.number
-                place.step = min(place.step, attempt.resumed_from_step or 0)
+                place.step = min(place.step, attempt.resumed_from_step)
                 place.steps_by_name = {
                     name: min(step, place.step) for name, step in place.steps_by_name.items()
                 }
