@@ -1,6 +1,6 @@
 """Training throughput beside the Hugging Face Trainer and beside plain PyTorch.
 
-    python -m benchmarks.training [--data FOLDER] [--minilm FOLDER] [--rounds R] [--samples N]
+    python -m benchmarks.training [--data FOLDER] [--minilm FOLDER] [--rounds R] [--samples N] [--fp32-only]
 
 All three train the same model from the same weights on the same tokenised examples, one epoch, with
 the same effective batch, learning rate, dropout and precision, one after the other in one process:
@@ -354,13 +354,15 @@ def main() -> None:
     parser.add_argument("--minilm", type=Path, default=installed, help="folder of the pretrained model")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--samples", type=int, default=640, help="training examples of mini on imdb")
+    parser.add_argument("--fp32-only", action="store_true", help="leave bf16 out")
     given = parser.parse_args()
+    precisions = (Precision.fp32,) if given.fp32_only else (Precision.fp32, Precision.bf16)
     transformers.utils.logging.set_verbosity_error()
     result: dict[str, Any] = {"imdb": {"models": {}}, "mlm": {"models": {}}}
     with tempfile.TemporaryDirectory() as folder:
         for task, name, work in workloads(given.data, given.minilm, Path(folder), given.samples):
             figures: dict[str, Any] = {"train_examples": len(work.prepared.train)}
-            for precision in (Precision.fp32, Precision.bf16):
+            for precision in precisions:
                 if precision is Precision.bf16 and name != "mini" and _emulated():
                     continue  # minutes a step for the peers
                 config = work.config.model_copy(update={"precision": precision})
@@ -371,7 +373,9 @@ def main() -> None:
                     result[task][f"{precision.value}_vs_hf_trainer"] = measured["vs_hf_trainer"]
                     result[task][f"{precision.value}_vs_plain"] = measured["vs_plain"]
             result[task]["models"][name] = figures
-    result["tokenise_vs_map"] = tokenisation.measure()["tokenise_vs_map"]
+    texts = given.data / "imdb" / "unsupervised.jsonl.gz" if given.data else None
+    result["tokenisation"] = tokenisation.measure(texts, given.minilm, rounds=given.rounds)
+    result["tokenise_vs_map"] = result["tokenisation"]["tokenise_vs_map"]
     result["telemetry_overhead_pct"] = telemetry_overhead.measure()["telemetry_overhead_pct"]
     if _emulated():
         result["bf16_peer_steps"] = FEW_STEPS
