@@ -426,10 +426,16 @@ class Sweep:
 
 
 def _holds(store: Store, experiment_id: int) -> int:
-    """How often the experiment was held because its budget was reached."""
-    holds, after = 0, 0
+    """How often the experiment was held because its budget was reached, and came to rest.
+
+    A driver that died between saying so and pausing has not asked anybody: that grants nothing.
+    """
+    holds, after, said = 0, 0, False
     while events := store.events(experiment_id, after=after):
-        holds += sum(event.message.startswith(HELD) for event in events)
+        for event in events:
+            said = said or event.message.startswith(HELD)
+            if said and event.kind == f"experiment.{ExperimentState.paused}":
+                holds, said = holds + 1, False
         after = events[-1].number
     return holds
 

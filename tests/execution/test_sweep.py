@@ -333,6 +333,16 @@ def test_a_held_budget_pauses_and_is_granted_again_by_a_resume(
     assert sweep.next_assignment() is Wait.over
     assert sweep.final_state() == (ExperimentState.paused, None)
     store.note(experiment.id, 1, notes[0])
+    dead = Sweep(
+        store,
+        settings,
+        experiment.id,
+        1,
+        ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1]),
+        CATALOGUE,
+        capacity=lambda: ClusterSnapshot(0.0, True, None, ()),
+    )
+    assert dead.next_assignment() is Wait.over  # A driver that died before the pause grants nothing.
     store.finish_experiment(experiment.id, 1, ExperimentState.paused)
     store.resume(experiment.id)
     queue.claim("s", lease_s=60)
