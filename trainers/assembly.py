@@ -78,6 +78,8 @@ def assemble(
         pad_id=data.pad_id,
         layers=config.model.layers,
     ).to(device)
+    if config.parallel.activation_checkpointing:
+        model.checkpoint_activations()
     if config.model.compile:
         compile_encoder(model)
     elif device.type == "cpu":

@@ -307,6 +307,8 @@ class Parallel(Section):
     """single = one worker; ddp = replicas that average gradients; pipeline = layers in stages."""
     workers: int = Field(default=1, ge=1, le=4096)
     """Worker processes (one device each)."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each encoder layer for the backward pass, which computes the rest again."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Parallel:

@@ -145,6 +145,7 @@ def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object])
         "optimizer": [config.optimizer.name, config.optimizer.implementation],
         "share": config.batch.global_size // config.parallel.workers,
         "workers": config.parallel.workers,
+        "activation_checkpointing": config.parallel.activation_checkpointing,
         "device": [name, memory, torch.__version__],
     }
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -6,12 +6,14 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 # The submodules, not the package's lazy names: `AutoModel` would import the model zoo's registry.
 from transformers.models.bert.configuration_bert import BertConfig
@@ -100,6 +102,14 @@ class Student(nn.Module):
             # Only what is to be guessed: the vocabulary's product is most of a small model's work.
             logits = self.bert.cls(encoded.last_hidden_state[batch.labels != IGNORED])
         return logits
+
+    def checkpoint_activations(self) -> None:
+        """Keep only the input of each encoder layer for the backward pass, which computes the rest again.
+
+        It draws the same random numbers, so that results stay what they are. Evaluation is not touched.
+        """
+        # The public way also hooks the embeddings, which matters where they are frozen.
+        self.bert._set_gradient_checkpointing(True, partial(checkpoint, use_reentrant=False))
 
     @property
     def attention(self) -> str:
