@@ -31,6 +31,7 @@ from trainers.telemetry.life import LifeFile, SignsOfLife
 from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.run_figures import RunFigures
 from trainers.telemetry.timeline import Phase, timeline_for
+from trainers.telemetry.tracing import tracer_for
 from trainers.trainer import Parts, Trainer
 from trainers.trial import Trial, compile_encoder
 from trainers.update import Update
@@ -218,6 +219,12 @@ def assemble(
             figures=RunFigures(config, instruments, arithmetic_of(model.bert.config, data.head)),
             profiler=profiler_for(
                 config.telemetry.profile_steps, total_steps, device, timeline, records=workers.rank == 0
+            ),
+            tracer=tracer_for(
+                config.telemetry.trace_steps,
+                profiled_steps=config.telemetry.profile_steps,
+                steps_left=total_steps - progress.step,
+                timeline=timeline,
             ),
             data_identity=identity,
             tokenizer=data.tokenizer,

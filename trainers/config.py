@@ -365,6 +365,8 @@ class Telemetry(Section):
     """Pause between samples of power, utilisation and memory, in seconds; 0 = off."""
     profile_steps: int = Field(default=0, ge=0, le=100)
     """Steps of a profiled window (kernels, launches, occupancy), outside the timed region; 0 = off."""
+    trace_steps: int = Field(default=0, ge=0, le=1000)
+    """Steps of which every worker's phases are kept as a timeline, after the first ones; 0 = off."""
 
 
 class TrainingSections(Section):

@@ -31,10 +31,12 @@ from trainers.process import seed_all
 from trainers.progress import Progress
 from trainers.reporting import Outcome, Point, Sink, Stop, StopReason
 from trainers.tasks.base import Task
+from trainers.telemetry import tracing
 from trainers.telemetry.flops import Tally, tally
 from trainers.telemetry.profiling import StepProfiler
 from trainers.telemetry.run_figures import RunFigures
 from trainers.telemetry.timeline import TRAINING, Phase, Timeline
+from trainers.telemetry.tracing import StepTracer
 from trainers.update import Update
 
 _REASONS = tuple(StopReason)
@@ -62,6 +64,7 @@ class Parts:
     timeline: Timeline
     figures: RunFigures
     profiler: StepProfiler
+    tracer: StepTracer
     data_identity: Mapping[str, str | int | float]
     tokenizer: Path
     total_steps: int
@@ -130,12 +133,13 @@ class Trainer:
                 if self.stopping or progress.step >= parts.total_steps:
                     break
 
-                with parts.profiler.around(progress.step):
+                with parts.profiler.around(progress.step), parts.tracer.around(progress.step):
                     parts.timeline.enter(Phase.data_wait)
                     batch, counted = batches.next()
                     applied = self.train_step(batch)
                     parts.figures.count(counted, parts.objective.asked(), timed=not parts.profiler.active)
                 self._report_profile()
+                self._report_trace()
                 if not applied:
                     batches.close()
                     self.roll_back()
@@ -431,6 +435,24 @@ class Trainer:
         profiled, start_s, end_s = said
         self.parts.figures.keep(profiled, self.parts.progress)
         for measurement in profiled.measurements(start_s, end_s):
+            self.sink.measurement(measurement)
+
+    def _report_trace(self) -> None:
+        """Keep the timeline of the traced steps; a disk that refuses it ends no run."""
+        parts = self.parts
+        spans = parts.tracer.take()
+        if spans is None:
+            return
+        parts.timeline.enter(Phase.profiling)
+        traced = tracing.gather(spans, f"worker {parts.workers.rank}", parts.workers, parts.device)
+        if parts.workers.rank:
+            return
+        about = {"strategy": parts.replica.name, "micro_batches": parts.config.accumulation}
+        try:
+            tracing.write(Path(parts.config.workspace.checkpoints), tracing.chrome_trace(traced, about))
+        except OSError as error:
+            self.sink.log("warning", f"the trace is not kept: {error}")
+        for measurement in tracing.measurements(traced):
             self.sink.measurement(measurement)
 
     def _report_not_finite(self, loss: float, grad_norm: float) -> Never:

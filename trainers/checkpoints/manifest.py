@@ -19,6 +19,8 @@ from trainers.errors import CheckpointError
 MANIFEST = "manifest.json"
 STATE = "state.json"
 BEST = "best.json"
+TRACE = "trace.json"
+"""Beside the checkpoints: the timeline of the run's traced steps."""
 DRAFT = ".draft"
 FORMAT = 1
 NAME = re.compile(r"^step-(\d{8,})$")

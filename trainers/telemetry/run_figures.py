@@ -78,6 +78,7 @@ MEASURED_BESIDE = frozenset(
         "throttled_time_s",
         "kernel_ms_per_step",
         "operator_ms_per_step",
+        "phase_ms_per_step",
     }
 )
 """Measurements that no summary has."""

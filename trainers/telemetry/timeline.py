@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from itertools import pairwise
 
@@ -39,6 +39,14 @@ TRAINING = (Phase.data_wait, Phase.forward, Phase.backward, Phase.optimizer, Pha
 """Phases of a step; throughput is counted over these."""
 
 
+Listener = Callable[[Phase, float], None]
+"""Told each phase that begins, and when by `time.perf_counter()`."""
+
+
+def _unheard(phase: Phase, at_s: float) -> None:
+    """Nobody listens."""
+
+
 class Timeline:
     """A clock that is always in one phase, so that the parts sum to the whole.
 
@@ -52,14 +60,24 @@ class Timeline:
         self._since_s = began_s
         self.profiling = False
         """Phases of a step count as `profiling` while this is set."""
+        self._listener: Listener = _unheard
 
     def enter(self, phase: Phase) -> None:
         """End the current phase now and begin another."""
         if self.profiling and phase in TRAINING:
             phase = Phase.profiling
+        self._listener(phase, self._begin(phase))
+
+    def heard_by(self, listener: Listener | None) -> None:
+        """Tell each phase from now on to a listener; None = to nobody."""
+        self._listener = listener or _unheard
+
+    def _begin(self, phase: Phase) -> float:
+        """`enter` without telling it; returns when."""
         now = time.perf_counter()
         self._spent[self._phase] += now - self._since_s
         self._phase, self._since_s = phase, now
+        return now
 
     def settle(self) -> None:
         """The device has finished all work of the step; nothing to do where the host computes."""
@@ -71,7 +89,7 @@ class Timeline:
 
     def spent_s(self) -> dict[str, float]:
         """Seconds by phase until now, over all attempts that led here."""
-        self.enter(self._phase)
+        self._begin(self._phase)
         return {phase.value: seconds for phase, seconds in self._spent.items()}
 
 
@@ -91,13 +109,17 @@ class CudaTimeline(Timeline):
         """See `Timeline.enter`; phases of a step are settled later."""
         if phase in TRAINING and not self.profiling:
             if self._window_s is None:
-                super().enter(phase)
-                self._window_s = self._since_s
+                self._window_s = self._begin(phase)
             event = _mark()
             self._marks.append((phase, event))
             return
         self.settle()
         super().enter(phase)
+
+    def spent_s(self) -> dict[str, float]:
+        """See `Timeline.spent_s`; waits for the device in the middle of a step."""
+        self.settle()
+        return super().spent_s()
 
     def settle(self) -> None:
         """Share out the time since the last settling; waits for the device."""
@@ -110,11 +132,14 @@ class CudaTimeline(Timeline):
         stamps = [event for _, event in self._marks] + [end]
         parts = [first.elapsed_time(second) for first, second in pairwise(stamps)]
         whole = sum(parts) or 1.0
+        at_s = self._window_s
         for (phase, _), part in zip(self._marks, parts, strict=True):
+            self._listener(phase, at_s)
             self._spent[phase] += host_s * part / whole
+            at_s += host_s * part / whole
+        self._phase, self._since_s = self._marks[-1][0], now
         self._marks.clear()
         self._window_s = None
-        self._since_s = now
 
 
 def _mark() -> torch.cuda.Event:

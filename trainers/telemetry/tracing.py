@@ -1,0 +1,293 @@
+"""Where a step goes, as a timeline: the phases of a window of steps, of every worker.
+
+A run's own steps are traced as they are: the worker's `Timeline` says each phase that begins, and the
+spans between them are kept. At the end of the window they are gathered into one file in Chrome's
+trace-event format, which Perfetto and chrome://tracing open: a process row per worker, a slice per
+step, the phases inside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainers.checkpoints.manifest import TRACE
+from trainers.data.cache import sync
+from trainers.parallel.workers import Workers
+from trainers.reporting import Measurement, Provenance
+from trainers.telemetry.profiling import WARM_STEPS
+from trainers.telemetry.timeline import Phase, Timeline
+
+_CLOCK_ROUNDS = 9
+"""Exchanges by which clocks are compared; the bounds of all of them hold at once."""
+_NUMBERED = (Phase.forward, Phase.backward)
+"""Phases that a step has one of per micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One phase of one step on one worker.
+
+    Attributes:
+        phase: what was done.
+        step: 1-based, as in points.
+        micro_batch: 0-based, by the order in the step; None outside forward and backward.
+        begin_s, end_s: `time.perf_counter()` of the worker.
+    """
+
+    phase: str
+    step: int
+    micro_batch: int | None
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTrace:
+    """The window as one worker saw it.
+
+    Attributes:
+        name: of its row.
+        spans: in order; those of a step leave no gap between them.
+        epoch_s: Unix time at 0 of the worker's `time.perf_counter()`.
+        exchanges: (begin, end) by that clock of exchanges that no worker leaves before all have come.
+    """
+
+    name: str
+    spans: tuple[Span, ...]
+    epoch_s: float
+    exchanges: tuple[tuple[float, float], ...]
+
+
+class StepTracer:
+    """Traces a window of a run's steps; the null form traces none."""
+
+    def around(self, step: int) -> contextlib.AbstractContextManager[None]:
+        """Around one step (0-based), with everything that belongs to it."""
+        return contextlib.nullcontext()
+
+    def take(self) -> tuple[Span, ...] | None:
+        """The spans of the window, once, after it has ended."""
+        return None
+
+
+class SpanTracer(StepTracer):
+    """Traces the steps between the first ones of an attempt, which warm up, and the window's end.
+
+    Args:
+        skipped: steps of this attempt before the window.
+        steps: of the window.
+        timeline: that says the phases.
+    """
+
+    def __init__(self, skipped: int, steps: int, timeline: Timeline) -> None:
+        self._skipped, self._left, self._timeline = skipped, steps, timeline
+        self._spans: list[Span] = []
+        self._step = 0
+        self._open: tuple[Phase, float] | None = None
+        self._counts = dict.fromkeys(_NUMBERED, 0)
+
+    @contextlib.contextmanager
+    def around(self, step: int) -> Iterator[None]:
+        """See `StepTracer.around`."""
+        if self._skipped or not self._left:
+            self._skipped = max(0, self._skipped - 1)
+            yield
+            return
+        self._step, self._open, self._counts = step + 1, None, dict.fromkeys(_NUMBERED, 0)
+        self._timeline.heard_by(self._entered)
+        try:
+            yield
+            self._timeline.settle()
+            self._close(time.perf_counter())
+        finally:
+            self._timeline.heard_by(None)
+        self._left -= 1
+
+    def take(self) -> tuple[Span, ...] | None:
+        """See `StepTracer.take`."""
+        if self._left or not self._spans:
+            return None
+        spans, self._spans = tuple(self._spans), []
+        return spans
+
+    def _entered(self, phase: Phase, at_s: float) -> None:
+        self._close(at_s)
+        self._open = phase, at_s
+
+    def _close(self, at_s: float) -> None:
+        if self._open is None:
+            return
+        phase, begin_s = self._open
+        number = None
+        if phase in self._counts:
+            number = self._counts[phase]
+            self._counts[phase] += 1
+        self._spans.append(Span(phase.value, self._step, number, begin_s, at_s))
+
+
+def tracer_for(steps: int, *, profiled_steps: int, steps_left: int, timeline: Timeline) -> StepTracer:
+    """The tracer of `telemetry.trace_steps`.
+
+    Args:
+        steps: of the window; 0 = none.
+        profiled_steps: of the profiled window, which the traced one leaves out where it can.
+        steps_left: of this attempt; when they are few, the window is the last of them.
+        timeline: that says the phases.
+    """
+    steps = min(steps, steps_left)
+    if not steps:
+        return StepTracer()
+    return SpanTracer(min(WARM_STEPS + profiled_steps, steps_left - steps), steps, timeline)
+
+
+def gather(
+    spans: tuple[Span, ...], name: str, workers: Workers, device: torch.device
+) -> tuple[WorkerTrace, ...]:
+    """Every worker's window, by rank, on every worker; all take part.
+
+    Args:
+        spans: of this worker.
+        name: of this worker's row.
+        workers: the run's.
+        device: that exchanges go through.
+    """
+    exchanges = []
+    for _ in range(_CLOCK_ROUNDS):
+        begin_s = time.perf_counter()
+        workers.sum([0.0], device)
+        exchanges.append((begin_s, time.perf_counter()))
+    mine = WorkerTrace(name, spans, time.time() - time.perf_counter(), tuple(exchanges))
+    return tuple(workers.collect(mine))
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """What is added to a worker's clock to have the first worker's.
+
+    Attributes:
+        seconds: the shift.
+        uncertainty_s: how far the true one may be away at most.
+    """
+
+    seconds: float
+    uncertainty_s: float
+
+
+def aligned(workers: Sequence[WorkerTrace]) -> tuple[Shift, ...]:
+    """The clocks of all workers on the first one's.
+
+    Nobody leaves an exchange before all have come to it. So by the first worker's clock another's
+    begin lies before the first one's end, and its end after the first one's begin: each exchange
+    bounds the shift from both sides. Unix time is believed as far as it keeps to these bounds, so
+    that workers of one machine, who share a clock, are not moved at all.
+    """
+    first = workers[0]
+    shifts = []
+    for worker in workers:
+        pairs = list(zip(first.exchanges, worker.exchanges, strict=True))
+        low = max(ours[0] - theirs[1] for ours, theirs in pairs)
+        high = min(ours[1] - theirs[0] for ours, theirs in pairs)
+        told = worker.epoch_s - first.epoch_s
+        shifts.append(Shift(min(max(told, low), high), max(0.0, high - low)))
+    return tuple(shifts)
+
+
+def chrome_trace(workers: Sequence[WorkerTrace], about: Mapping[str, Any]) -> dict[str, Any]:
+    """The windows as one document in Chrome's trace-event format; times in microseconds.
+
+    Args:
+        workers: by rank.
+        about: what the run is, for `otherData`.
+    """
+    shifts = aligned(workers)
+    origin_s = min(
+        span.begin_s + shift.seconds
+        for worker, shift in zip(workers, shifts, strict=True)
+        for span in worker.spans
+    )
+    events: list[dict[str, Any]] = []
+    for rank, (worker, shift) in enumerate(zip(workers, shifts, strict=True)):
+        for kind, value in (
+            ("process_name", {"name": worker.name}),
+            ("process_sort_index", {"sort_index": rank}),
+        ):
+            events.append({"ph": "M", "name": kind, "pid": rank, "tid": 0, "args": value})
+        moved_s = shift.seconds - origin_s
+        for step in dict.fromkeys(span.step for span in worker.spans):
+            inside = [span for span in worker.spans if span.step == step]
+            events.append(
+                _event(
+                    f"step {step}",
+                    "step",
+                    rank,
+                    (inside[0].begin_s + moved_s, inside[-1].end_s + moved_s),
+                    {"step": step},
+                )
+            )
+            for span in inside:
+                of: dict[str, Any] = {"step": step}
+                if span.micro_batch is not None:
+                    of["micro_batch"] = span.micro_batch
+                events.append(
+                    _event(span.phase, "phase", rank, (span.begin_s + moved_s, span.end_s + moved_s), of)
+                )
+    return {
+        "displayTimeUnit": "ms",
+        "traceEvents": events,
+        "otherData": {
+            **about,
+            "clock_shift_us": [round(shift.seconds * 1e6, 3) for shift in shifts],
+            "clock_uncertainty_us": [round(shift.uncertainty_s * 1e6, 3) for shift in shifts],
+        },
+    }
+
+
+def _event(
+    name: str, kind: str, rank: int, times_s: tuple[float, float], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    # Rounded to nanoseconds before the difference, so that one slice ends where the next begins.
+    begin, end = (round(at_s * 1e9) for at_s in times_s)
+    return {
+        "ph": "X", "name": name, "cat": kind, "pid": rank, "tid": 0,
+        "ts": begin / 1e3, "dur": (end - begin) / 1e3, "args": dict(about),
+    }  # fmt: skip
+
+
+def write(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write a trace beside a run's checkpoints, in place of an earlier one.
+
+    Raises:
+        OSError: the disk is full or not writable; the earlier one is intact.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{TRACE}.draft"
+    draft.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
+    sync(draft)
+    os.replace(draft, folder / TRACE)
+
+
+def measurements(workers: Sequence[WorkerTrace]) -> Iterator[Measurement]:
+    """Milliseconds per traced step of each phase, by worker."""
+    for rank, worker in enumerate(workers):
+        steps = len({span.step for span in worker.spans})
+        start_s, end_s = worker.spans[0].begin_s + worker.epoch_s, worker.spans[-1].end_s + worker.epoch_s
+        for phase in dict.fromkeys(span.phase for span in worker.spans):
+            spent_s = sum(span.end_s - span.begin_s for span in worker.spans if span.phase == phase)
+            yield Measurement(
+                "phase_ms_per_step",
+                1e3 * spent_s / steps,
+                "ms",
+                Provenance.counter,
+                f"worker:{rank}:{phase}",
+                start_s,
+                end_s,
+            )
