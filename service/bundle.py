@@ -7,6 +7,7 @@ no service.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
 import json
@@ -16,8 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainers.reporting import Provenance
+
 if TYPE_CHECKING:
     from service.client import Client
+    from service.ledger import Ledger
     from service.records import Run
 
 CHECKSUMS = "SHA256SUMS"
@@ -34,6 +38,7 @@ experiment.json    the experiment as it stood
 runs.parquet       one row per run with every figure; runs.csv is the same as text
 points.parquet     every point of every run: run_id, name, step, attempt, at_s, value
 summaries.json     all figures that each run ended with
+ledger.csv         what every attempt was charged: time, money, energy by provenance, lost work
 environment.json   versions, commit, hardware, data fingerprints and configuration of every attempt
 SHA256SUMS         `sha256sum -c SHA256SUMS` or `stillhouse verify` checks all files
 """
@@ -94,6 +99,7 @@ def write_bundle(client: Client, experiment_id: int, path: Path) -> list[str]:
             add("README.txt", readme.encode())
             add("environment.json", _json(_environment(client, runs)))
             add("experiment.json", _json({**asdict(experiment), "waiting": None}))
+            add("ledger.csv", _ledger(client.ledger(experiment_id)))
             add("points.parquet", _points(client, runs))
             for format in ("csv", "parquet"):
                 chunks = client.export_chunks(experiment_id, format=format)
@@ -190,6 +196,22 @@ def _environment(client: Client, runs: list[Run]) -> list[dict[str, Any]]:
         for run in runs
         for attempt in client.attempts(run.id)
     ]
+
+
+def _ledger(ledger: Ledger) -> bytes:
+    sources = [source.value for source in Provenance]
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    plain = [
+        "attempt", "state", "failure_class", "started_s", "until", "time_s", "device_hours", "cost_usd",
+        "utilisation_pct", "utilisation_provenance", "lost_s", "lost_usd",
+    ]  # fmt: skip
+    rows.writerow(["run_id", *plain, *(f"energy_{source}_kwh" for source in sources)])
+    for run in ledger.runs:
+        for charge in run.charges:
+            energy = [charge.energy_kwh.get(source, 0.0) for source in sources]
+            rows.writerow([run.run_id, *(getattr(charge, name) for name in plain), *energy])
+    return text.getvalue().encode()
 
 
 def _points(client: Client, runs: list[Run]) -> bytes:

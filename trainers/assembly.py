@@ -172,6 +172,7 @@ def assemble(
             **environment_facts(device),
             **instruments.device.facts(),
             "data": identity,
+            "resumed_from_s": taken.state["taken_s"] if taken else None,
             "config": json.loads(config.model_dump_json()),
             "optimizer_implementation": built.implementation,
             "optimizer_library": built.library,

@@ -257,7 +257,7 @@ class Trainer:
         parts, progress = self.parts, self.parts.progress
         parts.timeline.enter(Phase.checkpoint)
         self._say("saving")
-        parts.figures.update(progress, parts.workers)
+        self._measure()
         progress.loss_scale = parts.update.scale.to_state()
         states = parts.workers.collect(random_state.capture(parts.device))
         problem: str | None = None
@@ -428,6 +428,10 @@ class Trainer:
         self.sink.points([Point(name, step, value, at_s) for name, value in values])
         self._say("training")
 
+    def _measure(self) -> None:
+        for measurement in self.parts.figures.update(self.parts.progress, self.parts.workers):
+            self.sink.measurement(measurement)
+
     def _report_profile(self) -> None:
         said = self.parts.profiler.take()
         if said is None:
@@ -478,7 +482,7 @@ class Trainer:
     def _outcome(self) -> Outcome:
         parts, progress = self.parts, self.parts.progress
         parts.timeline.enter(Phase.communication)
-        parts.figures.update(progress, parts.workers)
+        self._measure()
         done = progress.step >= parts.total_steps and progress.evaluated_step == progress.step
         summary = parts.figures.summary(progress, parts.timeline.spent_s(), parts.model.parameter_count)
         for measurement in parts.figures.measurements(summary, progress):

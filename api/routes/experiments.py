@@ -26,6 +26,7 @@ from api.deps import (
     StoreDep,
     StreamsDep,
 )
+from api.ledger_shapes import LedgerShape
 from api.problems import SPEC_PROBLEMS, declared
 from api.shapes import (
     Events,
@@ -265,6 +266,17 @@ def list_events(
 ) -> Events:
     """What happened to it, the oldest first."""
     return Events.of(store.events(experiment_id, after=after, limit=limit))
+
+
+@router.get(
+    "/{experiment_id}/ledger",
+    response_model=LedgerShape,
+    responses=_NO_SUCH,
+    summary="Get the ledger of an experiment",
+)
+def get_ledger(experiment_id: ExperimentId, store: StoreDep) -> LedgerShape:
+    """What every attempt is charged in time, money and energy; retries and lost work are charged too."""
+    return LedgerShape.model_validate(store.ledger(experiment_id))
 
 
 @router.get(

@@ -23,6 +23,7 @@ from api.deps import (
     StoreDep,
     StreamsDep,
 )
+from api.ledger_shapes import AccountShape
 from api.problems import ProblemError, declared
 from api.shapes import Attempts, LogLines, Measurements, PointsShape, RunPage, RunShape, Series, SummaryShape
 from api.stream import Place
@@ -147,6 +148,14 @@ def get_points(
 def get_measurements(run_id: RunId, store: StoreDep) -> Measurements:
     """Quantities with unit and provenance over windows."""
     return Measurements.of(store.measurements(run_id))
+
+
+@router.get(
+    "/{run_id}/ledger", response_model=AccountShape, responses=_NO_SUCH, summary="Get the ledger of a run"
+)
+def get_run_ledger(run_id: RunId, store: StoreDep) -> AccountShape:
+    """What every attempt is charged in time, money and energy, and what of it was lost."""
+    return AccountShape.model_validate(store.account(run_id))
 
 
 @router.get(

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from service.cli import (
+    accounting,
     acting,
     comparing,
     deciding,
@@ -118,6 +119,7 @@ app.command(rich_help_panel=_LOOK)(reading.show)
 app.command(rich_help_panel=_LOOK)(reading.watch)
 app.command(rich_help_panel=_LOOK)(reading.logs)
 app.command(rich_help_panel=_LOOK)(reading.wait)
+app.command(rich_help_panel=_LOOK)(accounting.ledger)
 app.command(rich_help_panel=_LOOK)(reading.queue)
 app.command(rich_help_panel=_LOOK)(reporting.verify)
 app.command(rich_help_panel=_LOOK)(reading.export)

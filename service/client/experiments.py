@@ -19,6 +19,7 @@ from service.answers import (
 )
 from service.client.runs import run_changed
 from service.client.wire import Wire, api_error, encoded, given, read, reading
+from service.ledger import Ledger
 from service.records import Event
 from service.states import TERMINAL_EXPERIMENT_STATES
 
@@ -73,6 +74,10 @@ class ExperimentCalls(Wire):
     def experiment(self, id: int) -> ExperimentDetail:
         """One experiment with its totals and its place in the queue."""
         return self._get(ExperimentDetail, f"/experiments/{id}")
+
+    def ledger(self, id: int) -> Ledger:
+        """What every attempt at an experiment's runs is charged."""
+        return self._get(Ledger, f"/experiments/{id}/ledger")
 
     def spec(self, id: int, form: Literal["submitted", "canonical"] = "submitted") -> str:
         """The spec's text as submitted, or its canonical JSON."""

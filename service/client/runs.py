@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from service.answers import NewLine, NewPoints, NewSeries, RunChanged, RunEnded, RunPage, Series
 from service.client.wire import Wire, adapter, api_error, given, read, reading
+from service.ledger import Account
 from service.model_archive import unpack
 from service.records import Attempt, LogLine, MeasurementRow, Run
 
@@ -99,6 +100,10 @@ class RunCalls(Wire):
     def measurements(self, id: int) -> list[MeasurementRow]:
         """Quantities of a run with unit and provenance."""
         return self._items(MeasurementRow, f"/runs/{id}/measurements", {})
+
+    def account(self, id: int) -> Account:
+        """What every attempt at a run is charged."""
+        return self._get(Account, f"/runs/{id}/ledger")
 
     def summary(self, id: int) -> dict[str, float | int | str | None]:
         """Everything that a run reported as a whole; empty until it ends."""

@@ -220,6 +220,17 @@ SET_LAST_STEP = (
 )
 """How far an attempt got."""
 
+SET_SEEN = (
+    update(attempts)
+    .where(
+        attempts.c.run_id == bindparam("run"),
+        attempts.c.number == bindparam("current"),
+        func.coalesce(attempts.c.seen_s, 0.0) < bindparam("at"),
+    )
+    .values(seen_s=bindparam("at"))
+)
+"""When an attempt was last known to be alive."""
+
 SET_CHECKPOINT = (
     update(runs)
     .where(

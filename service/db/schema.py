@@ -266,6 +266,8 @@ attempts = Table(
     Column("failure_class", WordOf(FailureClass)),
     Column("failure_message", Text),
     Column("facts", Document),
+    Column("seen_s", Real),  # Last known to be alive.
+    Column("resumed_from_s", Real),  # When the checkpoint was taken that it went on from.
     sqlite_with_rowid=False,
 )
 

@@ -275,15 +275,35 @@ def events_after(experiment_id: int, after: int, limit: int) -> Select[Any]:
     )
 
 
-def attempts_for_totals(experiment_id: int) -> Select[Any]:
-    """What each run of an experiment reported, and the time that its attempts took."""
+def attempts_for_ledger(chosen: sa.ColumnElement[bool]) -> Select[Any]:
+    """All attempts at chosen runs, with what their devices cost and draw."""
     return (
         select(
-            _r.id, _r.devices, _r.price_usd_per_hour, _r.power_w, _r.energy_kwh, _r.attempt,
-            _a.number, _a.started_s, _a.ended_s,
+            _a.run_id, _a.number, _r.state.label("run_state"), _a.state, _a.failure_class, _a.started_s,
+            _a.ended_s, _a.seen_s, _a.resumed_from_s, _a.resumed_from_step, _a.last_step,
+            _r.devices, _r.price_usd_per_hour, _r.power_w,
         )
         .join(attempts, _a.run_id == _r.id)
-        .where(_r.experiment_id == experiment_id)
+        .where(chosen)
+    )  # fmt: skip
+
+
+def windows_for_ledger(chosen: sa.ColumnElement[bool], names: Iterable[str]) -> Select[Any]:
+    """Sums over the windows that attempts at chosen runs have told of, by name and provenance.
+
+    Rows are (run, attempt, name, provenance, seconds, sum, sum weighted by seconds).
+    """
+    m = measurements.c
+    seconds = m.end_s - m.start_s
+    return (
+        select(
+            m.run_id, m.attempt, m.name, m.provenance, func.sum(seconds), func.sum(m.value),
+            func.sum(m.value * seconds),
+        )
+        .join(attempts, (m.run_id == _a.run_id) & (m.attempt == _a.number))
+        .join(runs, _r.id == _a.run_id)
+        .where(chosen, m.name.in_(list(names)), m.value.is_not(None))
+        .group_by(m.run_id, m.attempt, m.name, m.provenance)
     )  # fmt: skip
 
 

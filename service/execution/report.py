@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from service.records import LogLine, MeasurementRow
-from service.store import CheckpointRow, PointBatch, ProgressRow, RecordBatch
+from service.store import AliveRow, CheckpointRow, PointBatch, ProgressRow, RecordBatch
 from trainers.reporting import StopReason
 
 
@@ -58,6 +58,8 @@ class Report:
                 measurements=[MeasurementRow(**row) for row in rows["measurements"]],
                 progress=[ProgressRow(**row) for row in rows["progress"]],
                 checkpoints=[CheckpointRow(**row) for row in rows["checkpoints"]],
+                # A spool that an earlier version left behind has none.
+                alive=[AliveRow(**row) for row in rows.get("alive", ())],
             ),
         )
 
@@ -84,4 +86,5 @@ def merge(reports: list[Report]) -> RecordBatch:
         batch.measurements.extend(report.rows.measurements)
         batch.progress.extend(report.rows.progress)
         batch.checkpoints.extend(report.rows.checkpoints)
+        batch.alive.extend(report.rows.alive)
     return batch

@@ -17,7 +17,7 @@ from typing import Literal
 
 from service.execution.report import Answer, Report, Started
 from service.records import LogLine, MeasurementRow
-from service.store import CheckpointRow, PointBatch, ProgressRow, RecordBatch
+from service.store import AliveRow, CheckpointRow, PointBatch, ProgressRow, RecordBatch
 from trainers.reporting import Measurement, Point, StopReason
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ POLL_S = 0.4
 """Longest time between two reports: a request to stop is heard of after at most this."""
 GATHER_S = 0.15
 """Shortest time between two reports: rows are sent together."""
+ALIVE_S = 5.0
+"""How often a report says that its worker is alive: what a killed one is charged is known as precisely."""
 SAVING_S = 2.0
 """Longest wait before a checkpoint for the rows that lead to it. A worker that is killed just
 after a checkpoint resumes behind those steps: rows still in its memory would leave a gap for good.
@@ -69,6 +71,7 @@ class RecorderSink:
         self._checkpoints: list[CheckpointRow] = []
         self._unsent = 0
         self._acknowledged = 0
+        self._alive_s = time.time()
         self._reason: StopReason | None = None
         self._stale = False
         self._closing = False
@@ -207,11 +210,19 @@ class RecorderSink:
             self._measurements,
             [] if self._progress is None else [self._progress],
             self._checkpoints,
+            self._sign_of_life(),
         )
         report = Report(self._run_id, self._attempt, self._started, rows)
         self._started, self._progress = None, None
         self._points, self._logs, self._measurements, self._checkpoints = {}, [], [], []
         return report
+
+    def _sign_of_life(self) -> list[AliveRow]:
+        now = time.time()
+        if self._rank or now - self._alive_s < ALIVE_S:
+            return []
+        self._alive_s = now
+        return [AliveRow(self._run_id, self._attempt, now)]
 
     def _deliver(self, report: Report) -> bool:
         """Send until acknowledged; False when the sink is closed before."""

@@ -28,6 +28,7 @@ from service.analysis.question import Question
 from service.analysis.records import Recommendation
 from service.analysis.score import STRATEGIES
 from service.evidence import read_curves, read_evidence
+from service.ledger import Ledger
 from service.records import PointRow, Run
 from service.states import RunState
 from service.store import Store
@@ -68,6 +69,7 @@ class Contents:
         curves: points by run id and name.
         breakdown: mean seconds of each part of a run's time, by configuration.
         caveats: what a reader must know before believing, in words.
+        ledgers: what the experiments were charged, all their runs included.
     """
 
     evidence: Evidence
@@ -83,6 +85,7 @@ class Contents:
     curves: Mapping[int, Mapping[str, Sequence[PointRow]]]
     breakdown: Mapping[str, Mapping[str, float]]
     caveats: tuple[str, ...]
+    ledgers: tuple[Ledger, ...] = ()
 
 
 def gather(store: Store, experiment_ids: Sequence[int], *, filter: str | None = None) -> Contents:
@@ -97,13 +100,15 @@ def gather(store: Store, experiment_ids: Sequence[int], *, filter: str | None = 
     question = Question(evidence)
     curves = read_curves(store, evidence.finished, CURVES, max_points=POINTS_PER_CURVE)
     specs = tuple(store.experiment_spec(experiment.id)[0] for experiment in evidence.experiments)
-    return contents(question, specs, curves, made_at_s=time.time())
+    ledgers = [store.ledger(experiment.id) for experiment in evidence.experiments]
+    return contents(question, specs, curves, ledgers, made_at_s=time.time())
 
 
 def contents(
     question: Question,
     specs: Sequence[str],
     curves: Mapping[int, Mapping[str, Sequence[PointRow]]],
+    ledgers: Sequence[Ledger] = (),
     *,
     made_at_s: float,
 ) -> Contents:
@@ -113,6 +118,7 @@ def contents(
         question: the evidence.
         specs: text of each experiment's spec.
         curves: points by run id and name.
+        ledgers: of the experiments.
         made_at_s: now, in Unix seconds.
     """
     evidence = question.evidence
@@ -139,6 +145,7 @@ def contents(
         curves=curves,
         breakdown=breakdown(evidence),
         caveats=tuple(_caveats(evidence, recommendation, comparison, effects)),
+        ledgers=tuple(ledgers),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from service import ledger_words
 from service.analysis.candidates import label_of
 from service.analysis.claims import BOOTSTRAP_FROM, WILCOXON_FROM
 from service.analysis.metrics import NO_LOSS
@@ -95,6 +96,7 @@ def sections(contents: Contents) -> list[Section]:
         Section("scores", "If you weigh it otherwise", list(_scores(contents))),
         Section("curves", "Learning curves", plots("curve-")),
         Section("time", "Where the time went", [*plots("breakdown"), *plots("timeline")]),
+        Section("ledger", "What it cost in all", list(_ledger(contents))),
         Section("method", "Method", list(_method(contents))),
         Section("environment", "Environment", list(_environment(contents))),
         Section("caveats", "Before you believe this", list(_caveats(contents))),
@@ -403,6 +405,36 @@ def _method(contents: Contents) -> Iterable[Block]:
             "Cost is the price of the devices x the time they were held; energy says whether it was measured "
             "or modelled, and the two never share a number.",
         ]
+    )
+
+
+def _ledger(contents: Contents) -> Iterable[Block]:
+    ledgers = [ledger for ledger in contents.ledgers if ledger.total.attempts]
+    if not ledgers:
+        return
+    yield Bullets(
+        [
+            f"Experiment {ledger.experiment_id}, {sentence}."
+            for ledger in ledgers
+            for sentence in ledger_words.sentences(ledger.total)
+        ]
+    )
+    # Runs that went through at once have nothing to tell beyond their row in the results.
+    told = [run for ledger in ledgers for run in ledger.runs if run.total.retries or run.total.lost_s]
+    if told:
+        yield Table(
+            ["run", "attempt", *ledger_words.HEADINGS],
+            _cut(
+                [
+                    [f"run:{run.run_id}", str(charge.attempt), *ledger_words.cells(charge)]
+                    for run in told
+                    for charge in run.charges
+                ]
+            ),
+            frozenset({1, 3, 4, 5, 6, 7}),
+        )
+    yield Paragraph(
+        f"Devices are paid for from the opening of an attempt to its end, busy or not; {ledger_words.LEGEND}."
     )
 
 

@@ -30,6 +30,7 @@ from service.settings import Settings
 from service.store.driving import Driving, Requests
 from service.store.reading import Reading, Totals
 from service.store.recording import (
+    AliveRow,
     CheckpointRow,
     PointBatch,
     ProgressRow,
@@ -41,6 +42,7 @@ from service.store.series import Series
 from service.store.submission import NewExperiment, Submission
 
 __all__ = [
+    "AliveRow",
     "BadPageToken",
     "CheckpointRow",
     "Conflict",

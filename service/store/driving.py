@@ -235,6 +235,8 @@ class Driving(Part):
                     state=RunState.running,
                     resumed_from_step=resumed_from_step,
                     last_step=resumed_from_step,
+                    resumed_from_s=facts.get("resumed_from_s"),
+                    seen_s=now,
                     facts=dict(facts),
                 )
             )
@@ -528,8 +530,10 @@ def _end_experiment(
         (failure or (FailureClass.lost, "the experiment failed")) if left is RunState.failed else None
     )
     values = {"ended_s": ended, "phase": None, **_failure_values(run_failure)}
+    # An attempt that is still open has not told of its end: it went with its driver.
+    lost = run_failure or (FailureClass.lost, "the driver is gone")
     connection.execute(
-        statements.end_open_attempts(experiment_id, left, ended_s=now, **_failure_values(run_failure))
+        statements.end_open_attempts(experiment_id, left, ended_s=now, **_failure_values(lost))
     )
     connection.execute(statements.move_runs(experiment_id, left, sources=_UNFINISHED, **values))
 

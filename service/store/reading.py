@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
 
 from service.db import schema, statements
 from service.db.errors import NotFound
 from service.db.listing import EXPERIMENT_NAMES, RUN_NAMES, Listing, read_page
 from service.filters import Order, parse_filter, parse_order
+from service.ledger import WINDOW_ENERGY, WINDOWS, Account, Ledger, Measured, Tried, account, ledger
 from service.models import Reference
 from service.records import Attempt, Event, Experiment, LogLine, MeasurementRow, Page, Run
 from service.states import ExperimentState, RunState
@@ -25,13 +29,16 @@ class Totals:
 
     Attributes:
         cost_usd: price of the devices x time of the attempts.
-        energy_kwh: as the run reported it; for attempts without a report rated power x time.
+        energy_kwh: as the attempts told it; rated power x time for what none of them told.
         device_hours: time of the attempts x devices, in hours.
     """
 
     cost_usd: float
     energy_kwh: float
     device_hours: float
+
+
+_OF_TRIED = tuple(field.name for field in fields(Tried) if field.name != "measured")
 
 
 class Reading(Part):
@@ -268,23 +275,61 @@ class Reading(Part):
         return [Event.from_row(row) for row in rows]
 
     def experiment_totals(self, experiment_id: int) -> Totals:
-        """What the experiment has used so far; open attempts count up to now.
+        """What the experiment has used so far: the sum of its ledger.
 
         Raises:
             NotFound: there is no such experiment.
         """
-        now = self.clock()
-        cost = energy = hours = 0.0
+        total = self.ledger(experiment_id).total
+        return Totals(total.cost_usd, sum(total.energy_kwh.values()), total.device_hours)
+
+    def ledger(self, experiment_id: int) -> Ledger:
+        """What every attempt at the experiment's runs is charged; open attempts count up to now.
+
+        Raises:
+            NotFound: there is no such experiment.
+        """
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
-            rows = connection.execute(statements.attempts_for_totals(experiment_id)).all()
-        for row in rows:
-            taken_h = max(0.0, (row.ended_s or now) - row.started_s) / 3600
-            hours += taken_h * row.devices
-            cost += taken_h * row.price_usd_per_hour
-            reported = row.energy_kwh if row.number == row.attempt else None
-            energy += taken_h * row.power_w / 1000 if reported is None else reported
-        return Totals(cost, energy, hours)
+            tried = _tried(connection, schema.runs.c.experiment_id == experiment_id)
+        return ledger(experiment_id, tried, now_s=self.clock())
+
+    def account(self, run_id: int) -> Account:
+        """What every attempt at a run is charged; an open one counts up to now.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        with self.database.read() as connection:
+            run = read_run(connection, run_id)
+            tried = _tried(connection, schema.runs.c.id == run_id)
+        return account(run.id, run.state, tried, now_s=self.clock())
+
+
+def _tried(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[Tried]:
+    """All attempts at chosen runs, with what their windows sum up to."""
+    told: dict[tuple[int, int], list[sa.Row[Any]]] = {}
+    for row in connection.execute(statements.windows_for_ledger(chosen, WINDOWS)):
+        told.setdefault((row.run_id, row.attempt), []).append(row)
+    return [
+        Tried(
+            **{name: row[name] for name in _OF_TRIED},
+            measured=_measured(told.get((row["run_id"], row["number"]), ())),
+        )
+        for row in connection.execute(statements.attempts_for_ledger(chosen)).mappings()
+    ]
+
+
+def _measured(windows: Iterable[sa.Row[Any]]) -> Measured:
+    covered_s, energy = 0.0, {}
+    utilisation = how = None
+    for _, _, name, provenance, seconds, total, weighted in windows:
+        if name == WINDOW_ENERGY:
+            covered_s += seconds
+            energy[provenance] = total
+        elif seconds > 0.0:
+            utilisation, how = weighted / seconds, provenance
+    return Measured(covered_s, energy, utilisation, how)
 
 
 def as_float(value: float | None) -> float:

@@ -8,7 +8,7 @@ is stopped.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,15 @@ class CheckpointRow:
 
 
 @dataclass(frozen=True, slots=True)
+class AliveRow:
+    """An attempt was alive at a time, in Unix seconds."""
+
+    run_id: int
+    attempt: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RecordBatch:
     """What a recorder writes at a time."""
 
@@ -78,11 +87,25 @@ class RecordBatch:
     measurements: list[MeasurementRow] = field(default_factory=list)
     progress: list[ProgressRow] = field(default_factory=list)
     checkpoints: list[CheckpointRow] = field(default_factory=list)
+    alive: list[AliveRow] = field(default_factory=list)
 
     def attempts(self) -> frozenset[tuple[int, int]]:
         """(run, attempt) of everything in the batch."""
-        rows: list[Any] = [*self.points, *self.logs, *self.measurements, *self.progress, *self.checkpoints]
+        rows: list[Any] = [
+            *self.points, *self.logs, *self.measurements, *self.progress, *self.checkpoints, *self.alive,
+        ]  # fmt: skip
         return frozenset((row.run_id, row.attempt) for row in rows)
+
+    def last_signs_of_life(self) -> dict[tuple[int, int], float]:
+        """The latest time of anything in the batch by (run, attempt), in Unix seconds."""
+        seen: dict[tuple[int, int], float] = {}
+        for run_id, attempt, at_s in (
+            *((row.run_id, row.attempt, max(row.at_s)) for row in self.points if row.at_s),
+            *((row.run_id, row.attempt, row.at_s) for row in (*self.logs, *self.alive)),
+            *((row.run_id, row.attempt, row.end_s) for row in self.measurements),
+        ):
+            seen[run_id, attempt] = max(at_s, seen.get((run_id, attempt), at_s))
+        return seen
 
 
 class Recording(Part):
@@ -120,6 +143,7 @@ class Recording(Part):
             _write_measurements(connection, batch.measurements, stale)
             _write_progress(connection, batch.progress, stale)
             _write_checkpoints(connection, batch.checkpoints, stale)
+            _write_signs_of_life(connection, batch.last_signs_of_life(), stale)
             return stale
 
         return self.database.write(body)
@@ -249,3 +273,15 @@ def _write_checkpoints(
     ]
     if rows:
         connection.execute(point_statements.SET_CHECKPOINT, rows)
+
+
+def _write_signs_of_life(
+    connection: Connection, seen: Mapping[tuple[int, int], float], stale: frozenset[tuple[int, int]]
+) -> None:
+    rows = [
+        {"run": run_id, "current": attempt, "at": at_s}
+        for (run_id, attempt), at_s in sorted(seen.items())
+        if (run_id, attempt) not in stale
+    ]
+    if rows:
+        connection.execute(point_statements.SET_SEEN, rows)

@@ -12,7 +12,7 @@ import pytest
 from service.queue import Queue
 from service.records import Experiment, Run
 from service.states import ExperimentState, RunState
-from service.store import Conflict, StaleAttempt, Store
+from service.store import AliveRow, Conflict, RecordBatch, StaleAttempt, Store
 from tests.conformance.building import Submit
 from trainers.errors import FailureClass
 
@@ -343,7 +343,8 @@ def test_totals_charge_lost_attempts(store: Store, training: Training) -> None:
     now = [1000.0]
     store.clock = lambda: now[0]
     experiment, run, attempt = training(resources={"cpus_per_worker": 2})
-    now[0] += 1800
+    store.record(RecordBatch(alive=[AliveRow(run.id, attempt, now[0] + 1800)]))
+    now[0] += 7200  # It is noticed late, and nobody knows when it died.
     store.finish_run(run.id, attempt, RunState.failed, failure=(FailureClass.lost, "x"), retry_delay_s=0.0)
     store.open_attempt(run.id, 1)
     now[0] += 1800

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainers.config import RunConfig
@@ -15,6 +15,7 @@ from trainers.telemetry.flops import Arithmetic, Tally
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.profiling import Profiled
 from trainers.telemetry.timeline import TRAINING, Phase
+from trainers.telemetry.usage import Usage, Window
 
 _S, _PCT, _KWH = "s", "%", "kWh"
 _TERA = 1e12
@@ -76,6 +77,8 @@ MEASURED_BESIDE = frozenset(
     {
         *(name for name, _ in _MEASURED_ALONE.values()),
         "throttled_time_s",
+        "window_energy_kwh",
+        "window_utilisation_pct",
         "kernel_ms_per_step",
         "operator_ms_per_step",
         "phase_ms_per_step",
@@ -115,14 +118,42 @@ class RunFigures:
         if teacher is not None:
             self._teacher_flops += teacher.forward(counted)
 
-    def update(self, progress: Progress, workers: Workers) -> None:
-        """Add what all workers used and computed since the last call to the run's."""
+    def update(self, progress: Progress, workers: Workers) -> list[Measurement]:
+        """Add what all workers used and computed since the last call to the run's.
+
+        Returns:
+            What was used in that window alone: the ledger sums the windows of each attempt.
+        """
         mine = (self._instruments.window(), self._flops, self._teacher_flops)
         self._flops = self._teacher_flops = 0.0
         windows, flops, teacher_flops = zip(*workers.collect(mine), strict=True)
         progress.usage.add(windows)
         progress.usage.flops += sum(flops)
         progress.usage.teacher_flops += sum(teacher_flops)
+        return list(self._of_window(windows))
+
+    def _of_window(self, windows: Sequence[Window]) -> Iterator[Measurement]:
+        usage = Usage()
+        usage.add(windows)
+        end_s = time.time()
+        start_s = end_s - usage.device_s / len(windows) / self._config.rates.devices_per_worker
+        joules, provenance = self._energy(usage)
+        yield Measurement(
+            "window_energy_kwh",
+            joules / J_PER_KWH,
+            _KWH,
+            provenance,
+            "all devices that train",
+            start_s,
+            end_s,
+        )
+        if self._config.rates.device == "cpu":
+            utilisation = 100.0 * usage.cpu_s / usage.device_s if usage.device_s else None
+            how = Provenance.counter
+        else:
+            utilisation, how = usage.mean("gpu_utilisation_pct"), Provenance.sampled
+        if utilisation is not None:
+            yield Measurement("window_utilisation_pct", utilisation, _PCT, how, _EVERY_DEVICE, start_s, end_s)
 
     def keep(self, profiled: Profiled, progress: Progress) -> None:
         """Take the figures of the profiled window into the run's."""
@@ -140,7 +171,7 @@ class RunFigures:
         """
         total_s = sum(spent_s.values())
         training_s = sum(spent_s[phase.value] for phase in TRAINING)
-        energy_j, provenance = self._energy(progress)
+        energy_j, provenance = self._energy(progress.usage)
         return {
             **progress.scores,
             "train_loss": progress.train_loss,
@@ -190,9 +221,8 @@ class RunFigures:
                 "throttled_time_s", seconds, _S, Provenance.sampled, f"reason:{reason}", self._began_s, end_s
             )
 
-    def _energy(self, progress: Progress) -> tuple[float, Provenance]:
+    def _energy(self, usage: Usage) -> tuple[float, Provenance]:
         """Of the devices that train: measured throughout, or modelled throughout."""
-        usage = progress.usage
         if self._config.rates.device == "cpu":
             measured = usage.measured("cpu_share")
         else:

@@ -1,0 +1,53 @@
+"""The command that accounts: what every attempt cost, and what of it was lost."""
+
+from __future__ import annotations
+
+from service.cli.connection import connected
+from service.cli.output import Json, console, note, print_json, say
+from service.cli.reading import Either
+from service.cli.references import RunRef, reference
+
+_MOST_LINES = 200
+
+
+def ledger(target: Either, as_json: Json = False) -> None:
+    """Show what every attempt took in time, money and energy, and what of it was lost."""
+    found = reference(target)
+    with connected() as client:
+        if isinstance(found, RunRef):
+            account = client.account(found.id)
+            accounts, total = (account,), account.total
+        else:
+            whole = client.ledger(found.id)
+            accounts, total = whole.runs, whole.total
+    if as_json:
+        print_json(account if isinstance(found, RunRef) else whole)
+        return
+    if not total.attempts:
+        say(f"{found}: nothing was tried yet, and nothing is charged")
+        return
+    from service.cli.rendering import grid_table, print_fitting
+    from service.ledger_words import HEADINGS, LEGEND, cells, sentences
+
+    lines = [
+        [f"run:{of.run_id}", str(charge.attempt), *cells(charge)] for of in accounts for charge in of.charges
+    ]
+    headings = ("run", "try", *HEADINGS)
+    table = grid_table(*headings, right=("time", "USD", "energy", "busy", "lost"))
+    for line in lines[:_MOST_LINES]:
+        table.add_row(*line)
+    print_fitting(
+        console(),
+        table,
+        [
+            " ".join(line[:3])
+            + ": "
+            + ", ".join(f"{h} {c}" for h, c in zip(headings[3:], line[3:], strict=True))
+            for line in lines[:_MOST_LINES]
+        ],
+    )
+    if len(lines) > _MOST_LINES:
+        note(f"{len(lines) - _MOST_LINES:,} more attempts: --json has all")
+    for sentence in sentences(total):
+        say(sentence)
+    note(LEGEND)

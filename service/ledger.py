@@ -1,0 +1,283 @@
+"""What an experiment has used: every attempt's time, money and energy, and what of it was lost. Pure.
+
+Rules. Devices are paid for from the opening of an attempt until it ends, busy or not. An attempt whose
+process died without a word is charged until its last sign of life, because when somebody noticed says
+nothing of it. Energy is what the attempt's own windows tell; the time that no window covers (the tail of
+a killed attempt) counts with the devices' rated power. Each provenance of energy has its own sum. Work is
+lost when no later state holds it: what an attempt did after the checkpoint that the next one goes on from,
+and all of a run that failed or was cancelled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from service.states import RunState
+from trainers.errors import FailureClass
+
+WINDOW_ENERGY, WINDOW_UTILISATION = "window_energy_kwh", "window_utilisation_pct"
+WINDOWS = (WINDOW_ENERGY, WINDOW_UTILISATION)
+"""Measurements that attempts tell, window by window."""
+MODELLED = "modelled"
+_WITHOUT_A_WORD = frozenset({FailureClass.infrastructure, FailureClass.lost})
+_FRUITLESS = frozenset({RunState.failed, RunState.cancelled})
+_J_PER_KWH = 3.6e6
+
+Until = Literal["its end", "now", "its last sign of life"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the windows of an attempt tell, summed.
+
+    Attributes:
+        covered_s: time that windows of energy cover.
+        energy_kwh: by provenance.
+        utilisation_pct: mean over the time of its windows; None = not told.
+        utilisation_provenance: how that came to be.
+    """
+
+    covered_s: float = 0.0
+    energy_kwh: Mapping[str, float] | None = None
+    utilisation_pct: float | None = None
+    utilisation_provenance: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """An attempt as it is stored, with what its run's devices cost and draw.
+
+    Attributes:
+        run_id, number: which attempt.
+        run_state: of its run.
+        state: of the attempt.
+        failure_class: why it failed.
+        started_s, ended_s, seen_s: opened, ended (or found dead), last known to be alive; Unix time.
+        resumed_from_s: when the checkpoint was taken that it went on from; None = from the beginning, or
+            not told.
+        resumed_from_step, last_step: how far it began and came.
+        devices: that it held.
+        price_usd_per_hour, power_w: of all of them.
+        measured: what it told.
+    """
+
+    run_id: int
+    number: int
+    run_state: RunState
+    state: RunState
+    failure_class: FailureClass | None
+    started_s: float
+    ended_s: float | None
+    seen_s: float | None
+    resumed_from_s: float | None
+    resumed_from_step: int | None
+    last_step: int
+    devices: int
+    price_usd_per_hour: float
+    power_w: float
+    measured: Measured = Measured()
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Charges added up.
+
+    Attributes:
+        attempts: how many.
+        retries: attempts beyond the first at a run.
+        time_s: time of the attempts.
+        device_hours: time x devices, in hours.
+        cost_usd: time x price of the devices.
+        energy_kwh: by provenance: counter, sampled, modelled.
+        lost_s, lost_usd: the part of it whose work no result holds.
+        estimated_s: the part that is charged until a last sign of life.
+    """
+
+    attempts: int
+    retries: int
+    time_s: float
+    device_hours: float
+    cost_usd: float
+    energy_kwh: Mapping[str, float]
+    lost_s: float
+    lost_usd: float
+    estimated_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What one attempt is charged.
+
+    Attributes:
+        attempt: its number.
+        state: how it stands or ended.
+        failure_class: why it failed; None when it did not.
+        started_s: when it was opened, Unix time.
+        until: what ends the time that is charged.
+        time_s: from its opening until then.
+        device_hours: time x devices, in hours.
+        cost_usd: time x price of its devices.
+        energy_kwh: by provenance.
+        utilisation_pct: of its CPUs or GPUs; None = it told nothing.
+        utilisation_provenance: `counter` for CPUs, `sampled` for GPUs.
+        lost_s, lost_usd: the part of it whose work no result holds.
+    """
+
+    attempt: int
+    state: RunState
+    failure_class: FailureClass | None
+    started_s: float
+    until: Until
+    time_s: float
+    device_hours: float
+    cost_usd: float
+    energy_kwh: Mapping[str, float]
+    utilisation_pct: float | None
+    utilisation_provenance: str | None
+    lost_s: float
+    lost_usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One run: its attempts, oldest first, and their sum."""
+
+    run_id: int
+    state: RunState
+    charges: tuple[Charge, ...]
+    total: Sum
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """An experiment: its runs that had an attempt, and their sum."""
+
+    experiment_id: int
+    runs: tuple[Account, ...]
+    total: Sum
+
+
+def ledger(experiment_id: int, tried: Iterable[Tried], *, now_s: float) -> Ledger:
+    """The ledger of an experiment.
+
+    Args:
+        experiment_id: which one.
+        tried: all attempts at its runs.
+        now_s: attempts that have not ended are charged until then, Unix time.
+    """
+    by_run: dict[int, list[Tried]] = {}
+    for attempt in tried:
+        by_run.setdefault(attempt.run_id, []).append(attempt)
+    accounts = tuple(
+        account(run_id, of[0].run_state, of, now_s=now_s) for run_id, of in sorted(by_run.items())
+    )
+    return Ledger(experiment_id, accounts, _sum([run.total for run in accounts]))
+
+
+def account(run_id: int, state: RunState, tried: Sequence[Tried], *, now_s: float) -> Account:
+    """The account of one run out of all attempts at it."""
+    ordered = sorted(tried, key=lambda attempt: attempt.number)
+    charges = tuple(
+        _charge(attempt, _kept_until_s(attempt, ordered[place + 1 :]), now_s)
+        for place, attempt in enumerate(ordered)
+    )
+    parts = [
+        Sum(
+            attempts=1,
+            retries=int(place > 0),
+            time_s=charge.time_s,
+            device_hours=charge.device_hours,
+            cost_usd=charge.cost_usd,
+            energy_kwh=charge.energy_kwh,
+            lost_s=charge.lost_s,
+            lost_usd=charge.lost_usd,
+            estimated_s=charge.time_s if charge.until == "its last sign of life" else 0.0,
+        )
+        for place, charge in enumerate(charges)
+    ]
+    return Account(run_id, state, charges, _sum(parts))
+
+
+def _charge(attempt: Tried, kept_until_s: float, now_s: float) -> Charge:
+    until, ends_s = _until(attempt, now_s)
+    time_s = max(0.0, ends_s - attempt.started_s)
+    lost_s = min(time_s, max(0.0, ends_s - max(kept_until_s, attempt.started_s)))
+    usd_per_s = attempt.price_usd_per_hour / 3600
+    return Charge(
+        attempt=attempt.number,
+        state=attempt.state,
+        failure_class=attempt.failure_class,
+        started_s=attempt.started_s,
+        until=until,
+        time_s=time_s,
+        device_hours=time_s * attempt.devices / 3600,
+        cost_usd=time_s * usd_per_s,
+        energy_kwh=_energy(attempt, time_s),
+        utilisation_pct=attempt.measured.utilisation_pct,
+        utilisation_provenance=attempt.measured.utilisation_provenance,
+        lost_s=lost_s,
+        lost_usd=lost_s * usd_per_s,
+    )
+
+
+def _until(attempt: Tried, now_s: float) -> tuple[Until, float]:
+    if attempt.ended_s is None:
+        return "now", now_s
+    if attempt.failure_class in _WITHOUT_A_WORD:
+        # Nothing is known to have lived after it was found dead.
+        return "its last sign of life", min(attempt.ended_s, attempt.seen_s or attempt.started_s)
+    return "its end", attempt.ended_s
+
+
+def _energy(attempt: Tried, time_s: float) -> dict[str, float]:
+    energy = dict(attempt.measured.energy_kwh or {})
+    uncovered_s = time_s - attempt.measured.covered_s
+    if uncovered_s > 0.0 and attempt.power_w > 0.0:
+        energy[MODELLED] = energy.get(MODELLED, 0.0) + uncovered_s * attempt.power_w / _J_PER_KWH
+    return energy
+
+
+def _kept_until_s(attempt: Tried, later: Sequence[Tried]) -> float:
+    """Until when the attempt's work lives on, Unix time; -inf = none of it, inf = all of it."""
+    if attempt.run_state in _FRUITLESS:
+        return -math.inf
+    # Each later attempt that trained has chosen what it goes on from; the least of it is what is left.
+    return min((_went_on_from_s(attempt, after) for after in later), default=math.inf)
+
+
+def _went_on_from_s(attempt: Tried, after: Tried) -> float:
+    if after.resumed_from_step is None:
+        return math.inf  # It never began to train, and so gave nothing up.
+    if after.resumed_from_step == 0:
+        return -math.inf
+    if after.resumed_from_s is not None:
+        return after.resumed_from_s
+    # It did not say when the checkpoint was taken: in proportion to the steps.
+    began = attempt.resumed_from_step or 0
+    steps = attempt.last_step - began
+    share = 1.0 if steps <= 0 else min(1.0, max(0.0, (after.resumed_from_step - began) / steps))
+    if share >= 1.0:
+        return math.inf
+    ends_s = attempt.ended_s if attempt.seen_s is None else attempt.seen_s
+    return attempt.started_s + share * max(0.0, (ends_s or attempt.started_s) - attempt.started_s)
+
+
+def _sum(parts: Sequence[Sum]) -> Sum:
+    sources = dict.fromkeys(source for part in parts for source in part.energy_kwh)
+    return Sum(
+        attempts=sum(part.attempts for part in parts),
+        retries=sum(part.retries for part in parts),
+        time_s=math.fsum(part.time_s for part in parts),
+        device_hours=math.fsum(part.device_hours for part in parts),
+        cost_usd=math.fsum(part.cost_usd for part in parts),
+        energy_kwh={
+            source: math.fsum(part.energy_kwh.get(source, 0.0) for part in parts)
+            for source in sorted(sources)
+        },
+        lost_s=math.fsum(part.lost_s for part in parts),
+        lost_usd=math.fsum(part.lost_usd for part in parts),
+        estimated_s=math.fsum(part.estimated_s for part in parts),
+    )

@@ -1,0 +1,60 @@
+"""The ledger in words: what the command line and the report share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from service.formats import duration, figure
+from service.ledger import Charge, Sum
+
+MARKS = {"counter": "", "sampled": "≈", "modelled": "~"}
+"""Before an amount of energy, by its provenance."""
+LEGEND = (
+    "energy: plain = counter, ≈ sampled, ~ modelled from rated power; time: ~ until the last sign of life of "
+    "an attempt that died without a word; lost: its work is in no result"
+)
+
+
+def energy(parts: Mapping[str, float]) -> str:
+    """`302 + ~11 mWh`: each provenance apart."""
+    known = {source: kwh for source, kwh in parts.items() if kwh}
+    if not known:
+        return "-"
+    return " + ".join(MARKS.get(source, "") + figure("energy_kwh", kwh) for source, kwh in known.items())
+
+
+def time(charge: Charge) -> str:
+    """How long the attempt is charged for."""
+    return ("~" if charge.until == "its last sign of life" else "") + duration(charge.time_s)
+
+
+def cells(charge: Charge) -> list[str]:
+    """How it ended, time, cost, energy, utilisation, lost time."""
+    return [
+        str(charge.failure_class or charge.state),
+        time(charge),
+        figure("cost_usd", charge.cost_usd).removesuffix(" USD"),
+        energy(charge.energy_kwh),
+        "-" if charge.utilisation_pct is None else f"{charge.utilisation_pct:.0f}%",
+        duration(charge.lost_s) if charge.lost_s else "-",
+    ]
+
+
+HEADINGS = ("ended", "time", "USD", "energy", "busy", "lost")
+"""Of `cells`."""
+
+
+def sentences(total: Sum) -> list[str]:
+    """The sum, and what of it was retries, lost work or an estimate."""
+    said = [
+        f"in all: {total.attempts:,} attempt{'s' * (total.attempts != 1)}, "
+        f"{duration(total.device_hours * 3600)} of device time, "
+        f"{figure('cost_usd', total.cost_usd)}, {energy(total.energy_kwh)}"
+    ]
+    if total.retries or total.lost_s:
+        share = f" ({total.lost_usd / total.cost_usd:.0%} of the money)" if total.cost_usd else ""
+        said.append(
+            f"of it {total.retries:,} retr{'y' if total.retries == 1 else 'ies'}, "
+            f"{duration(total.lost_s)} and {figure('cost_usd', total.lost_usd)} for lost work{share}"
+        )
+    return said

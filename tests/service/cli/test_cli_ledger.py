@@ -1,0 +1,84 @@
+"""The ledger through every door: command line, REST, report, bundle."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.states import ExperimentState
+from service.store import AliveRow, RecordBatch
+from tests.service.cli.house import SPEC, House
+from trainers.errors import FailureClass
+
+
+@pytest.fixture
+def killed(house: House) -> tuple[House, int]:
+    """An experiment of two runs, the first of which lost an attempt 90 s after its beginning."""
+    number = house.submitted(SPEC.replace("[fp32, bf16]", "[fp32]").replace("[16, 32]", "[16]"))
+    now = [1_000_000.0]
+    house.store.clock = lambda: now[0]
+    experiment = house.claimed()
+    first, second = house.runs(number)
+    attempt = house.store.open_attempt(first.id, experiment.attempt)
+    house.store.run_started(first.id, attempt, total_steps=50, resumed_from_step=0, facts={})
+    house.store.record(RecordBatch(alive=[AliveRow(first.id, attempt, now[0] + 90.0)]))
+    now[0] += 400.0
+    house.failed(first, attempt, FailureClass.infrastructure, "a worker process died", retry_delay_s=0.0)
+    for run in (first, second):
+        attempt = house.store.open_attempt(run.id, experiment.attempt)
+        house.store.run_started(run.id, attempt, total_steps=50, resumed_from_step=0, facts={})
+        now[0] += 120.0
+        house.finished(run, attempt, 0.9, 100.0)
+    house.ended(ExperimentState.succeeded, experiment)
+    return house, number
+
+
+def test_the_table_fits_into_80_columns_and_says_what_was_lost(killed: tuple[House, int]) -> None:
+    house, number = killed
+    result = house.run("ledger", str(number))
+    assert result.exit_code == 0, result.output
+    assert all(len(line) <= 80 for line in result.stdout.splitlines() if "run:" in line or "──" in line)
+    assert "infrastructure" in result.stdout
+    assert "~1 min 30 s" in result.stdout
+    assert "1 retry, 1 min 30 s" in result.stdout
+
+
+def test_rest_and_command_line_say_the_same_and_the_whole_is_the_sum(killed: tuple[House, int]) -> None:
+    house, number = killed
+    ledger = house.json("ledger", str(number))
+    url = f"{house.url}/api/v1/experiments/{number}"
+    assert httpx.get(f"{url}/ledger", trust_env=False).json() == ledger
+    assert [charge["time_s"] for run in ledger["runs"] for charge in run["charges"]] == [90.0, 120.0, 120.0]
+    assert ledger["total"]["time_s"] == 330.0
+    assert ledger["total"]["cost_usd"] == pytest.approx(330 * 0.05 / 3600)
+    totals = httpx.get(url, trust_env=False).json()["totals"]
+    assert totals["cost_usd"] == ledger["total"]["cost_usd"]
+    assert totals["energy_kwh"] == pytest.approx(sum(ledger["total"]["energy_kwh"].values()))
+    run = ledger["runs"][0]["run_id"]
+    assert house.json("ledger", f"run:{run}") == ledger["runs"][0]
+
+
+def test_the_report_and_the_bundle_hold_it(killed: tuple[House, int], tmp_path: Path) -> None:
+    house, number = killed
+    page = tmp_path / "report.md"
+    assert house.run("report", str(number), "-o", str(page)).exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    assert "## What it cost in all" in text
+    assert "| infrastructure | ~1 min 30 s |" in text
+    bundle = tmp_path / "bundle.zip"
+    assert house.run("export", str(number), "--bundle", str(bundle)).exit_code == 0
+    with zipfile.ZipFile(bundle) as archive:
+        rows = list(csv.DictReader(io.StringIO(archive.read("ledger.csv").decode())))
+    assert [float(row["time_s"]) for row in rows] == [90.0, 120.0, 120.0]
+    assert [row["until"] for row in rows] == ["its last sign of life", "its end", "its end"]
+
+
+def test_nothing_tried_is_nothing_charged(house: House) -> None:
+    number = house.submitted()
+    assert "nothing is charged" in house.run("ledger", str(number)).stdout
+    assert house.run("ledger", "99").exit_code == 3

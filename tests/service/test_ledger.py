@@ -1,0 +1,175 @@
+"""The ledger: every attempt is charged once, and the whole is the sum of its parts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.ledger import Measured, Tried, account, ledger
+from service.states import RunState
+from trainers.errors import FailureClass
+
+HOUR = 3600.0
+PRICE, POWER, DEVICES = 2.0, 500.0, 2
+
+
+def tried(number: int = 1, start: float = 0.0, end: float | None = HOUR, **fields: object) -> Tried:
+    values: dict[str, object] = {
+        "run_id": 1,
+        "run_state": RunState.succeeded,
+        "state": RunState.succeeded,
+        "failure_class": None,
+        "seen_s": None,
+        "resumed_from_s": None,
+        "resumed_from_step": 0,
+        "last_step": 100,
+        "devices": DEVICES,
+        "price_usd_per_hour": PRICE,
+        "power_w": POWER,
+        **fields,
+    }
+    return Tried(number=number, started_s=start, ended_s=end, **values)  # type: ignore[arg-type]
+
+
+def charged(*attempts: Tried, now_s: float = 1e6):  # type: ignore[no-untyped-def]
+    return account(1, attempts[0].run_state, attempts, now_s=now_s)
+
+
+def test_devices_are_paid_for_from_opening_to_end() -> None:
+    (charge,) = charged(tried(end=HOUR / 2)).charges
+    assert (charge.until, charge.time_s, charge.device_hours) == ("its end", HOUR / 2, 1.0)
+    assert charge.cost_usd == pytest.approx(1.0)
+    assert charge.energy_kwh == {"modelled": pytest.approx(0.25)}
+
+
+def test_an_attempt_that_goes_on_is_charged_until_now() -> None:
+    (charge,) = charged(tried(end=None), now_s=HOUR).charges
+    assert (charge.until, charge.time_s, charge.lost_s) == ("now", HOUR, 0.0)
+
+
+@pytest.mark.parametrize("seen, expected", [(900.0, 900.0), (9e9, HOUR), (None, 0.0)])
+def test_one_that_died_without_a_word_is_charged_to_its_last_sign_of_life(
+    seen: float | None, expected: float
+) -> None:
+    dead = tried(failure_class=FailureClass.lost, state=RunState.failed, seen_s=seen)
+    run = charged(dead, tried(2, HOUR, 2 * HOUR))
+    assert run.charges[0].until == "its last sign of life"
+    assert run.charges[0].time_s == run.charges[0].lost_s == expected
+    assert run.total.estimated_s == expected
+    assert run.total.retries == 1
+
+
+def test_one_that_told_of_its_failure_is_charged_to_its_end() -> None:
+    (charge, _) = charged(
+        tried(failure_class=FailureClass.bug, state=RunState.failed, seen_s=9.0), tried(2, HOUR, 2 * HOUR)
+    ).charges
+    assert (charge.until, charge.time_s) == ("its end", HOUR)
+
+
+def test_measured_and_modelled_energy_have_their_own_sums() -> None:
+    measured = Measured(HOUR / 2, {"counter": 0.1}, 80.0, "counter")
+    (charge,) = charged(tried(measured=measured)).charges
+    assert charge.energy_kwh == {"counter": 0.1, "modelled": pytest.approx(0.25)}
+    assert (charge.utilisation_pct, charge.utilisation_provenance) == (80.0, "counter")
+
+
+def test_work_after_the_checkpoint_that_was_resumed_from_is_lost() -> None:
+    first, second = charged(
+        tried(), tried(2, HOUR, 2 * HOUR, resumed_from_s=HOUR * 0.75, resumed_from_step=50)
+    ).charges
+    assert first.lost_s == pytest.approx(HOUR / 4)
+    assert first.lost_usd == pytest.approx(PRICE / 4)
+    assert second.lost_s == 0.0
+
+
+def test_without_the_time_of_the_checkpoint_the_steps_say_what_was_lost() -> None:
+    (first, _) = charged(tried(last_step=100), tried(2, HOUR, 2 * HOUR, resumed_from_step=60)).charges
+    assert first.lost_s == pytest.approx(0.4 * HOUR)
+
+
+def test_a_later_attempt_that_begins_anew_loses_all_before() -> None:
+    run = charged(
+        tried(),
+        tried(2, HOUR, 2 * HOUR, resumed_from_s=HOUR, resumed_from_step=100),
+        tried(3, 2 * HOUR, 3 * HOUR),
+    )
+    assert [charge.lost_s for charge in run.charges] == [HOUR, HOUR, 0.0]
+
+
+def test_an_attempt_that_never_trained_gives_nothing_up() -> None:
+    waiting = tried(2, HOUR, HOUR + 1, resumed_from_step=None, failure_class=FailureClass.infrastructure)
+    first = charged(tried(), waiting).charges[0]
+    assert first.lost_s == 0.0
+
+
+@pytest.mark.parametrize("state", [RunState.failed, RunState.cancelled])
+def test_a_run_without_a_result_is_lost_as_a_whole(state: RunState) -> None:
+    run = charged(tried(run_state=state), tried(2, HOUR, 2 * HOUR, run_state=state, resumed_from_s=HOUR))
+    assert run.total.lost_s == run.total.time_s == 2 * HOUR
+
+
+spans = st.floats(0.0, 1e5)
+histories = st.lists(
+    st.tuples(
+        spans,  # waits
+        spans,  # works
+        st.sampled_from([None, FailureClass.lost, FailureClass.infrastructure, FailureClass.bug]),
+        st.none() | st.floats(0.0, 1.5),  # last sign of life, as a share of the work
+        st.none() | st.floats(0.0, 1.0),  # checkpoint, as a share of the time so far
+        st.floats(0.0, 1.0),  # share of the work that windows measured
+    ),
+    max_size=6,
+)
+
+
+@given(st.lists(histories, max_size=5), st.sampled_from(list(RunState)), st.booleans())
+def test_an_experiment_is_the_sum_of_its_runs_and_these_of_their_attempts(
+    runs: list[list[tuple[float, float, FailureClass | None, float | None, float | None, float]]],
+    state: RunState,
+    goes_on: bool,
+) -> None:
+    attempts, held_s, now = [], [], 1e4
+    for run_id, history in enumerate(runs):
+        for place, (waits, works, failure, seen, resumed, covered) in enumerate(history):
+            start, end = now + waits, now + waits + works
+            now = end
+            last = goes_on and place == len(history) - 1
+            alive_s = start if seen is None else min(end, start + seen * works)
+            silent = failure in (FailureClass.lost, FailureClass.infrastructure) and not last
+            held_s.append((alive_s if silent else end) - start)
+            attempts.append(
+                tried(
+                    place + 1,
+                    start,
+                    None if last else end,
+                    run_id=run_id,
+                    run_state=state,
+                    failure_class=failure,
+                    seen_s=None if seen is None else start + seen * works,
+                    resumed_from_s=None if resumed is None else resumed * start,
+                    resumed_from_step=None if resumed is None else 1,
+                    measured=Measured(covered * held_s[-1], {"counter": 0.25}),
+                )
+            )
+            if last:
+                held_s[-1] = None  # type: ignore[call-overload]  # Known when all is known: until now.
+    found = ledger(7, attempts, now_s=now)
+    open_ended = [now - one.started_s for one in attempts if one.ended_s is None]
+    expected_s = [held for held in held_s if held is not None] + open_ended
+    total = found.total
+    assert total.time_s == math.fsum(run.total.time_s for run in found.runs)
+    assert total.time_s == pytest.approx(math.fsum(expected_s), abs=1e-5)
+    assert total.cost_usd == pytest.approx(total.time_s / HOUR * PRICE)
+    assert total.device_hours == pytest.approx(total.time_s / HOUR * DEVICES)
+    assert total.attempts == len(attempts) == sum(len(run.charges) for run in found.runs)
+    for run in found.runs:
+        for name in ("time_s", "device_hours", "cost_usd", "lost_s", "lost_usd"):
+            assert getattr(run.total, name) == math.fsum(getattr(charge, name) for charge in run.charges)
+        for charge in run.charges:
+            assert 0.0 <= charge.lost_s <= charge.time_s
+    for source in ("counter", "modelled"):
+        parts = [charge.energy_kwh.get(source, 0.0) for run in found.runs for charge in run.charges]
+        assert total.energy_kwh.get(source, 0.0) == pytest.approx(math.fsum(parts))
