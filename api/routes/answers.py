@@ -90,6 +90,9 @@ def compare_experiment(
         str | None, Query(max_length=1000, description="The other side.", examples=["precision=fp32"])
     ] = None,
     claims: Annotated[bool, Query(description="Test every pair of rows.")] = False,
+    untested: Annotated[
+        bool, Query(description="Answer also when no pair can be tested yet, with the reason for each.")
+    ] = False,
     margin: Annotated[list[str] | None, _bounds("Difference that counts as none", "accuracy=0.005")] = None,
     alpha: Alpha = 0.05,
     also: Also = None,
@@ -106,6 +109,7 @@ def compare_experiment(
         a=a,
         b=b,
         claims=claims,
+        untested=untested,
         margins=assignments(margin, "margin"),
         alpha=alpha,
     )

@@ -70,6 +70,7 @@ class Question(Rows):
         a: str | None = None,
         b: str | None = None,
         claims: bool = False,
+        untested: bool = False,
         margins: Mapping[str, float] | None = None,
         alpha: float = 0.05,
     ) -> ComparisonAnswer:
@@ -81,12 +82,13 @@ class Question(Rows):
             metrics: names of figures; none = time, cost, energy and the task's headline.
             a, b: two sides to test, such as `precision=fp32`; both or neither.
             claims: test every pair of rows.
+            untested: answer also when no pair can be tested yet, with the reason for each.
             margins: differences that count as none, by metric; None = `MARGINS`.
             alpha: error rate over all claims on a metric.
 
         Raises:
             BadQuestion: an axis, value, metric or margin that does not exist or makes no sense.
-            AnalysisError: no claim can be made.
+            AnalysisError: no claim can be made, and `untested` is not set.
         """
         chosen = self._metrics(metrics)
         if (a is None) != (b is None):
@@ -116,6 +118,8 @@ class Question(Rows):
         notes = self._notes(chosen)
         if claims or pair is not None:
             tested, more = self._claims(axes, chosen, pair, self._margins(margins), _level(alpha))
+            if not untested and all(answer.claim is None for answer in tested):
+                raise AnalysisError(tested[0].text)
             notes += more
         return ComparisonAnswer(table.axes, table.metrics, rows, table.best, tested, tuple(notes))
 
@@ -159,8 +163,6 @@ class Question(Rows):
                 "group by an axis, or name two sides as a and b",
             )
         tested = self._tested(every, [(one, other) for one, other in pairs], metrics, margins, alpha)
-        if all(answer.claim is None for answer in tested):
-            raise AnalysisError(tested[0].text)
         return tested, notes
 
     def _tested(

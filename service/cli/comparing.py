@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from service.analysis.answers import ComparisonAnswer
     from service.client import Client, Experiment
 
+FIRST_SEEDS = 2
+"""Further seeds for a first claim: with the one that is there three, the fewest that tell of a spread of their
+own and of a difference."""
 MOST_SEEDS = 10
 """Seeds that `--queue-seeds` submits at most unless told otherwise: what they cost is shown first then."""
 
@@ -60,6 +63,7 @@ def compare(
             a=a,
             b=b,
             claims=tests and a is None and b is None,
+            untested=queue_seeds,
             margins=assigned(margin, "margin"),
             filter=filter,
         )
@@ -106,7 +110,18 @@ def _submit_seeds(
 
     undecided = [pair for pair in answer.claims if pair.claim and pair.claim.verdict == "undecided"]
     asked = [pair.claim.more_seeds for pair in undecided if pair.claim and pair.claim.more_seeds]
-    untested = [pair for pair in answer.claims if pair.claim is None]
+    finished = {row.label: row.finished for row in answer.rows}
+    # Where a side has no result at all, further seeds would end as the first did.
+    untested = [
+        pair
+        for pair in answer.claims
+        if pair.claim is None and finished.get(pair.a, 0) and finished.get(pair.b, 0)
+    ]
+    hopeless = [pair for pair in answer.claims if pair.claim is None and pair not in untested]
+    for text in dict.fromkeys(pair.text for pair in hopeless):
+        note(f"{text}; no seed is queued for that")
+    if hopeless and not undecided and not untested:
+        raise Failure("a side has no finished run; see why with show, and retry it", ExitCode.not_succeeded)
     if not undecided and not untested:
         note("every claim is decided; no seed is queued")
         return None
@@ -114,7 +129,9 @@ def _submit_seeds(
         raise Failure(
             "no number of seeds up to 1000 decides these claims; none is queued", ExitCode.not_succeeded
         )
-    wanted = max([*asked, 2 if untested else 1])
+    wanted = max([*asked, FIRST_SEEDS if untested else 1])
+    if untested and not asked:
+        note(f"no claim can be made yet: {FIRST_SEEDS} more seeds, the fewest for a first one, are queued")
     if wanted > most:
         note(f"about {wanted} seeds are asked for; {most} are queued (--most-seeds)")
     used = {run.seed for number in numbers for run in client.all_runs(experiment_id=number)}

@@ -98,9 +98,26 @@ def test_one_seed_queues_seeds_too(house: House) -> None:
     clock = Clock()
     store = Store(house.store.database, house.settings, clock)
     sweep(store, clock, axes={"precision": ["fp32", "bf16"]}, seeds=1)
+    refused = house.run("compare", "1", "--claims")
+    assert refused.exit_code == 1
+    assert "no claim can be made from fewer than two" in refused.stderr
+    result = house.run("compare", "1", "--claims", "--queue-seeds")
+    assert result.exit_code == 0, result.output
+    assert "2 more seeds, the fewest for a first one, are queued" in result.stderr
+    assert "experiment 2 is submitted" in result.stdout
+    with Client(house.url) as client:
+        assert orjson.loads(client.spec(2, "canonical"))["seeds"] == [1, 2]
+
+
+def test_a_side_without_any_result_gets_no_further_seeds(house: House) -> None:
+    clock = Clock()
+    store = Store(house.store.database, house.settings, clock)
+    axes = {"precision": ["fp32", "bf16"]}
+    sweep(store, clock, axes=axes, seeds=1, out_of_memory=lambda run: run.precision == "fp32")
     result = house.run("compare", "1", "--claims", "--queue-seeds")
     assert result.exit_code == 1
-    assert "no claim can be made from fewer than two" in result.stderr
+    assert "no seed is queued for that" in result.stderr
+    assert "is submitted" not in result.stdout
 
 
 @pytest.mark.parametrize(
