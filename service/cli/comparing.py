@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from service.client import Client, Experiment
 
 FIRST_SEEDS = 2
-"""Further seeds for a first claim: with the one that is there three, the fewest that tell of a spread of their
-own and of a difference."""
+"""Further seeds for a first claim: with the one that is there three, the fewest that tell of a spread of
+their own and of a difference."""
 MOST_SEEDS = 10
 """Seeds that `--queue-seeds` submits at most unless told otherwise: what they cost is shown first then."""
 
