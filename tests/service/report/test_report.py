@@ -23,7 +23,7 @@ def test_every_part_of_the_report_is_there(simulated: Sweep) -> None:
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert headings == [
         "Answer", "Question", "Results", "What more accuracy costs", "Tested claims", "What each axis does",
-        "Against the baseline", "If you weigh it otherwise", "Method", "Environment",
+        "Against the baseline", "If you weigh it otherwise", "What it cost in all", "Method", "Environment",
         "Before you believe this", "How to reproduce",
     ]  # fmt: skip
     assert "Use precision=bf16 batch=" in text
