@@ -227,6 +227,7 @@ class RunShape(Shape):
     strategy: str
     """How a step is spread over workers."""
     workers: int
+    """Worker processes: of the newest attempt, and before that the most that it may have."""
     """Worker processes."""
     hardware: str
     """Hardware by its catalogue name."""
@@ -384,6 +385,8 @@ class AttemptShape(Shape):
     last_step: int
     node: str | None
     pid: int | None
+    workers: int | None
+    """Worker processes that it had; null = opened before this was kept."""
     failure_class: FailureClass | None
     failure_message: str | None
     facts: dict[str, Any] | None
@@ -547,14 +550,19 @@ class PlannedRunShape(Shape):
     point: dict[str, AxisValue]
     hardware: str
     workers: int
+    """Worker processes; of an elastic run, the most."""
+    min_workers: int
+    """The fewest; the same unless the run is elastic."""
     cpus: int
-    """CPUs that it reserves in all."""
+    """CPUs that it reserves in all, at the most workers."""
     accelerators: int
     """Accelerators that it reserves in all."""
     memory_gib: float | None
     """Memory that it reserves in all; null = not reserved."""
     price_usd_per_hour: float
-    """Price of all its devices."""
+    """Price of all its devices, at the most workers."""
+    min_price_usd_per_hour: float
+    """The same at the fewest."""
     feasible: bool
     """Whether it is valid and the cluster could serve it."""
     reason: str | None

@@ -108,7 +108,9 @@ def _capacity_problems(
 
     Where hardware is an axis and the cluster has some of it, the cells of the rest wait for nodes.
     """
-    demands = {(plan.spec.hardware, plan.spec.parallel.workers, plan.spec.resources): plan for plan in plans}
+    demands = {
+        (plan.spec.hardware, plan.spec.worker_numbers[-1], plan.spec.resources): plan for plan in plans
+    }
     reasons = [(plan, unsatisfiable(plan.spec, snapshot, catalogue)) for plan in demands.values()]
     some = any(reason is None for _, reason in reasons)
     listed = 0

@@ -145,7 +145,7 @@ def unsatisfiable(
     if snapshot is None or not snapshot.reachable:
         return None
     wanted = worker_resources(spec, catalogue)
-    workers = spec.parallel.workers
+    fewest = spec.worker_numbers[-1]
     labels = lookup(spec.hardware, catalogue).labels
     nodes = [node.resources for node in snapshot.nodes if node.has(labels)]
     if not any(node.alive for node in snapshot.nodes):
@@ -154,12 +154,13 @@ def unsatisfiable(
         shown = ", ".join(f"{name}={value}" for name, value in labels.items())
         return f"no node has hardware {spec.hardware} (Ray label {shown}); label a node with it, or add one"
     places = sum(_workers_on(node, wanted) for node in nodes)
-    if places >= workers:
+    if places >= fewest:
         return None
     if places:
+        least = "at least " if spec.parallel.min_workers is not None else ""
         return (
-            f"{workers} workers of {_in_words(wanted)} are wanted, and the cluster has room for {places} "
-            "at a time; lower parallel.workers or resources.cpus_per_worker, or add nodes"
+            f"{least}{fewest} workers of {_in_words(wanted)} are wanted, and the cluster has room "
+            f"for {places} at a time; lower parallel.workers or resources.cpus_per_worker, or add nodes"
         )
     return f"no node has {_missing(wanted, nodes, spec.hardware)}; {_remedy(wanted, nodes)}"
 

@@ -27,11 +27,13 @@ class PlannedRun:
         seed: the run's seed.
         point: axis values by dotted name.
         hardware: name in the catalogue.
-        workers: worker processes.
-        cpus: CPUs reserved in all.
+        workers: worker processes; of an elastic run, the most.
+        min_workers: the fewest; the same unless the run is elastic.
+        cpus: CPUs reserved in all, at the most workers; so are the following.
         accelerators: accelerators reserved in all.
         memory_gib: memory reserved in all; None = not reserved.
         price_usd_per_hour: price of all its devices.
+        min_price_usd_per_hour: the same at the fewest workers.
         feasible: valid, and the cluster could serve it.
         reason: why it is not feasible.
     """
@@ -42,10 +44,12 @@ class PlannedRun:
     point: dict[str, AxisValue]
     hardware: str
     workers: int
+    min_workers: int
     cpus: int
     accelerators: int
     memory_gib: float | None
     price_usd_per_hour: float
+    min_price_usd_per_hour: float
     feasible: bool
     reason: str | None
 
@@ -89,7 +93,7 @@ def _resolve(
 ) -> tuple[ExperimentSpec, str | None]:
     """The spec at a grid point, or the spec as it stands with the reason why the point is not valid."""
     try:
-        return validate(grid.with_axis_values(base, point), catalogue), None
+        return validate(grid.with_axis_values(base, spec.search.settings(point)), catalogue), None
     except SpecError as error:
         return spec, str(error)
 
@@ -105,10 +109,12 @@ def _planned(
 ) -> PlannedRun:
     name = str(point.get("hardware", spec.hardware))
     hardware = catalogue.get(name)
-    workers = spec.parallel.workers
+    workers, fewest = spec.worker_numbers[0], spec.worker_numbers[-1]
     on_cpu = hardware is None or hardware.device == "cpu"
     cpus = spec.resources.cpus_per_worker * workers
     memory = spec.resources.memory_gib_per_worker
+    price = hardware.price_usd_per_hour if hardware else 0.0
+    devices = spec.resources.cpus_per_worker if on_cpu else 1
     return PlannedRun(
         index=index,
         cell=cell,
@@ -116,10 +122,12 @@ def _planned(
         point=point,
         hardware=name,
         workers=workers,
+        min_workers=fewest,
         cpus=cpus,
         accelerators=0 if on_cpu else workers,
         memory_gib=None if memory is None else memory * workers,
-        price_usd_per_hour=(hardware.price_usd_per_hour if hardware else 0.0) * (cpus if on_cpu else workers),
+        price_usd_per_hour=price * devices * workers,
+        min_price_usd_per_hour=price * devices * fewest,
         feasible=reason is None,
         reason=reason,
     )

@@ -336,9 +336,7 @@ def _missing(
     if canonical is None or cluster is None:
         return None
     spec = ExperimentSpec.model_validate_json(canonical)
-    if spec.search.axes.keys() & {"hardware", "parallel.workers", "parallel.strategy"} or any(
-        name.startswith("resources.") for name in spec.search.axes
-    ):
+    if any(name.startswith(("hardware", "resources.", "parallel.")) for name in spec.search.axes):
         return None  # Some of its runs may fit; the driver leaves the others queued with their reason.
     return unsatisfiable(spec, cluster, catalogue)
 

@@ -147,7 +147,12 @@ class ExperimentSpec(TrainingSections):
         for point in search.points():
             # Without axes the spec is its own grid point, and has been validated.
             resolved = (
-                validate(grid.with_axis_values(base, point), catalogue, point=point, infeasible=infeasible)
+                validate(
+                    grid.with_axis_values(base, search.settings(point)),
+                    catalogue,
+                    point=point,
+                    infeasible=infeasible,
+                )
                 if search.axes
                 else self.model_copy(update={"search": Search(), "seeds": [0]})
             )
@@ -240,21 +245,52 @@ def validate(
 
 
 def _with_first_point(document: Mapping[str, object]) -> Mapping[str, object]:
-    """A field that is an axis takes the axis' first value, so that no default is judged unused."""
+    """A field that is an axis takes the axis' first value, so that no default is judged unused.
+
+    A conditional axis takes it only where it varies with the first values of the axes before it. What
+    the document has for its field is kept as the value where it is left out.
+    """
     search = document.get("search")
     axes = search.get("axes") if isinstance(search, Mapping) else None
-    if not isinstance(axes, Mapping):
+    if not isinstance(search, Mapping) or not isinstance(axes, Mapping):
         return document
-    known = set(axis_names())
-    first = {
-        name: values[0] if isinstance(values, list) else values["low"]
-        for name, values in axes.items()
-        if name in known and values and (isinstance(values, list) or "low" in values)
-    }
+    known, conditions = set(axis_names()), search.get("when")
+    conditions = conditions if isinstance(conditions, Mapping) else {}
+    first: dict[str, Any] = {}
+    for name, values in axes.items():
+        if name not in known or not values or not (isinstance(values, list) or "low" in values):
+            continue
+        if _varies(conditions.get(name), first):
+            first[name] = values[0] if isinstance(values, list) else values["low"]
+    kept = {name: _field_value(document, name) for name in axes if name in conditions and name in known}
+    written = search.get("otherwise", {})
     try:
-        return grid.with_axis_values(document, first)
+        document = grid.with_axis_values(document, first)
     except ValueError:
         return document  # Validation names the value that should be a section.
+    if kept and isinstance(written, Mapping):
+        otherwise = {name: value for name, value in kept.items() if isinstance(value, AxisValue)}
+        return {**document, "search": {**search, "otherwise": {**otherwise, **written}}}
+    return document
+
+
+def _varies(needs: object, chosen: Mapping[str, Any]) -> bool:
+    """Whether an axis with these conditions varies where others have the chosen values."""
+    return not isinstance(needs, Mapping) or all(
+        other in chosen and isinstance(values, list) and chosen[other] in values
+        for other, values in needs.items()
+    )
+
+
+def _field_value(document: Mapping[str, object], name: str) -> object:
+    """What a document says for a dotted field, or the field's default."""
+    value: Any = document
+    section: Any = ExperimentSpec
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+        field = section.model_fields[part]
+        section = field.annotation
+    return field.get_default(call_default_factory=True) if value is None else value
 
 
 def _hardware_problems(

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from trainers.availability import AVAILABLE
 
@@ -300,15 +300,52 @@ class Length(Section):
         return max(1, math.ceil(self.epochs * math.ceil(examples / global_size)))
 
 
+MAX_WORKERS = 4096
+
+_NUMBER = {"type": "integer", "minimum": 1, "maximum": MAX_WORKERS}
+_NUMBER_OR_RANGE = {
+    "anyOf": [
+        _NUMBER,
+        {
+            "type": "object",
+            "properties": {"min": _NUMBER, "max": _NUMBER},
+            "required": ["min", "max"],
+            "additionalProperties": False,
+        },
+    ]
+}
+
+
 class Parallel(Section):
     """How a step is spread over workers."""
 
     strategy: Strategy = Strategy.single
     """single = one worker; ddp = replicas that average gradients; pipeline = layers in stages."""
-    workers: int = Field(default=1, ge=1, le=4096)
-    """Worker processes (one device each)."""
+    workers: Annotated[int, WithJsonSchema(_NUMBER_OR_RANGE)] = Field(default=1, ge=1, le=MAX_WORKERS)
+    """Worker processes (one device each); `{min: 1, max: 4}` = the most that have room at each attempt."""
+    min_workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    """Fewest workers of an elastic run, the `min` of `workers`; unset = always exactly `workers`."""
     activation_checkpointing: bool = False
     """Keep only the input of each encoder layer for the backward pass, which computes the rest again."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _range(cls, fields: Any) -> Any:
+        """`workers: {min: 1, max: 4}` is a short form of `workers: 4` and `min_workers: 1`."""
+        workers = fields.get("workers") if isinstance(fields, Mapping) else None
+        if not isinstance(workers, Mapping):
+            return fields
+        if workers.keys() != {"min", "max"}:
+            shown = ", ".join(map(str, workers)) or "nothing"
+            raise ValueError(
+                f"workers has {shown}; a range has min and max, such as workers: {{min: 1, max: 4}}"
+            )
+        if "min_workers" in fields:
+            raise ValueError("workers is a range and min_workers is set too; remove min_workers")
+        for name, value in workers.items():
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_WORKERS:
+                raise ValueError(f"workers.{name} is {value!r}; give a whole number from 1 to {MAX_WORKERS}")
+        return {**fields, "workers": workers["max"], "min_workers": workers["min"]}
 
     @model_validator(mode="after")
     def _consistent(self) -> Parallel:
@@ -316,8 +353,17 @@ class Parallel(Section):
         if self.strategy is Strategy.single and self.workers != 1:
             raise ValueError(
                 f"strategy single has one worker, not {self.workers}; "
-                "set parallel.strategy: ddp or parallel.workers: 1"
+                "set parallel.strategy: ddp or parallel.workers: 1 (where strategy is an axis, make workers "
+                "one too, with search.when: {parallel.workers: {parallel.strategy: [ddp]}})"
             )
+        if self.min_workers is not None:
+            if self.strategy is Strategy.single:
+                raise ValueError("strategy single has one worker, not a range; set parallel.strategy: ddp")
+            if self.min_workers > self.workers:
+                raise ValueError(
+                    f"the fewest workers, {self.min_workers}, are more than the most, {self.workers}; "
+                    "lower min or raise max of parallel.workers"
+                )
         return self
 
 
@@ -420,31 +466,49 @@ class TrainingSections(Section):
 
     @model_validator(mode="after")
     def _batch_divides(self) -> TrainingSections:
-        size, workers = self.batch.global_size, self.parallel.workers
-        if size % workers:
+        fewest, most = self.parallel.min_workers, self.parallel.workers
+        if fewest is None:
+            if (reason := self._undivided(most)) is not None:
+                raise ValueError(reason)
+        elif not self.worker_numbers:
             raise ValueError(
+                f"no number of workers from {fewest} to {most} divides the batch: {self._undivided(most)}"
+            )
+        return self
+
+    def _undivided(self, workers: int) -> str | None:
+        """Why the global batch cannot be spread over so many workers, and what to change."""
+        size, micro = self.batch.global_size, self.batch.micro_size
+        if size % workers:
+            return (
                 f"batch.global_size {size} does not divide by parallel.workers {workers}; "
                 f"use a multiple of {workers}, such as {math.ceil(size / workers) * workers}"
             )
         share = size // workers
-        micro = self.batch.micro_size
         if isinstance(micro, int) and share % micro:
-            raise ValueError(
+            return (
                 f"batch.micro_size {micro} does not divide a worker's share of {share} examples "
                 f"(batch.global_size {size} / parallel.workers {workers}); choose a divisor of {share}"
             )
-        return self
+        return None
+
+    @property
+    def worker_numbers(self) -> tuple[int, ...]:
+        """How many workers an attempt may have, the most first: those that the global batch divides by."""
+        most = self.parallel.workers
+        fewest = self.parallel.min_workers or most
+        return tuple(number for number in range(most, fewest - 1, -1) if self._undivided(number) is None)
 
     @property
     def micro_size(self) -> int:
-        """Examples per forward-backward on one worker, with `auto` resolved."""
-        share = self.batch.global_size // self.parallel.workers
+        """Examples per forward-backward on one worker, `auto` resolved (elastic: at the most workers)."""
+        share = self.batch.global_size // self.worker_numbers[0]
         return share if self.batch.micro_size == "auto" else int(self.batch.micro_size)
 
     @property
     def accumulation(self) -> int:
-        """Forward-backward passes per optimizer update on one worker."""
-        return self.batch.global_size // self.parallel.workers // self.micro_size
+        """Forward-backward passes per optimizer update on one worker (elastic: at the most workers)."""
+        return self.batch.global_size // self.worker_numbers[0] // self.micro_size
 
 
 class Rates(Section):
@@ -490,3 +554,9 @@ class RunConfig(TrainingSections):
     """Price and power of the hardware."""
     workspace: Workspace
     """Where the run reads and writes."""
+
+    @model_validator(mode="after")
+    def _one_number_of_workers(self) -> RunConfig:
+        if self.parallel.min_workers is not None:
+            raise ValueError("an attempt has one number of workers; set parallel.workers to it")
+        return self

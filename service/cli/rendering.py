@@ -347,6 +347,8 @@ def _attempt_line(attempt: Attempt) -> Text:
     if attempt.resumed_from_step:
         line.append(f", resumed from step {attempt.resumed_from_step}")
     line.append(f", reached step {attempt.last_step}")
+    if attempt.workers is not None and attempt.workers > 1:
+        line.append(f", {attempt.workers} workers")
     if attempt.node:
         line.append(f", on {attempt.node}")
     if attempt.failure_message:
@@ -402,17 +404,25 @@ def preview_table(runs: Sequence[PlannedRun]) -> Table:
     )  # fmt: skip
     for run in runs:
         here = Text("yes", style="green") if run.feasible else Text(run.reason or "no", style="red")
-        hardware = run.hardware if run.workers == 1 else f"{run.workers} x {run.hardware}"
+        few, many = run.min_workers, run.workers
+        hardware = run.hardware if many == 1 else f"{spanned(str(few), str(many))} x {run.hardware}"
+        cpus = spanned(str(run.cpus // many * few), str(run.cpus))
+        price = spanned(f"{run.min_price_usd_per_hour:.2f}", f"{run.price_usd_per_hour:.2f}")
         table.add_row(
             str(run.index),
             *(axis_value(run.point[axis]) if axis in run.point else "" for axis in names),
             str(run.seed),
             hardware,
-            str(run.cpus),
-            f"{run.price_usd_per_hour:.2f}",
+            cpus,
+            price,
             here,
         )
     return table
+
+
+def spanned(low: str, high: str) -> str:
+    """A range as people write it: `1-4`, or `4` where both ends are the same."""
+    return high if low == high else f"{low}-{high}"
 
 
 def _say_dim(console: Console, text: str) -> None:

@@ -263,6 +263,7 @@ attempts = Table(
     Column("last_step", sa.BigInteger, nullable=False),
     Column("node", Text),
     Column("pid", Integer),
+    Column("workers", Integer),
     Column("failure_class", WordOf(FailureClass)),
     Column("failure_message", Text),
     Column("facts", Document),

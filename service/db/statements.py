@@ -276,12 +276,18 @@ def events_after(experiment_id: int, after: int, limit: int) -> Select[Any]:
 
 
 def attempts_for_ledger(chosen: sa.ColumnElement[bool]) -> Select[Any]:
-    """All attempts at chosen runs, with what their devices cost and draw."""
+    """All attempts at chosen runs, with what their devices cost and draw.
+
+    The run has those of its newest attempt; another attempt may have had another number of workers.
+    """
+    workers = func.coalesce(_a.workers, _r.workers)
     return (
         select(
             _a.run_id, _a.number, _r.state.label("run_state"), _a.state, _a.failure_class, _a.started_s,
             _a.ended_s, _a.seen_s, _a.resumed_from_s, _a.resumed_from_step, _a.last_step,
-            _r.devices, _r.price_usd_per_hour, _r.power_w,
+            (_r.devices // _r.workers * workers).label("devices"),
+            (_r.price_usd_per_hour / _r.workers * workers).label("price_usd_per_hour"),
+            (_r.power_w / _r.workers * workers).label("power_w"),
         )
         .join(attempts, _a.run_id == _r.id)
         .where(chosen)

@@ -32,19 +32,16 @@ class Shape:
     labels: tuple[tuple[str, str], ...] = ()
 
 
-def shape_of(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> Shape:
-    """The shape of a run.
+def shapes_of(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> tuple[Shape, ...]:
+    """The shapes that an attempt at a run may have, the widest first; one, unless the run is elastic.
 
     Raises:
         ValueError: for hardware that is not in the catalogue.
     """
     hardware = lookup(spec.hardware, catalogue)
-    return Shape(
-        spec.parallel.workers,
-        tuple(sorted(worker_resources(spec, catalogue).items())),
-        hardware.device,
-        tuple(sorted(hardware.labels.items())),
-    )
+    resources = tuple(sorted(worker_resources(spec, catalogue).items()))
+    labels = tuple(sorted(hardware.labels.items()))
+    return tuple(Shape(workers, resources, hardware.device, labels) for workers in spec.worker_numbers)
 
 
 def run_config(
@@ -53,6 +50,7 @@ def run_config(
     experiment_id: int,
     run_id: int,
     seed: int,
+    workers: int,
     settings: Settings,
     catalogue: Mapping[str, Hardware],
     models: Mapping[str, Path] = MappingProxyType({}),
@@ -63,6 +61,7 @@ def run_config(
         spec: the run's resolved spec, without axes.
         experiment_id, run_id: decide where its checkpoints lie; the same for all its attempts.
         seed: the run's seed.
+        workers: of this attempt; one of the spec's `worker_numbers`.
         settings: folders.
         catalogue: prices and power.
         models: checkpoint folders by the `run:12` that the spec has for them; the run may read these
@@ -72,6 +71,7 @@ def run_config(
         ValueError: for hardware that is not in the catalogue, or that no trainer supports.
     """
     sections = {name: getattr(spec, name) for name in TrainingSections.model_fields}
+    sections["parallel"] = spec.parallel.model_copy(update={"workers": workers, "min_workers": None})
     sections["threads"] = spec.threads or spec.resources.cpus_per_worker
     sections["model"] = spec.model.model_copy(
         update={

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from service.cluster import ClusterSnapshot, fits, unsatisfiable
 from service.execution.assignment import Assignment, Ending
-from service.execution.run_plan import Shape, run_config, shape_of
+from service.execution.run_plan import Shape, run_config, shapes_of
 from service.failures import FailureCounts, decide_retry
 from service.hardware import Hardware
 from service.models import NoModel, Reference, checkpoint_of, reference
@@ -38,6 +38,8 @@ HELD = "held: "
 """How the event begins that says that a budget was reached and somebody must resume."""
 CAPACITY_EVERY_S = 2.0
 """How often the cluster is looked at while runs wait for it."""
+_SHAPING = ("hardware", "resources.", "parallel.", "batch.")
+"""Axes that decide about how many workers a run may have, and what each takes."""
 _RETRY_S = 0.2
 _START_RECORDED_S = 60.0
 _PAGE = 1000
@@ -102,7 +104,7 @@ class Sweep:
         self._snapshot: ClusterSnapshot | None = None
         self._snapshot_s = float("-inf")
         self._live: dict[int, _Live] = {}
-        self._shapes: dict[object, tuple[Shape, ExperimentSpec]] = {}
+        self._shapes: dict[object, tuple[tuple[Shape, ...], ExperimentSpec]] = {}
         self._noted: set[str] = set()
         self._sources: dict[str, Path | str] = {}
         """Checkpoint folder by `run:12`, or why there is none."""
@@ -153,12 +155,13 @@ class Sweep:
             if (reason := self._infeasible(run)) is not None:
                 self._fail(run, reason)
                 continue
-            shape, spec = self._shape(run)
+            shapes, spec = self._shapes_of(run)
             missing = unsatisfiable(spec, self._capacity(now), self._catalogue)
             if missing is not None:
-                self._cannot_run(run, missing)
+                self._cannot_run(run, spec, missing)
                 continue
-            if not self._fits(shape):
+            shape = next(filter(self._fits, shapes), None)
+            if shape is None:
                 continue
             assignment = self._open(run, shape, models)
             if assignment is not None:
@@ -229,15 +232,12 @@ class Sweep:
             if token is None:
                 return runs
 
-    def _shape(self, run: Run) -> tuple[Shape, ExperimentSpec]:
-        """The run's shape; runs that agree in what decides about it share the computation."""
-        resources = tuple(
-            sorted((name, value) for name, value in run.point.items() if name.startswith("resources."))
-        )
-        key = (run.hardware, run.workers, resources)
+    def _shapes_of(self, run: Run) -> tuple[tuple[Shape, ...], ExperimentSpec]:
+        """The run's shapes, the widest first; runs that agree in what decides share the computation."""
+        key = tuple(sorted((name, run.point[name]) for name in run.point if name.startswith(_SHAPING)))
         if key not in self._shapes:
             spec = ExperimentSpec.model_validate_json(self._store.run_config(run.id))
-            self._shapes[key] = shape_of(spec, self._catalogue), spec
+            self._shapes[key] = shapes_of(spec, self._catalogue), spec
         return self._shapes[key]
 
     def _capacity(self, now: float) -> ClusterSnapshot:
@@ -322,6 +322,7 @@ class Sweep:
             experiment_id=self._experiment_id,
             run_id=run.id,
             seed=run.seed,
+            workers=shape.workers,
             settings=self._settings,
             catalogue=self._catalogue,
             models=models,
@@ -329,7 +330,7 @@ class Sweep:
         self._queued.remove(run)
         opened_s = self._clock()
         try:
-            number = self._store.open_attempt(run.id, self._attempt)
+            number = self._store.open_attempt(run.id, self._attempt, workers=shape.workers)
         except (Conflict, NotFound):
             self._listed_s = float("-inf")
             return None  # Cancelled since it was listed, or the whole experiment is.
@@ -338,12 +339,14 @@ class Sweep:
         self._live[run.id] = _Live(assignment, run)
         return assignment
 
-    def _cannot_run(self, run: Run, missing: str) -> None:
+    def _cannot_run(self, run: Run, spec: ExperimentSpec, missing: str) -> None:
         """Say it; and unless the run waits for nodes, fail it instead of waiting silently.
 
-        Where hardware is an axis, cells whose hardware is absent wait while the others go on.
+        Where hardware is an axis, cells whose hardware is absent wait while the others go on. An
+        elastic run, and one that had room once, waits for nodes that have gone or for others.
         """
-        if self._spec.queue.wait_for_capacity or "hardware" in run.point:
+        waits = spec.queue.wait_for_capacity or spec.parallel.min_workers is not None
+        if waits or "hardware" in run.point or run.started_s is not None:
             if missing not in self._noted:
                 self._noted.add(missing)
                 self._note(f"runs wait for capacity: {missing}")

@@ -48,6 +48,8 @@ class Search(Section):
     `{low: 1.0e-5, high: 1.0e-3, log: true}` where `samples` are drawn."""
     when: dict[str, dict[str, list[AxisValue]]] = Field(default_factory=dict)
     """Conditional axes: by axis, the values of axes before it with which it varies; else it is left out."""
+    otherwise: dict[str, AxisValue] = Field(default_factory=dict)
+    """Of conditional axes, the field's value where the axis is left out; unset = what the spec has for it."""
     samples: int | None = Field(default=None, ge=1, le=MAX_RUNS)
     """random, and asha unless it walks the whole grid: how many combinations."""
     seed: int = Field(default=0, ge=0, lt=2**32)
@@ -100,6 +102,17 @@ class Search(Section):
                 f"which direction of metric '{self.metric}' wins is not known; use another metric"
             )
         return self
+
+    @model_validator(mode="after")
+    def _otherwise_is_conditional(self) -> Search:
+        for name in self.otherwise:
+            if name not in self.when:
+                raise ValueError(f"otherwise names '{name}', which has no condition; add it to search.when")
+        return self
+
+    def settings(self, point: Point) -> Point:
+        """All fields that a grid point decides: its values, and those of the axes that it leaves out."""
+        return {**self.otherwise, **point}
 
     @model_validator(mode="after")
     def _conditions_look_back(self) -> Search:

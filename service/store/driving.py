@@ -131,9 +131,22 @@ class Driving(Part):
         return self.database.write(body)
 
     def open_attempt(
-        self, run_id: int, experiment_attempt: int, *, node: str | None = None, pid: int | None = None
+        self,
+        run_id: int,
+        experiment_attempt: int,
+        *,
+        workers: int | None = None,
+        node: str | None = None,
+        pid: int | None = None,
     ) -> int:
         """queued -> starting under a new attempt of the run; returns its number.
+
+        Args:
+            run_id: the run.
+            experiment_attempt: the experiment's attempt.
+            workers: processes of this attempt; None = as many as the run had before.
+            node: host of its worker.
+            pid: process of its worker.
 
         Raises:
             NotFound: there is no such run.
@@ -152,7 +165,7 @@ class Driving(Part):
                     f"experiment {experiment_id} was asked to {asked}; no further attempt is opened"
                 )
             run = read_run(connection, run_id)
-            number = run.attempt + 1
+            number, had, has = run.attempt + 1, run.workers, workers or run.workers
             moved = connection.execute(
                 statements.move_run(
                     run_id,
@@ -162,6 +175,7 @@ class Driving(Part):
                     failure_class=None,
                     failure_message=None,
                     phase="preparing",
+                    **({} if has == had else _resized(had, has)),
                 )
                 .where(schema.runs.c.cancel_requested_s.is_(None))
                 .values(attempt=number)
@@ -178,9 +192,11 @@ class Driving(Part):
                     last_step=0,
                     node=None if node is None else storable(node),
                     pid=pid,
+                    workers=has,
                 )
             )
-            new = NewEvent("run.starting", f"attempt {number} starts", run_id, number)
+            with_workers = "" if has == had else f" with {has} worker{'' if has == 1 else 's'}, before {had}"
+            new = NewEvent("run.starting", f"attempt {number} starts{with_workers}", run_id, number)
             announce(connection, experiment_id, [new], now)
             return number
 
@@ -536,6 +552,17 @@ def _end_experiment(
         statements.end_open_attempts(experiment_id, left, ended_s=now, **_failure_values(lost))
     )
     connection.execute(statements.move_runs(experiment_id, left, sources=_UNFINISHED, **values))
+
+
+def _resized(had: int, has: int) -> dict[str, Any]:
+    """The columns of a run that follow the number of workers of its newest attempt."""
+    columns = schema.runs.c
+    return {
+        "workers": has,
+        "devices": columns.devices // had * has,
+        "price_usd_per_hour": columns.price_usd_per_hour / had * has,
+        "power_w": columns.power_w / had * has,
+    }
 
 
 def _failure_values(failure: tuple[FailureClass, str] | None) -> dict[str, Any]:

@@ -181,7 +181,8 @@ class Submission(Part):
     def _typed_columns(self, spec: ExperimentSpec) -> dict[str, Any]:
         """The columns that are known at submission."""
         hardware = lookup(spec.hardware, self._catalogue)
-        devices = spec.parallel.workers * hardware.rates(spec.resources.cpus_per_worker).devices_per_worker
+        workers = spec.worker_numbers[0]
+        devices = workers * hardware.rates(spec.resources.cpus_per_worker).devices_per_worker
         return {
             "task": str(spec.task.name),
             "student": storable(spec.model.student),
@@ -190,7 +191,7 @@ class Submission(Part):
             "implementation": str(spec.optimizer.implementation),
             "global_batch_size": spec.batch.global_size,
             "strategy": str(spec.parallel.strategy),
-            "workers": spec.parallel.workers,
+            "workers": workers,
             "hardware": spec.hardware,
             "teacher": None if spec.model.teacher is None else storable(spec.model.teacher),
             "devices": devices,

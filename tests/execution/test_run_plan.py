@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.execution.run_plan import run_config, shape_of
+from service.execution.run_plan import run_config, shapes_of
 from service.hardware import CATALOGUE
 from service.settings import Settings
 from service.spec import validate
@@ -18,16 +18,32 @@ def spec(**fields: Any) -> Any:
 
 
 def test_a_cpu_worker_takes_its_cpus() -> None:
-    shape = shape_of(spec(resources={"cpus_per_worker": 2, "memory_gib_per_worker": 1}), CATALOGUE)
+    (shape,) = shapes_of(spec(resources={"cpus_per_worker": 2, "memory_gib_per_worker": 1}), CATALOGUE)
     assert (shape.workers, shape.device) == (1, "cpu")
     assert dict(shape.resources) == {"CPU": 2.0, "memory": float(1 << 30)}
 
 
 def test_a_gpu_worker_takes_a_device_of_its_kind() -> None:
-    shape = shape_of(spec(hardware="A100", parallel={"strategy": "ddp", "workers": 4}), CATALOGUE)
+    (shape,) = shapes_of(spec(hardware="A100", parallel={"strategy": "ddp", "workers": 4}), CATALOGUE)
     assert shape.device == "cuda"
     assert (shape.workers, dict(shape.resources)["GPU"]) == (4, 1.0)
     assert "accelerator_type:A100" in dict(shape.resources)
+
+
+def test_an_elastic_run_has_a_shape_for_each_number_that_divides_its_batch(tmp_path: Path) -> None:
+    elastic = spec(parallel={"strategy": "ddp", "workers": {"min": 1, "max": 4}}, batch={"global_size": 16})
+    assert [shape.workers for shape in shapes_of(elastic, CATALOGUE)] == [4, 2, 1]
+    config = run_config(
+        elastic,
+        experiment_id=5,
+        run_id=9,
+        seed=11,
+        workers=2,
+        settings=Settings(data_dir=tmp_path, data_roots=str(tmp_path)),
+        catalogue=CATALOGUE,
+    )
+    assert (config.parallel.workers, config.parallel.min_workers) == (2, None)
+    assert (config.micro_size, config.accumulation) == (8, 1)
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(None, 3), (7, 7)])
@@ -37,6 +53,7 @@ def test_threads_default_to_the_reserved_cpus(tmp_path: Path, threads: int | Non
         experiment_id=5,
         run_id=9,
         seed=11,
+        workers=1,
         settings=Settings(data_dir=tmp_path, data_roots=str(tmp_path)),
         catalogue=CATALOGUE,
     )

@@ -126,6 +126,70 @@ def test_a_machine_failure_is_tried_again_after_its_delay(begin: Begin, store: S
     assert (again.run_id, again.attempt) == (first.run_id, 2)
 
 
+ELASTIC = {"parallel": {"strategy": "ddp", "workers": {"min": 2, "max": 4}}, "batch": {"global_size": 8}}
+MACHINE_FAILED = Ending("failed", failure=(FailureClass.infrastructure, "the node of a worker is gone"))
+
+
+def test_an_elastic_run_takes_as_many_workers_as_have_room(
+    begin: Begin, store: Store, clock: Clock, resources: list[dict[str, float]], notes: list[str]
+) -> None:
+    resources[:] = [{"CPU": 3.0}, {"CPU": 2.0}]
+    sweep, experiment = begin(1, **ELASTIC)
+    first = given(sweep)
+    assert first.shape.workers == first.config.parallel.workers == 4
+    resources.pop()
+    sweep.ended(first, MACHINE_FAILED)
+    clock.forward(4)
+    second = given(sweep)
+    assert second.shape.workers == second.config.parallel.workers == 2  # 3 does not divide the batch of 8
+    resources[:] = [{"CPU": 1.0}]
+    store.run_started(second.run_id, second.attempt, total_steps=9, resumed_from_step=4, facts={})
+    sweep.ended(second, MACHINE_FAILED)
+    clock.forward(16)
+    assert sweep.next_assignment() is Wait.later
+    assert len(notes) == 1
+    assert notes[0].startswith("runs wait for capacity: at least 2 workers of 1 CPU are wanted")
+    resources[:] = [{"CPU": 9.0}]
+    clock.forward(4)
+    complete(sweep, store, given(sweep))
+    (run,) = store.runs(experiment_id=experiment.id).items
+    assert (run.state, run.workers) == (RunState.succeeded, 4)
+    assert [attempt.workers for attempt in store.attempts(run.id)] == [4, 2, 4]
+
+
+def test_what_an_elastic_run_costs_so_far_counts_the_workers_of_each_attempt(
+    begin: Begin, store: Store, clock: Clock, resources: list[dict[str, float]]
+) -> None:
+    resources[:] = [{"CPU": 4.0}]
+    sweep, experiment = begin(1, **ELASTIC)
+    first = given(sweep)
+    clock.forward(3600)
+    sweep.ended(first, MACHINE_FAILED)
+    resources[:] = [{"CPU": 2.0}]
+    clock.forward(3600)
+    given(sweep)
+    clock.forward(3600)
+    totals = store.experiment_totals(experiment.id)
+    assert totals.device_hours == pytest.approx(4 + 2)
+    assert totals.cost_usd == pytest.approx(6 * CATALOGUE["cpu"].price_usd_per_hour)
+
+
+def test_a_run_whose_nodes_have_gone_waits_for_others(
+    begin: Begin, store: Store, clock: Clock, resources: list[dict[str, float]], notes: list[str]
+) -> None:
+    sweep, _ = begin(1, parallel={"strategy": "ddp", "workers": 2})
+    first = given(sweep)
+    store.run_started(first.run_id, first.attempt, total_steps=9, resumed_from_step=0, facts={})
+    sweep.ended(first, MACHINE_FAILED)
+    resources[:] = [{"CPU": 1.0}]
+    clock.forward(4)
+    assert sweep.next_assignment() is Wait.later
+    assert [note.partition(":")[0] for note in notes] == ["runs wait for capacity"]
+    resources[:] = [dict(CPUS)]
+    clock.forward(4)
+    assert given(sweep).attempt == 2
+
+
 def test_a_bug_is_tried_max_restarts_times(begin: Begin, store: Store, clock: Clock) -> None:
     sweep, _ = begin(1, max_restarts=2)
     for attempt in (1, 2, 3):

@@ -37,6 +37,7 @@ GPU = {"CPU": 8.0, "GPU": 1.0, "accelerator_type:A100": 1.0, "memory": 64.0 * 2*
             [{"CPU": 4.0}],
         ),
         ({"parallel": {"strategy": "ddp", "workers": 2}}, [{"CPU": 1.0}, {"CPU": 1.0}]),
+        ({"parallel": {"strategy": "ddp", "workers": {"min": 2, "max": 8}}}, [{"CPU": 2.0}]),
         ({"hardware": "A100"}, [{"CPU": 1.0}, GPU]),
         ({"resources": {"memory_gib_per_worker": 64}}, [GPU]),
     ],
@@ -60,6 +61,10 @@ def test_what_fits(wanted: dict[str, Any], nodes: list[dict[str, float]]) -> Non
         (
             {"parallel": {"strategy": "ddp", "workers": 4}}, [{"CPU": 2.0}, {"CPU": 1.0}],
             "4 workers of 1 CPU are wanted, and the cluster has room for 3 at a time; lower parallel.workers",
+        ),
+        (
+            {"parallel": {"strategy": "ddp", "workers": {"min": 3, "max": 8}}}, [{"CPU": 2.0}],
+            "at least 4 workers of 1 CPU are wanted, and the cluster has room for 2 at a time",
         ),
         (
             {"resources": {"memory_gib_per_worker": 65}}, [GPU],

@@ -101,6 +101,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         experiment_id=experiment.id,
         run_id=run.id,
         seed=run.seed,
+        workers=1,
         settings=settings,
         catalogue=CATALOGUE,
     )

@@ -82,6 +82,11 @@ def test_dates_and_words_like_on_stay_strings() -> None:
         ("optimizer: {no_prox: true}", "invalid-value", "optimizer", "belongs to adan"),
         ("parallel: {workers: 2}", "invalid-value", "parallel", "strategy: ddp"),
         ("parallel: {strategy: ddp, workers: 3}", "invalid-value", "", "such as 18"),
+        ("parallel: {strategy: ddp, workers: {min: 4, max: 2}}", "invalid-value", "parallel", "lower min"),
+        ("parallel: {strategy: ddp, workers: {min: 0, max: 2}}", "invalid-value", "parallel", "workers.min"),
+        ("parallel: {strategy: ddp, workers: {min: 1}}", "invalid-value", "parallel", "min and max"),
+        ("parallel: {workers: {min: 1, max: 1}}", "invalid-value", "parallel", "strategy: ddp"),
+        ("parallel: {strategy: ddp, workers: {min: 5, max: 7}}", "invalid-value", "", "from 5 to 7 divides"),
         ("batch: {micro_size: 3}", "invalid-value", "", "divisor of 16"),
         ("hardware: A1000", "unknown-hardware", "hardware", "did you mean 'A100'?"),
         ("hardware: TPUv3", "unknown-hardware", "hardware", "TPU"),
@@ -93,6 +98,7 @@ def test_dates_and_words_like_on_stay_strings() -> None:
         ("search: {axes: {batch.size: [2]}}", "unknown-axis", "search.axes.batch.size", "no field"),
         ("search: {axes: {queue.priority: [2]}}", "unknown-axis", "search.axes.queue.priority", "no field"),
         ("search: {name: random}", "invalid-value", "search", "samples"),
+        ("search: {otherwise: {precision: bf16}}", "invalid-value", "search", "no condition"),
         ("distillation: {temperature: 3}", "invalid-value", "distillation", "without a teacher"),
         ("name: b", "not-yaml", "", "given twice"),
         ("batch: 3", "wrong-type", "batch", "3"),
@@ -223,6 +229,24 @@ def test_any_value_in_any_field_is_accepted_or_refused_in_one_line(document: dic
         validate({**MINIMAL, **document})
     except SpecError as error:
         assert all(problem.type and "\n" not in str(problem) for problem in error.problems)
+
+
+@pytest.mark.parametrize("strategies", [["single", "ddp"], ["ddp", "single"]])
+def test_an_axis_that_only_some_strategies_have_leaves_the_others_as_they_are(strategies: list[str]) -> None:
+    axes = {"parallel.strategy": strategies, "parallel.workers": [2, 4]}
+    search = {"axes": axes, "when": {"parallel.workers": {"parallel.strategy": ["ddp"]}}}
+    spec = validate({**MINIMAL, "search": search})
+    parallel = {(str(plan.spec.parallel.strategy), plan.spec.parallel.workers) for plan in spec.runs()}
+    assert parallel == {("single", 1), ("ddp", 2), ("ddp", 4)}
+    assert spec.search.otherwise == {"parallel.workers": 1}
+    assert validate(json.loads(spec.canonical_json())) == spec
+
+
+def test_a_range_of_workers_is_those_that_divide_the_batch() -> None:
+    spec = validate({**MINIMAL, "parallel": {"strategy": "ddp", "workers": {"min": 2, "max": 8}}})
+    assert (spec.parallel.workers, spec.parallel.min_workers) == (8, 2)
+    assert spec.worker_numbers == (8, 4, 2)
+    assert validate(json.loads(spec.canonical_json())) == spec
 
 
 def test_the_hash_depends_on_meaning_not_on_text() -> None:
