@@ -164,7 +164,7 @@ def test_what_an_elastic_run_costs_so_far_counts_the_workers_of_each_attempt(
     sweep, experiment = begin(1, **ELASTIC)
     first = given(sweep)
     clock.forward(3600)
-    sweep.ended(first, MACHINE_FAILED)
+    sweep.ended(first, Ending("failed", failure=(FailureClass.bug, "IndexError")))
     resources[:] = [{"CPU": 2.0}]
     clock.forward(3600)
     given(sweep)
