@@ -21,7 +21,7 @@ from api.answer_shapes import (
     ScoreShape,
     SpeedupShape,
 )
-from api.deps import MAX_ID, ExperimentId, Filter, StoreDep
+from api.deps import MAX_ID, ExperimentId, Filter, SettingsDep, StoreDep
 from api.problems import declared
 
 if TYPE_CHECKING:
@@ -278,14 +278,18 @@ def speedup_experiment(
 def report_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
+    settings: SettingsDep,
     format: Annotated[ReportFormat, Query(description="html or md (Markdown).")] = ReportFormat.html,
     also: Also = None,
     filter: Filter = None,
 ) -> Response:
     """Question, method, tables, plots, verdicts, caveats and how to reproduce; needs no network."""
     from service.report import gather, html, markdown
+    from service.traces import traced_step
 
-    contents = gather(store, [experiment_id, *(also or ())], filter=filter)
+    contents = gather(
+        store, [experiment_id, *(also or ())], filter=filter, traced=lambda run: traced_step(settings, run)
+    )
     if format is ReportFormat.md:
         return Response(markdown(contents), media_type="text/markdown")
     page = html(contents)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
@@ -29,6 +29,7 @@ from api.shapes import Attempts, LogLines, Measurements, PointsShape, RunPage, R
 from api.stream import Place
 from service.model_folder import open_model
 from service.models import NoModel
+from service.traces import NoTrace, read_trace
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 
@@ -223,6 +224,32 @@ def get_model(
             "Content-Disposition": f'attachment; filename="{model.name}.tar"',
             "Content-Length": str(model.size),
         },
+    )
+
+
+@router.get(
+    "/{run_id}/trace",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "A document in Chrome's trace-event format: a process per worker, a slice per "
+            "step, its phases inside; times in microseconds.",
+            "content": {"application/json": {"schema": {"type": "object"}}},
+        },
+        **declared("not-found", "no-trace"),
+    },
+    summary="Get the timeline of a run",
+)
+def get_trace(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response:
+    """Where its traced steps went on every worker; opens in Perfetto and chrome://tracing."""
+    try:
+        document = read_trace(store, settings, run_id)
+    except NoTrace as error:
+        raise ProblemError("no-trace", str(error)) from None
+    return Response(
+        document,
+        media_type="application/json",
+        headers={"Content-Disposition": f'attachment; filename="run-{run_id}-trace.json"'},
     )
 
 

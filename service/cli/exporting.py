@@ -1,4 +1,4 @@
-"""The command that takes a model out: `export-model`."""
+"""The commands that take a run's files out: `export-model` and `trace`."""
 
 from __future__ import annotations
 
@@ -49,6 +49,27 @@ def export_model(
     size = sum(file["size"] for file in listing["files"].values())
     say(f"{folder}: {found}, {listing['checkpoint']} checkpoint, step {listing['step']}")
     note(f"{len(listing['files'])} files, {size:,} bytes, verified; README.md is the model card")
+
+
+def trace(
+    target: Annotated[str, typer.Argument(metavar="RUN", help="A run, such as run:42.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="A file for Perfetto (ui.perfetto.dev) or chrome://tracing."),
+    ] = Path("trace.json"),
+) -> None:
+    """Write the timeline of a run's traced steps: where each worker spent them."""
+    found = reference(target)
+    if not isinstance(found, RunRef):
+        raise Failure(f"'{target}' is an experiment; give a run, such as run:42", ExitCode.usage)
+    with connected() as client:
+        document = client.trace(found.id)
+    try:
+        output.write_bytes(document)
+    except OSError as error:
+        raise Failure(f"{output}: {error.strerror or error}", ExitCode.usage) from None
+    say(str(output))
+    note(f"{len(document):,} bytes; opens in https://ui.perfetto.dev and chrome://tracing")
 
 
 def _refuse_full(folder: Path) -> None:

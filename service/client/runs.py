@@ -135,6 +135,14 @@ class RunCalls(Wire):
                 raise api_error(answer.status_code, answer.read())
             return unpack(answer.iter_bytes(), folder)
 
+    def trace(self, id: int) -> bytes:
+        """The timeline of a run's traced steps, as JSON in Chrome's trace-event format.
+
+        Raises:
+            ApiError: there is no such run (`not-found`) or it has no timeline (`no-trace`).
+        """
+        return self._call("GET", f"/api/v1/runs/{id}/trace", repeat=True)
+
     def attempts(self, id: int) -> list[Attempt]:
         """Each try at a run, the first one first."""
         return self._items(Attempt, f"/runs/{id}/attempts", {})

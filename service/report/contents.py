@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 import yaml
@@ -32,6 +33,7 @@ from service.ledger import Ledger
 from service.records import PointRow, Run
 from service.states import RunState
 from service.store import Store
+from service.traces import TracedStep
 
 Answer = TypeVar("Answer")
 
@@ -39,6 +41,8 @@ CURVES = ("loss", "accuracy", "validation_loss", "f1", "exact_match", "map", "mr
 """Points that are drawn over steps, where runs have them."""
 POINTS_PER_CURVE = 60
 """Most points of one run's curve: what a plot 400 pixels wide can show."""
+MOST_TRACED = 8
+"""Most runs of which a step is drawn."""
 MOST_ROWS = 200
 """Most rows of one table."""
 TIME_PARTS = (
@@ -67,6 +71,7 @@ class Contents:
         verdicts: the recommended configuration against each other one.
         scores: an answer per named strategy.
         curves: points by run id and name.
+        steps: by run id, a step of the first run of each configuration that traced some.
         breakdown: mean seconds of each part of a run's time, by configuration.
         caveats: what a reader must know before believing, in words.
         ledgers: what the experiments were charged, all their runs included.
@@ -83,13 +88,26 @@ class Contents:
     verdicts: tuple[TestedPair, ...] | Unanswered
     scores: Mapping[str, ScoreAnswer] | Unanswered
     curves: Mapping[int, Mapping[str, Sequence[PointRow]]]
+    steps: Mapping[int, TracedStep]
     breakdown: Mapping[str, Mapping[str, float]]
     caveats: tuple[str, ...]
     ledgers: tuple[Ledger, ...] = ()
 
 
-def gather(store: Store, experiment_ids: Sequence[int], *, filter: str | None = None) -> Contents:
+def gather(
+    store: Store,
+    experiment_ids: Sequence[int],
+    *,
+    filter: str | None = None,
+    traced: Callable[[Run], TracedStep | None] = lambda run: None,
+) -> Contents:
     """Read and answer everything.
+
+    Args:
+        store: where the runs are.
+        experiment_ids: one, or several that are answered together.
+        filter: only runs that it takes.
+        traced: a step of a run, where it traced some.
 
     Raises:
         NotFound: there is no such experiment.
@@ -101,7 +119,22 @@ def gather(store: Store, experiment_ids: Sequence[int], *, filter: str | None = 
     curves = read_curves(store, evidence.finished, CURVES, max_points=POINTS_PER_CURVE)
     specs = tuple(store.experiment_spec(experiment.id)[0] for experiment in evidence.experiments)
     ledgers = [store.ledger(experiment.id) for experiment in evidence.experiments]
-    return contents(question, specs, curves, ledgers, made_at_s=time.time())
+    steps = _steps(evidence.finished, traced)
+    return contents(question, specs, curves, ledgers, made_at_s=time.time(), steps=steps)
+
+
+def _steps(runs: Sequence[Run], traced: Callable[[Run], TracedStep | None]) -> dict[int, TracedStep]:
+    """A step of the first run of each configuration, as far as they are drawn."""
+    found: dict[int, TracedStep] = {}
+    seen: set[str] = set()
+    for run in runs:
+        label = label_of(run.point)
+        if label in seen or len(found) == MOST_TRACED:
+            continue
+        if (step := traced(run)) is not None:
+            found[run.id] = step
+            seen.add(label)
+    return found
 
 
 def contents(
@@ -111,6 +144,7 @@ def contents(
     ledgers: Sequence[Ledger] = (),
     *,
     made_at_s: float,
+    steps: Mapping[int, TracedStep] = MappingProxyType({}),
 ) -> Contents:
     """Answer everything. Pure.
 
@@ -120,6 +154,7 @@ def contents(
         curves: points by run id and name.
         ledgers: of the experiments.
         made_at_s: now, in Unix seconds.
+        steps: traced steps by run id.
     """
     evidence = question.evidence
     recommendation = _answer(question.recommend)
@@ -143,6 +178,7 @@ def contents(
         ),
         scores=_answer(lambda: {name: question.score(strategy=name) for name in STRATEGIES}),
         curves=curves,
+        steps=steps,
         breakdown=breakdown(evidence),
         caveats=tuple(_caveats(evidence, recommendation, comparison, effects)),
         ledgers=tuple(ledgers),

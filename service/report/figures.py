@@ -28,6 +28,15 @@ _STATES = {
     "failed": PALETTE[5],
     "cancelled": PALETTE[6],
 }
+_PHASES = {
+    "forward": PALETTE[0],
+    "backward": PALETTE[4],
+    "optimizer": PALETTE[2],
+    "communication": PALETTE[1],
+    "bubble": PALETTE[5],
+    "data_wait": PALETTE[3],
+}
+"""Colours of a step's phases, in the order of the legend."""
 MOST_CURVES = 12
 """Configurations whose curves are drawn together; more cannot be told apart."""
 
@@ -58,6 +67,7 @@ def figures(contents: Contents) -> list[Figure]:
         *_trade_offs(contents),
         *_effects(contents.effects),
         _breakdown(contents),
+        *_steps(contents),
         _timeline(contents),
     ]
     return [figure for figure in found if figure is not None]
@@ -336,6 +346,46 @@ def _timeline(contents: Contents) -> Figure | None:
         data,
         layout,
     )
+
+
+def _steps(contents: Contents) -> Iterable[Figure]:
+    """One step of a run: a row per worker, a bar per phase; what waits stands out."""
+    runs = {run.id: run for run in contents.evidence.runs}
+    for id, step in contents.steps.items():
+        data: list[Trace] = []
+        for phase in dict.fromkeys([*_PHASES, *(bar.phase for bar in step.bars)]):
+            bars = [bar for bar in step.bars if bar.phase == phase]
+            if not bars:
+                continue
+            data.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "y": [bar.row for bar in bars],
+                    "base": _rounded([bar.begin_ms for bar in bars]),
+                    "x": _rounded([bar.end_ms - bar.begin_ms for bar in bars]),
+                    "text": [
+                        "" if bar.micro_batch is None else f"micro-batch {bar.micro_batch + 1}"
+                        for bar in bars
+                    ],
+                    "textposition": "none",
+                    "name": phase.replace("_", " "),
+                    "marker": {"color": _PHASES.get(phase, PALETTE[6]), "line": {"width": 1}},
+                    "hovertemplate": "%{y} %{text}<br>%{x:.4g} ms from %{base:.4g} ms"
+                    "<extra>%{fullData.name}</extra>",
+                }
+            )
+        layout = _layout("time since the step began (ms)", "worker", height=170 + 34 * len(step.rows))
+        layout["yaxis"] |= {"autorange": "reversed", "categoryorder": "array", "categoryarray": [*step.rows]}
+        layout |= {"bargap": 0.2, "barmode": "overlay"}
+        point = point_text(runs[id].point)
+        yield Figure(
+            f"step-{id}",
+            f"Step {step.step} of run:{id}{f' ({point})' if point else ''}, one that took the median time: "
+            "what each worker did when. `stillhouse trace` has all traced steps.",
+            data,
+            layout,
+        )
 
 
 def _with_legend(layout: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def sections(contents: Contents) -> list[Section]:
         Section("speed-ups", "Against the baseline", list(_speedup(contents))),
         Section("scores", "If you weigh it otherwise", list(_scores(contents))),
         Section("curves", "Learning curves", plots("curve-")),
-        Section("time", "Where the time went", [*plots("breakdown"), *plots("timeline")]),
+        Section("time", "Where the time went", [*plots("breakdown"), *plots("step-"), *plots("timeline")]),
         Section("ledger", "What it cost in all", list(_ledger(contents))),
         Section("method", "Method", list(_method(contents))),
         Section("environment", "Environment", list(_environment(contents))),
