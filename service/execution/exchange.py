@@ -15,7 +15,7 @@ from typing import Any
 
 from service.execution import driver_settings
 from service.execution.assignment import Ending
-from service.execution.mailbox import Delivery, Mailbox, Order
+from service.execution.mailbox import Delivery, Mailbox, Order, Place
 from service.execution.recorder import Recorder
 from service.execution.report import Answer, Report
 from service.models import experiment_folder
@@ -63,6 +63,10 @@ class Exchange:
     async def serve(self, group: str, done: Delivery | None, number: int) -> Order | None:
         """See `Mailbox.serve`."""
         return self._mailbox.serve(group, done, number)
+
+    async def arrive(self, group: str, place: Place) -> tuple[Place, ...]:
+        """See `Mailbox.arrive`."""
+        return self._mailbox.arrive(group, place)
 
     async def forget(self, group: str) -> None:
         """See `Mailbox.forget`."""
@@ -132,6 +136,11 @@ class ExchangeClient:
         """See `Exchange.serve`."""
         order: Order | None = self._call("serve", group, done, number)
         return order
+
+    def arrive(self, group: str, place: Place) -> tuple[Place, ...]:
+        """See `Exchange.arrive`."""
+        places: tuple[Place, ...] = self._call("arrive", group, place)
+        return places
 
     def forget(self, group: str) -> None:
         """See `Exchange.forget`."""

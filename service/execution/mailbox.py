@@ -27,10 +27,28 @@ class Delivery:
     ending: Ending
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker of a group runs.
+
+    Attributes:
+        rank: of the worker.
+        node: Ray's id of its node.
+        host: name of the machine.
+        pid: its process there.
+    """
+
+    rank: int
+    node: str | None
+    host: str
+    pid: int
+
+
 class Mailbox:
-    """Orders and deliveries by group."""
+    """Orders and deliveries by group, and where its workers are."""
 
     def __init__(self) -> None:
+        self._places: dict[str, dict[int, Place]] = {}
         self._orders: dict[str, Order] = {}
         self._deliveries: dict[str, Delivery] = {}
 
@@ -53,7 +71,14 @@ class Mailbox:
         order = self._orders.get(group)
         return order if order is not None and order.number > number else None
 
+    def arrive(self, group: str, place: Place) -> tuple[Place, ...]:
+        """The worker's side: it runs here; where those run that have arrived, by rank."""
+        places = self._places.setdefault(group, {})
+        places[place.rank] = place
+        return tuple(places[rank] for rank in sorted(places))
+
     def forget(self, group: str) -> None:
         """The group has ended."""
+        self._places.pop(group, None)
         self._orders.pop(group, None)
         self._deliveries.pop(group, None)

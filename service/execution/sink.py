@@ -13,8 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Literal
 
+from service.execution.mailbox import Place
 from service.execution.report import Answer, Report, Started
 from service.records import LogLine, MeasurementRow
 from service.store import AliveRow, CheckpointRow, PointBatch, ProgressRow, RecordBatch
@@ -44,6 +46,7 @@ class RecorderSink:
         run_id: the run.
         attempt: its attempt.
         rank: of this worker; those beyond 0 hear of stops and report nothing.
+        places: of the worker and its peers, by rank; empty for a worker that is alone.
         on_stale: called once when another attempt has become the current one.
     """
 
@@ -54,12 +57,14 @@ class RecorderSink:
         attempt: int,
         *,
         rank: int = 0,
+        places: Sequence[Place] = (),
         on_stale: Callable[[], None] = lambda: None,
     ) -> None:
         self._send = send
         self._run_id = run_id
         self._attempt = attempt
         self._rank = rank
+        self._places = places
         self._on_stale = on_stale
         self._changed = threading.Condition()
         self._started: Started | None = None
@@ -93,12 +98,13 @@ class RecorderSink:
     # -- Sink ------------------------------------------------------------------------------------
 
     def started(self, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, object]) -> None:
-        """See `Sink.started`; adds the worker's host and process."""
+        """See `Sink.started`; adds the worker's host and process, and those of its peers."""
         known = {
             **facts,
             "worker_node": socket.gethostname(),
             "ray_node_id": ray_node_id(),
             "worker_pid": os.getpid(),
+            **({"worker_places": [asdict(place) for place in self._places]} if self._places else {}),
         }
         self._add(lambda: setattr(self, "_started", Started(total_steps, resumed_from_step, known)))
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.execution.assignment import Assignment, Ending
 from service.execution.exchange import ExchangeClient
+from service.execution.mailbox import Place
 from service.execution.sink import RecorderSink
 from trainers.errors import FailureClass
 from trainers.reporting import NullSink, Outcome
@@ -19,8 +21,16 @@ _FLUSH_S = 5.0
 _STALE_EXIT_CODE = 70
 
 
-def train_one(exchange: ExchangeClient, assignment: Assignment, *, rank: int = 0) -> Outcome:
+def train_one(
+    exchange: ExchangeClient, assignment: Assignment, *, rank: int = 0, places: Sequence[Place] = ()
+) -> Outcome:
     """Train one assignment in this process; all that was reported is safe when this returns.
+
+    Args:
+        exchange: the experiment's exchange.
+        assignment: what to train.
+        rank: of this worker in its group.
+        places: of the group's workers, by rank; empty for a worker that is alone.
 
     Raises:
         Exception: whatever ended the training; its traceback is in the run's log.
@@ -28,7 +38,12 @@ def train_one(exchange: ExchangeClient, assignment: Assignment, *, rank: int = 0
     from trainers.entrypoint import train
 
     sink = RecorderSink(
-        exchange.report, assignment.run_id, assignment.attempt, rank=rank, on_stale=_end_process
+        exchange.report,
+        assignment.run_id,
+        assignment.attempt,
+        rank=rank,
+        places=places,
+        on_stale=_end_process,
     )
     try:
         outcome: Outcome = train(
@@ -73,6 +88,48 @@ def failure_of(error: BaseException) -> tuple[FailureClass, str]:
 
     classified: tuple[FailureClass, str] = classify(cause)
     return classified
+
+
+_WORST_FIRST = (
+    FailureClass.out_of_memory,
+    FailureClass.infrastructure,
+    FailureClass.not_finite,
+    FailureClass.bad_data,
+    FailureClass.bad_spec,
+    FailureClass.preempted,
+    FailureClass.lost,
+    FailureClass.bug,
+)
+
+
+def failure_of_group(failures: Mapping[int, BaseException], workers: int) -> tuple[FailureClass, str]:
+    """Class and one line for a group of workers: of the error that explains the others.
+
+    When a worker dies or fails, its peers fail for want of it: they only lose a connection.
+
+    Args:
+        failures: by rank, of those that failed before the group was ended; not empty.
+        workers: of the group.
+    """
+
+    def order(rank: int) -> tuple[bool, int, int]:
+        kind, _ = failure_of(failures[rank])
+        return _lost_a_peer(failures[rank]), _WORST_FIRST.index(kind), rank
+
+    first = min(failures, key=order)
+    kind, message = failure_of(failures[first])
+    return kind, f"worker {first} of {workers}: {message}"
+
+
+def _lost_a_peer(error: BaseException) -> bool:
+    """Whether an error only says that another worker, or the way to it, is gone."""
+    cause = _task_cause(error) or error
+    lost = isinstance(cause, RuntimeError | ConnectionError)
+    return lost and failure_of(cause)[0] is FailureClass.infrastructure and not _of_ray(cause)
+
+
+def _of_ray(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] == "ray"
 
 
 def _task_cause(error: Any) -> BaseException | None:

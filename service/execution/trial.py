@@ -14,8 +14,8 @@ from typing import Any
 
 from service.execution.assignment import Assignment, Ending
 from service.execution.exchange import ExchangeClient
-from service.execution.training import ending_of, failure_of, train_one
-from service.execution.worker_group import WorkerGroup, WorkerGroupFailed, worst
+from service.execution.training import ending_of, failure_of, failure_of_group, train_one
+from service.execution.worker_group import WorkerGroup, WorkerGroupFailed
 from trainers.errors import FailureClass
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,11 @@ def trial(config: Mapping[str, Any], *, exchange: ExchangeClient, storage: str, 
     else:
         ending = _in_group(exchange, assignment, Path(storage), names)
     tune.report({"ending": ending})
-    if ending.failure is not None and assignment.shape.workers == 1 and ending.failure[0] not in _CLEAN_AFTER:
+    if ending.failure is None:
+        return
+    # A group trains in processes of its own, and ends with this one where it could not be closed.
+    clean = ending.failure[0] in _CLEAN_AFTER if assignment.shape.workers == 1 else _group is None
+    if not clean:
         raise ProcessNotClean(ending.failure[1])
 
 
@@ -77,9 +81,11 @@ def _in_group(exchange: ExchangeClient, assignment: Assignment, storage: Path, n
         ending = _group.train(assignment)
     except WorkerGroupFailed as error:
         logger.exception("run %d failed", assignment.run_id)
-        _group.close()
-        _group = None
-        return Ending("failed", failure=worst([failure_of(each) for each in error.failures.values()]))
+        if _group.close():
+            _group = None
+        if not error.failures:
+            return Ending("failed", failure=(FailureClass.infrastructure, str(error)))
+        return Ending("failed", failure=failure_of_group(error.failures, assignment.shape.workers))
     if assignment.isolated:
         _group.close()
         _group = None

@@ -4,32 +4,47 @@ A group costs 15-25 s to open on two cores: controller and workers are new proce
 worker imports torch. The process group is opened once, and the workers then wait for orders in
 the mailbox; a further run costs what a look into the mailbox costs. A failure ends the group, so
 that the next run begins in new processes.
+
+Its workers may be on several nodes. They talk over the interface that `service.execution.network`
+finds, and before the first run each looks whether it sees what rank 0 has written to the storage.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from service.cluster import fits
 from service.execution.assignment import Assignment, Ending
 from service.execution.exchange import ExchangeClient
-from service.execution.mailbox import Delivery, Order
+from service.execution.mailbox import Delivery, Order, Place
 from service.execution.run_plan import Shape
+from service.execution.sink import ray_node_id
 from service.execution.training import ending_of, train_one
-from trainers.errors import FailureClass
+from trainers.errors import BadSpecError
 
 logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 _LOOK_S = 0.05
 _AWAY_S = 0.5
 _LOOK_LONG_S = 0.25
 _END_TIMEOUT_S = 20.0
+_ROOM_EVERY_S = 2.0
+_NO_ROOM_S = 10.0
+"""How long the cluster may lack the room for a group before the group is given up."""
+_MEET_S = 300.0
+"""How long the workers of a group may take to find each other once their process group stands."""
+_SEEN_S = 20.0
+"""How long a file may take from one node to another: network file systems remember what was not there."""
 
 _TRAIN_ENVIRONMENT = {
     # The controller looks at its workers this often: it bounds how late an ended group is noticed.
@@ -42,7 +57,12 @@ _TRAIN_ENVIRONMENT = {
 
 
 class WorkerGroupFailed(Exception):
-    """The group ended while a run trained in it; `failures` holds each rank's error."""
+    """The group ended while a run trained in it, or never had room.
+
+    Args:
+        message: one line.
+        failures: each rank's error, where any is known.
+    """
 
     def __init__(self, message: str, failures: Mapping[int, BaseException]) -> None:
         super().__init__(message)
@@ -86,7 +106,9 @@ class WorkerGroup:
 
         self._order += 1
         order = Order(self._order, assignment)
+        room = _Room(self.shape)
         while True:
+            room.check()
             ended = self._ended.is_set()  # Before the look: a result may come just before the end.
             try:
                 ending = self._exchange.ask(self._name, order)
@@ -100,8 +122,12 @@ class WorkerGroup:
                 raise _failed(self._error)
             self._ended.wait(_LOOK_S)
 
-    def close(self) -> None:
-        """Let the workers end, and wait until Ray has its resources back."""
+    def close(self) -> bool:
+        """Let the workers end, and wait until Ray has its resources back.
+
+        Returns:
+            Whether that is so; else the group ends when this process does.
+        """
         import ray
 
         try:
@@ -112,15 +138,23 @@ class WorkerGroup:
             self._exchange.forget(self._name)
         except ray.exceptions.RayError as error:
             logger.warning("the exchange does not answer; Ray ends the group with this process: %s", error)
+        return not self.open
 
     def _fit(self) -> None:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchTrainer
 
+        from service.execution.network import ProcessGroup
+
         resources = dict(self.shape.resources)
         trainer = TorchTrainer(
             _serve,
-            train_loop_config={"exchange": self._exchange, "group": self._name},
+            train_loop_config={
+                "exchange": self._exchange,
+                "group": self._name,
+                "storage": str(self._storage),
+            },
+            torch_config=ProcessGroup(),
             scaling_config=ScalingConfig(
                 num_workers=self.shape.workers,
                 use_gpu=self.shape.device == "cuda",
@@ -148,31 +182,111 @@ def _serve(config: Mapping[str, Any]) -> None:
     exchange: ExchangeClient = config["exchange"]
     group: str = config["group"]
     rank = ray.train.get_context().get_world_rank()
+    places = _meet(exchange, group, Path(config["storage"]), rank)
     number, done = 0, None
     waited_since = time.monotonic()
     while True:
-        order = _patiently(exchange, group, done, number)
+        order = _patiently(partial(exchange.serve, group, done, number))
         if order is None:
             time.sleep(_LOOK_S if time.monotonic() - waited_since < 10 else _LOOK_LONG_S)
             continue
         if order.assignment is None:
             return
-        outcome = train_one(exchange, order.assignment, rank=rank)
+        outcome = train_one(exchange, order.assignment, rank=rank, places=places)
         number = order.number
         done = Delivery(number, ending_of(outcome)) if rank == 0 else None
         waited_since = time.monotonic()
 
 
-def _patiently(
-    exchange: ExchangeClient, group: str, done: Delivery | None, number: int, patience_s: float = 120.0
-) -> Order | None:
-    """Look into the mailbox, over a restart of the exchange."""
+def _meet(exchange: ExchangeClient, group: str, storage: Path, rank: int) -> tuple[Place, ...]:
+    """Wait for the group's other workers, and see that all of them share the storage.
+
+    Returns:
+        Where all of them run, by rank.
+
+    Raises:
+        TimeoutError: some of them did not come.
+        BadSpecError: this worker does not see what rank 0 has written.
+    """
+    import ray.train
+
+    own = Place(rank, ray_node_id(), socket.gethostname(), os.getpid())
+    mark = storage / f"{group}.seen-by-all"
+    if rank == 0:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    world = ray.train.get_context().get_world_size()
+    deadline = time.monotonic() + _MEET_S
+    while len(places := _patiently(partial(exchange.arrive, group, own))) < world:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{world - len(places)} of {world} workers did not come to the group")
+        time.sleep(_LOOK_S)
+    see_mark(mark, own.host, places[0].host, _SEEN_S)
+    return places
+
+
+def see_mark(mark: Path, own: str, writer: str, patience_s: float) -> None:
+    """Wait until a file that rank 0 has written is visible here.
+
+    Args:
+        mark: the file.
+        own: host of this worker.
+        writer: host of rank 0.
+        patience_s: how long that may take.
+
+    Raises:
+        BadSpecError: it never was: the nodes do not share the folder.
+    """
+    deadline = time.monotonic() + patience_s
+    while not mark.exists():
+        if time.monotonic() > deadline:
+            raise BadSpecError(
+                f"host {own} does not see {mark.parent}, which host {writer} writes to; workers on several "
+                "nodes need one folder for checkpoints: set STILLHOUSE_DATA_DIR to storage that all share"
+            )
+        time.sleep(_LOOK_S)
+
+
+class _Room:
+    """Notices when the cluster could not hold a group any more, which Ray would wait for without end.
+
+    Args:
+        shape: of the group.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self._wanted = [(dict(shape.resources), dict(shape.labels), shape.workers)]
+        self._workers = shape.workers
+        self._looked_s = self._had_room_s = time.monotonic()
+
+    def check(self) -> None:
+        """Look from time to time.
+
+        Raises:
+            WorkerGroupFailed: there has been no room for a while.
+        """
+        from service.execution.tuning import look_at_cluster
+
+        now = time.monotonic()
+        if now - self._looked_s < _ROOM_EVERY_S:
+            return
+        self._looked_s = now
+        if fits(self._wanted, look_at_cluster().nodes):
+            self._had_room_s = now
+        elif now - self._had_room_s > _NO_ROOM_S:
+            raise WorkerGroupFailed(
+                f"nodes have gone, and the cluster has no room for {self._workers} workers any more", {}
+            )
+
+
+def _patiently(ask: Callable[[], Answer], patience_s: float = 120.0) -> Answer:
+    """Ask the exchange, over a restart of it."""
     import ray
 
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            return exchange.serve(group, done, number)
+            return ask()
         except ray.exceptions.RayError:
             if time.monotonic() > deadline:
                 raise
@@ -185,21 +299,3 @@ def _failed(error: BaseException | None) -> WorkerGroupFailed:
     if not failures and error is not None:
         failures = {0: error}
     return WorkerGroupFailed(message, failures)
-
-
-_WORST_FIRST = (
-    FailureClass.out_of_memory,
-    FailureClass.infrastructure,
-    FailureClass.not_finite,
-    FailureClass.bad_data,
-    FailureClass.bad_spec,
-    FailureClass.preempted,
-    FailureClass.lost,
-    FailureClass.bug,
-)
-"""Which of several ranks' failures explains the others: a dead peer looks like a bug from afar."""
-
-
-def worst(failures: list[tuple[FailureClass, str]]) -> tuple[FailureClass, str]:
-    """The failure that explains the others."""
-    return min(failures, key=lambda failure: _WORST_FIRST.index(failure[0]))

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.execution.training import failure_of
-from service.execution.worker_group import worst
+from service.execution.training import failure_of, failure_of_group
 from trainers.errors import BadDataError, FailureClass, NotFiniteError
 
 
@@ -43,6 +42,27 @@ def test_class_of_an_error(make: Callable[[Any], Exception], expected: FailureCl
     assert "\n" not in message
 
 
-def test_a_dead_worker_explains_what_its_peer_saw() -> None:
-    died = (FailureClass.infrastructure, "a worker process died")
-    assert worst([(FailureClass.bug, "Connection closed by peer"), died]) == died
+DEAD = "DEAD"
+PEER_GONE = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234")
+
+
+@pytest.mark.parametrize(
+    ("failures", "kind", "says"),
+    [
+        ({0: PEER_GONE, 1: DEAD}, FailureClass.infrastructure, "worker 1 of 3: a worker process died"),
+        ({0: PEER_GONE, 2: PEER_GONE}, FailureClass.infrastructure, "worker 0 of 3: RuntimeError"),
+        ({0: PEER_GONE, 2: KeyError("x")}, FailureClass.bug, "worker 2 of 3: KeyError"),
+        ({0: ConnectionError("reset"), 1: BadDataError("line 3")}, FailureClass.bad_data, "worker 1 of 3"),
+        ({0: KeyError("x"), 1: DEAD}, FailureClass.infrastructure, "worker 1 of 3: a worker process died"),
+        ({1: NotFiniteError("loss is NaN"), 2: PEER_GONE}, FailureClass.not_finite, "worker 1 of 3"),
+    ],
+)
+def test_the_failure_of_a_group_is_the_one_that_explains_the_others(
+    failures: dict[int, Any], kind: FailureClass, says: str
+) -> None:
+    from ray.exceptions import ActorDiedError
+
+    errors = {rank: ActorDiedError() if error is DEAD else error for rank, error in failures.items()}
+    found, message = failure_of_group(errors, 3)
+    assert found is kind
+    assert message.startswith(says)
