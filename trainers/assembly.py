@@ -86,6 +86,7 @@ def assemble(
     elif device.type == "cpu":
         dropout.install(model)
     arithmetic.prepare(model)
+    parameters = model.parameter_count
     # A GPU's matrix units want widths of 8; on CPU every column of padding costs time.
     multiple = 8 if device.type == "cuda" else 1
     distilled = distillation.set_up(
@@ -123,8 +124,8 @@ def assemble(
         seed=config.seed,
         global_size=config.batch.global_size,
         micro_size=micro_size,
-        rank=workers.rank,
-        world=workers.world,
+        replica=workers.replica,
+        replicas=workers.replicas,
         pad_id=data.pad_id,
         multiple=multiple,
         transform=distilled.transform,
@@ -148,8 +149,8 @@ def assemble(
             model=model,
             projections=distilled.projections,
             optimizer=built.optimizer,
+            names=built.names,
             data=identity,
-            world=workers.world,
         )
         timeline.carry_over(taken.state["spent_s"])
         _restore_best(checkpoints, progress, task.headline, workers)
@@ -163,7 +164,15 @@ def assemble(
     scale = loss_scale_for(config)
     scale.restore(progress.loss_scale)
     batches.take_detour(progress.roll_backs)
-    replica = replicate(config, distilled.module, workers, device, timeline)
+    replica = replicate(
+        config,
+        model,
+        distilled.module,
+        workers=workers,
+        device=device,
+        arithmetic=arithmetic,
+        timeline=timeline,
+    )
     total_steps = config.length.total_steps(len(data.train), config.batch.global_size)
     sink.started(
         total_steps=total_steps,
@@ -185,8 +194,8 @@ def assemble(
             "attention": model.attention,
             "workers": workers.world,
             "micro_size": micro_size,
-            "accumulation": config.batch.global_size // config.parallel.workers // micro_size,
-            "parameters": model.parameter_count,
+            "accumulation": config.share // micro_size,
+            "parameters": parameters,
             "train_examples": len(data.train),
             "validation_examples": len(data.validation),
             "vocabulary_size": data.vocabulary_size,
@@ -194,7 +203,9 @@ def assemble(
     )
     # Last, because building draws random numbers too.
     if taken is not None:
-        snapshot.restore_random(taken, rank=workers.rank, device=device)
+        snapshot.restore_random(
+            taken, rank=workers.rank, world=workers.world, seed=config.seed, device=device
+        )
     else:
         seed_all(config.seed, rank=workers.rank)
     return Trainer(
@@ -206,10 +217,15 @@ def assemble(
             model=model,
             replica=replica,
             optimizer=built.optimizer,
+            names=built.names,
             update=Update(
-                distilled.module, built.optimizer, scale, arithmetic.half, config.optimizer.max_grad_norm
+                distilled.module,
+                built.optimizer,
+                scale,
+                arithmetic.half,
+                config.optimizer.max_grad_norm,
+                replica.counted(),
             ),
-            arithmetic=arithmetic,
             batches=batches,
             evaluator=evaluator,
             workers=workers,
@@ -217,7 +233,9 @@ def assemble(
             checkpoints=checkpoints,
             progress=progress,
             timeline=timeline,
-            figures=RunFigures(config, instruments, arithmetic_of(model.bert.config, data.head)),
+            figures=RunFigures(
+                config, instruments, arithmetic_of(model.bert.config, data.head), first=workers.first
+            ),
             profiler=profiler_for(
                 config.telemetry.profile_steps, total_steps, device, timeline, records=workers.rank == 0
             ),
@@ -230,6 +248,7 @@ def assemble(
             data_identity=identity,
             tokenizer=data.tokenizer,
             total_steps=total_steps,
+            parameters=parameters,
             resumed_from=found,
         ),
         sink,

@@ -22,7 +22,7 @@ AVAILABLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "single_fused",
             "multi_fused",
         ),
-        "parallel.strategy": ("single", "ddp"),
+        "parallel.strategy": ("single", "ddp", "pipeline"),
         "search.name": ("grid", "random", "asha"),
     }
 )

@@ -20,6 +20,13 @@ from trainers.availability import AVAILABLE
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)]
 
 
+LAYERS: Mapping[str, int] = MappingProxyType({"tiny": 2, "mini": 4, "small": 4, "medium": 8, "base": 12})
+"""Encoder layers of the presets."""
+
+MICRO_BATCHES_PER_STAGE = 4
+"""Of a pipeline whose micro-batch is `auto`: by the formula at most a fifth of a step is bubble then."""
+
+
 class Section(BaseModel):
     """A closed, frozen group of fields: unknown keys and NaN are errors."""
 
@@ -327,6 +334,14 @@ class Parallel(Section):
     """Fewest workers of an elastic run, the `min` of `workers`; unset = always exactly `workers`."""
     activation_checkpointing: bool = False
     """Keep only the input of each encoder layer for the backward pass, which computes the rest again."""
+    stages: int | None = Field(default=None, ge=2, le=256)
+    """pipeline only: workers that a model's layers are dealt out to; unset = all. The rest are replicas."""
+    engine: Literal["torch", "deepspeed"] | None = None
+    """pipeline only: library that runs the schedule; unset = torch."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] | None = None
+    """pipeline with engine torch only: order of the passes on a stage; unset = 1f1b."""
+    partition: Literal["parameters", "uniform", "time"] | None = None
+    """pipeline only: what the stages have alike; parameters, layers or measured time; unset = parameters."""
 
     @model_validator(mode="before")
     @classmethod
@@ -365,6 +380,55 @@ class Parallel(Section):
                     "lower min or raise max of parallel.workers"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _pipeline(self) -> Parallel:
+        if self.strategy is not Strategy.pipeline:
+            for field in ("stages", "engine", "schedule", "partition"):
+                if getattr(self, field) is not None:
+                    raise ValueError(
+                        f"{field} belongs to strategy pipeline, not {self.strategy}; "
+                        f"remove parallel.{field} or set parallel.strategy: pipeline"
+                    )
+            return self
+        if self.workers < 2:
+            raise ValueError(
+                "strategy pipeline needs at least 2 workers, one for each stage; "
+                "raise parallel.workers or set parallel.strategy: single"
+            )
+        if self.workers % self.stage_count:
+            raise ValueError(
+                f"workers {self.workers} does not divide by stages {self.stage_count}; "
+                f"set parallel.workers to a multiple of {self.stage_count}"
+            )
+        if self.min_workers is not None and self.stages is None:
+            raise ValueError(
+                "a pipeline with a range of workers needs its number of stages; "
+                "set parallel.stages, or a single number in parallel.workers"
+            )
+        if self.engine == "deepspeed" and self.schedule not in (None, "1f1b"):
+            raise ValueError(
+                f"engine deepspeed has the schedule 1f1b alone, not {self.schedule}; "
+                "remove parallel.schedule or set parallel.engine: torch"
+            )
+        return self
+
+    @property
+    def stage_count(self) -> int:
+        """Workers that share one model's layers; 1 = each worker has all of them."""
+        if self.strategy is not Strategy.pipeline:
+            return 1
+        return self.workers if self.stages is None else self.stages
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model, which share the examples of a step."""
+        return self.workers // self.stage_count
+
+    @property
+    def pieces(self) -> int:
+        """Parts that a model's layers are cut into; a worker has several in some schedules."""
+        return self.stage_count * (2 if self.schedule in ("interleaved", "zero_bubble") else 1)
 
 
 class Evaluation(Section):
@@ -413,6 +477,22 @@ class Telemetry(Section):
     """Steps of a profiled window (kernels, launches, occupancy), outside the timed region; 0 = off."""
     trace_steps: int = Field(default=0, ge=0, le=1000)
     """Steps of which every worker's phases are kept as a timeline, after the first ones; 0 = off."""
+
+
+def require_layers(parallel: Parallel, layers: int, whose: str) -> None:
+    """Refuse a pipeline with more stages than there are layers to deal out.
+
+    Raises:
+        ValueError: naming the fields to change.
+    """
+    if parallel.pieces <= layers:
+        return
+    pieces = "" if parallel.pieces == parallel.stage_count else f" of {parallel.pieces} pieces"
+    raise ValueError(
+        f"{parallel.stage_count} stages{pieces} need at least {parallel.pieces} layers, and {whose} has "
+        f"{layers}; lower parallel.stages, or parallel.workers where that is unset"
+        + (", or set parallel.schedule: 1f1b" if pieces else "")
+    )
 
 
 class TrainingSections(Section):
@@ -479,16 +559,22 @@ class TrainingSections(Section):
     def _undivided(self, workers: int) -> str | None:
         """Why the global batch cannot be spread over so many workers, and what to change."""
         size, micro = self.batch.global_size, self.batch.micro_size
-        if size % workers:
+        stages = self.parallel.stage_count
+        if workers % stages:
+            return f"parallel.workers {workers} does not divide by parallel.stages {stages}"
+        # In a pipeline all workers of a replica see the same examples.
+        replicas = workers // stages
+        whom = "parallel.workers" if stages == 1 else "parallel.workers / parallel.stages ="
+        if size % replicas:
             return (
-                f"batch.global_size {size} does not divide by parallel.workers {workers}; "
-                f"use a multiple of {workers}, such as {math.ceil(size / workers) * workers}"
+                f"batch.global_size {size} does not divide by {whom} {replicas}; "
+                f"use a multiple of {replicas}, such as {math.ceil(size / replicas) * replicas}"
             )
-        share = size // workers
+        share = size // replicas
         if isinstance(micro, int) and share % micro:
             return (
                 f"batch.micro_size {micro} does not divide a worker's share of {share} examples "
-                f"(batch.global_size {size} / parallel.workers {workers}); choose a divisor of {share}"
+                f"(batch.global_size {size} / {whom} {replicas}); choose a divisor of {share}"
             )
         return None
 
@@ -499,16 +585,54 @@ class TrainingSections(Section):
         fewest = self.parallel.min_workers or most
         return tuple(number for number in range(most, fewest - 1, -1) if self._undivided(number) is None)
 
+    @model_validator(mode="after")
+    def _fits_a_pipeline(self) -> TrainingSections:
+        if self.parallel.strategy is not Strategy.pipeline:
+            return self
+        known = LAYERS.get(self.model.student)
+        if known is not None:
+            require_layers(self.parallel, known, f"model.student {self.model.student}")
+        elif self.model.layers is not None:
+            require_layers(self.parallel, len(self.model.layers), "model.layers")
+        if self.model.compile:
+            raise ValueError(
+                "model.compile compiles a whole encoder, and no stage of a pipeline has one; "
+                "set model.compile: false or another parallel.strategy"
+            )
+        if self.model.teacher is not None:
+            for field in ("hidden_weight", "embedding_weight", "relation_weight", "cosine_weight"):
+                if getattr(self.distillation, field):
+                    raise ValueError(
+                        f"distillation.{field} compares layers inside the model, and the stage of a pipeline "
+                        f"that has the teacher sees logits alone; set distillation.{field}: 0 or "
+                        "another parallel.strategy"
+                    )
+        return self
+
+    @property
+    def share(self) -> int:
+        """Examples of a step on one replica (elastic: at the most workers)."""
+        return self.batch.global_size // (self.worker_numbers[0] // self.parallel.stage_count)
+
     @property
     def micro_size(self) -> int:
-        """Examples per forward-backward on one worker, `auto` resolved (elastic: at the most workers)."""
-        share = self.batch.global_size // self.worker_numbers[0]
-        return share if self.batch.micro_size == "auto" else int(self.batch.micro_size)
+        """Examples per forward-backward on one worker, `auto` resolved (elastic: at the most workers).
+
+        A pipeline's stages wait for each other the less the more micro-batches a step has: there
+        `auto` makes at least `MICRO_BATCHES_PER_STAGE` of them for each stage, where the share allows it.
+        """
+        if self.batch.micro_size != "auto":
+            return int(self.batch.micro_size)
+        stages = self.parallel.stage_count
+        if stages == 1:
+            return self.share
+        wanted = min(MICRO_BATCHES_PER_STAGE * stages, self.share)
+        return self.share // next(count for count in range(wanted, self.share + 1) if self.share % count == 0)
 
     @property
     def accumulation(self) -> int:
         """Forward-backward passes per optimizer update on one worker (elastic: at the most workers)."""
-        return self.batch.global_size // self.worker_numbers[0] // self.micro_size
+        return self.share // self.micro_size
 
 
 class Rates(Section):

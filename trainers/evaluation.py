@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from trainers.data.batches import Batch, collate, evaluation_rows
-from trainers.models.student import Student
+from trainers.parallel.replica import Replica
 from trainers.parallel.workers import Workers
 from trainers.precision import Inference
 from trainers.tasks.base import Prepared, Task
@@ -44,25 +44,25 @@ class Evaluator:
         self._transform = prepared.transform
         self._device, self._inference = device, inference
         self._pad_id, self._multiple = prepared.pad_id, multiple
-        self._batches = evaluation_rows(self._data.lengths, batch_size, workers.rank, workers.world)
+        self._batches = evaluation_rows(self._data.lengths, batch_size, workers.replica, workers.replicas)
 
-    def evaluate(self, model: Student, abandon: Callable[[], bool]) -> dict[str, float] | None:
+    def evaluate(self, replica: Replica, abandon: Callable[[], bool]) -> dict[str, float] | None:
         """Metrics and `validation_loss`, the same on every worker.
 
         Args:
-            model: put into evaluation mode meanwhile; draws no random numbers.
+            replica: put into evaluation mode meanwhile; draws no random numbers.
             abandon: asked before each batch on every worker, which all get the same answer.
 
         Returns:
             The scores, or None when abandoned.
         """
         began_s = time.perf_counter()
-        model.eval()
+        replica.student.eval()
         try:
-            with self._inference.on(model):
-                parts = self._forward_all(model, abandon)
+            with self._inference.on(replica.student):
+                parts = self._forward_all(replica, abandon)
         finally:
-            model.train()
+            replica.student.train()
         if parts is None:
             return None
         every = self._workers.collect((*parts, time.perf_counter() - began_s))
@@ -76,8 +76,10 @@ class Evaluator:
 
     @torch.no_grad()
     def _forward_all(
-        self, model: Student, abandon: Callable[[], bool]
+        self, replica: Replica, abandon: Callable[[], bool]
     ) -> tuple[np.ndarray, np.ndarray, float] | None:
+        """Rows that this worker observed, what it observed of each, and the sum of their loss."""
+        seen: list[np.ndarray] = []
         observed: list[np.ndarray] = []
         loss = 0.0
         for rows in self._batches:
@@ -88,13 +90,20 @@ class Evaluator:
             batch = collate(self._data, rows, self._pad_id, self._multiple)
             if self._transform is not None:
                 batch = self._transform(batch, seed=0, epoch=0)
-            kept, batch_loss = self._forward(model, batch.to(self._device))
+            said = self._forward(replica, batch.to(self._device))
+            if said is None:
+                continue
+            kept, batch_loss = said
+            seen.append(rows)
             observed.append(kept.float().cpu().numpy())
             loss += float(batch_loss)
-        whole = np.concatenate(observed) if observed else np.empty((0, 0), dtype=np.float32)
-        return np.concatenate(self._batches), whole, loss
+        if not seen:
+            return np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.float32), 0.0
+        return np.concatenate(seen), np.concatenate(observed), loss
 
-    def _forward(self, model: Student, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, replica: Replica, batch: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:
         with self._inference.context():
-            logits = model(batch).logits
-            return self._scoring.observe(logits, batch), self._task.loss(logits, batch)
+            said = replica.infer(batch)
+            if said is None:
+                return None
+            return self._scoring.observe(said.logits, batch), self._task.loss(said.logits, batch)

@@ -105,8 +105,7 @@ def choose(
     # Rank 0's word counts, because another run may write between two workers' readings.
     found: int | None = workers.share(memory.recall(key))
     if found is None:
-        share = config.batch.global_size // config.parallel.workers
-        found = min(workers.collect(largest(share, lambda size: fits(lambda: attempt(size)))))
+        found = min(workers.collect(largest(config.share, lambda size: fits(lambda: attempt(size)))))
         if found == 0:
             raise OutOfMemoryError(
                 f"not even one example of length {config.task.max_length} fits into memory; "
@@ -143,7 +142,7 @@ def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object])
         "shape": {name: str(value) for name, value in shape.items()},
         "task": [config.task.name, config.task.max_length],
         "optimizer": [config.optimizer.name, config.optimizer.implementation],
-        "share": config.batch.global_size // config.parallel.workers,
+        "share": config.share,
         "workers": config.parallel.workers,
         "activation_checkpointing": config.parallel.activation_checkpointing,
         "device": [name, memory, torch.__version__],

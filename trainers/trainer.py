@@ -1,10 +1,10 @@
-"""The training loop: `train -> train_step -> forward_backward_step`."""
+"""The training loop: `train -> train_step -> Replica.gradients`."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Never
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from trainers.checkpoints import random_state, snapshot, store
+from trainers.checkpoints.snapshot import Tensors
 from trainers.checkpoints.store import CheckpointStore
 from trainers.config import RunConfig
 from trainers.data import tokenizers
@@ -26,7 +27,6 @@ from trainers.objective import Objective
 from trainers.optimizers.schedule import learning_rate
 from trainers.parallel.replica import Replica
 from trainers.parallel.workers import Workers
-from trainers.precision import Arithmetic
 from trainers.process import seed_all
 from trainers.progress import Progress
 from trainers.reporting import Outcome, Point, Sink, Stop, StopReason
@@ -53,8 +53,8 @@ class Parts:
     model: Student
     replica: Replica
     optimizer: torch.optim.Optimizer
+    names: tuple[str, ...]
     update: Update
-    arithmetic: Arithmetic
     batches: TrainingBatches
     evaluator: Evaluator
     workers: Workers
@@ -68,6 +68,7 @@ class Parts:
     data_identity: Mapping[str, str | int | float]
     tokenizer: Path
     total_steps: int
+    parameters: int
     resumed_from: Path | None
 
 
@@ -77,16 +78,21 @@ class Agreed:
 
     Attributes:
         loss_sum: over the global batch.
+        squares: squared L2 norm of the gradients, which carry the loss scale.
         tokens, padded_tokens: of the global batch.
-        finite: loss and gradients are finite on every worker.
         stop: why to stop after this step, or None.
     """
 
     loss_sum: float
+    squares: float
     tokens: int
     padded_tokens: int
-    finite: bool
     stop: StopReason | None
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradients are finite: a sum is so only where every part is."""
+        return math.isfinite(self.loss_sum) and math.isfinite(self.squares)
 
 
 class Trainer:
@@ -118,7 +124,7 @@ class Trainer:
             CheckpointError: a checkpoint cannot be written.
         """
         parts, progress = self.parts, self.parts.progress
-        self.stopping = self._agree(0.0, 0, 0, True).stop
+        self.stopping = self._agree().stop
         parts.model.train()
         self._say("training")
         batches = Prefetcher(self._prepare, progress.step, parts.total_steps)
@@ -164,24 +170,18 @@ class Trainer:
         """
         parts, config = self.parts, self.parts.config
         parts.objective.begin_step(parts.progress.step, parts.total_steps)
-        loss_sum = torch.zeros((), dtype=torch.float32, device=parts.device)
-        last = len(batch.micro_batches) - 1
-        for i, micro_batch in enumerate(batch.micro_batches):
-            with parts.replica.accumulating(i < last):
-                loss_sum += self.forward_backward_step(micro_batch.to(parts.device), batch.global_examples)
+        loss_sum = parts.replica.gradients(batch, parts.objective.loss, parts.update.scale.value)
 
         parts.timeline.enter(Phase.optimizer)
         # One transfer: on a GPU the host waits here, and nowhere else in a step.
-        norm, loss = torch.stack([parts.update.norm(), loss_sum]).tolist()
-        norm /= parts.update.scale.value
+        squares, loss = torch.stack([parts.update.squares(), loss_sum.double()]).tolist()
 
         parts.timeline.enter(Phase.communication)
+        # Replicas have the same gradients, and the workers of one the same batch.
         agreed = self._agree(
-            loss,
-            sum(micro.tokens for micro in batch.micro_batches),
-            sum(micro.padded_tokens for micro in batch.micro_batches),
-            math.isfinite(norm) and math.isfinite(loss),
+            loss, squares / parts.workers.replicas, batch.micro_batches if parts.workers.first else ()
         )
+        norm = math.sqrt(agreed.squares) / parts.update.scale.value
         rate = learning_rate(config.optimizer, parts.progress.step, parts.total_steps)
         report = (parts.progress.step + 1) % config.log_every_steps == 0
         parts.timeline.enter(Phase.optimizer)
@@ -217,26 +217,12 @@ class Trainer:
             self._report_step(agreed.loss_sum / batch.global_examples, norm, rate, own)
         return True
 
-    def forward_backward_step(self, batch: Batch, global_examples: int) -> torch.Tensor:
-        """Add the gradients of a micro-batch; returns its loss, summed over its examples.
-
-        The loss is normalised over the global batch, so that gradients do not depend on how it
-        is divided. Gradients are averaged over workers: times their number makes it a sum. They
-        carry the loss scale until the update.
-        """
-        parts = self.parts
-        parts.timeline.enter(Phase.forward)
-        with parts.arithmetic.context():
-            loss_sum = parts.objective.loss(parts.replica.forward(batch), batch)
-        parts.replica.backward(loss_sum * (parts.update.scale.value * parts.workers.world / global_examples))
-        return loss_sum.detach()
-
     def evaluate(self) -> None:
         """Score the validation part, unless a stop comes first."""
         parts = self.parts
         parts.timeline.enter(Phase.validation)
         self._say("validating")
-        scores = parts.evaluator.evaluate(parts.model, self._stop_while_evaluating)
+        scores = parts.evaluator.evaluate(parts.replica, self._stop_while_evaluating)
         if scores is None:
             return
         parts.progress.judge(scores, parts.task.headline, higher_is_better=parts.task.higher_is_better)
@@ -260,10 +246,18 @@ class Trainer:
         self._measure()
         progress.loss_scale = parts.update.scale.to_state()
         states = parts.workers.collect(random_state.capture(parts.device))
+        tensors = parts.replica.gather(
+            snapshot.tensors_of(
+                model=parts.model,
+                projections=parts.projections,
+                optimizer=parts.optimizer,
+                names=parts.names,
+            )
+        )
         problem: str | None = None
         if parts.workers.rank == 0:
             try:
-                self._write(states)
+                self._write(tensors, states)
             except CheckpointError as error:
                 problem = str(error)
         problem = parts.workers.share(problem)
@@ -292,11 +286,10 @@ class Trainer:
         if problem is not None:
             raise CheckpointError(problem)
 
-    def _write(self, random_states: list[dict[str, object]]) -> None:
+    def _write(self, tensors: Tensors, random_states: list[dict[str, object]]) -> None:
         parts = self.parts
         taken = snapshot.take(
-            model=parts.model,
-            projections=parts.projections,
+            tensors,
             optimizer=parts.optimizer,
             progress=parts.progress,
             random_states=random_states,
@@ -328,7 +321,7 @@ class Trainer:
         return progress.step >= self.parts.total_steps or progress.step % self.evaluate_every == 0
 
     def _stop_while_evaluating(self) -> bool:
-        self.stopping = self._agree(0.0, 0, 0, True).stop
+        self.stopping = self._agree().stop
         return self.stopping is not None
 
     def _skip(self, loss: float, grad_norm: float) -> bool:
@@ -382,8 +375,8 @@ class Trainer:
             model=parts.model,
             projections=parts.projections,
             optimizer=parts.optimizer,
+            names=parts.names,
             data=parts.data_identity,
-            world=parts.workers.world,
         )
         parts.update.clear()
         parts.update.scale.restore(restored.loss_scale)
@@ -394,21 +387,33 @@ class Trainer:
         self.saved_step, self.checkpoint = progress.step, path
         self.sink.log("warning", f"went back to step {progress.step}; the data comes in another order")
 
-    def _agree(self, loss_sum: float, tokens: int, padded_tokens: int, finite: bool) -> Agreed:
-        """One exchange per step: sums over workers of everything that all must know."""
+    def _agree(self, loss_sum: float = 0.0, squares: float = 0.0, counted: Sequence[Batch] = ()) -> Agreed:
+        """One exchange per step: sums over workers of everything that all must know.
+
+        Args:
+            loss_sum, squares: this worker's part of the loss and of the gradient's squared norm.
+            counted: micro-batches that this worker counts.
+        """
         asked = self.stop.requested()
         every_s = self.parts.config.checkpoint.every_s
         # Clocks differ: rank 0's alone says when it is time for a checkpoint.
         late = self.parts.workers.rank == 0 and 0.0 < every_s <= time.monotonic() - self.saved_at_s
-        votes = [reason is asked for reason in _REASONS]
-        loss, tokens_sum, padded_sum, broken, save, *rest = self.parts.workers.sum(
-            [loss_sum, tokens, padded_tokens, not finite, late, *votes, *self.parts.objective.local_sums()],
+        loss, norm2, tokens, padded, save, *rest = self.parts.workers.sum(
+            [
+                loss_sum,
+                squares,
+                sum(micro.tokens for micro in counted),
+                sum(micro.padded_tokens for micro in counted),
+                late,
+                *(reason is asked for reason in _REASONS),
+                *self.parts.objective.local_sums(),
+            ],
             self.parts.device,
         )
         self.time_to_save = save > 0
         self.parts.objective.agree(rest[len(_REASONS) :])
         stop = next((reason for reason, votes in zip(_REASONS, rest, strict=False) if votes), None)
-        return Agreed(loss, int(tokens_sum), int(padded_sum), not broken, stop)
+        return Agreed(loss, norm2, int(tokens), int(padded), stop)
 
     def _report_step(self, loss: float, grad_norm: float, rate: float, own: Mapping[str, float]) -> None:
         parts, step = self.parts, self.parts.progress.step
@@ -484,7 +489,7 @@ class Trainer:
         parts.timeline.enter(Phase.communication)
         self._measure()
         done = progress.step >= parts.total_steps and progress.evaluated_step == progress.step
-        summary = parts.figures.summary(progress, parts.timeline.spent_s(), parts.model.parameter_count)
+        summary = parts.figures.summary(progress, parts.timeline.spent_s(), parts.parameters)
         for measurement in parts.figures.measurements(summary, progress):
             self.sink.measurement(measurement)
         summary |= self._judgement()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -17,6 +19,7 @@ class Update:
         scale: that the loss is multiplied by.
         half: the half precision that gradients pass through; None = none.
         max_grad_norm: gradients are clipped to this global L2 norm; 0 = no clipping.
+        counted: parameters that count in this worker's part of the norm; None = all.
     """
 
     def __init__(
@@ -26,10 +29,12 @@ class Update:
         scale: LossScale,
         half: torch.dtype | None,
         max_grad_norm: float,
+        counted: Sequence[nn.Parameter] | None = None,
     ) -> None:
         self.optimizer, self.scale = optimizer, scale
         self._half, self._limit = half, max_grad_norm
         self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._counted = self._parameters if counted is None else counted
         tables = {p for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
         self._dense = [p for p in self._parameters if p not in tables]
         # Fused and master steps divide gradients on their way in: no pass over memory of its own.
@@ -37,12 +42,13 @@ class Update:
             optimizer, "_step_supports_amp_scaling", False
         )
 
-    def norm(self) -> torch.Tensor:
-        """Global L2 norm of the gradients, still multiplied by the loss scale; fp32, on the device."""
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        # In fp32, because a tensor's norm may leave the range of half precision when no element does.
+    def squares(self) -> torch.Tensor:
+        """Squared L2 norm of the counted gradients, which carry the loss scale; float64, on the device."""
+        gradients = [p.grad for p in self._counted if p.grad is not None]
+        # In fp32, because a tensor's norm may leave the range of half precision when no element does;
+        # its square may leave that of fp32.
         norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
-        whole: torch.Tensor = torch.linalg.vector_norm(torch.stack(list(norms)))
+        whole: torch.Tensor = torch.stack(list(norms)).double().square().sum()
         return whole
 
     def apply(self, norm: float, rate: float) -> None:

@@ -23,8 +23,8 @@ def batches(lengths, **changes) -> TrainingBatches:
         "seed": 1,
         "global_size": 8,
         "micro_size": 4,
-        "rank": 0,
-        "world": 1,
+        "replica": 0,
+        "replicas": 1,
         "pad_id": 0,
         "multiple": 1,
     }
@@ -53,7 +53,7 @@ def test_a_step_is_the_same_wherever_reading_begins(lengths, step):
 @given(lengths_of, st.integers(1, 5), st.integers(0, 30))
 def test_workers_share_out_one_workers_batch(lengths, world, step):
     alone = batches(lengths).rows(step)
-    shares = [batches(lengths, rank=rank, world=world)[step] for rank in range(world)]
+    shares = [batches(lengths, replica=rank, replicas=world)[step] for rank in range(world)]
     assert {share.global_examples for share in shares} == {len(alone)}
     assert sum(micro.examples for share in shares for micro in share.micro_batches) == len(alone)
     assert all(share.micro_batches for share in shares)

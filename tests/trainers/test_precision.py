@@ -167,7 +167,7 @@ def test_fp16_run_resumes_bitwise_with_scale_and_masters(
     half = parameters == "half"
     assert {tensor.dtype for tensor in stored.values()} == {torch.float16 if half else torch.float32}
     masters = load_file(Path(whole.checkpoint) / "optimizer.safetensors")
-    assert ("0.master" in masters) == half
+    assert any(name.endswith(".master") for name in masters) == half
 
 
 @pytest.mark.parametrize(("optimizer", "rate"), [("adamw", 1e-3), ("adan", 5e-3)])
@@ -258,7 +258,7 @@ def test_update_unscales_and_clips_as_torch_does(name, scale, limit):
         for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
             q.grad = torch.randn_like(q)
             p.grad = q.grad * scale
-        norm = update.norm().item() / scale
+        norm = update.squares().sqrt().item() / scale
         expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), limit or float("inf"))
         assert norm == pytest.approx(expected.item(), rel=1e-6)
         update.apply(norm, 0.1)
@@ -273,7 +273,7 @@ def test_norm_of_half_gradients_does_not_overflow():
     layer = torch.nn.Linear(100, 100, bias=False).half()
     layer.weight.grad = torch.full_like(layer.weight, 60000.0)
     update = Update(layer, torch.optim.SGD(layer.parameters()), DynamicLossScale(1.0), torch.float16, 0.0)
-    assert update.norm().item() == pytest.approx(6e6, rel=1e-3)
+    assert update.squares().sqrt().item() == pytest.approx(6e6, rel=1e-3)
 
 
 def test_underflow_counts_what_half_precision_cannot_hold_and_leaves_tables_out():

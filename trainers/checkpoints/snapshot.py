@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,35 @@ from trainers.checkpoints import random_state
 from trainers.checkpoints.store import Snapshot
 from trainers.errors import BadDataError, CheckpointError
 from trainers.models.student import Student
+from trainers.process import seed_all
 from trainers.progress import Progress
+
+Tensors = Mapping[str, Mapping[str, torch.Tensor]]
+"""Tensors by file and name."""
+
+
+def tensors_of(
+    *, model: Student, projections: nn.Module, optimizer: torch.optim.Optimizer, names: Sequence[str]
+) -> Tensors:
+    """What a worker has of the model and of the optimizer's state, by parameter.
+
+    Args:
+        model, optimizer: with their tensors; the schedule is a function of the step alone.
+        projections: trained beside the model, which no model folder has.
+        names: of the parameters, in the optimizer's order.
+    """
+    state = {
+        f"{names[number]}.{entry}": torch.as_tensor(value)
+        for number, entries in optimizer.state_dict()["state"].items()
+        for entry, value in entries.items()
+    }
+    beside = projections.state_dict()
+    return {"model": model.weights(), "optimizer": state, **({"projections": beside} if beside else {})}
 
 
 def take(
+    tensors: Tensors,
     *,
-    model: Student,
-    projections: nn.Module,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     random_states: list[dict[str, Any]],
@@ -30,21 +52,17 @@ def take(
 ) -> Snapshot:
     """Everything that a resumed run needs to go on as if nothing had happened.
 
+    It is one model's, whatever number of workers trained it in whatever strategy.
+
     Args:
-        model, optimizer: with their tensors; the schedule is a function of the step alone.
-        projections: trained beside the model, which no model folder has.
+        tensors: of the whole model.
+        optimizer: of any worker.
         progress: counters.
         random_states: by rank.
         data: identity of the dataset.
         spent_s: time by phase.
         steps_per_epoch: for the sampler's position.
     """
-    state = optimizer.state_dict()
-    optimizer_tensors = {
-        f"{number}.{name}": torch.as_tensor(value)
-        for number, entries in state["state"].items()
-        for name, value in entries.items()
-    }
     random_tensors: dict[str, torch.Tensor] = {}
     random_scalars: list[dict[str, Any]] = []
     for rank, states in enumerate(random_states):
@@ -57,21 +75,14 @@ def take(
                 scalars[name] = value
         random_scalars.append(scalars)
     epoch, position = divmod(progress.step, steps_per_epoch)
-    beside = projections.state_dict()
     return Snapshot(
-        {
-            "model": model.weights(),
-            "optimizer": optimizer_tensors,
-            "random": random_tensors,
-            **({"projections": beside} if beside else {}),
-        },
+        {**tensors, "random": random_tensors},
         {
             "progress": progress.to_state(),
             "sampler": {"epoch": epoch, "position": position, "accumulation": 0},
             "optimizer_groups": [
                 {name: value for name, value in group.items() if name != "params"}
-                | {"params": group["params"]}
-                for group in state["param_groups"]
+                for group in optimizer.state_dict()["param_groups"]
             ],
             "random": random_scalars,
             "data": dict(data),
@@ -87,38 +98,33 @@ def restore(
     model: Student,
     projections: nn.Module,
     optimizer: torch.optim.Optimizer,
+    names: Sequence[str],
     data: Mapping[str, Any],
-    world: int,
 ) -> Progress:
     """Put a run where the snapshot was taken, but for this worker's generators.
 
-    `restore_random` puts those back, last, after all that might draw from them.
+    Each worker takes what it has a place for: the number of workers and the strategy may be others
+    than before. `restore_random` follows, last, after all that might draw random numbers.
+
+    Args:
+        snapshot: of the whole model.
+        model, projections, optimizer: this worker's.
+        names: of the parameters, in the optimizer's order.
+        data: identity of the dataset.
 
     Returns:
         The counters.
 
     Raises:
         BadDataError: the dataset is another one; names the differences.
-        CheckpointError: the checkpoint is of another model, optimizer or number of workers.
+        CheckpointError: the checkpoint is of another model or optimizer.
     """
     state = snapshot.state
     _same_data(state["data"], data, state["progress"]["step"])
-    if len(state["random"]) != world:
-        raise CheckpointError(
-            f"the checkpoint is of {len(state['random'])} workers and the run has {world}; use as many"
-        )
-    groups = [{**group} for group in state["optimizer_groups"]]
-    entries: dict[int, dict[str, torch.Tensor]] = {}
-    for key, tensor in snapshot.tensors["optimizer"].items():
-        number, _, name = key.partition(".")
-        entries.setdefault(int(number), {})[name] = tensor
-    for group in groups:
-        if isinstance(group.get("betas"), list):
-            group["betas"] = tuple(group["betas"])
     try:
         model.load_weights(dict(snapshot.tensors["model"]))
         projections.load_state_dict(dict(snapshot.tensors.get("projections", {})))
-        optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        optimizer.load_state_dict(_optimizer_state(snapshot, optimizer, names, model.absent))
     except (RuntimeError, ValueError, KeyError) as error:
         first = str(error).splitlines()[0]
         raise CheckpointError(
@@ -127,8 +133,39 @@ def restore(
     return Progress.from_state(state["progress"])
 
 
-def restore_random(snapshot: Snapshot, *, rank: int, device: torch.device) -> None:
-    """Continue this worker's random number generators."""
+def _optimizer_state(
+    snapshot: Snapshot, optimizer: torch.optim.Optimizer, names: Sequence[str], absent: frozenset[str]
+) -> dict[str, Any]:
+    """The state in the form that torch's optimizers load.
+
+    Raises:
+        KeyError: there is state of a parameter that no worker has.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    # Checkpoints of earlier versions have parameters by number, as every worker had all of them.
+    numbers |= {str(number): number for number in range(len(names))}
+    entries: dict[int, dict[str, torch.Tensor]] = {}
+    for key, tensor in snapshot.tensors["optimizer"].items():
+        name, _, entry = key.rpartition(".")
+        if name not in absent:
+            entries.setdefault(numbers[name], {})[entry] = tensor
+    groups = []
+    own = optimizer.state_dict()["param_groups"]
+    for group, mine in zip(snapshot.state["optimizer_groups"], own, strict=True):
+        betas = {"betas": tuple(group["betas"])} if "betas" in group else {}
+        groups.append({**group, **betas, "params": mine["params"]})
+    return {"state": entries, "param_groups": groups}
+
+
+def restore_random(snapshot: Snapshot, *, rank: int, world: int, seed: int, device: torch.device) -> None:
+    """Continue this worker's random number generators.
+
+    Another number of workers than there was draws anew, from seed, step and rank.
+    """
+    if len(snapshot.state["random"]) != world:
+        step = snapshot.state["progress"]["step"]
+        seed_all(int(np.random.SeedSequence([seed, step, world]).generate_state(1)[0]), rank=rank)
+        return
     states = dict(snapshot.state["random"][rank])
     for key, tensor in snapshot.tensors["random"].items():
         owner, _, name = key.partition(".")

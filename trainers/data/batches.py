@@ -96,6 +96,10 @@ class Batch:
             },
         )
 
+    def uncounted(self) -> Batch:
+        """The same batch as a stand-in: it is computed, and neither loss nor gradients count."""
+        return replace(self, examples=0, tokens=0, padded_tokens=0)
+
 
 class Transform(Protocol):
     """What a task does to a batch each time anew, such as masking; a function of its arguments alone."""
@@ -113,11 +117,11 @@ class Transform(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What one worker computes in one step.
+    """What one replica computes in one step.
 
     Attributes:
         micro_batches: at least one.
-        global_examples: examples of the step over all workers; normalises the loss.
+        global_examples: examples of the step over all replicas; normalises the loss.
     """
 
     micro_batches: list[Batch]
@@ -153,14 +157,14 @@ def collate(data: TokenSet, rows: Indices, pad_id: int, multiple: int) -> Batch:
 
 
 class TrainingBatches:
-    """The batches of one worker, by step.
+    """The batches of one replica, by step.
 
     Args:
         data: the training part.
         seed: of the run.
-        global_size: examples per step over all workers.
+        global_size: examples per step over all replicas.
         micro_size: examples per forward-backward.
-        rank, world: this worker and how many there are.
+        replica, replicas: that shares the examples of a step, and how many do.
         pad_id: token id of padding.
         multiple: batch widths are rounded up to a multiple of this.
         transform: applied to each micro-batch; None = nothing.
@@ -173,8 +177,8 @@ class TrainingBatches:
         seed: int,
         global_size: int,
         micro_size: int,
-        rank: int,
-        world: int,
+        replica: int,
+        replicas: int,
         pad_id: int,
         multiple: int,
         transform: Transform | None = None,
@@ -182,7 +186,7 @@ class TrainingBatches:
         self._data, self._seed = data, seed
         self._transform = transform
         self._global_size, self._micro_size = global_size, micro_size
-        self._rank, self._world = rank, world
+        self._replica, self._replicas = replica, replicas
         self._pad_id, self._multiple = pad_id, multiple
         self._lengths = data.lengths
         self._epoch, self._detour = -1, 0
@@ -209,15 +213,14 @@ class TrainingBatches:
         return self._order[place * self._global_size : (place + 1) * self._global_size]
 
     def __getitem__(self, step: int) -> StepBatch:
-        """This worker's share of a step (0-based): every `world`-th example, so that lengths match."""
+        """A replica's share of a step (0-based): every `replicas`-th example, so that lengths match."""
         rows = self.rows(step)
         epoch = step // self.steps_per_epoch
-        share = rows[self._rank :: self._world]
+        share = rows[self._replica :: self._replicas]
         if not len(share):
-            # A short last batch leaves this worker without examples, but gradients are averaged
-            # over all workers: it computes one that counts nothing.
-            idle = replace(self._collate(rows[:1], epoch), examples=0, tokens=0, padded_tokens=0)
-            return StepBatch([idle], len(rows))
+            # A short last batch leaves this replica without examples, but gradients are averaged
+            # over all replicas: it computes one that counts nothing.
+            return StepBatch([self._collate(rows[:1], epoch).uncounted()], len(rows))
         micro = [
             self._collate(share[start : start + self._micro_size], epoch)
             for start in range(0, len(share), self._micro_size)

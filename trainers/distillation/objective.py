@@ -95,11 +95,17 @@ class Lesson(Objective):
         examples, *values = sums
         if examples:
             mean = {name: value / examples for name, value in zip(self._names, values, strict=True)}
-            self._parts = {name: mean[name] for name in self._names if name in self._sums}
+            # Not by what this worker computed: in a pipeline the last stage alone computes losses.
+            taught = [name for name in self._names if name == "task_loss" or self._has(name)]
+            self._parts = {name: mean[name] for name in taught}
 
     def parts(self) -> Mapping[str, float]:
         """See `Objective.parts`."""
         return self._parts
+
+    def _has(self, name: str) -> bool:
+        """Whether a part of the loss has a weight in this step."""
+        return bool(getattr(self._weights, name.removesuffix("_loss")))
 
     def _from_teacher(self, student: Output, batch: Batch) -> dict[str, torch.Tensor]:
         weights, mask = self._weights, batch.attention_mask

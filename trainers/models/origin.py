@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.config import Workspace
+from trainers.config import LAYERS, Workspace
 from trainers.data.paths import HUB, UnusablePath, resolve
 from trainers.errors import BadSpecError
 
@@ -16,13 +16,9 @@ VOCABULARY_SIZE = 30_522
 """Most WordPiece pieces of a preset's vocabulary, as in the published models."""
 _FILES = ("config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
-PRESETS: dict[str, tuple[int, int]] = {
-    "tiny": (2, 128),
-    "mini": (4, 256),
-    "small": (4, 512),
-    "medium": (8, 512),
-    "base": (12, 768),
-}
+_HIDDEN = {"tiny": 128, "mini": 256, "small": 512, "medium": 512, "base": 768}
+
+PRESETS: dict[str, tuple[int, int]] = {name: (LAYERS[name], hidden) for name, hidden in _HIDDEN.items()}
 """Layers and hidden size of the published BERT miniatures (arXiv 1908.08962); heads of 64."""
 
 

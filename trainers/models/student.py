@@ -69,11 +69,13 @@ class Student(nn.Module):
         bert: transformers' model; its `state_dict` has the names that its folders have.
         head: what it ends in.
         fresh: names of weights that no file gave, in order; they start at random.
+        absent: names of weights that other stages of a pipeline have.
     """
 
     def __init__(self, bert: BertPreTrainedModel, head: Head, fresh: Sequence[str] = ()) -> None:
         super().__init__()
         self.bert, self.head, self.fresh = bert, head, fresh
+        self.absent: frozenset[str] = frozenset()
 
     def forward(self, batch: Batch, *, with_hidden: bool = False) -> Output:
         """Logits of a batch, and the hidden states when asked for."""
@@ -122,26 +124,32 @@ class Student(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Parameters under the names of a model folder, each once."""
+        """This worker's parameters under the names of a model folder, each once."""
         return {name: tensor for name, tensor in self.bert.state_dict().items() if name not in _TIED}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Set all parameters.
+        """Set all parameters that this worker has.
+
+        Args:
+            weights: of the whole model.
 
         Raises:
             RuntimeError: names or shapes differ.
         """
-        tied = {
-            name: weights[source]
-            for name, source in _TIED.items()
-            if name in self.bert.state_dict() and source in weights
-        }
-        self.bert.load_state_dict({**weights, **tied})
+        own = {name: tensor for name, tensor in weights.items() if name not in self.absent}
+        names = self.bert.state_dict()
+        tied = {name: own[source] for name, source in _TIED.items() if name in names and source in own}
+        self.bert.load_state_dict({**own, **tied})
 
     def write_config(self, folder: Path) -> None:
         """Write `config.json`, so that the folder with the weights loads as a model."""
         fields = {**self.bert.config.to_dict(), "architectures": [type(self.bert).__name__]}
         (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def parameter_name(name: str) -> str:
+    """The name of a trained parameter in a checkpoint, of its name in a student or in what is around one."""
+    return name.removeprefix("student.").removeprefix("bert.")
 
 
 def build(

@@ -13,6 +13,7 @@ from torch import nn
 import cuda_ext
 from trainers.config import Implementation, Optimizer, OptimizerName
 from trainers.errors import BadSpecError
+from trainers.models.student import parameter_name
 from trainers.optimizers.masters import MasterAdamW
 
 _ADAMW_BETAS = (0.9, 0.999)
@@ -30,6 +31,7 @@ class Built:
 
     Attributes:
         optimizer: over the model's parameters.
+        names: of the parameters, in the order that the optimizer numbers them.
         implementation: name of the implementation that runs.
         library: where it comes from.
         fallback: why that is not the one asked for; None when it is.
@@ -38,6 +40,7 @@ class Built:
     """
 
     optimizer: torch.optim.Optimizer
+    names: tuple[str, ...]
     implementation: str
     library: str
     fallback: str | None = None
@@ -53,17 +56,20 @@ def build(config: Optimizer, model: nn.Module) -> Built:
         BadSpecError: the implementation does not exist for the update rule.
     """
     # Clipping stays with the loop: it reports the norm, and all workers agree on it first.
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = {parameter_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    decayed = {name: p for name, p in trained.items() if p.ndim >= 2}
+    rest = {name: p for name, p in trained.items() if p.ndim < 2}
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [*decayed.values()], "weight_decay": config.weight_decay},
+        {"params": [*rest.values()], "weight_decay": 0.0},
     ]
+    names = (*decayed, *rest)
     if config.name is OptimizerName.adamw:
-        return _adamw(config, groups)
-    return _adan(config, groups, parameters[0].device)
+        return _adamw(config, groups, names)
+    return _adan(config, groups, names)
 
 
-def _adamw(config: Optimizer, groups: list[dict[str, Any]]) -> Built:
+def _adamw(config: Optimizer, groups: list[dict[str, Any]], names: tuple[str, ...]) -> Built:
     choice = (
         Implementation.multi_fused if config.implementation is Implementation.auto else config.implementation
     )
@@ -80,10 +86,10 @@ def _adamw(config: Optimizer, groups: list[dict[str, Any]]) -> Built:
         foreach=_ADAMW_FLAGS[choice]["foreach"],
         fused=_ADAMW_FLAGS[choice]["fused"],
     )
-    return Built(optimizer, choice.value, "torch.optim.AdamW" + (", fp32 masters" if halves else ""))
+    return Built(optimizer, names, choice.value, "torch.optim.AdamW" + (", fp32 masters" if halves else ""))
 
 
-def _adan(config: Optimizer, groups: list[dict[str, Any]], device: torch.device) -> Built:
+def _adan(config: Optimizer, groups: list[dict[str, Any]], names: tuple[str, ...]) -> Built:
     first, second, third = config.betas or _ADAN_BETAS
     with warnings.catch_warnings():
         # The reason of a fallback goes to the run's log and record instead.
@@ -96,12 +102,12 @@ def _adan(config: Optimizer, groups: list[dict[str, Any]], device: torch.device)
             no_prox=config.no_prox,
             implementation=config.implementation.value,
         )
-    built = Built(optimizer, optimizer.implementation, "cuda_ext.Adan", optimizer.fallback_reason)
+    built = Built(optimizer, names, optimizer.implementation, "cuda_ext.Adan", optimizer.fallback_reason)
     if not optimizer.implementation.endswith("_fused"):
         return built
     evidence = cuda_ext.parity(
         optimizer.implementation,
-        device=device,
+        device=groups[0]["params"][0].device,
         lr=config.learning_rate,
         betas=(first, second, third),
         eps=config.eps,

@@ -7,8 +7,10 @@ from torch import nn
 
 from trainers.config import RunConfig, Strategy
 from trainers.errors import BadSpecError
+from trainers.models.student import Student
 from trainers.parallel.replica import DistributedReplica, Replica
 from trainers.parallel.workers import GroupWorkers, Workers
+from trainers.precision import Arithmetic
 from trainers.telemetry.timeline import Timeline
 
 
@@ -28,15 +30,35 @@ def workers_of(config: RunConfig) -> Workers:
             f"parallel.workers is {wanted}, but the process group has {size}; "
             "start as many workers as the run has"
         )
-    return GroupWorkers()
+    return GroupWorkers(config.parallel.stage_count)
 
 
 def replicate(
-    config: RunConfig, model: nn.Module, workers: Workers, device: torch.device, timeline: Timeline
+    config: RunConfig,
+    student: Student,
+    module: nn.Module,
+    *,
+    workers: Workers,
+    device: torch.device,
+    arithmetic: Arithmetic,
+    timeline: Timeline,
 ) -> Replica:
-    """Apply the strategy's wrappers to the model, which is on its device already."""
+    """Apply the strategy's wrappers to the model, which is on its device already.
+
+    Args:
+        config: the run.
+        student: the model.
+        module: that is trained: the student, or more around it.
+        workers, device, arithmetic, timeline: see `Replica`.
+    """
     if config.parallel.strategy is Strategy.ddp and workers.world > 1:
         return DistributedReplica(
-            model, device, timeline, fixed_buckets=config.deterministic and workers.world > 2
+            student,
+            module,
+            workers=workers,
+            device=device,
+            arithmetic=arithmetic,
+            timeline=timeline,
+            fixed_buckets=config.deterministic and workers.world > 2,
         )
-    return Replica(model, timeline)
+    return Replica(student, module, workers=workers, device=device, arithmetic=arithmetic, timeline=timeline)

@@ -10,10 +10,30 @@ from torch import distributed
 
 
 class Workers:
-    """One worker, alone: every exchange is with itself."""
+    """One worker, alone: every exchange is with itself.
+
+    Attributes:
+        rank, world: this worker and how many there are.
+        replica, replicas: which of the copies of the model this worker is of, and how many there are;
+            they share the examples of a step.
+        stage, stages: which part of its replica's layers this worker has, and how many parts there are.
+    """
 
     rank = 0
     world = 1
+    replica = 0
+    replicas = 1
+    stage = 0
+    stages = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this worker has its replica's first stage: it counts what the replica computes."""
+        return self.stage == 0
+
+    def at(self, *, stage: int, replica: int) -> int:
+        """The rank of a worker."""
+        return stage * self.replicas + replica
 
     def sum(self, values: Sequence[float], device: torch.device) -> list[float]:
         """Sums over all workers, the same on each; waits for all.
@@ -34,11 +54,18 @@ class Workers:
 
 
 class GroupWorkers(Workers):
-    """The workers of the default process group."""
+    """The workers of the default process group.
 
-    def __init__(self) -> None:
+    Args:
+        stages: that a model's layers are dealt out to; divides the number of workers. Workers of
+            one stage have ranks that follow each other, because they exchange the most.
+    """
+
+    def __init__(self, stages: int = 1) -> None:
         self.rank = distributed.get_rank()
         self.world = distributed.get_world_size()
+        self.stages, self.replicas = stages, self.world // stages
+        self.stage, self.replica = divmod(self.rank, self.replicas)
 
     def sum(self, values: Sequence[float], device: torch.device) -> list[float]:
         """See `Workers.sum`."""

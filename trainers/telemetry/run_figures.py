@@ -97,15 +97,19 @@ class RunFigures:
         config: of the run.
         instruments: of this worker.
         arithmetic: of the model.
+        first: whether this worker counts the model's arithmetic for its replica.
     """
 
-    def __init__(self, config: RunConfig, instruments: Instruments, arithmetic: Arithmetic) -> None:
+    def __init__(
+        self, config: RunConfig, instruments: Instruments, arithmetic: Arithmetic, *, first: bool = True
+    ) -> None:
         self._config, self._instruments, self._arithmetic = config, instruments, arithmetic
+        self._first = first
         self._flops = self._teacher_flops = 0.0
         self._began_s = time.time()
 
     def count(self, counted: Tally, teacher: Arithmetic | None, *, timed: bool) -> None:
-        """Add the arithmetic of this worker's share of a step.
+        """Add the arithmetic of this replica's share of a step.
 
         Args:
             counted: of the share.
@@ -114,7 +118,8 @@ class RunFigures:
         """
         if not timed:
             return
-        self._flops += self._arithmetic.training(counted)
+        if self._first:
+            self._flops += self._arithmetic.training(counted)
         if teacher is not None:
             self._teacher_flops += teacher.forward(counted)
 
