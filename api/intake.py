@@ -26,7 +26,7 @@ LARGEST_BATCH = 64
 """Submissions that one round of the worker takes: bounds how long the first of them waits."""
 LIGHT_BYTES = 16 * 1024
 LIGHT_RUNS = 20
-"""A longer text or a larger grid is checked apart from the others."""
+"""A longer text or a larger grid is checked apart from the others, and what may reuse runs."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,12 @@ class _Request:
     def new(self, admission: Admission) -> NewExperiment:
         """What the store takes."""
         return NewExperiment(
-            admission.spec, admission.plans, admission.text, self.owner, self.idempotency_key
+            admission.spec,
+            admission.plans,
+            admission.text,
+            self.owner,
+            self.idempotency_key,
+            admission.reuse,
         )
 
 
@@ -116,15 +121,27 @@ class Intake:
     def _submit_alone(self, request: _Request) -> tuple[Experiment, bool]:
         new = request.new(self._admit(request.text, light=False))
         return self._store.submit(
-            new.spec, new.plans, spec_text=new.spec_text, owner=new.owner, idempotency_key=new.idempotency_key
+            new.spec,
+            new.plans,
+            spec_text=new.spec_text,
+            owner=new.owner,
+            idempotency_key=new.idempotency_key,
+            reuse=new.reuse,
         )
 
     def _admit(self, text: bytes, *, light: bool) -> Admission:
         now_s = time.time()
         spec = read_spec(text, self._catalogue)
-        if light and spec.run_count() > LIGHT_RUNS:
+        if light and (spec.reuse or spec.run_count() > LIGHT_RUNS):
             raise _TooHeavy
         snapshot = self._cluster.read(now_s)
         return admit_spec(
-            text, spec, self._settings, self._catalogue, snapshot, now_s=now_s, find_run=self._store.find_run
+            text,
+            spec,
+            self._settings,
+            self._catalogue,
+            snapshot,
+            now_s=now_s,
+            find_run=self._store.find_run,
+            find_equal=self._store.equal_runs,
         )

@@ -277,6 +277,8 @@ class RunShape(Shape):
     """Step of the best evaluation."""
     best_checkpoint: str | None
     """Checkpoint of the best evaluation."""
+    reused_from: int | None
+    """Run whose figures these are, because it had the same settings and data; null = its own."""
 
     @classmethod
     def of(cls, run: Run) -> Self:
@@ -567,6 +569,10 @@ class PlannedRunShape(Shape):
     """Whether it is valid and the cluster could serve it."""
     reason: str | None
     """Why it is not feasible."""
+    reused_from: int | None
+    """Run whose figures it takes, instead of training; null = it is trained."""
+    not_reused: str | None
+    """Why a run with the same settings is not reused; null = there is none, or `reuse` is not set."""
 
     @classmethod
     def of(cls, run: PlannedRun) -> Self:
@@ -579,6 +585,8 @@ class PreviewPage(Shape):
 
     run_count: int
     """Runs of the whole grid."""
+    reused_count: int
+    """Runs of the whole grid that are reused; 0 unless the spec says `reuse: true`."""
     cluster_age_s: float | None
     """How old the view of the cluster is; null when there is none, and then capacity is not judged."""
     items: list[PlannedRunShape]

@@ -14,6 +14,7 @@ from service.document import Problem, SpecError, parse
 from service.hardware import Hardware
 from service.models import FindRun, reference_problems
 from service.paths import path_problems
+from service.reuse import FindEqual, Reuse, reusable
 from service.settings import Settings
 from service.spec import ExperimentSpec, RunPlan, validate
 
@@ -30,6 +31,7 @@ class Admission:
     """The spec as the user wrote it."""
     spec: ExperimentSpec
     plans: Sequence[RunPlan]
+    reuse: Reuse
 
 
 def read_spec(text: bytes, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:
@@ -76,8 +78,12 @@ def admit_spec(
     *,
     now_s: float,
     find_run: FindRun | None = None,
+    find_equal: FindEqual | None = None,
 ) -> Admission:
     """What `admit` does after the spec itself is known to be valid.
+
+    Args:
+        find_equal: looks up runs that may be reused; None = none is.
 
     Raises:
         SpecError: with every problem of the first kind that has any.
@@ -91,7 +97,10 @@ def admit_spec(
         assert snapshot is not None
         if problems := list(_capacity_problems(plans, snapshot, catalogue)):
             raise SpecError(problems)
-    return Admission(text.decode(), spec, plans)
+    reuse = Reuse()
+    if spec.reuse and find_equal is not None:
+        reuse = reusable(plans, settings, catalogue, find_equal)
+    return Admission(text.decode(), spec, plans, reuse)
 
 
 def fresh(snapshot: ClusterSnapshot | None, now_s: float) -> ClusterSnapshot | None:

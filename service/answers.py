@@ -142,6 +142,8 @@ class Preview:
 
     run_count: int
     """Runs of the whole grid."""
+    reused_count: int
+    """Those that take the figures of others."""
     cluster_age_s: float | None
     """Age of the view of the cluster; None = there is none, and capacity was not judged."""
     items: list[PlannedRun]

@@ -95,7 +95,7 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
         NoModel: it has no such checkpoint, or one that is not whole.
     """
     run = store.run(run_id)
-    path = checkpoint_of(settings, run, which)
+    path = checkpoint_of(settings, store.source_of(run), which)
     best = manifest.read_best(path.parent) if which == "best" else None
     spec = json.loads(store.run_config(run_id))
     attempts = store.attempts(run_id)

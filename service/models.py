@@ -14,6 +14,7 @@ from service.settings import Settings
 from service.spec import ExperimentSpec, RunPlan
 from service.states import TERMINAL_RUN_STATES, RunState
 from trainers.checkpoints import manifest
+from trainers.config import Workspace
 from trainers.errors import FailureClass
 
 RUN = "run:"
@@ -154,6 +155,23 @@ def experiment_folder(settings: Settings, experiment_id: int) -> Path:
 def checkpoints_folder(settings: Settings, experiment_id: int, run_id: int) -> Path:
     """Where a run's checkpoints lie; the same for all its attempts."""
     return experiment_folder(settings, experiment_id) / "runs" / str(run_id) / "checkpoints"
+
+
+def workspace_of(settings: Settings, *, checkpoints: str = "", models: Iterable[Path] = ()) -> Workspace:
+    """Where runs read and write.
+
+    Args:
+        settings: folders.
+        checkpoints: of one run; empty = nothing is trained.
+        models: checkpoint folders that may be read besides the configured folders.
+    """
+    return Workspace(
+        checkpoints=checkpoints,
+        cache=str(settings.data_dir.resolve() / "cache"),
+        data_roots=tuple(map(str, settings.roots("data"))),
+        model_roots=tuple(map(str, (*settings.roots("model"), *models))),
+        offline=settings.offline,
+    )
 
 
 def checkpoint_of(settings: Settings, run: Run, which: Which) -> Path:

@@ -36,6 +36,8 @@ class PlannedRun:
         min_price_usd_per_hour: the same at the fewest workers.
         feasible: valid, and the cluster could serve it.
         reason: why it is not feasible.
+        reused_from: the run whose figures it takes, instead of training.
+        not_reused: why a run with the same settings is not reused.
     """
 
     index: int
@@ -52,6 +54,8 @@ class PlannedRun:
     min_price_usd_per_hour: float
     feasible: bool
     reason: str | None
+    reused_from: int | None = None
+    not_reused: str | None = None
 
 
 def planned_runs(

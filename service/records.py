@@ -119,6 +119,8 @@ class Run(_Record):
     best_step: int | None
     best_checkpoint: str | None
     """Checkpoint of the best evaluation."""
+    reused_from: int | None
+    """The run whose figures these are; None = its own."""
 
 
 @dataclass(frozen=True, slots=True)

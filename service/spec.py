@@ -87,6 +87,8 @@ class ExperimentSpec(TrainingSections):
         default_factory=lambda: [0], min_length=1, max_length=MAX_RUNS
     )
     """Each grid point runs once per seed."""
+    reuse: bool = False
+    """Take the figures of runs that have succeeded with the same settings and data, instead of training."""
     isolation: Literal["shared", "process"] = "shared"
     """shared = single-worker runs reuse a worker process, reset between runs; process = each has its own."""
     budget: Budget = Budget()
@@ -331,7 +333,7 @@ def _distillation_problems(
         )
 
 
-_NOT_AXES = frozenset({"name", "description", "search", "seeds", "queue", "budget", "isolation"})
+_NOT_AXES = frozenset({"name", "description", "search", "seeds", "queue", "budget", "isolation", "reuse"})
 
 
 @functools.cache

@@ -182,6 +182,11 @@ def assemble(
             **instruments.device.facts(),
             "data": identity,
             "resumed_from_s": taken.state["taken_s"] if taken else None,
+            "student_sha256": (
+                origin.digest(model_origin, config.workspace, tokenizer=True)
+                if isinstance(model_origin, origin.Folder)
+                else None
+            ),
             "config": json.loads(config.model_dump_json()),
             "optimizer_implementation": built.implementation,
             "optimizer_library": built.library,

@@ -10,7 +10,7 @@ import importlib
 import sys
 import time
 
-from trainers.config import RunConfig
+from trainers.config import RunConfig, TrainingSections, Workspace
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError
 from trainers.reporting import Clock, Outcome, Sink, Stop
 from trainers.telemetry.instruments import Instruments
@@ -56,6 +56,34 @@ def train(config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = No
                     f"{config.task.max_length}; lower batch.micro_size or task.max_length"
                 ) from error
             raise
+
+
+def input_identity(sections: TrainingSections, workspace: Workspace) -> dict[str, str | int | float]:
+    """What the files hold that a run would read: hashes and sizes, as its record has them under `data`.
+
+    Besides `teacher.sha256` there is `student.sha256`, the record's `student_sha256`. Presets and runs
+    never change and have none. Imports no torch; reads what no run has read before.
+
+    Args:
+        sections: of a run without axes; nothing of it is on the hub.
+        workspace: roots and cache.
+
+    Raises:
+        TrainingError: files are missing or of no known layout.
+        OSError: a file cannot be read.
+    """
+    from trainers.data.layouts import data_identity
+    from trainers.models import origin
+
+    found = data_identity(sections.task, workspace)
+    model = sections.model
+    for name, text in (("student", model.student), ("teacher", model.teacher)):
+        if text is None or text.startswith("run:"):
+            continue
+        place = origin.locate(text, workspace, f"model.{name}")
+        if isinstance(place, origin.Folder):
+            found[f"{name}.sha256"] = origin.digest(place, workspace, tokenizer=name == "student")
+    return found
 
 
 def reset_process(config: RunConfig) -> None:

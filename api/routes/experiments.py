@@ -93,12 +93,14 @@ async def submit_experiment(
     """Check a spec completely, then store it with all its runs in one transaction."""
     # The state is read directly: each dependency costs this path, the busiest, a hundredth of it.
     state = request.app.state
-    experiment, created = await state.intake.submit(await request.body(), user.owner, idempotency_key)
+    text = await request.body()
+    experiment, created = await state.intake.submit(text, user.owner, idempotency_key)
     headers = {"Location": f"/api/v1/experiments/{experiment.id}"}
-    if created:
+    if not created:
+        headers["Idempotent-Replayed"] = "true"
+    if created and b"reuse" not in text:
         states = {RunState.queued: experiment.run_count}
     else:
-        headers["Idempotent-Replayed"] = "true"
         states = await run_in_threadpool(state.store.run_counts, experiment.id)
     body = ExperimentShape.of(experiment, states).model_dump_json()
     return Response(body, 201, headers, "application/json")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -16,9 +18,13 @@ from api.problems import SPEC_PROBLEMS, ProblemError, declared
 from api.shapes import PlannedRunShape, PreviewPage, Validated
 from service.admission import admit, fresh, read_spec
 from service.document import SpecError
+from service.hardware import Hardware
 from service.paths import path_problems
 from service.preview import planned_runs
-from service.spec import json_schema
+from service.reuse import Reuse, reusable
+from service.settings import Settings
+from service.spec import ExperimentSpec, json_schema
+from service.store import Store
 
 router = APIRouter(prefix="/api/v1", tags=["specs"])
 
@@ -89,6 +95,7 @@ async def preview_spec(
     text: SpecBody,
     settings: SettingsDep,
     catalogue: CatalogueDep,
+    store: StoreDep,
     page_size: PageSize = 100,
     page_token: Annotated[
         str | None, Query(max_length=100, description="`next_page_token` of the page before.")
@@ -104,15 +111,39 @@ async def preview_spec(
             raise SpecError(problems)
         snapshot = fresh(request.app.state.cluster.read(now), now)
         runs = list(planned_runs(spec, catalogue, snapshot, start=start, limit=page_size))
+        reuse = _reuse(spec, settings, catalogue, store)
         end = start + len(runs)
         return PreviewPage(
             run_count=spec.run_count(),
+            reused_count=len(reuse.runs),
             cluster_age_s=now - snapshot.at_s if snapshot else None,
-            items=[PlannedRunShape.of(run) for run in runs],
+            items=[
+                PlannedRunShape.of(
+                    replace(
+                        run,
+                        reused_from=reuse.runs.get(run.index),
+                        not_reused=reuse.refused.get(run.index),
+                    )
+                )
+                for run in runs
+            ],
             next_page_token=f"r{end}" if runs and end < spec.run_count() else None,
         )
 
     return await run_in_threadpool(page)
+
+
+def _reuse(
+    spec: ExperimentSpec, settings: Settings, catalogue: Mapping[str, Hardware], store: Store
+) -> Reuse:
+    """What a submission would reuse; nothing of a grid that would be refused."""
+    if not spec.reuse:
+        return Reuse()
+    try:
+        plans = list(spec.runs(catalogue))
+    except SpecError:
+        return Reuse()
+    return reusable(plans, settings, catalogue, store.equal_runs)
 
 
 def _start(token: str | None) -> int:

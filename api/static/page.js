@@ -111,7 +111,7 @@ function showExperiment(id) {
   }
   // Curves of the runs that say most: those that run now, then the first ones.
   function shown() {
-    const begun = [...runs.values()].filter((run) => run.attempt > 0);
+    const begun = [...runs.values()].filter((run) => run.attempt > 0 || run.reused_from);
     const active = begun.filter((run) => run.state === "running");
     return [...active, ...begun.filter((run) => run.state !== "running")].slice(0, COLOURS.length).sort((a, b) => a.index - b.index);
   }
@@ -181,7 +181,7 @@ function showExperiment(id) {
     const judged = headlines.length === 1 ? headlines[0] : null;
     list.replaceChildren(table(["#run", ...axes, "#seed", "state", "progress", "#loss", judged ? `#${judged}` : "#score", "#time", "#cost, USD"], sorted.map((run) => row(
       num(run.id), ...axes.map((axis) => String(run.point[axis] ?? "")), num(run.seed),
-      h("span", run.failure_message ? { title: `${run.failure_class}: ${run.failure_message}` } : {}, state(run.state), run.failure_class ? ` ${run.failure_class}` : ""),
+      h("span", run.failure_message ? { title: `${run.failure_class}: ${run.failure_message}` } : {}, state(run.state), run.failure_class ? ` ${run.failure_class}` : run.reused_from ? ` = run:${run.reused_from}` : ""),
       h("span", {}, bar(run.state === "succeeded" ? 1 : run.step, run.state === "succeeded" ? 1 : run.total_steps || 1, run.state), ` ${run.step}${run.total_steps ? ` / ${run.total_steps}` : ""}`),
       num(fixed(run.train_loss, 4)), h("td", run.headline ? { class: "num", title: run.headline } : { class: "num" }, fixed(run.score, 4)), num(lasting(number(run.total_time_s))), num(fixed(run.cost_usd, 5)))), "No runs."));
     happened.replaceChildren(table(["when", "what", "#run", "message"], events.slice(-30).reverse().map((event) => row(

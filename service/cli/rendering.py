@@ -109,7 +109,7 @@ def runs_table(runs: Sequence[Run], *, with_experiment: bool = False) -> Table:
             *([str(run.experiment_id)] if with_experiment else []),
             *(axis_value(run.point[axis]) if axis in run.point else "" for axis in names),
             str(run.seed),
-            state_text(run.state),
+            _run_state(run),
             step_text(run),
             figure("total_time_s", run.total_time_s),
             score_text(run, named=shared is None),
@@ -117,10 +117,15 @@ def runs_table(runs: Sequence[Run], *, with_experiment: bool = False) -> Table:
     return table
 
 
+def _run_state(run: Run) -> Text:
+    """Its state, or whose figures it shows."""
+    return state_text(run.state) if run.reused_from is None else Text(f"= run:{run.reused_from}", "green")
+
+
 def runs_lines(runs: Sequence[Run]) -> list[str]:
     """What `runs_table` says, for a terminal too narrow for it."""
     return [
-        f"run:{run.id} {run.state} {step_text(run)} {point_text(run.point)} seed={run.seed}"
+        f"run:{run.id} {_run_state(run)} {step_text(run)} {point_text(run.point)} seed={run.seed}"
         + (f" {headline(run)}={value:.3f}" if (value := score(run)) is not None else "")
         for run in runs
     ]
@@ -320,6 +325,8 @@ def run_story(
         ("with", f"{run.optimizer} ({run.implementation}), {run.workers} x {run.hardware}, {run.strategy}"),
         ("progress", f"step {step_text(run)}" + (f", {run.phase}" if run.phase and not run.ended_s else "")),
     ]
+    if run.reused_from is not None:
+        facts.append(("reuses", f"run:{run.reused_from}, which had the same settings and data"))
     if run.checkpoint is not None:
         facts.append(("checkpoint", f"step {run.checkpoint_step}: {run.checkpoint}"))
     if run.best_checkpoint is not None:
@@ -404,6 +411,8 @@ def preview_table(runs: Sequence[PlannedRun]) -> Table:
     )  # fmt: skip
     for run in runs:
         here = Text("yes", style="green") if run.feasible else Text(run.reason or "no", style="red")
+        if run.reused_from is not None:
+            here = Text(f"reuses run:{run.reused_from}", style="green")
         few, many = run.min_workers, run.workers
         hardware = run.hardware if many == 1 else f"{spanned(str(few), str(many))} x {run.hardware}"
         cpus = spanned(str(run.cpus // many * few), str(run.cpus))

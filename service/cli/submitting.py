@@ -10,6 +10,7 @@ import typer
 
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, console, note, print_json, say
+from service.states import RunState
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A spec in YAML or JSON; - is standard input.")]
 Set = Annotated[
@@ -17,6 +18,11 @@ Set = Annotated[
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Change a field, such as batch.global_size=32; may be repeated."
     ),
+]
+
+Reuse = Annotated[
+    bool,
+    typer.Option("--reuse", help="Train only what no run has trained with the same settings and data."),
 ]
 
 
@@ -46,6 +52,7 @@ def validate(file: File, assignments: Set = None, as_json: Json = False) -> None
 def preview(
     file: File,
     assignments: Set = None,
+    reuse: Reuse = False,
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many runs.")] = 50,
     as_json: Json = False,
 ) -> None:
@@ -54,7 +61,7 @@ def preview(
     from service.cli.overrides import spec_text
     from service.cli.rendering import preview_table
 
-    text = spec_text(file, assignments or [])
+    text = spec_text(file, _with_reuse(assignments, reuse))
     with connected() as client:
         answer = client.preview(text, limit=limit)
     if as_json:
@@ -63,7 +70,10 @@ def preview(
     screen = console()
     screen.print(preview_table(answer.items))
     left = answer.run_count - len(answer.items)
-    say(f"{answer.run_count:,} runs in all" + (f", {left:,} not shown (--limit)" if left else ""))
+    reused = f", {answer.reused_count:,} reused" if answer.reused_count else ""
+    say(f"{answer.run_count:,} runs in all{reused}" + (f", {left:,} not shown (--limit)" if left else ""))
+    for reason in dict.fromkeys(run.not_reused for run in answer.items if run.not_reused):
+        note(f"not reused: {reason}")
     if answer.cluster_age_s is None:
         note("no scheduler has seen the cluster yet: capacity was not judged")
 
@@ -71,6 +81,7 @@ def preview(
 def submit(
     file: File,
     assignments: Set = None,
+    reuse: Reuse = False,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the experiment has ended.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Show progress live until the end.")] = False,
     timeout_s: Annotated[
@@ -86,12 +97,14 @@ def submit(
     from service.cli.following import exit_for, follow_experiment, wait_for_experiment
     from service.cli.overrides import spec_text
 
-    text = spec_text(file, assignments or [])
+    text = spec_text(file, _with_reuse(assignments, reuse))
     with connected() as client:
         experiment = client.submit(text, idempotency_key=idempotency_key)
         submitted = (
             f"experiment {experiment.id} is submitted: {experiment.name}, {experiment.run_count:,} runs"
         )
+        if reused := experiment.run_states.get(RunState.succeeded, 0):
+            submitted += f", {reused:,} reused"
         if follow:
             note(submitted)
             ended = follow_experiment(client, experiment.id, as_json=as_json)
@@ -110,6 +123,10 @@ def submit(
                 say(f"watch it: stillhouse watch {experiment.id}")
             return
     exit_for(ended)
+
+
+def _with_reuse(assignments: list[str] | None, reuse: bool) -> list[str]:
+    return [*(assignments or []), *(["reuse=true"] if reuse else [])]
 
 
 def schema(as_json: Json = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -42,7 +43,7 @@ class InstallationCalls(Wire):
             items += page.items
             token = page.next_page_token
             if token is None or len(items) >= limit:
-                return Preview(page.run_count, page.cluster_age_s, items, token)
+                return replace(page, items=items, next_page_token=token)
 
     def spec_schema(self) -> dict[str, Any]:
         """The JSON Schema of a spec."""

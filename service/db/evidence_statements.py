@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, func, select
 
 from service.db.schema import attempts, cell_specs, run_summaries, runs
 
@@ -22,11 +22,13 @@ def summaries(experiment_ids: Iterable[int]) -> Select[Any]:
 
 
 def current_facts(experiment_ids: Iterable[int]) -> Select[Any]:
-    """What makes the current attempt at each run reproducible, as (run id, facts)."""
+    """The record of each run's current attempt, or of the run that it reuses, as (run id, facts)."""
     a = attempts.c
+    source = runs.alias("source")
     return (
-        select(a.run_id, a.facts)
-        .join(runs, (_r.id == a.run_id) & (_r.attempt == a.number))
+        select(_r.id, a.facts)
+        .join(source, source.c.id == func.coalesce(_r.reused_from, _r.id))
+        .join(attempts, (source.c.id == a.run_id) & (source.c.attempt == a.number))
         .where(_r.experiment_id.in_(list(experiment_ids)), a.facts.is_not(None))
         .order_by(_r.id)
     )

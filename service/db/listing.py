@@ -44,7 +44,7 @@ def names_of(table: Table, hidden: Sequence[str] = ()) -> Mapping[str, Kind]:
 
 
 EXPERIMENT_NAMES = names_of(experiments, hidden=("event_count",))
-RUN_NAMES = names_of(runs, hidden=("point", "price_usd_per_hour", "power_w"))
+RUN_NAMES = names_of(runs, hidden=("point", "config_sha256", "price_usd_per_hour", "power_w"))
 
 
 @dataclass(frozen=True, slots=True)

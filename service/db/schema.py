@@ -229,6 +229,8 @@ runs = Table(
     Column("best_score", Real),
     Column("best_step", sa.BigInteger),
     Column("best_checkpoint", Text),
+    Column("config_sha256", Text),  # Of what is trained, on what, without names and limits.
+    Column("reused_from", BigId),  # The run whose figures these are; it is not deleted meanwhile.
     sa.UniqueConstraint("experiment_id", "index"),
     sqlite_autoincrement=True,
 )
@@ -247,6 +249,16 @@ Index(
     sqlite_where=_CANCELLED,
     postgresql_where=_CANCELLED,
 )
+_SUCCEEDED = runs.c.state == sa.literal_column(f"'{RunState.succeeded}'")
+Index(
+    "ix_runs_config",
+    runs.c.config_sha256,
+    runs.c.seed,
+    sqlite_where=_SUCCEEDED,
+    postgresql_where=_SUCCEEDED,
+)
+_REUSED = runs.c.reused_from.is_not(None)
+Index("ix_runs_reused_from", runs.c.reused_from, sqlite_where=_REUSED, postgresql_where=_REUSED)
 for _name in ("state", "accuracy", "score", "total_time_s", "cost_usd", "energy_kwh", "samples_per_s"):
     Index(f"ix_runs_{_name}_id", runs.c[_name], runs.c.id)
 

@@ -9,10 +9,10 @@ from types import MappingProxyType
 
 from service.cluster import worker_resources
 from service.hardware import Hardware, lookup
-from service.models import checkpoints_folder
+from service.models import checkpoints_folder, workspace_of
 from service.settings import Settings
 from service.spec import ExperimentSpec
-from trainers.config import RunConfig, TrainingSections, Workspace
+from trainers.config import RunConfig, TrainingSections
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,9 @@ def run_config(
         **sections,
         seed=seed,
         rates=lookup(spec.hardware, catalogue).rates(spec.resources.cpus_per_worker),
-        workspace=Workspace(
+        workspace=workspace_of(
+            settings,
             checkpoints=str(checkpoints_folder(settings, experiment_id, run_id)),
-            cache=str(settings.data_dir.resolve() / "cache"),
-            data_roots=tuple(map(str, settings.roots("data"))),
-            model_roots=tuple(map(str, (*settings.roots("model"), *models.values()))),
-            offline=settings.offline,
+            models=models.values(),
         ),
     )

@@ -263,6 +263,7 @@ class Sweep:
         totals = self._store.experiment_totals(self._experiment_id)
         counts = self._store.run_counts(self._experiment_id)
         started = sum(counts.values()) - counts.get(RunState.queued, 0)
+        started -= self._store.reused_count(self._experiment_id)
         for name, unit, limit, used in (
             ("cost_usd", "USD", budget.cost_usd, totals.cost_usd),
             ("energy_kwh", "kWh", budget.energy_kwh, totals.energy_kwh),
@@ -309,7 +310,7 @@ class Sweep:
         if source is None or standing.hopeless is not None:
             return standing.hopeless or ""
         try:
-            path = checkpoint_of(self._settings, source, "best")
+            path = checkpoint_of(self._settings, self._store.source_of(source), "best")
         except NoModel as error:
             return str(error)
         problem = verify(path)

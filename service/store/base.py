@@ -123,6 +123,18 @@ def read_run(connection: Connection, id: int) -> Run:
     return Run.from_row(row)
 
 
+def source_of(connection: Connection, run_id: int) -> int:
+    """The run whose points, logs and record a run shows: another that it reuses, or itself.
+
+    Raises:
+        NotFound: when there is no such run.
+    """
+    found: int | None = connection.execute(statements.source_of_run(run_id)).scalar()
+    if found is None:
+        raise NotFound("run", run_id)
+    return found
+
+
 def experiment_id_of(connection: Connection, run_id: int) -> int:
     """The experiment of a run.
 

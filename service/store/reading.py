@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,11 +16,14 @@ from service.filters import Order, parse_filter, parse_order
 from service.ledger import WINDOW_ENERGY, WINDOWS, Account, Ledger, Measured, Tried, account, ledger
 from service.models import Reference
 from service.records import Attempt, Event, Experiment, LogLine, MeasurementRow, Page, Run
+from service.reuse import Equal
 from service.states import ExperimentState, RunState
-from service.store.base import Part, read_experiment, read_run
+from service.store.base import Part, read_experiment, read_run, source_of
 
 MAX_PAGE_SIZE = 1000
 """Most rows of one page."""
+_HASHES = 500
+"""Settings that one statement asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,28 @@ class Reading(Part):
             row = connection.execute(statements.run_by_id(id)).mappings().one_or_none()
         return None if row is None else Run.from_row(row)
 
+    def source_of(self, run: Run) -> Run:
+        """The run whose checkpoints and figures a run has: the one that it reuses, or itself."""
+        return run if run.reused_from is None else self.run(run.reused_from)
+
+    def equal_runs(self, hashes: Collection[str]) -> list[Equal]:
+        """Runs that have succeeded with any of these settings, the newest first.
+
+        Args:
+            hashes: of settings, by `service.reuse.config_sha256`.
+        """
+        wanted, found = sorted(hashes), []
+        with self.database.read() as connection:
+            for first in range(0, len(wanted), _HASHES):
+                rows = connection.execute(statements.equal_runs(wanted[first : first + _HASHES]))
+                found += [Equal(*row) for row in rows]
+        return found
+
+    def reused_count(self, experiment_id: int) -> int:
+        """How many runs of an experiment are reused: they were not started for it."""
+        with self.database.read() as connection:
+            return int(connection.execute(statements.reused_runs(experiment_id)).scalar_one())
+
     def references(self, experiment_id: int) -> list[Reference]:
         """The runs that an experiment starts from, and how they stand."""
         with self.database.read() as connection:
@@ -120,7 +145,8 @@ class Reading(Part):
     def last_log_line(self, run_id: int) -> LogLine | None:
         """The newest line of a run's log; None when it has none."""
         with self.database.read() as connection:
-            row = connection.execute(statements.last_log_line(run_id)).mappings().one_or_none()
+            source = source_of(connection, run_id)
+            row = connection.execute(statements.last_log_line(source)).mappings().one_or_none()
         return None if row is None else LogLine.from_row(row)
 
     def runs(
@@ -200,15 +226,14 @@ class Reading(Part):
         return {row[0]: row[1] for row in experiments}, {row[0]: row[1] for row in runs}
 
     def attempts(self, run_id: int) -> list[Attempt]:
-        """All attempts at a run, oldest first.
+        """All attempts at a run, or at the one that it reuses, oldest first.
 
         Raises:
             NotFound: there is no such run.
         """
         with self.database.read() as connection:
-            rows = connection.execute(statements.attempts_of_run(run_id)).mappings().all()
-            if not rows:
-                read_run(connection, run_id)
+            source = source_of(connection, run_id)
+            rows = connection.execute(statements.attempts_of_run(source)).mappings().all()
         return [Attempt.from_row(row) for row in rows]
 
     def measurements(self, run_id: int) -> list[MeasurementRow]:
@@ -218,9 +243,8 @@ class Reading(Part):
             NotFound: there is no such run.
         """
         with self.database.read() as connection:
-            rows = connection.execute(statements.measurements_of_run(run_id)).mappings().all()
-            if not rows:
-                read_run(connection, run_id)
+            source = source_of(connection, run_id)
+            rows = connection.execute(statements.measurements_of_run(source)).mappings().all()
         return [MeasurementRow.from_row({**row, "value": as_float(row["value"])}) for row in rows]
 
     def summary(self, run_id: int) -> dict[str, float | int | str | None]:
@@ -251,15 +275,14 @@ class Reading(Part):
         """
         place = (-1, -1) if after is None else divmod(after, 1 << 32)
         with self.database.read() as connection:
+            source = source_of(connection, run_id)
             rows = (
                 connection.execute(
-                    statements.log_lines_of_run(run_id, after=place, attempt=attempt, limit=limit)
+                    statements.log_lines_of_run(source, after=place, attempt=attempt, limit=limit)
                 )
                 .mappings()
                 .all()
             )
-            if not rows:
-                read_run(connection, run_id)
         return [LogLine.from_row(row) for row in rows]
 
     def events(self, experiment_id: int, *, after: int = 0, limit: int = 500) -> list[Event]:

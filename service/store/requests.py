@@ -227,7 +227,8 @@ class Requesting(Part):
 
         Raises:
             NotFound: there is no such experiment.
-            Conflict: it has not ended, or another that has not ended starts from one of its runs.
+            Conflict: it has not ended, or another that has not ended starts from one of its runs,
+                or another reuses one.
         """
 
         def body(connection: Connection) -> None:
@@ -239,6 +240,12 @@ class Requesting(Part):
                 raise Conflict(
                     f"experiment {dependent.experiment_id} starts from run {dependent.run_id} and has not "
                     f"ended; cancel it, or delete experiment {experiment_id} afterwards"
+                )
+            reuser = connection.execute(statements.reusers(experiment_id)).one_or_none()
+            if reuser is not None:
+                raise Conflict(
+                    f"experiment {reuser[0]} reuses run {reuser[2]}, as run {reuser[1]}; "
+                    f"delete experiment {reuser[0]} first"
                 )
             for statement in statements.delete_experiment(experiment_id):
                 connection.execute(statement)

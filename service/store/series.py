@@ -1,7 +1,8 @@
 """Series of points as people see them: one value per name and step, thinned where asked.
 
 An attempt that resumed from step S hides what older attempts reported beyond S; where two
-attempts report the same step, the newer one counts.
+attempts report the same step, the newer one counts. Of a reused run they are those of the run that it
+reuses.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sqlalchemy import Connection
 
 from service.db import point_statements
 from service.records import PointRow
-from service.store.base import Part, read_run
+from service.store.base import Part, source_of
 from service.store.reading import as_float
 
 THINNED_HERE = 50_000
@@ -42,7 +43,7 @@ class Series(Part):
             NotFound: there is no such run.
         """
         with self.database.read() as connection:
-            return list(self._name_ids_of(connection, run_id))
+            return list(self._name_ids_of(connection, source_of(connection, run_id)))
 
     def latest_points(self, run_id: int) -> list[PointRow]:
         """The latest point of each metric, by name.
@@ -51,9 +52,8 @@ class Series(Part):
             NotFound: there is no such run.
         """
         with self.database.read() as connection:
-            rows = connection.execute(point_statements.latest_of_run(run_id)).mappings().all()
-            if not rows:
-                read_run(connection, run_id)
+            source = source_of(connection, run_id)
+            rows = connection.execute(point_statements.latest_of_run(source)).mappings().all()
         return [PointRow.from_row({**row, "value": as_float(row["value"])}) for row in rows]
 
     def points(
@@ -82,22 +82,20 @@ class Series(Part):
         high = _LAST if max_step is None else min(max_step, _LAST)
         result: dict[str, list[PointRow]] = {}
         with self.database.read() as connection:
-            known = self._name_ids_of(connection, run_id)
-            rows = connection.execute(point_statements.resumptions(run_id)).all()
+            source = source_of(connection, run_id)
+            known = self._name_ids_of(connection, source)
+            rows = connection.execute(point_statements.resumptions(source)).all()
             segments = _segments([(row.number, row.resumed_from_step) for row in rows], low, high)
             for name in known if names is None else dict.fromkeys(names):
                 if name not in known:
                     result[name] = []
                     continue
-                found = _read_series(connection, run_id, known[name], segments, max_points)
+                found = _read_series(connection, source, known[name], segments, max_points)
                 result[name] = [PointRow(name, *row) for row in found]
         return result
 
     def _name_ids_of(self, connection: Connection, run_id: int) -> dict[str, int]:
-        found = {row.name: row.id for row in connection.execute(point_statements.names_of_run(run_id))}
-        if not found:
-            read_run(connection, run_id)
-        return found
+        return {row.name: row.id for row in connection.execute(point_statements.names_of_run(run_id))}
 
 
 def _segments(resumptions: Sequence[tuple[int, int | None]], low: int, high: int) -> list[_Segment]:

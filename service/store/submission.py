@@ -16,13 +16,17 @@ from service.db.group_commit import GroupCommit
 from service.hardware import lookup
 from service.models import referenced_runs
 from service.records import Experiment
+from service.reuse import Reuse, config_sha256
 from service.settings import Settings
 from service.spec import ExperimentSpec, RunPlan
 from service.states import ExperimentState, RunState
-from service.store.base import Part, storable
+from service.store.base import NewEvent, Part, announce, read_experiment, storable
 
 LARGEST_GROUP_RUNS = 20_000
 """Runs that share one transaction at most, unless one submission alone has more."""
+
+
+_NOTHING_REUSED = Reuse()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class NewExperiment:
     spec_text: str
     owner: str
     idempotency_key: str | None = None
+    reuse: Reuse = _NOTHING_REUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class _Submitted:
     cells: dict[str, str]
     runs: list[dict[str, Any]]
     references: set[int]
+    reuse: Reuse
 
 
 _INITIAL = {
@@ -94,6 +100,7 @@ class Submission(Part):
         spec_text: str,
         owner: str,
         idempotency_key: str | None = None,
+        reuse: Reuse = _NOTHING_REUSED,
     ) -> tuple[Experiment, bool]:
         """Store an experiment with all its runs, or nothing.
 
@@ -103,6 +110,7 @@ class Submission(Part):
             spec_text: the text as submitted, kept verbatim.
             owner: who submits.
             idempotency_key: the same key with the same text answers the same experiment.
+            reuse: runs that take the figures of others; one that is gone meanwhile is trained.
 
         Returns:
             The experiment, and True when it was created, False when it was replayed.
@@ -112,7 +120,7 @@ class Submission(Part):
             StoreUnavailable: the database is locked or away.
             StoreFull: its disk is full.
         """
-        return self._group(self._rows(spec, plans, spec_text, owner, idempotency_key))
+        return self._group(self._rows(spec, plans, spec_text, owner, idempotency_key, reuse))
 
     def submit_many(
         self, experiments: Sequence[NewExperiment]
@@ -128,13 +136,19 @@ class Submission(Part):
         """
         return self._store(
             [
-                self._rows(new.spec, new.plans, new.spec_text, new.owner, new.idempotency_key)
+                self._rows(new.spec, new.plans, new.spec_text, new.owner, new.idempotency_key, new.reuse)
                 for new in experiments
             ]
         )
 
     def _rows(
-        self, spec: ExperimentSpec, plans: Sequence[RunPlan], text: str, owner: str, key: str | None
+        self,
+        spec: ExperimentSpec,
+        plans: Sequence[RunPlan],
+        text: str,
+        owner: str,
+        key: str | None,
+        reuse: Reuse,
     ) -> _Submitted:
         now = self.clock()
         canonical = spec.canonical_json()
@@ -176,6 +190,7 @@ class Submission(Part):
             cells=cells,
             runs=runs,
             references=references,
+            reuse=reuse,
         )
 
     def _typed_columns(self, spec: ExperimentSpec) -> dict[str, Any]:
@@ -197,6 +212,7 @@ class Submission(Part):
             "devices": devices,
             "price_usd_per_hour": devices * hardware.price_usd_per_hour,
             "power_w": devices * hardware.tdp_w,
+            "config_sha256": config_sha256(spec, self._catalogue),
         }
 
     def _store(self, group: list[_Submitted]) -> list[tuple[Experiment, bool] | BaseException]:
@@ -242,6 +258,10 @@ def _insert_group(
             replayed.append((len(answers), keeper.experiment_id))
             answers.append(IdempotencyMismatch(item.key or ""))  # Replaced below.
     _insert_rows(connection, fresh, now)
+    for id, item in fresh:
+        if item.reuse != _NOTHING_REUSED:
+            _reuse_runs(connection, id, item, now)
+            answers[ids.index(id)] = (read_experiment(connection, id), True)
     if replayed:
         rows = connection.execute(statements.experiments_by_id(id for _, id in replayed)).mappings()
         found = {row["id"]: Experiment.from_row(row) for row in rows}
@@ -323,3 +343,40 @@ def _insert_rows(connection: Connection, fresh: list[tuple[int, _Submitted]], no
             for id, item in fresh
         ],
     )
+
+
+def _reuse_runs(connection: Connection, id: int, item: _Submitted, now: float) -> None:
+    """Give runs of a new experiment the figures of others, and say of whom."""
+    asked = item.reuse.runs
+    # Held until the commit, so that nobody deletes them meanwhile.
+    found = connection.execute(statements.reusable_runs(asked.values())).mappings()
+    sources = {row["id"]: row for row in found}
+    taken = {index: sources[source] for index, source in asked.items() if source in sources}
+    events = [
+        NewEvent("experiment.note", f"not reused: {why}")
+        for why in dict.fromkeys(item.reuse.refused.values())
+    ]
+    if taken:
+        connection.execute(
+            statements.reuse_run(id, ended_s=now),
+            [
+                {"position": index, "source": row["id"]}
+                | {f"new_{name}": row[name] for name in statements.REUSED_COLUMNS}
+                for index, row in taken.items()
+            ],
+        )
+        connection.execute(statements.copy_summaries(id))
+        own = {row[0]: row[1] for row in connection.execute(statements.run_ids(id))}
+        events += [
+            NewEvent(
+                "run.reused",
+                f"run {row['id']} of experiment {row['experiment_id']} had the same settings and data",
+                own[index],
+                data={"run_id": row["id"]},
+            )
+            for index, row in taken.items()
+        ]
+    if len(taken) == len(item.runs):
+        connection.execute(statements.set_experiment(id, state=ExperimentState.succeeded, ended_s=now))
+        events.append(NewEvent("experiment.succeeded", "every run is reused"))
+    announce(connection, id, events, now)

@@ -6,9 +6,10 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -85,15 +86,15 @@ class Driver:
         spec = validate(document)
         return self.store.submit(spec, list(spec.runs()), spec_text="driven", owner="ada")[0]
 
-    def start(self, experiment: Experiment) -> list[Run]:
-        """Bring the experiment and all its runs to running."""
+    def start(self, experiment: Experiment, facts: Mapping[str, Any] | None = None) -> list[Run]:
+        """Bring the experiment and all its runs to running, with this record."""
         (claimed,) = self.queue.claim("scheduler", lease_s=60.0)
         assert claimed.id == experiment.id
         self.store.driver_started(claimed.id, claimed.attempt, "here", 1)
         runs = self.store.runs(experiment_id=claimed.id).items
         for run in runs:
             attempt = self.store.open_attempt(run.id, claimed.attempt)
-            self.store.run_started(run.id, attempt, total_steps=100, resumed_from_step=0, facts={})
+            self.store.run_started(run.id, attempt, total_steps=100, resumed_from_step=0, facts=facts or {})
         return [self.store.run(run.id) for run in runs]
 
     def report(self, run: Run, name: str, steps: list[int], values: list[float]) -> None:

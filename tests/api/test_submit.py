@@ -10,10 +10,14 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from service.cluster import ClusterNode, ClusterSnapshot
+from service.document import parse
+from service.models import workspace_of
 from service.queue import Queue
 from service.settings import Settings
+from service.spec import validate
 from service.store import Store, StoreFull, StoreUnavailable
-from tests.api.conftest import SPEC
+from tests.api.conftest import SPEC, Driver
+from trainers.entrypoint import input_identity
 
 EXPERIMENTS = "/api/v1/experiments"
 
@@ -276,3 +280,35 @@ def test_preview_says_why_a_run_is_not_feasible(app: FastAPI, client: TestClient
     assert page["cluster_age_s"] >= 0
     v100 = next(run for run in page["items"] if run["hardware"] == "V100")
     assert (v100["accelerators"], v100["price_usd_per_hour"], v100["feasible"]) == (1, 2.0, False)
+
+
+def test_a_reposted_spec_with_one_more_value_reuses_what_has_succeeded(
+    app: FastAPI, client: TestClient, settings: Settings, driver: Driver
+) -> None:
+    client.post(EXPERIMENTS, content=SPEC)
+    experiment = app.state.store.experiment(1)
+    runs = driver.start(experiment, facts=recorded(settings))
+    driver.finish(experiment, runs)
+    wider = SPEC.replace("[fp32, bf16]", "[fp32, bf16], batch.global_size: [16, 32]")  # 16 is the default.
+    assert client.post("/api/v1/specs/preview", content=wider).json()["reused_count"] == 0
+
+    preview = client.post("/api/v1/specs/preview", content=wider + "reuse: true\n", params={"page_size": 3})
+    assert preview.json()["reused_count"] == 4
+    assert [run["reused_from"] for run in preview.json()["items"]] == [1, 2, None]
+    answer = client.post(EXPERIMENTS, content=wider + "reuse: true\n").json()
+    assert answer["run_states"] == {"succeeded": 4, "queued": 4}
+    stored = client.get(f"{EXPERIMENTS}/2/runs").json()["items"]
+    assert [run["reused_from"] for run in stored] == [1, 2, None, None, 3, 4, None, None]
+    assert client.get(f"{EXPERIMENTS}/2").json()["totals"]["cost_usd"] == 0
+    assert client.delete(f"{EXPERIMENTS}/1").status_code == 409
+
+    (settings.roots("data")[0] / "texts" / "train.jsonl").write_text('{"text": "bad", "label": 0}\n')
+    page = client.post("/api/v1/specs/preview", content=SPEC + "reuse: true\n").json()
+    assert page["reused_count"] == 0
+    assert "the training data changed since" in page["items"][0]["not_reused"]
+
+
+def recorded(settings: Settings) -> dict[str, Any]:
+    """What a worker would put into the record of a run of `SPEC` about its files."""
+    spec = validate(parse(SPEC.encode()))
+    return {"data": input_identity(spec, workspace_of(settings)), "student_sha256": None}

@@ -21,6 +21,7 @@ from service.execution.ray_jobs import DashboardRayJobs
 from service.execution.scheduler import Scheduler
 from service.queue import Queue
 from service.records import Experiment, Run
+from service.reuse import Reuse, reusable
 from service.settings import Settings
 from service.spec import validate
 from service.states import ExperimentState, RunState
@@ -84,7 +85,9 @@ class Running:
         catalogue = self.settings.catalogue()
         spec = validate(json.loads(json.dumps(document)), catalogue)
         plans = list(spec.runs(catalogue))
-        return self.store.submit(spec, plans, spec_text=spec.canonical_json(), owner="ada")[0]
+        reuse = reusable(plans, self.settings, catalogue, self.store.equal_runs) if spec.reuse else Reuse()
+        text = spec.canonical_json()
+        return self.store.submit(spec, plans, spec_text=text, owner="ada", reuse=reuse)[0]
 
     def runs(self, experiment: Experiment) -> list[Run]:
         """Its runs in grid order."""

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from service.model_folder import open_model
+from service.records import Experiment
 from service.states import ExperimentState, RunState
 from tests.execution.cluster import Running
 
@@ -111,6 +112,29 @@ def test_a_student_and_its_teacher_come_from_a_run_that_is_waited_for(running: R
         assert (model["student"], model["teacher"]) == (source.best_checkpoint, teacher)
     model = open_model(running.store, running.settings, taught.id, "best")
     assert sum(map(len, model.tar())) == model.size
+
+
+def test_a_wider_grid_trains_only_its_new_cell(running: Running) -> None:
+    def post(sizes: list[int]) -> Experiment:
+        return running.submit(search={"axes": {"batch.global_size": sizes}}, reuse=True)
+
+    first = post([2, 4])
+    assert running.wait_until_ended(first) is ExperimentState.succeeded, running.story()
+    wider = post([2, 4, 8])
+    assert running.wait_until_ended(wider) is ExperimentState.succeeded, running.story()
+    runs = running.runs(wider)
+    sources = [run.id for run in running.runs(first)]
+    assert [run.reused_from for run in runs] == [*sources, None]
+    assert [run.attempt for run in runs] == [0, 0, 1]
+    assert [run.accuracy for run in runs][:2] == [run.accuracy for run in running.runs(first)]
+    trained = {event.run_id for event in running.store.events(wider.id) if event.kind == "run.started"}
+    assert trained == {runs[2].id}
+    charged = running.store.experiment_totals(wider.id).device_hours
+    assert charged < running.store.experiment_totals(first.id).device_hours
+
+    again = post([2, 4, 8])
+    assert again.state is ExperimentState.succeeded
+    assert [run.reused_from for run in running.runs(again)] == [*sources, runs[2].id]
 
 
 def test_what_cannot_run_is_said_and_not_waited_for(running: Running) -> None:

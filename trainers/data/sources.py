@@ -112,6 +112,19 @@ class FileSource:
         return self._parts[part].read()
 
 
+def source_identity(source: Source) -> dict[str, str | int | float]:
+    """Number, size and hash of a dataset's files, by part."""
+    return {
+        f"{part}.{name}": value
+        for part, files in source.parts.items()
+        for name, value in (
+            ("files", files.files),
+            ("size_bytes", files.size_bytes),
+            ("sha256", files.sha256),
+        )
+    }
+
+
 def tables(path: Path) -> Mapping[str, Part] | None:
     """One file of rows (the training part), or a folder with `train.*` and perhaps a validation part."""
     if path.is_file():

@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 from trainers.config import RunConfig, Workspace
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
-from trainers.data.fingerprint import fingerprint
 from trainers.distillation.taps import RelationTap
 from trainers.errors import BadSpecError, NotFiniteError
 from trainers.models import origin, student
@@ -141,9 +140,7 @@ class Teacher:
         if with_head:
             _same_task(folder, data.head, fields.get("id2label"), report)
         self.format = format_on(device, config.distillation.teacher_precision)
-        files = [folder.path / "config.json", folder.path / WEIGHTS]
-        memory = Path(config.workspace.cache) / "fingerprints"
-        self.sha256 = fingerprint(folder.path, files, memory).sha256
+        self.sha256 = origin.digest(folder, config.workspace)
 
     def load(self, *, relations_of: int | None = None) -> LoadedTeacher:
         """Read the weights and convert them, once.

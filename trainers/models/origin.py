@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.config import LAYERS, Workspace
+from trainers.data.fingerprint import fingerprint
 from trainers.data.paths import HUB, UnusablePath, resolve
 from trainers.errors import BadSpecError
 
@@ -73,6 +74,24 @@ class Folder:
 
 
 Origin = Preset | Folder
+
+
+def digest(folder: Folder, workspace: Workspace, *, tokenizer: bool = False) -> str:
+    """SHA-256 over the configuration and the weights of a model folder, read or remembered.
+
+    Args:
+        folder: with both.
+        workspace: whose cache remembers it.
+        tokenizer: over the tokenizer's files too.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    files = [folder.path / "config.json", folder.path / WEIGHTS]
+    if tokenizer:
+        others = (folder.path / name for name in _FILES)
+        files += [file for file in others if file not in files and file.is_file()]
+    return fingerprint(folder.path, files, Path(workspace.cache) / "fingerprints").sha256
 
 
 def locate(model: str, workspace: Workspace, field: str = "model.student") -> Origin:

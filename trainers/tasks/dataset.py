@@ -19,7 +19,7 @@ from trainers.data.cache import cached_folder
 from trainers.data.fingerprint import digest_of, digest_text
 from trainers.data.rows import Row
 from trainers.data.selection import balanced_subset, held_out
-from trainers.data.sources import Layout, Source, open_source
+from trainers.data.sources import Layout, Source, open_source, source_identity
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError, BadSpecError
 from trainers.models.heads import Head
@@ -252,19 +252,6 @@ class Pace:
         if time.monotonic() - self._last_s > _REPORT_S:
             self._last_s = time.monotonic()
             self._report(f"{self._what} {done} of {self._total} {self._unit}")
-
-
-def source_identity(source: Source) -> dict[str, str | int | float]:
-    """Number, size and hash of a dataset's files, by part."""
-    return {
-        f"{part}.{name}": value
-        for part, files in source.parts.items()
-        for name, value in (
-            ("files", files.files),
-            ("size_bytes", files.size_bytes),
-            ("sha256", files.sha256),
-        )
-    }
 
 
 def selection_identity(task: configuration.Task) -> dict[str, str | int | float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trainers.data.sources import labelled_folders
+from trainers.config import TaskName
+from trainers.data.layouts import OFFICIAL
 from trainers.tasks.text_classification import TextClassification
 
 
@@ -11,5 +12,5 @@ class Imdb(TextClassification):
 
     classes = ("negative", "positive")
     hub_id = "stanfordnlp/imdb"
-    layouts = (labelled_folders,)
+    layouts = OFFICIAL[TaskName.imdb]
     spellings = {"neg": 0, "pos": 1, "negative": 0, "positive": 1, "0": 0, "1": 1}  # noqa: RUF012

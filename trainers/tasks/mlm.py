@@ -24,16 +24,16 @@ from trainers.data.batches import Batch
 from trainers.data.cache import cached_folder
 from trainers.data.encoding import encoder_of, token_dtype
 from trainers.data.fingerprint import digest_of, digest_text
-from trainers.data.formats import READERS, ending, read_plain
+from trainers.data.layouts import OFFICIAL
 from trainers.data.masking import Masking
 from trainers.data.packing import Packer
-from trainers.data.sources import VALIDATION_PARTS, Part, Source, open_source, tables
+from trainers.data.sources import Source, open_source, source_identity
 from trainers.data.tokens import TokenSet, TokenWriter
 from trainers.errors import BadDataError, BadSpecError
 from trainers.models.heads import IGNORED, VocabularyHead
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Prepared, Task
-from trainers.tasks.dataset import Pace, padding_id, source_identity
+from trainers.tasks.dataset import Pace, padding_id
 
 EXAMPLES: Mapping[str, int] = {"train": 65_536, "validation": 8_192}
 """Sequences of each part when the spec does not say."""
@@ -44,7 +44,6 @@ _BATCH_CHARACTERS = 1 << 20
 """Text that is tokenised at a time."""
 _SAMPLE_CHARACTERS = 16 << 20
 """Text that a vocabulary is trained on: more changes hardly a piece."""
-_PLAIN = (".txt", ".txt.gz")
 
 
 class Mlm(Task):
@@ -54,13 +53,12 @@ class Mlm(Task):
     higher_is_better = False
     timed = True
     hub_id = "Salesforce/wikitext:wikitext-2-raw-v1"
+    layouts = OFFICIAL[configuration.TaskName.mlm]
 
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
         """See `Task.prepare`. What is already in the cache is neither read nor tokenised."""
         task = config.task
-        corpus = _Corpus(
-            open_source(task, config.workspace, hub_id=self.hub_id, layouts=(plain_texts,)), task
-        )
+        corpus = _Corpus(open_source(task, config.workspace, hub_id=self.hub_id, layouts=self.layouts), task)
         cache = Path(config.workspace.cache)
         file = _tokenizer_file(origin, corpus, cache, report)
         tokenizer = tokenizers.load(file.parent)
@@ -197,30 +195,6 @@ class _Corpus:
                 "or a file validation.txt"
             )
         return BadDataError(f"{self.name}: the {part} part holds no text")
-
-
-def plain_texts(path: Path) -> Mapping[str, Part] | None:
-    """One file of texts, or a folder with `train.*` and perhaps `validation.*`, `valid.*` or `test.*`.
-
-    Plain text has one text per line; of tables the field `text` is read.
-    """
-    if path.is_file():
-        return {"train": _texts(path)} if ending(path) in _PLAIN else tables(path)
-    train = _named(path, "train")
-    if train is None:
-        return None
-    validation = next(filter(None, (_named(path, name) for name in ("valid", *VALIDATION_PARTS))), None)
-    return {"train": _texts(train), **({"validation": _texts(validation)} if validation else {})}
-
-
-def _named(folder: Path, name: str) -> Path | None:
-    ends = (*_PLAIN, *READERS)
-    return next((folder / f"{name}{end}" for end in ends if (folder / f"{name}{end}").is_file()), None)
-
-
-def _texts(path: Path) -> Part:
-    reader = read_plain if ending(path) in _PLAIN else READERS[ending(path)]
-    return Part([path], lambda: reader(path))
 
 
 def _wanted(task: configuration.Task, part: str) -> int:

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from trainers import config as configuration
 from trainers.data.batches import Batch
+from trainers.data.layouts import OFFICIAL
 from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out_groups
-from trainers.data.squad import official
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
 from trainers.models.heads import Head, SpanHead
@@ -36,7 +36,7 @@ class SquadV2(DatasetTask[Question]):
 
     headline = "f1"
     hub_id = "rajpurkar/squad_v2"
-    layouts = (official,)
+    layouts = OFFICIAL[configuration.TaskName.squad_v2]
 
     def example(self, row: Row, task: configuration.Task) -> Question:
         """See `DatasetTask.example`; the fields are `id question context answers`, perhaps `title`."""

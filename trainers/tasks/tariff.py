@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from trainers import config as configuration
 from trainers.data.batches import Batch
+from trainers.data.layouts import OFFICIAL
 from trainers.data.rows import Row
 from trainers.data.selection import held_out_by_text
-from trainers.data.tariffs import official
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.models.heads import ClassHead, Head
 from trainers.tasks.base import Scoring
@@ -55,7 +55,7 @@ class Tariff(DatasetTask[Phrase]):
 
     headline = "accuracy"
     hub_id = ""
-    layouts = (official,)
+    layouts = OFFICIAL[configuration.TaskName.tariff]
     left_out = "the code has fewer digits than task.level"
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 
 from trainers import config as configuration
 from trainers.data.batches import Batch
+from trainers.data.layouts import OFFICIAL
 from trainers.data.rows import Row
 from trainers.data.selection import held_out
 from trainers.data.tokens import TokenSet, tokenise
-from trainers.data.wikiqa import official
 from trainers.errors import BadDataError
 from trainers.models.heads import ClassHead, Head
 from trainers.tasks.base import Scoring
@@ -50,7 +50,7 @@ class WikiQa(DatasetTask[Pair]):
 
     headline = "map"
     hub_id = "microsoft/wiki_qa"
-    layouts = (official,)
+    layouts = OFFICIAL[configuration.TaskName.wikiqa]
 
     def example(self, row: Row, task: configuration.Task) -> Pair:
         """See `DatasetTask.example`; fields `question`, `sentence` or `answer`, `label`, perhaps an id.

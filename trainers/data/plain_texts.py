@@ -1,0 +1,35 @@
+"""The layout of plain text: one text per line, in files named after their part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainers.data.formats import READERS, ending, read_plain
+from trainers.data.sources import VALIDATION_PARTS, Part, tables
+
+_PLAIN = (".txt", ".txt.gz")
+
+
+def plain_texts(path: Path) -> Mapping[str, Part] | None:
+    """One file of texts, or a folder with `train.*` and perhaps `validation.*`, `valid.*` or `test.*`.
+
+    Plain text has one text per line; of tables the field `text` is read.
+    """
+    if path.is_file():
+        return {"train": _texts(path)} if ending(path) in _PLAIN else tables(path)
+    train = _named(path, "train")
+    if train is None:
+        return None
+    validation = next(filter(None, (_named(path, name) for name in ("valid", *VALIDATION_PARTS))), None)
+    return {"train": _texts(train), **({"validation": _texts(validation)} if validation else {})}
+
+
+def _named(folder: Path, name: str) -> Path | None:
+    ends = (*_PLAIN, *READERS)
+    return next((folder / f"{name}{end}" for end in ends if (folder / f"{name}{end}").is_file()), None)
+
+
+def _texts(path: Path) -> Part:
+    reader = read_plain if ending(path) in _PLAIN else READERS[ending(path)]
+    return Part([path], lambda: reader(path))
