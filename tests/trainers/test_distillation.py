@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import shutil
 from pathlib import Path
@@ -464,27 +463,6 @@ def test_stopped_run_resumes_bitwise(config_in, models, teacher, tmp_path):
     assert "projections/2.weight" in one
     assert one.keys() == other.keys()
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_killed_run_resumes_bitwise(launch, config_in, models, teacher, tmp_path, kill_points, workers):
-    changes = {
-        "model": {"student": "tiny", "teacher": str(teacher)},
-        "workspace__model_roots": (str(models),),
-        "distillation": {"soft_weight": 0.5, **INSIDE},
-        "deterministic": True,
-        "length": {"steps": STEPS},
-        "parallel": TWO if workers == 2 else {"strategy": "single", "workers": 1},
-        "checkpoint": {"every_steps": 2, "every_s": 0.0},
-    }
-    victims = [config_in(tmp_path / f"victim-{i}", **changes) for i in range(kill_points)]
-    for victim in victims:
-        kill_at = random.SystemRandom().randint(1, STEPS)
-        assert launch([victim], kill_at=kill_at).codes[-1] == -9, f"killed at {kill_at}"
-    ended = launch([config_in(tmp_path / "whole", **changes), *victims])
-    for result in ended.results:
-        whole, *resumed = result["runs"]
-        assert {run["weights"] for run in resumed} == {whole["weights"]}
 
 
 def test_projections_are_kept_apart_from_the_model(distil):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -58,27 +57,6 @@ def test_stopped_run_resumes_bitwise(config_in, tmp_path, recorder, precision, o
     assert_bitwise_equal(whole.checkpoint, outcome.checkpoint)
     for name in ("accuracy", "train_loss", "steps", "padding_pct"):
         assert outcome.summary[name] == whole.summary[name]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_killed_run_resumes_bitwise(launch, config_in, tmp_path, kill_points, workers, precision):
-    strategy = {"strategy": "ddp" if workers > 1 else "single", "workers": workers}
-    changes = {
-        "precision": precision,
-        "deterministic": True,
-        "length": {"steps": STEPS},
-        "parallel": strategy,
-    }
-    changes["checkpoint"] = {"every_steps": 2, "every_s": 0.0}
-    victims = [config_in(tmp_path / f"victim-{i}", **changes) for i in range(kill_points)]
-    for victim in victims:
-        kill_at = random.SystemRandom().randint(1, STEPS)
-        assert launch([victim], kill_at=kill_at).codes[-1] == -9, f"killed at {kill_at}"
-    ended = launch([config_in(tmp_path / "whole", **changes), *victims])
-    for result in ended.results:
-        whole, *resumed = result["runs"]
-        assert {run["weights"] for run in resumed} == {whole["weights"]}
 
 
 def test_time_cost_and_energy_go_on_after_a_resume(configure, recorder):
