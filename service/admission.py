@@ -13,7 +13,7 @@ from service.cluster import ClusterSnapshot, unsatisfiable
 from service.document import Problem, SpecError, parse
 from service.hardware import Hardware
 from service.models import FindRun, reference_problems
-from service.paths import path_problems
+from service.paths import layer_problems, path_problems
 from service.reuse import FindEqual, Reuse, reusable
 from service.settings import Settings
 from service.spec import ExperimentSpec, RunPlan, validate
@@ -91,6 +91,8 @@ def admit_spec(
     if problems := path_problems(spec, settings):
         raise SpecError(problems)
     plans = list(spec.runs(catalogue))
+    if problems := layer_problems([plan.spec.model for plan in plans], settings):
+        raise SpecError(problems)
     if find_run is not None and (problems := reference_problems(plans, find_run)):
         raise SpecError(problems)
     if fresh(snapshot, now_s) is not None and not spec.queue.wait_for_capacity:

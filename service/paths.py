@@ -6,6 +6,7 @@ compared, so that no link leads out of a root; nothing is opened.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from service.document import Problem
 from service.models import reference
 from service.settings import Settings
 from service.spec import ExperimentSpec
+from trainers.config import Model
 
 HUB = "hub:"
 """Prefix of a dataset or model that comes from the hub."""
@@ -105,6 +107,36 @@ def model_problem(text: str, roots: Sequence[Path], field: str = "model.student"
     except OSError as error:
         return Problem("path-not-found", field, f"'{text}' cannot be read: {error.strerror}")
     return None
+
+
+def layer_problems(models: Iterable[Model], settings: Settings) -> list[Problem]:
+    """Layers that the folder of a student does not have; folders are read, nothing else is.
+
+    Args:
+        models: of the runs of a grid, their paths checked.
+        settings: where the roots come from.
+    """
+    roots = settings.roots("model")
+    problems: dict[Problem, None] = {}
+    chosen = dict.fromkeys((model.student, model.layers) for model in models if model.layers is not None)
+    for student, layers in chosen:
+        if layers is None or student in PRESETS or student.startswith(HUB) or reference(student) is not None:
+            continue
+        try:
+            folder = resolve(student, roots)
+            available = int(json.loads((folder / "config.json").read_bytes())["num_hidden_layers"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # The worker says what is wrong with the configuration.
+        if max(layers) >= available:
+            problems[
+                Problem(
+                    "out-of-range",
+                    "model.layers",
+                    f"layer {max(layers)} is asked for, but '{student}' has {available}; "
+                    f"use 0 to {available - 1}",
+                )
+            ] = None
+    return list(problems)
 
 
 def path_problems(spec: ExperimentSpec, settings: Settings) -> list[Problem]:

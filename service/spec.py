@@ -20,7 +20,7 @@ from service.document import Problem, SpecError, parse, refusal
 from service.grid import MAX_RUNS, AxisValue
 from service.hardware import CATALOGUE, Hardware, lookup, nearest
 from service.search.section import Search
-from trainers.config import Distillation, Section, TrainingSections
+from trainers.config import LAYERS, Distillation, Section, TrainingSections
 
 __all__ = [
     "ExperimentSpec",
@@ -238,6 +238,7 @@ def validate(
         *_hardware_problems(spec, catalogue, prefix),
         *_axis_problems(spec),
         *_distillation_problems(spec, point or {}, prefix),
+        *_layer_problems(spec, prefix),
     ]
     if infeasible:
         problems = [problem for problem in problems if problem.type != _INFEASIBLE]
@@ -330,6 +331,19 @@ def _distillation_problems(
             "invalid-value",
             "distillation",
             f"{prefix}distillation is set without a teacher; set model.teacher or remove distillation",
+        )
+
+
+def _layer_problems(spec: ExperimentSpec, prefix: str) -> Iterator[Problem]:
+    """Layers are kept of a student that has weights; over an axis each grid point is judged."""
+    if {"model.student", "model.layers"} & set(spec.search.axes):
+        return
+    if spec.model.layers is not None and spec.model.student in LAYERS:
+        yield Problem(
+            "invalid-value",
+            "model.layers",
+            f"{prefix}model.layers needs a student with weights, and '{spec.model.student}' is a preset; "
+            "remove model.layers, or set model.student to a folder, hub:<id> or run:<id>",
         )
 
 

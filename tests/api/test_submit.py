@@ -159,6 +159,19 @@ def test_model_folder_without_weights_is_refused(client: TestClient, tmp_path: P
     assert client.post(EXPERIMENTS, content=text).status_code == 201
 
 
+def test_layers_that_the_student_does_not_have_are_refused(client: TestClient, tmp_path: Path) -> None:
+    model = tmp_path / "bert"
+    model.mkdir()
+    (model / "config.json").write_text('{"num_hidden_layers": 4}', encoding="utf-8")
+    (model / "model.safetensors").write_bytes(b"x")
+    text = SPEC.replace("{student: tiny}", "{student: bert, layers: [0, 4]}")
+    answer = client.post(EXPERIMENTS, content=text)
+    assert answer.status_code == 422
+    (problem,) = answer.json()["errors"]
+    assert problem["message"] == "layer 4 is asked for, but 'bert' has 4; use 0 to 3"
+    assert client.post(EXPERIMENTS, content=text.replace("4]", "3]")).status_code == 201
+
+
 def test_hub_ids_pass(client: TestClient) -> None:
     text = SPEC.replace("path: texts", "path: 'hub:stanfordnlp/imdb'").replace(
         "tiny", "'hub:bert-base-uncased'"

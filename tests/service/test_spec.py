@@ -280,3 +280,14 @@ def test_every_axis_name_is_a_field() -> None:
     names = axis_names()
     assert {"precision", "batch.global_size", "optimizer.implementation", "hardware"} <= set(names)
     assert not {name for name in names if name.startswith(("search", "queue", "seeds"))}
+
+
+def test_layers_of_a_preset_are_refused_at_submission() -> None:
+    base = {"name": "n", "task": {"name": "imdb"}, "model": {"student": "mini", "layers": [0, 2]}}
+    with pytest.raises(
+        SpecError, match=r"model\.layers needs a student with weights, and 'mini' is a preset"
+    ):
+        validate(base)
+    mixed = validate(base | {"search": {"axes": {"model.student": ["run:1", "mini"]}}})
+    with pytest.raises(SpecError, match=r'grid point \{"model.student":"mini"\}: model.layers needs'):
+        list(mixed.runs())

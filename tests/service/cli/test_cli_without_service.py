@@ -101,17 +101,6 @@ def test_the_schema_is_json() -> None:
     assert orjson.loads(run("schema").stdout)["title"] == "Stillhouse experiment spec"
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
-def test_every_example_is_valid(example: Path, tmp_path: Path) -> None:
-    for dataset in ("demo-texts", "tariff"):  # where an example names a folder instead of the hub
-        (tmp_path / dataset).mkdir()
-        (tmp_path / dataset / "train.jsonl").write_text('{"text": "good", "label": 1}\n', encoding="utf-8")
-    result = run(
-        "validate", str(example), STILLHOUSE_DATA_ROOTS=str(tmp_path), STILLHOUSE_DATA_DIR=str(tmp_path)
-    )
-    assert result.exit_code == 0, result.output
-
-
 def test_the_doctor_answers_where_everything_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
