@@ -17,7 +17,7 @@ from trainers.evaluation import Evaluator
 from trainers.loss_scale import loss_scale_for
 from trainers.models import dropout, origin, student
 from trainers.optimizers import build as build_optimizer
-from trainers.parallel import replicate, workers_of
+from trainers.parallel import divide, replicate, workers_of
 from trainers.parallel.workers import Workers
 from trainers.precision import arithmetic_for, inference_for
 from trainers.process import seed_all
@@ -99,6 +99,8 @@ def assemble(
         multiple=multiple,
         report=lambda line: sink.log("info", line),
     )
+    # Before there is an optimizer: it is one over this worker's layers.
+    division = divide(config, model, workers)
     identity = {**data.identity, **distilled.identity}
     built = build_optimizer(config.optimizer, distilled.module)
     if built.fallback is not None:
@@ -168,6 +170,7 @@ def assemble(
         config,
         model,
         distilled.module,
+        division,
         workers=workers,
         device=device,
         arithmetic=arithmetic,

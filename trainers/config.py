@@ -342,6 +342,8 @@ class Parallel(Section):
     """pipeline with engine torch only: order of the passes on a stage; unset = 1f1b."""
     partition: Literal["parameters", "uniform", "time"] | None = None
     """pipeline only: what the stages have alike; parameters, layers or measured time; unset = parameters."""
+    stage_timeout_s: float = Field(default=600.0, ge=1.0, le=86_400.0)
+    """pipeline only: a stage that says nothing for so long, in seconds, is taken for dead."""
 
     @model_validator(mode="before")
     @classmethod

@@ -61,3 +61,9 @@ class CheckpointError(TrainingError):
     """A checkpoint cannot be written or read back."""
 
     failure_class = FailureClass.infrastructure
+
+
+class PipelineError(TrainingError):
+    """A stage of a pipeline is gone, or said nothing for too long; names it."""
+
+    failure_class = FailureClass.infrastructure

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from trainers.config import RunConfig, Strategy
 from trainers.errors import BadSpecError
 from trainers.models.student import Student
+from trainers.parallel.pipeline.layers import Division
 from trainers.parallel.replica import DistributedReplica, Replica
 from trainers.parallel.workers import GroupWorkers, Workers
-from trainers.precision import Arithmetic
-from trainers.telemetry.timeline import Timeline
 
 
 def workers_of(config: RunConfig) -> Workers:
@@ -33,15 +34,24 @@ def workers_of(config: RunConfig) -> Workers:
     return GroupWorkers(config.parallel.stage_count)
 
 
+def divide(config: RunConfig, student: Student, workers: Workers) -> Division | None:
+    """Which of a model's layers this worker has; the student forgets the others. None = it has all.
+
+    Args:
+        config: the run.
+        student: whole, as every worker has built it.
+        workers: of the run.
+
+    Raises:
+        BadSpecError: there are more stages than layers.
+    """
+    if workers.stages == 1:
+        return None
+    return Division.make(config.parallel, student, workers.stage)
+
+
 def replicate(
-    config: RunConfig,
-    student: Student,
-    module: nn.Module,
-    *,
-    workers: Workers,
-    device: torch.device,
-    arithmetic: Arithmetic,
-    timeline: Timeline,
+    config: RunConfig, student: Student, module: nn.Module, division: Division | None, **place: Any
 ) -> Replica:
     """Apply the strategy's wrappers to the model, which is on its device already.
 
@@ -49,16 +59,23 @@ def replicate(
         config: the run.
         student: the model.
         module: that is trained: the student, or more around it.
-        workers, device, arithmetic, timeline: see `Replica`.
+        division: of a pipeline.
+        place: workers, device, arithmetic and timeline, see `Replica`.
     """
-    if config.parallel.strategy is Strategy.ddp and workers.world > 1:
-        return DistributedReplica(
+    if division is not None:
+        # Imported here: no other strategy needs torch's pipelines.
+        from trainers.parallel.pipeline.torch_engine import TorchPipeline
+
+        return TorchPipeline(
             student,
-            module,
-            workers=workers,
-            device=device,
-            arithmetic=arithmetic,
-            timeline=timeline,
-            fixed_buckets=config.deterministic and workers.world > 2,
+            division,
+            timeout_s=config.parallel.stage_timeout_s,
+            schedule=config.parallel.schedule or "1f1b",
+            examples=config.micro_size,
+            max_length=config.task.max_length,
+            **place,
         )
-    return Replica(student, module, workers=workers, device=device, arithmetic=arithmetic, timeline=timeline)
+    if config.parallel.strategy is Strategy.ddp and config.parallel.workers > 1:
+        fixed = config.deterministic and config.parallel.workers > 2
+        return DistributedReplica(student, module, fixed_buckets=fixed, **place)
+    return Replica(student, module, **place)

@@ -25,6 +25,8 @@ class Phase(StrEnum):
     """Gradient norm, clipping, update, clearing gradients."""
     communication = "communication"
     """Waiting for other workers, and handing points to the sink."""
+    bubble = "bubble"
+    """A stage of a pipeline waiting for its neighbours, and passing hidden states and gradients on."""
     checkpoint = "checkpoint"
     """Writing checkpoints."""
     validation = "validation"
@@ -35,7 +37,14 @@ class Phase(StrEnum):
     """What earlier attempts did after the checkpoint that was resumed from; never entered."""
 
 
-TRAINING = (Phase.data_wait, Phase.forward, Phase.backward, Phase.optimizer, Phase.communication)
+TRAINING = (
+    Phase.data_wait,
+    Phase.forward,
+    Phase.backward,
+    Phase.bubble,
+    Phase.optimizer,
+    Phase.communication,
+)
 """Phases of a step; throughput is counted over these."""
 
 

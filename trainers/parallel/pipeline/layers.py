@@ -1,0 +1,216 @@
+"""A student as a row of layers: its embeddings, its encoder layers, its head; and which a worker has.
+
+Every worker builds the same student and then keeps its own layers. Their parameters keep their
+names, so that a checkpoint is one model's, whoever has which layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions as Encoded
+
+from trainers.config import Parallel, require_layers
+from trainers.data.batches import Batch
+from trainers.errors import BadSpecError
+from trainers.models.heads import VocabularyHead
+from trainers.models.student import Student
+from trainers.parallel.pipeline.partition import balanced
+
+Apply = Callable[[torch.Tensor | None, Batch], torch.Tensor]
+"""What a layer makes of the hidden states (B, S, H) of the one before; the first gets None."""
+_HEADS = ("classifier", "qa_outputs", "cls")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One of a model's layers.
+
+    Attributes:
+        apply: its forward pass; of the head: logits.
+        modules: that have its parameters.
+        tied: of its parameters, the one that another layer has too; None = none.
+    """
+
+    apply: Apply
+    modules: Sequence[nn.Module]
+    tied: nn.Parameter | None = None
+
+    @property
+    def parameters(self) -> int:
+        """How many it has, tied ones included."""
+        return sum(parameter.numel() for part in self.modules for parameter in part.parameters())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which layers are where.
+
+    Attributes:
+        pieces: the layers of each piece, by number, in order.
+        places: the stage that has each piece.
+        ties: numbers of the layers that share a parameter.
+    """
+
+    pieces: tuple[range, ...]
+    places: tuple[int, ...]
+    ties: tuple[int, ...] = ()
+
+    def pieces_of(self, stage: int) -> list[int]:
+        """The pieces of a stage, by number."""
+        return [piece for piece, place in enumerate(self.places) if place == stage]
+
+    def layers_of(self, stage: int) -> list[int]:
+        """The layers of a stage, by number."""
+        return [layer for piece in self.pieces_of(stage) for layer in self.pieces[piece]]
+
+    def tied_stages(self) -> list[int]:
+        """Stages that have a copy of the tied parameter, the first one first; empty = one has all of it."""
+        found = sorted({self._stage_of(layer) for layer in self.ties})
+        return found if len(found) > 1 else []
+
+    def _stage_of(self, layer: int) -> int:
+        return next(self.places[number] for number, piece in enumerate(self.pieces) if layer in piece)
+
+
+class Piece(nn.Module):
+    """Consecutive layers of a model.
+
+    Args:
+        layers: in order.
+    """
+
+    def __init__(self, layers: Iterable[Layer]) -> None:
+        super().__init__()
+        self._layers = tuple(layers)
+        self.parts = nn.ModuleList(part for layer in self._layers for part in layer.modules)
+
+    def forward(self, hidden: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        """Hidden states (B, S, H) after these layers, or logits after the head."""
+        for layer in self._layers:
+            hidden = layer.apply(hidden, batch)
+        assert hidden is not None
+        return hidden
+
+
+def layers_of(student: Student) -> tuple[Layer, ...]:
+    """All layers of a student that has all of them."""
+    shape = student.bert.bert
+    table = shape.embeddings.word_embeddings.weight
+    heads = [part for name in _HEADS if (part := getattr(student.bert, name, None)) is not None]
+    pooler = [] if shape.pooler is None else [shape.pooler]
+    shares = isinstance(student.head, VocabularyHead) and any(
+        parameter is table for part in heads for parameter in part.parameters()
+    )
+
+    def embed(_: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        embedded: torch.Tensor = shape.embeddings(
+            input_ids=batch.input_ids, token_type_ids=batch.token_type_ids
+        )
+        return embedded
+
+    def head(hidden: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        pooled = pooler[0](hidden) if pooler else None
+        return student.logits(Encoded(last_hidden_state=hidden, pooler_output=pooled), batch)
+
+    return (
+        Layer(embed, [shape.embeddings], table if shares else None),
+        *(Layer(_encoder(layer), [layer]) for layer in shape.encoder.layer),
+        Layer(head, [*pooler, *heads], table if shares else None),
+    )
+
+
+def _encoder(layer: nn.Module) -> Apply:
+    def apply(hidden: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        mask = batch.attention_mask
+        # As `Student.encode` has it.
+        after: torch.Tensor = layer(hidden, None if mask is None else mask[:, None, None, :])
+        return after
+
+    return apply
+
+
+def divide(parallel: Parallel, layers: Sequence[Layer], costs: Sequence[float]) -> Layout:
+    """The layout of a pipeline.
+
+    Args:
+        parallel: stages and schedule.
+        layers: of the whole model.
+        costs: of each layer.
+
+    Raises:
+        BadSpecError: there are more stages than layers.
+    """
+    try:
+        require_layers(parallel, len(layers) - 2, "the model")
+    except ValueError as error:
+        raise BadSpecError(str(error)) from None
+    stages, pieces = parallel.stage_count, parallel.pieces
+    if parallel.schedule == "zero_bubble":
+        # A V: the stage that begins a micro-batch also ends it.
+        places = (*range(stages), *reversed(range(stages)))
+    else:
+        places = tuple(piece % stages for piece in range(pieces))
+    ties = tuple(number for number, layer in enumerate(layers) if layer.tied is not None)
+    return Layout(balanced(costs, pieces), places, ties)
+
+
+def costs_of(parallel: Parallel, layers: Sequence[Layer]) -> list[float]:
+    """What the partition makes alike, as far as the layers tell; measured time needs a measurement."""
+    if parallel.partition == "uniform":
+        return [0.0, *[1.0] * (len(layers) - 2), 0.0]
+    return [float(layer.parameters) for layer in layers]
+
+
+def keep(student: Student, layers: Collection[int]) -> None:
+    """Let a student forget all layers but these, in place; the names of the others stay the same.
+
+    A tied parameter stays where either of its layers does.
+    """
+    names, shape = set(student.weights()), student.bert.bert
+    last = len(shape.encoder.layer) + 1
+    tied = layers_of(student)[0].tied is not None
+    if 0 not in layers:
+        if tied and last in layers:
+            for name in ("position_embeddings", "token_type_embeddings", "LayerNorm"):
+                setattr(shape.embeddings, name, nn.Identity())
+        else:
+            shape.embeddings = nn.Identity()
+    for number in range(1, last):
+        if number not in layers:
+            shape.encoder.layer[number - 1] = nn.Identity()
+    if last not in layers:
+        shape.pooler = None
+        for name in _HEADS:
+            if hasattr(student.bert, name):
+                setattr(student.bert, name, nn.Identity())
+    student.absent = frozenset(names - set(student.weights()))
+
+
+@dataclass(frozen=True)
+class Division:
+    """A model that has been divided, as one stage has it.
+
+    Attributes:
+        layout: which layers are where.
+        own: this stage's layers, by number.
+    """
+
+    layout: Layout
+    own: Mapping[int, Layer]
+
+    @classmethod
+    def make(cls, parallel: Parallel, student: Student, stage: int) -> Division:
+        """Divide a whole student; it forgets the layers of other stages.
+
+        Raises:
+            BadSpecError: there are more stages than layers.
+        """
+        layers = layers_of(student)
+        layout = divide(parallel, layers, costs_of(parallel, layers))
+        own = {number: layers[number] for number in layout.layers_of(stage)}
+        keep(student, own)
+        return cls(layout, own)

@@ -1,0 +1,218 @@
+"""A replica whose layers lie on several workers: what every engine has alike."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from trainers.data.batches import Batch, StepBatch
+from trainers.errors import PipelineError
+from trainers.models.student import Output, Student
+from trainers.parallel.pipeline.layers import Division, Piece
+from trainers.parallel.replica import LossOf, Replica
+from trainers.parallel.workers import Workers
+from trainers.telemetry.timeline import Phase
+
+Tensors = Mapping[str, Mapping[str, torch.Tensor]]
+
+_LOST = ("closed", "reset", "timed out", "timeout", "broken pipe", "refused", "aborted", "unhealthy")
+"""What the back ends say of a peer that is gone or silent."""
+
+
+class Groups:
+    """The process groups of a grid of stages and replicas.
+
+    Attributes:
+        line: the workers of this replica, by stage.
+        peers: the workers of this stage, by replica.
+        table: the workers that have a copy of the tied parameter, over all replicas; None = no copies.
+    """
+
+    def __init__(self, workers: Workers, tied: Sequence[int], timeout_s: float) -> None:
+        timeout = timedelta(seconds=timeout_s)
+        stages, replicas = range(workers.stages), range(workers.replicas)
+        # Every worker takes part in making every group, in one order.
+        lines = [
+            distributed.new_group([workers.at(stage=stage, replica=replica) for stage in stages], timeout)
+            for replica in replicas
+        ]
+        peers = [
+            distributed.new_group([workers.at(stage=stage, replica=replica) for replica in replicas], timeout)
+            for stage in stages
+        ]
+        copies = [workers.at(stage=stage, replica=replica) for stage in tied for replica in replicas]
+        table = distributed.new_group(copies, timeout) if copies else None
+        self.line, self.peers = lines[workers.replica], peers[workers.stage]
+        self.table = table if workers.stage in tied else None
+
+    _made: tuple[object, tuple[object, ...], Groups] | None = None
+
+    @classmethod
+    def of(cls, workers: Workers, tied: Sequence[int], timeout_s: float) -> Groups:
+        """The groups of a shape; runs of one shape in one process group use the same ones."""
+        world, shape = distributed.group.WORLD, (workers.stages, tuple(tied), timeout_s)
+        if cls._made is None or cls._made[0] is not world or cls._made[1] != shape:
+            cls._made = (world, shape, cls(workers, tied, timeout_s))
+        return cls._made[2]
+
+
+class PipelineReplica(Replica):
+    """One stage of a replica.
+
+    Args:
+        student: that has this stage's layers alone.
+        division: which layers are where.
+        timeout_s: after which a neighbour that says nothing is taken for dead.
+        place: see `Replica`.
+    """
+
+    name = "pipeline"
+
+    def __init__(self, student: Student, division: Division, *, timeout_s: float, **place: Any) -> None:
+        super().__init__(student, student, **place)
+        layout, layers = division.layout, division.own
+        self._layout, self._timeout_s = layout, timeout_s
+        self._groups = Groups.of(self._workers, layout.tied_stages(), timeout_s)
+        self._pieces = {
+            number: Piece(layers[layer] for layer in layout.pieces[number])
+            for number in layout.pieces_of(self._workers.stage)
+        }
+        self._trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
+        tied = next((layer.tied for layer in layers.values() if layer.tied is not None), None)
+        self._table = tied if layout.tied_stages() else None
+        self._width = int(student.bert.config.hidden_size)
+
+    @abstractmethod
+    def _run(self, micro_batches: list[Batch], loss_of: LossOf, factor: float) -> torch.Tensor:
+        """All passes of a step on this stage.
+
+        Args:
+            micro_batches: on the device.
+            loss_of: what is minimised.
+            factor: that each loss is multiplied by before its backward pass.
+
+        Returns:
+            The loss summed over all examples; 0 on a stage that computes none.
+        """
+
+    def gradients(self, batch: StepBatch, loss_of: LossOf, scale: float) -> torch.Tensor:
+        """See `Replica.gradients`."""
+        self._timeline.enter(Phase.bubble)
+        micro_batches = [micro_batch.to(self._device) for micro_batch in batch.micro_batches]
+        # Gradients are summed over replicas.
+        with self._naming():
+            loss_sum = self._run(micro_batches, loss_of, scale / batch.global_examples)
+            self._timeline.enter(Phase.communication)
+            self._exchange()
+        return loss_sum
+
+    def counted(self) -> list[nn.Parameter]:
+        """See `Replica.counted`: of a tied parameter the first copy counts."""
+        tied = self._layout.tied_stages()
+        if not tied or self._workers.stage == tied[0]:
+            return self._trained
+        return [parameter for parameter in self._trained if parameter is not self._table]
+
+    def infer(self, batch: Batch) -> Output | None:
+        """See `Replica.infer`: hidden states go from stage to stage; who has the head gets to know."""
+        hidden: torch.Tensor | None = None
+        places = self._layout.places
+        with self._naming():
+            for number, piece in self._pieces.items():
+                if number and places[number - 1] != self._workers.stage:
+                    hidden = self._receive(batch, places[number - 1])
+                hidden = piece(hidden, batch)
+                if number + 1 == len(places):
+                    return Output(hidden)
+                if places[number + 1] != self._workers.stage:
+                    self._send(hidden, places[number + 1])
+        return None
+
+    def gather(self, tensors: Tensors) -> Tensors:
+        """See `Replica.gather`: the stages of the first replica send theirs to rank 0."""
+        if self._workers.replica:
+            return tensors
+        line = [self._workers.at(stage=stage, replica=0) for stage in range(self._workers.stages)]
+        shapes = {
+            kind: {name: (tuple(one.shape), one.dtype) for name, one in named.items()}
+            for kind, named in tensors.items()
+        }
+        with self._naming():
+            told: list[Any] = [None] * len(line)
+            distributed.all_gather_object(told, shapes, group=self._groups.line)
+            if self._workers.rank:
+                for named in tensors.values():
+                    for tensor in named.values():
+                        distributed.send(tensor.detach().to(self._device).contiguous(), 0, self._groups.line)
+                return tensors
+            whole = {kind: dict(named) for kind, named in tensors.items()}
+            for rank, of_stage in list(zip(line, told, strict=True))[1:]:
+                for kind, named in of_stage.items():
+                    for name, (shape, dtype) in named.items():
+                        tensor = torch.empty(shape, dtype=dtype, device=self._device)
+                        distributed.recv(tensor, rank, self._groups.line)
+                        # Copies of a tied parameter are equal; the first one is kept.
+                        whole.setdefault(kind, {}).setdefault(name, tensor)
+        return whole
+
+    def _exchange(self) -> None:
+        """Sum this stage's gradients over replicas, and a tied parameter's over its copies as well."""
+        if self._workers.replicas > 1:
+            gradients = [p.grad for p in self._trained if p.grad is not None and p is not self._table]
+            if gradients:
+                flat = torch._utils._flatten_dense_tensors(gradients)
+                distributed.all_reduce(flat, group=self._groups.peers)
+                torch._foreach_copy_(gradients, list(torch._utils._unflatten_dense_tensors(flat, gradients)))
+        if self._table is not None:
+            assert self._table.grad is not None
+            distributed.all_reduce(self._table.grad, group=self._groups.table)
+
+    def _receive(self, batch: Batch, stage: int) -> torch.Tensor:
+        # fp32 holds every format exactly, and the stage that sends need not say which it has.
+        hidden = torch.empty((*batch.input_ids.shape, self._width), device=self._device)
+        distributed.recv(hidden, self._rank_of(stage), self._groups.line)
+        return hidden.to(self._hidden_dtype())
+
+    def _send(self, hidden: torch.Tensor, stage: int) -> None:
+        distributed.send(hidden.float().contiguous(), self._rank_of(stage), self._groups.line)
+
+    def _hidden_dtype(self) -> torch.dtype:
+        """Of hidden states between layers: every layer ends in a LayerNorm."""
+        if torch.is_autocast_enabled(self._device.type):
+            return torch.float32
+        norm = next(
+            (m for p in self._pieces.values() for m in p.modules() if isinstance(m, nn.LayerNorm)), None
+        )
+        if norm is None or type(norm) is not nn.LayerNorm:
+            return torch.float32
+        return norm.weight.dtype
+
+    def _rank_of(self, stage: int) -> int:
+        return self._workers.at(stage=stage, replica=self._workers.replica)
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Say who waited for whom when a worker is gone or says nothing for too long.
+
+        Raises:
+            PipelineError: instead of what the back end says of its sockets.
+        """
+        try:
+            yield
+        except (RuntimeError, distributed.DistError) as error:
+            text = " ".join(str(error).split())
+            if not isinstance(error, distributed.DistError) and not any(w in text.lower() for w in _LOST):
+                raise
+            stage, stages = self._workers.stage, self._workers.stages
+            others = [other for other in (stage - 1, stage + 1) if 0 <= other < stages]
+            named = " or ".join(f"stage {other} (rank {self._rank_of(other)})" for other in others)
+            raise PipelineError(
+                f"stage {stage} of {stages} lost {named}: it died, or said nothing for {self._timeout_s:g} s "
+                f"(parallel.stage_timeout_s): {text}"
+            ) from error

@@ -1,0 +1,197 @@
+"""Pipelines by `torch.distributed.pipelining`: its schedules over this worker's pieces.
+
+Hidden states travel as one flat tensor each, of one size for all micro-batches of a step: what
+torch's stages receive into is made before the passes begin, and batches of a run differ in length.
+The rest of each tensor is padding that no layer sees. Sizes are rounded up, so that a run has few
+of them and schedules are made once for each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
+from torch.nn import functional
+
+from trainers.data.batches import Batch
+from trainers.models.student import Output
+from trainers.parallel.pipeline.layers import Piece
+from trainers.parallel.pipeline.replica import PipelineReplica
+from trainers.parallel.replica import LossOf
+from trainers.telemetry.timeline import Phase, Timeline
+
+_SIZES = 8
+"""Different sizes of hidden states that a run sends at most: one in so many of its greatest is padding."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """What the passes of the step that runs work on.
+
+    Attributes:
+        micro_batches: by number.
+        loss: of a micro-batch's logits, ready for its backward pass.
+        capacity: elements of hidden states that are sent.
+    """
+
+    micro_batches: list[Batch]
+    loss: Callable[[torch.Tensor, Batch], torch.Tensor]
+    capacity: int
+
+
+class TorchPipeline(PipelineReplica):
+    """A stage that runs a schedule of torch.
+
+    Args:
+        schedule: gpipe, 1f1b, interleaved or zero_bubble.
+        micro_batches: of a whole step.
+        examples: of a micro-batch.
+        max_length: longest sequence, in tokens.
+        stage: see `PipelineReplica`.
+    """
+
+    def __init__(self, *args: Any, schedule: str, examples: int, max_length: int, **stage: Any) -> None:
+        super().__init__(*args, **stage)
+        self._kind = schedule
+        greatest = examples * max_length
+        self._unit = math.ceil(greatest / _SIZES)
+        self._step: _Step | None = None
+        self._ready: dict[tuple[int, int], Any] = {}
+
+    def _run(self, micro_batches: list[Batch], loss_of: LossOf, factor: float) -> torch.Tensor:
+        """See `PipelineReplica._run`."""
+        loss_sum = torch.zeros((), dtype=torch.float32, device=self._device)
+
+        def loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+            found = loss_of(Output(logits), batch)
+            loss_sum.add_(found.detach())
+            return found * factor
+
+        micro_batches = self._completed(micro_batches)
+        tokens = max(batch.input_ids.numel() for batch in micro_batches)
+        capacity = self._unit * math.ceil(tokens / self._unit) * self._width
+        self._step = _Step(micro_batches, loss, capacity)
+        schedule = self._schedule(len(micro_batches), capacity)
+        # The batch itself is here already: what goes through torch's hands is its number.
+        numbers = torch.arange(len(micro_batches))
+        first = (numbers,) if 0 in self._pieces else ()
+        target = numbers if len(self._layout.pieces) - 1 in self._pieces else None
+        schedule.step(*first, target=target, return_outputs=False, number=numbers)
+        self._step = None
+        return loss_sum
+
+    def _completed(self, micro_batches: list[Batch]) -> list[Batch]:
+        """With stand-ins where an epoch's last step has fewer than the schedule can do."""
+        count, stages = len(micro_batches), self._workers.stages
+        if self._kind == "interleaved":
+            rounds = max(1, count // stages)
+            wanted = rounds * math.ceil(count / rounds)
+        elif self._kind == "zero_bubble":
+            wanted = max(count, 2 * stages)
+        else:
+            wanted = count
+        return micro_batches + [micro_batches[-1].uncounted()] * (wanted - count)
+
+    def _schedule(self, count: int, capacity: int) -> Any:
+        if (count, capacity) in self._ready:
+            return self._ready[count, capacity]
+        stages: list[Any] = [self._stage(number, piece, capacity) for number, piece in self._pieces.items()]
+        options: dict[str, Any] = {"loss_fn": _as_it_is, "scale_grads": False}
+        made: Any
+        if self._kind == "interleaved":
+            made = ScheduleInterleaved1F1B(stages, count, **options)
+        elif self._kind == "zero_bubble":
+            made = ScheduleZBVZeroBubble(stages, count, **options)
+        elif self._kind == "gpipe" or count < self._workers.stages:
+            # With fewer micro-batches than stages 1F1B is GPipe, and torch has it by that name alone.
+            made = ScheduleGPipe(stages[0], count, **options)
+        else:
+            made = Schedule1F1B(stages[0], count, **options)
+        self._ready[count, capacity] = made
+        return made
+
+    def _stage(self, number: int, piece: Piece, capacity: int) -> PipelineStage:
+        hidden = torch.empty(capacity, device=self._device, requires_grad=True)
+        last = number + 1 == len(self._layout.pieces)
+        return _TimedStage(
+            _Numbered(self, piece, first=number == 0, last=last),
+            number,
+            len(self._layout.pieces),
+            self._device,
+            input_args=(torch.zeros(1, dtype=torch.int64),) if number == 0 else (hidden,),
+            output_args=(torch.zeros((), device=self._device, requires_grad=True),) if last else (hidden,),
+            group=self._groups.line,
+            timeline=self._timeline,
+        )
+
+    def apply(self, piece: Piece, received: torch.Tensor | None, number: int, *, last: bool) -> torch.Tensor:
+        """A piece's forward pass over one micro-batch: what is sent on, or on the last piece the loss."""
+        assert self._step is not None
+        batch = self._step.micro_batches[number]
+        hidden = None
+        if received is not None:
+            shape = (*batch.input_ids.shape, self._width)
+            hidden = received[: math.prod(shape)].view(shape)
+        with self._arithmetic.context():
+            after = piece(hidden, batch)
+            if last:
+                return self._step.loss(after, batch)
+        flat = after.float().reshape(-1)
+        return functional.pad(flat, (0, self._step.capacity - flat.numel()))
+
+
+class _Numbered(nn.Module):
+    """A piece as torch's stages call it: with the number of a micro-batch in place of the batch."""
+
+    def __init__(self, replica: TorchPipeline, piece: Piece, *, first: bool, last: bool) -> None:
+        super().__init__()
+        self.piece = piece
+        self._replica, self._first, self._last = replica, first, last
+
+    def forward(self, received: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        """See `TorchPipeline.apply`."""
+        hidden = None if self._first else received
+        return self._replica.apply(self.piece, hidden, int(number), last=self._last)
+
+
+class _TimedStage(PipelineStage):
+    """A stage that says when it computes; between its passes it waits for its neighbours."""
+
+    def __init__(self, *args: Any, timeline: Timeline, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._timeline = timeline
+
+    def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
+        """See torch."""
+        return self._timed(Phase.forward, super().forward_one_chunk, *args, **options)
+
+    def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
+        """See torch."""
+        return self._timed(Phase.backward, super().backward_one_chunk, *args, **options)
+
+    def backward_weight_one_chunk(self, *args: Any, **options: Any) -> Any:
+        """See torch."""
+        return self._timed(Phase.backward, super().backward_weight_one_chunk, *args, **options)
+
+    def _timed(self, phase: Phase, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        self._timeline.enter(phase)
+        try:
+            return work(*args, **options)
+        finally:
+            self._timeline.enter(Phase.bubble)
+
+
+def _as_it_is(loss: torch.Tensor, _number: torch.Tensor) -> torch.Tensor:
+    """The last piece gives the loss itself."""
+    return loss
