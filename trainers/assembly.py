@@ -242,7 +242,11 @@ def assemble(
             progress=progress,
             timeline=timeline,
             figures=RunFigures(
-                config, instruments, arithmetic_of(model.bert.config, data.head), first=workers.first
+                config,
+                instruments,
+                arithmetic_of(model.bert.config, data.head),
+                first=workers.first,
+                timeline=timeline,
             ),
             profiler=profiler_for(
                 config.telemetry.profile_steps, total_steps, device, timeline, records=workers.rank == 0

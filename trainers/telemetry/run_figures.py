@@ -14,7 +14,7 @@ from trainers.telemetry.energy import J_PER_KWH
 from trainers.telemetry.flops import Arithmetic, Tally
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.profiling import Profiled
-from trainers.telemetry.timeline import TRAINING, Phase
+from trainers.telemetry.timeline import TRAINING, Phase, Timeline
 from trainers.telemetry.usage import Usage, Window
 
 _S, _PCT, _KWH = "s", "%", "kWh"
@@ -63,6 +63,8 @@ FIGURES: Mapping[str, Figure] = {
     "kernel_active_ratio": Figure("1", scope="worker:0, profiled steps"),
     "kernel_launches_per_step": Figure("1", scope="worker:0, profiled steps"),
     "sm_occupancy_pct": Figure(_PCT, Provenance.modelled, "worker:0, profiled steps"),
+    "bubble_pct": Figure(_PCT, scope="mean over stages"),
+    "bubble_formula_pct": Figure(_PCT, Provenance.modelled),
     "parameters": Figure("1"),
     "steps": Figure("1"),
 }
@@ -87,6 +89,7 @@ MEASURED_BESIDE = frozenset(
 """Measurements that no summary has."""
 _UNITS_OF_SCORES = {"validation_loss": "nat", "sequence_ms": "ms"}
 """Where it is not 1."""
+_PASSES = (Phase.forward, Phase.backward, Phase.bubble)
 _MEANS = ("gpu_utilisation_pct", "memory_utilisation_pct", "sm_clock_mhz")
 
 
@@ -98,11 +101,20 @@ class RunFigures:
         instruments: of this worker.
         arithmetic: of the model.
         first: whether this worker counts the model's arithmetic for its replica.
+        timeline: of this worker; None = one that begins now.
     """
 
     def __init__(
-        self, config: RunConfig, instruments: Instruments, arithmetic: Arithmetic, *, first: bool = True
+        self,
+        config: RunConfig,
+        instruments: Instruments,
+        arithmetic: Arithmetic,
+        *,
+        first: bool = True,
+        timeline: Timeline | None = None,
     ) -> None:
+        self._timeline = timeline or Timeline(time.perf_counter())
+        self._passes = self._timeline.spent_s()
         self._config, self._instruments, self._arithmetic = config, instruments, arithmetic
         self._first = first
         self._flops = self._teacher_flops = 0.0
@@ -129,9 +141,11 @@ class RunFigures:
         Returns:
             What was used in that window alone: the ledger sums the windows of each attempt.
         """
-        mine = (self._instruments.window(), self._flops, self._teacher_flops)
+        mine = (self._instruments.window(), self._flops, self._teacher_flops, *self._waited())
         self._flops = self._teacher_flops = 0.0
-        windows, flops, teacher_flops = zip(*workers.collect(mine), strict=True)
+        windows, flops, teacher_flops, passes, bubble = zip(*workers.collect(mine), strict=True)
+        progress.usage.passes_s += sum(passes)
+        progress.usage.bubble_s += sum(bubble)
         progress.usage.add(windows)
         progress.usage.flops += sum(flops)
         progress.usage.teacher_flops += sum(teacher_flops)
@@ -159,6 +173,12 @@ class RunFigures:
             utilisation, how = usage.mean("gpu_utilisation_pct"), Provenance.sampled
         if utilisation is not None:
             yield Measurement("window_utilisation_pct", utilisation, _PCT, how, _EVERY_DEVICE, start_s, end_s)
+
+    def _waited(self) -> tuple[float, float]:
+        """Seconds of this worker in the passes of steps since the last call, and those it waited in them."""
+        before, self._passes = self._passes, self._timeline.spent_s()
+        each = {phase: self._passes[phase] - before[phase] for phase in _PASSES}
+        return sum(each.values()), each[Phase.bubble]
 
     def keep(self, profiled: Profiled, progress: Progress) -> None:
         """Take the figures of the profiled window into the run's."""
@@ -193,6 +213,7 @@ class RunFigures:
             "energy_provenance": provenance.value,
             **self._speed(progress, training_s),
             **self._utilisation(progress),
+            **self._bubble(progress),
             **progress.usage.profiled,
             "parameters": parameters,
             "steps": progress.step,
@@ -247,6 +268,18 @@ class RunFigures:
             devices = rates.devices_per_worker * self._config.parallel.workers
             speed["mfu_pct"] = 100.0 * achieved / (peak * devices)
         return speed
+
+    def _bubble(self, progress: Progress) -> dict[str, float]:
+        """Of a pipeline: how much of its passes the stages waited, and how much the formula says."""
+        stages, usage = self._config.parallel.stage_count, progress.usage
+        if stages == 1 or not usage.passes_s:
+            return {}
+        found = {"bubble_pct": 100.0 * usage.bubble_s / usage.passes_s}
+        if self._config.parallel.schedule != "zero_bubble":
+            # Each micro-batch passes a stage as often as the stage has pieces.
+            passes = self._config.accumulation * self._config.parallel.pieces // stages
+            found["bubble_formula_pct"] = 100.0 * (stages - 1) / (passes + stages - 1)
+        return found
 
     def _utilisation(self, progress: Progress) -> dict[str, float]:
         usage = progress.usage

@@ -61,6 +61,7 @@ class Usage:
         provenance: by kind, `sampled` when any part of the sum is.
         integrals, seconds, throttled_s: see `Sampled`.
         peaks: see `Sampled`.
+        passes_s, bubble_s: time in the passes of steps, and the part of it in which a stage waited.
         flops, teacher_flops: counted arithmetic of the timed steps: student, teacher.
         profiled: figures of the profiled window, by name.
     """
@@ -79,6 +80,8 @@ class Usage:
     seconds: dict[str, float] = field(default_factory=dict)
     throttled_s: dict[str, float] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
+    passes_s: float = 0.0
+    bubble_s: float = 0.0
     flops: float = 0.0
     teacher_flops: float = 0.0
     profiled: dict[str, float] = field(default_factory=dict)

@@ -165,10 +165,11 @@ class PipelineReplica(Replica):
         """Sum this stage's gradients over replicas, and a tied parameter's over its copies as well."""
         if self._workers.replicas > 1:
             gradients = [p.grad for p in self._trained if p.grad is not None and p is not self._table]
-            if gradients:
-                flat = torch._utils._flatten_dense_tensors(gradients)
-                distributed.all_reduce(flat, group=self._groups.peers)
-                torch._foreach_copy_(gradients, list(torch._utils._unflatten_dense_tensors(flat, gradients)))
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            distributed.all_reduce(flat, group=self._groups.peers)
+            parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+            for gradient, part in zip(gradients, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
         if self._table is not None:
             assert self._table.grad is not None
             distributed.all_reduce(self._table.grad, group=self._groups.table)
