@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from api.cluster_view import ClusterView
 from service.admission import Admission, admit_spec, read_spec
 from service.document import SpecError
+from service.forecasting import budget_problems
 from service.hardware import Hardware
 from service.records import Experiment
 from service.settings import Settings
@@ -134,6 +135,8 @@ class Intake:
         spec = read_spec(text, self._catalogue)
         if light and (spec.reuse or spec.run_count() > LIGHT_RUNS):
             raise _TooHeavy
+        if problems := budget_problems(spec, self._store, self._catalogue):
+            raise SpecError(problems)
         snapshot = self._cluster.read(now_s)
         return admit_spec(
             text,

@@ -95,6 +95,9 @@ _SPEC_PROBLEMS = (
     ("unsatisfiable-resources", "The cluster can never serve this",
      "A run needs more workers, CPUs, memory or other hardware than all nodes together have.",
      "Ask for less, add nodes, or set `queue.wait_for_capacity: true` to wait for them."),
+    ("budget-too-small", "Not even one run fits into the budget",
+     "By finished runs like it, the smallest run of the grid takes more than a limit of `budget`.",
+     "Raise the limit, or shorten the runs; `stillhouse preview` shows the forecast."),
 )  # fmt: skip
 
 _OTHER_PROBLEMS = (

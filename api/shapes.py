@@ -580,19 +580,6 @@ class PlannedRunShape(Shape):
         return cls.model_validate(run)
 
 
-class PreviewPage(Shape):
-    """One page of the runs that a spec would make."""
-
-    run_count: int
-    """Runs of the whole grid."""
-    reused_count: int
-    """Runs of the whole grid that are reused; 0 unless the spec says `reuse: true`."""
-    cluster_age_s: float | None
-    """How old the view of the cluster is; null when there is none, and then capacity is not judged."""
-    items: list[PlannedRunShape]
-    next_page_token: str | None
-
-
 class Health(Shape):
     """Whether this process answers."""
 

@@ -137,6 +137,32 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """An estimate with the ends of its interval."""
+
+    low: float
+    middle: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a whole grid will take; 90% intervals."""
+
+    runs: int
+    """Runs that are forecast."""
+    cost_usd: Span
+    energy_kwh: Span
+    device_hours: Span
+    basis: list[str]
+    """What it rests on, in words."""
+    unknown: list[str]
+    """Why other runs are not forecast."""
+    warnings: list[str]
+    """What does not fit into the budget."""
+
+
+@dataclass(frozen=True, slots=True)
 class Preview:
     """The runs that a spec would make, or the first of them."""
 
@@ -148,6 +174,8 @@ class Preview:
     """Age of the view of the cluster; None = there is none, and capacity was not judged."""
     items: list[PlannedRun]
     next_page_token: str | None = None
+    forecast: Forecast | None = None
+    """What the whole grid will take; with the first page only."""
 
 
 @dataclass(frozen=True, slots=True)

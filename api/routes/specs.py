@@ -14,10 +14,12 @@ from starlette.concurrency import run_in_threadpool
 
 from api.body import SPEC_BODY, SpecBody
 from api.deps import CatalogueDep, PageSize, SettingsDep, StoreDep
+from api.forecast_shapes import ForecastShape, PreviewPage
 from api.problems import SPEC_PROBLEMS, ProblemError, declared
-from api.shapes import PlannedRunShape, PreviewPage, Validated
+from api.shapes import PlannedRunShape, Validated
 from service.admission import admit, fresh, read_spec
 from service.document import SpecError
+from service.forecasting import budget_problems, forecast_of
 from service.hardware import Hardware
 from service.paths import path_problems
 from service.preview import planned_runs
@@ -68,6 +70,8 @@ async def validate_spec(
         now = time.time()
         snapshot = request.app.state.cluster.read(now)
         spec = admit(text, settings, catalogue, snapshot, now_s=now, find_run=store.find_run).spec
+        if problems := budget_problems(spec, store, catalogue):
+            raise SpecError(problems)
         canonical = spec.canonical_json()
         return Validated(
             valid=True,
@@ -101,7 +105,10 @@ async def preview_spec(
         str | None, Query(max_length=100, description="`next_page_token` of the page before.")
     ] = None,
 ) -> PreviewPage:
-    """Each run with its resources, price and whether it could be served; one that could not says why."""
+    """Each run with its resources, price and whether it could be served; one that could not says why.
+
+    The first page has the forecast of the whole grid: money, energy and hours with an interval, what it
+    rests on, and what of it does not fit into the budget."""
     start = _start(page_token)
 
     def page() -> PreviewPage:
@@ -113,6 +120,9 @@ async def preview_spec(
         runs = list(planned_runs(spec, catalogue, snapshot, start=start, limit=page_size))
         reuse = _reuse(spec, settings, catalogue, store)
         end = start + len(runs)
+        forecast = None
+        if start == 0:
+            forecast = ForecastShape.model_validate(forecast_of(spec, store, catalogue, reused=reuse.runs))
         return PreviewPage(
             run_count=spec.run_count(),
             reused_count=len(reuse.runs),
@@ -128,6 +138,7 @@ async def preview_spec(
                 for run in runs
             ],
             next_page_token=f"r{end}" if runs and end < spec.run_count() else None,
+            forecast=forecast,
         )
 
     return await run_in_threadpool(page)

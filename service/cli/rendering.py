@@ -28,7 +28,7 @@ from service.headlines import headline, score, shared_headline
 from service.states import RunState
 
 if TYPE_CHECKING:
-    from service.client import Experiment, ExperimentDetail, PlannedRun, QueueEntry
+    from service.client import Experiment, ExperimentDetail, Forecast, PlannedRun, QueueEntry
     from service.records import Attempt, Event, Run
 
 _STYLES = {
@@ -432,6 +432,23 @@ def preview_table(runs: Sequence[PlannedRun]) -> Table:
 def spanned(low: str, high: str) -> str:
     """A range as people write it: `1-4`, or `4` where both ends are the same."""
     return high if low == high else f"{low}-{high}"
+
+
+def forecast_lines(forecast: Forecast) -> list[str]:
+    """What a whole grid will take, and what that rests on."""
+    lines = []
+    if forecast.runs:
+        amounts = ", ".join(
+            f"{write(span.middle)} ({write(span.low)} to {write(span.high)})"
+            for write, span in (
+                (lambda usd: figure("cost_usd", usd), forecast.cost_usd),
+                (lambda kwh: figure("energy_kwh", kwh), forecast.energy_kwh),
+                (lambda hours: duration(3600 * hours), forecast.device_hours),
+            )
+        )
+        lines.append(f"forecast of {forecast.runs:,} runs, with 90% intervals: {amounts} of device time")
+        lines += [f"  {words}" for words in forecast.basis]
+    return [*lines, *(f"  no forecast for {words}" for words in forecast.unknown)]
 
 
 def _say_dim(console: Console, text: str) -> None:

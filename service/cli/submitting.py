@@ -56,10 +56,10 @@ def preview(
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many runs.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """Show the runs that a spec would make, and whether the cluster can serve each."""
+    """Show the runs that a spec would make, whether the cluster can serve each, and what all will take."""
     from service.cli.connection import connected
     from service.cli.overrides import spec_text
-    from service.cli.rendering import preview_table
+    from service.cli.rendering import forecast_lines, preview_table
 
     text = spec_text(file, _with_reuse(assignments, reuse))
     with connected() as client:
@@ -74,6 +74,11 @@ def preview(
     say(f"{answer.run_count:,} runs in all{reused}" + (f", {left:,} not shown (--limit)" if left else ""))
     for reason in dict.fromkeys(run.not_reused for run in answer.items if run.not_reused):
         note(f"not reused: {reason}")
+    if answer.forecast is not None:
+        for line in forecast_lines(answer.forecast):
+            say(line)
+        for warning in answer.forecast.warnings:
+            note(f"warning: {warning}")
     if answer.cluster_age_s is None:
         note("no scheduler has seen the cluster yet: capacity was not judged")
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import orjson
 
-from service.answers import Cluster, HardwareEntry, Preview, Queue, Validated
+from service.answers import Cluster, Forecast, HardwareEntry, Preview, Queue, Validated
 from service.client.wire import Wire, encoded, given, read
 from service.preview import PlannedRun
 
@@ -34,6 +34,7 @@ class InstallationCalls(Wire):
         """
         items: list[PlannedRun] = []
         token: str | None = None
+        forecast: Forecast | None = None
         while True:
             params = given(page_size=min(1000, limit - len(items)), page_token=token)
             answer = self._call(
@@ -41,9 +42,10 @@ class InstallationCalls(Wire):
             )
             page = read(Preview, answer)
             items += page.items
+            forecast = forecast or page.forecast
             token = page.next_page_token
             if token is None or len(items) >= limit:
-                return replace(page, items=items, next_page_token=token)
+                return replace(page, items=items, next_page_token=token, forecast=forecast)
 
     def spec_schema(self) -> dict[str, Any]:
         """The JSON Schema of a spec."""

@@ -14,6 +14,7 @@ from openapi_spec_validator import validate
 from api.problems import CATALOGUE
 from service import document, paths, spec
 from service.admission import admit
+from service.forecasting import budget_problems
 
 ERRORS_PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 
@@ -96,7 +97,7 @@ def test_problem_types_and_their_page_agree() -> None:
 
 def test_every_problem_that_the_domain_names_is_catalogued() -> None:
     sources = [Path(module.__file__ or "") for module in (document, paths, spec)]
-    sources.append(Path(admit.__code__.co_filename))
+    sources += [Path(asked.__code__.co_filename) for asked in (admit, budget_problems)]
     named: set[str] = set()
     for source in sources:
         text = source.read_text(encoding="utf-8")

@@ -1,0 +1,402 @@
+"""What a grid will take before anybody runs it: time, money and energy with an interval and its basis.
+
+Pure. A run is forecast from finished runs that are like it, or, where there is none, from its counted
+arithmetic over the hardware's published peak.
+
+- **Work** of a run is optimizer steps x global batch x `task.max_length`: the positions computed at most.
+- **Like**: the same task, dataset, student, teacher (or none), hardware, workers, CPUs per worker, strategy,
+  encoder and precision. Of those, the nearest that there are, by `LIKENESS`.
+- **Time** = median start-up + work x median of (time - start-up - lost time) / work. Energy = time x median
+  of energy / time; the price is the catalogue's.
+- **Interval**: 90%, Student's t on logarithms of the rates, and never narrower than the tier's `floor`.
+- **Without history** the time is arithmetic / (peak x devices x utilisation), with a utilisation between
+  `LEAST_MFU` and `MOST_MFU`, and at the low end texts that fill a quarter of `max_length`.
+- Runs of one sweep are wrong in the same direction, so that ends of intervals are added, not averaged.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from service.hardware import Hardware
+from service.spec import ExperimentSpec
+from trainers.config import Precision
+from trainers.models.origin import PRESETS
+
+MFU, LEAST_MFU, MOST_MFU = 0.25, 0.05, 0.6
+"""Share of the published peak that BERT training reaches: in the middle, and between these."""
+CPU_GFLOPS, LEAST_CPU_GFLOPS, MOST_CPU_GFLOPS = 20.0, 5.0, 60.0
+"""What one virtual CPU does in fp32, for which there is no published peak; in GFLOP/s."""
+LEAST_FILLED = 0.25
+"""Share of `max_length` that texts fill at the low end."""
+STARTUP_S = 15.0
+"""Process, imports, data and model, where there is no history."""
+_FEWEST_FOR_SPREAD = 3
+_J_PER_KWH = 3.6e6
+PUBLISHED_EXAMPLES: Mapping[str, int] = {"imdb": 25_000, "squad_v2": 131_944, "wikiqa": 20_360}
+"""Training examples of a task's own dataset; squad_v2: windows at length 384."""
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """A tier of similarity.
+
+    Attributes:
+        words: what is the same beyond the rule's fields.
+        floor: least factor between the estimate and an end of its interval.
+    """
+
+    words: str
+    floor: float
+
+
+LIKENESS = (
+    Likeness("the same batch, optimizer and length of texts", 1.10),
+    Likeness("the same length of texts, another batch or optimizer", 1.4),
+    Likeness("another length of texts", 2.0),
+)
+"""Tiers, nearest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A finished run.
+
+    Attributes:
+        spec: with its axis values written in.
+        steps: optimizer updates.
+        total_time_s, startup_time_s, lost_time_s: of its summary.
+        energy_kwh: None = not told.
+    """
+
+    spec: ExperimentSpec
+    steps: int
+    total_time_s: float
+    startup_time_s: float
+    lost_time_s: float
+    energy_kwh: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An estimate with its ends."""
+
+    low: float
+    middle: float
+    high: float
+
+    def __add__(self, other: Span) -> Span:
+        return Span(self.low + other.low, self.middle + other.middle, self.high + other.high)
+
+    def __mul__(self, factor: float) -> Span:
+        return Span(self.low * factor, self.middle * factor, self.high * factor)
+
+
+NOTHING = Span(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RunForecast:
+    """One run of a cell.
+
+    Attributes:
+        time_s: from opening to end.
+        cost_usd, energy_kwh, device_hours: what it takes.
+        basis: in words.
+        from_history: whether finished runs are behind it.
+    """
+
+    time_s: Span
+    cost_usd: Span
+    energy_kwh: Span
+    device_hours: Span
+    basis: str
+    from_history: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A whole grid.
+
+    Attributes:
+        runs: that are forecast.
+        cost_usd, energy_kwh, device_hours: summed over them; null ends where nothing is forecast.
+        shortest: the cheapest single run; None = none is forecast.
+        basis: in words, each with how many runs rest on it.
+        unknown: why other runs are not forecast, with how many.
+        warnings: what does not fit into the budget, in words.
+    """
+
+    runs: int
+    cost_usd: Span
+    energy_kwh: Span
+    device_hours: Span
+    shortest: RunForecast | None
+    basis: tuple[str, ...]
+    unknown: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One grid point: its spec with the axis values written in, and how many runs it stands for."""
+
+    spec: ExperimentSpec
+    runs: float
+
+
+def forecast(
+    spec: ExperimentSpec, cells: Sequence[Cell], past: Sequence[Past], catalogue: Mapping[str, Hardware]
+) -> Forecast:
+    """What a grid will take.
+
+    Args:
+        spec: of the experiment, for its budget and its search.
+        cells: all grid points, or a sample of them that stands for all.
+        past: finished runs.
+        catalogue: known hardware.
+    """
+    total = {"cost_usd": NOTHING, "energy_kwh": NOTHING, "device_hours": NOTHING}
+    basis: Counter[str] = Counter()
+    unknown: Counter[str] = Counter()
+    shortest: RunForecast | None = None
+    counted = 0.0
+    by_kind: dict[tuple[object, ...], list[Past]] = {}
+    for one in past:
+        by_kind.setdefault(_kind(one.spec), []).append(one)
+    for cell in cells:
+        if not cell.runs:
+            continue
+        found = forecast_run(cell.spec, by_kind.get(_kind(cell.spec), ()), catalogue)
+        if isinstance(found, str):
+            unknown[found] += round(cell.runs)
+            continue
+        counted += cell.runs
+        basis[found.basis] += round(cell.runs)
+        for name in total:
+            total[name] += getattr(found, name) * cell.runs
+        if shortest is None or found.cost_usd.low < shortest.cost_usd.low:
+            shortest = found
+    said = [f"{count:,} run{'s' * (count != 1)} from {words}" for words, count in basis.most_common()]
+    if spec.search.name == "asha" or spec.search.stop_diverging is not None:
+        share = spec.search.first_rung if spec.search.name == "asha" else 0.5
+        total = {name: Span(span.low * share, span.middle, span.high) for name, span in total.items()}
+        said.append("runs that the search ends early take less: the middle counts every run to its end")
+    return Forecast(
+        runs=round(counted),
+        **total,
+        shortest=shortest,
+        basis=tuple(said),
+        unknown=tuple(f"{count:,} run{'s' * (count != 1)}: {why}" for why, count in unknown.most_common()),
+        warnings=tuple(_warnings(spec, total, counted)),
+    )
+
+
+def forecast_run(
+    spec: ExperimentSpec, past: Sequence[Past], catalogue: Mapping[str, Hardware]
+) -> RunForecast | str:
+    """One run of a resolved spec; or why it cannot be forecast.
+
+    Args:
+        spec: without axes.
+        past: finished runs of its kind, see the module.
+        catalogue: known hardware.
+    """
+    hardware = catalogue.get(spec.hardware)
+    if hardware is None:
+        return f"hardware '{spec.hardware}' is not in the catalogue"
+    steps = _steps(spec, past)
+    if steps is None:
+        return (
+            "how many examples the dataset has is not known before it is read; set length.steps or "
+            "task.train_examples, or run one of it"
+        )
+    tier, like = _nearest(spec, past)
+    work = steps * spec.batch.global_size * spec.task.max_length
+    devices = spec.parallel.workers * (spec.resources.cpus_per_worker if hardware.device == "cpu" else 1)
+    watts = Span(1.0, 1.0, 1.0) * (hardware.tdp_w * devices)
+    if like:
+        time_s = _from_history(work, like, tier)
+        drawn = [p.energy_kwh * _J_PER_KWH / p.total_time_s for p in like if p.energy_kwh and p.total_time_s]
+        if drawn:
+            middle = statistics.median(drawn)
+            watts = Span(min(min(drawn), middle / 1.05), middle, max(max(drawn), middle * 1.05))
+        basis = f"{len(like)} finished run{'s' * (len(like) != 1)} like them ({tier.words})"
+    else:
+        estimate = _from_catalogue(spec, work, devices, hardware)
+        if isinstance(estimate, str):
+            return estimate
+        time_s, basis = estimate
+        watts = Span(0.3 * watts.low, watts.middle, watts.high)
+    hours = time_s * (1 / 3600)
+    return RunForecast(
+        time_s=time_s,
+        cost_usd=hours * (devices * hardware.price_usd_per_hour),
+        energy_kwh=Span(
+            hours.low * watts.low / 1000, hours.middle * watts.middle / 1000, hours.high * watts.high / 1000
+        ),
+        device_hours=hours * devices,
+        basis=basis,
+        from_history=bool(like),
+    )
+
+
+def _kind(spec: ExperimentSpec) -> tuple[object, ...]:
+    return (
+        spec.task.name, spec.task.path, spec.model.student, spec.model.layers, spec.model.teacher is None,
+        spec.model.encoder, spec.hardware, spec.precision, spec.parallel.workers, spec.parallel.strategy,
+        spec.resources.cpus_per_worker,
+    )  # fmt: skip
+
+
+def _nearest(spec: ExperimentSpec, past: Sequence[Past]) -> tuple[Likeness, list[Past]]:
+    tiers: list[list[Past]] = [[], [], []]
+    for one in past:
+        if one.steps <= 0 or one.total_time_s <= 0:
+            continue
+        if one.spec.task.max_length != spec.task.max_length:
+            tiers[2].append(one)
+        elif (
+            one.spec.batch.global_size != spec.batch.global_size
+            or one.spec.optimizer.name != spec.optimizer.name
+            or one.spec.optimizer.implementation != spec.optimizer.implementation
+        ):
+            tiers[1].append(one)
+        else:
+            tiers[0].append(one)
+    for likeness, found in zip(LIKENESS, tiers, strict=True):
+        if found:
+            return likeness, found
+    return LIKENESS[-1], []
+
+
+def _from_history(work: float, like: Sequence[Past], tier: Likeness) -> Span:
+    logs = [
+        math.log(max(1e-12, one.total_time_s - one.startup_time_s - one.lost_time_s) / _work(one))
+        for one in like
+    ]
+    middle = statistics.median(logs)
+    spread = math.log(tier.floor)
+    if len(logs) >= _FEWEST_FOR_SPREAD:
+        sd = statistics.stdev(logs)
+        spread = max(spread, _t90(len(logs) - 1) * sd * math.sqrt(1 + 1 / len(logs)))
+    startup_s = statistics.median(one.startup_time_s for one in like)
+    return Span(
+        startup_s / 1.5 + work * math.exp(middle - spread),
+        startup_s + work * math.exp(middle),
+        startup_s * 1.5 + work * math.exp(middle + spread),
+    )
+
+
+def _t90(freedom: int) -> float:
+    """Student's t at 95%, by which an interval holds 90%; between the freedoms of the table the wider."""
+    table = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 7: 1.895, 10: 1.812, 20: 1.725, 60: 1.671}
+    return table[max(known for known in table if known <= freedom)]
+
+
+def _work(one: Past) -> float:
+    return one.steps * one.spec.batch.global_size * one.spec.task.max_length
+
+
+def _from_catalogue(
+    spec: ExperimentSpec, work: float, devices: int, hardware: Hardware
+) -> tuple[Span, str] | str:
+    if spec.model.student not in PRESETS:
+        return f"nothing like it has finished, and the size of '{spec.model.student}' is not known unread"
+    layers, hidden = PRESETS[spec.model.student]
+    # Forward and backward of the encoder, per position of a full text: see trainers.telemetry.flops.
+    per_position = 3.0 * layers * (2.0 * 12 * hidden**2 + 4.0 * spec.task.max_length * hidden)
+    flops = work * per_position
+    if hardware.device == "cpu":
+        rates = Span(LEAST_CPU_GFLOPS, CPU_GFLOPS, MOST_CPU_GFLOPS) * (1e9 * devices)
+        words = (
+            f"counted arithmetic at {CPU_GFLOPS:g} GFLOP/s per CPU (assumed; {LEAST_CPU_GFLOPS:g} to "
+            f"{MOST_CPU_GFLOPS:g}): no run like them has finished"
+        )
+    else:
+        peak = (hardware.peak_tflops or {}).get(Precision(spec.precision))
+        if peak is None:
+            return (
+                f"nothing like it has finished, and {hardware.name} has no published peak in {spec.precision}"
+            )
+        rates = Span(LEAST_MFU, MFU, MOST_MFU) * (peak * 1e12 * devices)
+        words = (
+            f"counted arithmetic at {MFU:.0%} of {hardware.name}'s peak ({LEAST_MFU:.0%} to {MOST_MFU:.0%}): "
+            "no run like them has finished"
+        )
+    time_s = Span(
+        STARTUP_S / 3 + LEAST_FILLED * flops / rates.high,
+        STARTUP_S + flops / rates.middle,
+        STARTUP_S * 3 + flops / rates.low,
+    )
+    return time_s, words
+
+
+def _steps(spec: ExperimentSpec, past: Sequence[Past]) -> int | None:
+    if spec.length.steps is not None:
+        return spec.length.steps
+    examples = spec.task.train_examples
+    if examples is None:
+        # Steps of an epoch x batch: at most a batch more than there are.
+        told = [
+            one.steps * one.spec.batch.global_size / one.spec.length.epochs
+            for one in past
+            if one.spec.length.epochs is not None and one.spec.task.train_examples is None
+        ]
+        if told:
+            examples = round(min(told))
+        elif spec.task.path is None:
+            examples = PUBLISHED_EXAMPLES.get(str(spec.task.name))
+    return None if examples is None else spec.length.total_steps(examples, spec.batch.global_size)
+
+
+LIMITS = (
+    ("cost_usd", "cost_usd", "USD"),
+    ("energy_kwh", "energy_kwh", "kWh"),
+    ("hours", "device_hours", "h"),
+)
+"""Of a budget: its field, the forecast's, and the unit."""
+
+
+def _warnings(spec: ExperimentSpec, total: Mapping[str, Span], runs: float) -> list[str]:
+    said = []
+    happens = "pauses" if spec.budget.when_reached == "hold" else "ends"
+    for field, name, unit in LIMITS:
+        limit, span = getattr(spec.budget, field), total[name]
+        if limit is None or span.high <= limit:
+            continue
+        fits = f"; about {runs * limit / span.middle:,.0f} of {runs:,.0f} runs fit" if span.middle else ""
+        how = "will be" if span.low > limit else "is likely to be" if span.middle > limit else "may be"
+        said.append(
+            f"budget.{field} {limit:g} {how} reached: the forecast is {span.middle:.3g} {unit} "
+            f"({span.low:.3g} to {span.high:.3g}){fits}, then the experiment {happens}"
+        )
+    return said
+
+
+def too_small(spec: ExperimentSpec, found: Forecast) -> list[tuple[str, str]]:
+    """Limits of the budget that not even the smallest run fits into, with finished runs behind it.
+
+    Returns:
+        (field, message) each; a sweep that only exceeds its budget is not refused, because a budget is
+        there to end it.
+    """
+    one = found.shortest
+    if one is None or not one.from_history:
+        return []
+    problems = []
+    for field, name, unit in LIMITS:
+        limit, span = getattr(spec.budget, field), getattr(one, name)
+        if limit is not None and span.low > limit:
+            problems.append(
+                (
+                    f"budget.{field}",
+                    f"{limit:g} {unit} is less than the smallest run takes ({span.middle:.3g}, at least "
+                    f"{span.low:.3g}, by {one.basis}); raise it, or shorten the runs",
+                )
+            )
+    return problems

@@ -1,0 +1,166 @@
+"""The forecast: from runs like it where there are any, from counted arithmetic where there are none."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from service.hardware import CATALOGUE
+from service.planner.forecast import Cell, Past, Span, forecast, forecast_run, too_small
+from service.spec import ExperimentSpec, validate
+
+
+def spec(**fields: Any) -> ExperimentSpec:
+    return validate(
+        {
+            "name": "planned",
+            "task": {"name": "imdb", "max_length": 128},
+            "model": {"student": "base"},
+            "length": {"steps": 1000},
+            **fields,
+        }
+    )
+
+
+def past(seconds: float = 110.0, *, startup_s: float = 10.0, steps: int = 1000, **fields: Any) -> Past:
+    return Past(
+        spec=spec(**fields),
+        steps=steps,
+        total_time_s=seconds,
+        startup_time_s=startup_s,
+        lost_time_s=0.0,
+        energy_kwh=seconds * 7.5 / 3.6e6,
+    )
+
+
+def of(wanted: ExperimentSpec, *finished: Past) -> Any:
+    found = forecast_run(wanted, finished, CATALOGUE)
+    assert not isinstance(found, str), found
+    return found
+
+
+def test_a_run_like_finished_ones_takes_what_they_took() -> None:
+    found = of(spec(), past(110.0), past(112.0), past(108.0))
+    assert found.time_s.middle == pytest.approx(110.0)
+    assert found.time_s.low < 108.0 < 112.0 < found.time_s.high
+    assert found.cost_usd.middle == pytest.approx(110.0 * 0.05 / 3600)
+    assert found.energy_kwh.middle == pytest.approx(110.0 * 7.5 / 3.6e6)
+    assert "3 finished runs like them (the same batch, optimizer and length of texts)" in found.basis
+
+
+def test_time_grows_with_steps_and_start_up_does_not() -> None:
+    found = of(spec(length={"steps": 4000}), past(110.0, startup_s=10.0))
+    assert found.time_s.middle == pytest.approx(10.0 + 4 * 100.0)
+
+
+def test_the_nearest_runs_are_taken_and_farther_ones_have_wider_intervals() -> None:
+    exact, batch, length = past(), past(300.0, batch={"global_size": 32}), past(900.0, task={"name": "imdb"})
+    assert of(spec(), exact, batch, length).time_s.middle == pytest.approx(110.0)
+    widths = [span.high / span.low for span in (of(spec(), found).time_s for found in (exact, batch, length))]
+    assert widths == sorted(widths)
+    assert "another batch" in of(spec(), batch, length).basis
+    assert "another length" in of(spec(), length).basis
+
+
+def test_time_lost_to_a_kill_is_not_expected_again() -> None:
+    interrupted = Past(spec(), 1000, 160.0, 10.0, 50.0, None)
+    assert of(spec(), interrupted).time_s.middle == pytest.approx(110.0)
+
+
+def test_ninety_in_a_hundred_runs_end_within_the_interval() -> None:
+    chance = random.Random(3)
+    inside = trials = 0
+    for _ in range(400):
+        seconds = [10.0 + 100.0 * chance.lognormvariate(0.0, 0.3) for _ in range(9)]
+        span = of(spec(), *(past(each) for each in seconds[:8])).time_s
+        inside += span.low <= seconds[8] <= span.high
+        trials += 1
+    assert 0.85 <= inside / trials <= 1.0
+
+
+def test_without_history_the_catalogue_speaks() -> None:
+    found = of(spec(hardware="A100", precision="fp16"))
+    # 1000 x 16 texts of 128 tokens; BERT-base does 67 GFLOP forward and backward at that length.
+    at_peak_s = 16_000 * 67e9 / 312e12
+    assert found.time_s.middle == pytest.approx(15.0 + at_peak_s / 0.25, rel=0.05)
+    assert found.time_s.low < at_peak_s / 0.5
+    assert not found.from_history
+    assert "25% of A100's peak" in found.basis
+
+
+def test_more_devices_are_faster_and_cost_more_per_hour() -> None:
+    one = of(spec(hardware="A100", precision="fp16", length={"steps": 100_000}))
+    two = of(
+        spec(
+            hardware="A100", precision="fp16", length={"steps": 100_000},
+            parallel={"strategy": "ddp", "workers": 2},
+        )
+    )  # fmt: skip
+    assert two.time_s.middle < 0.6 * one.time_s.middle
+    assert two.cost_usd.middle == pytest.approx(one.cost_usd.middle, rel=0.05)
+
+
+def test_what_cannot_be_forecast_says_why() -> None:
+    data = forecast_run(spec(task={"name": "imdb", "path": "texts"}, length={"epochs": 1}), (), CATALOGUE)
+    assert isinstance(data, str)
+    assert "how many examples the dataset has" in data
+    model = forecast_run(spec(model={"student": "my-bert"}), (), CATALOGUE)
+    assert isinstance(model, str)
+    assert "the size of 'my-bert'" in model
+
+
+def test_the_size_of_a_dataset_is_known_from_the_runs_that_read_it() -> None:
+    texts = {"name": "imdb", "path": "texts", "max_length": 128}
+    read = past(110.0, steps=500, task=texts, length={"epochs": 2})
+    found = of(spec(task=texts, length={"epochs": 4}), read)
+    assert found.time_s.middle == pytest.approx(10.0 + 2 * 100.0)
+
+
+def whole(wanted: ExperimentSpec, *finished: Past, runs: float = 10) -> Any:
+    return forecast(wanted, [Cell(wanted, runs)], finished, CATALOGUE)
+
+
+def test_a_grid_is_the_sum_of_its_runs_ends_included() -> None:
+    one = of(spec(), past())
+    found = whole(spec(), past())
+    assert found.runs == 10
+    assert found.cost_usd == Span(
+        *(10 * end for end in (one.cost_usd.low, one.cost_usd.middle, one.cost_usd.high))
+    )
+    assert found.basis == (f"10 runs from {one.basis}",)
+
+
+def test_runs_of_another_task_or_hardware_are_no_history() -> None:
+    found = whole(spec(), past(task={"name": "wikiqa"}), past(hardware="A100"))
+    assert "no run like them has finished" in found.basis[0]
+
+
+def test_a_budget_that_will_not_do_is_said() -> None:
+    hour = spec(budget={"hours": 0.2})
+    (warning,) = whole(hour, past()).warnings
+    assert "budget.hours 0.2 will be reached" in warning
+    assert "about 7 of 10 runs fit, then the experiment ends" in warning
+    assert whole(spec(budget={"hours": 1}), past()).warnings == ()
+    (likely,) = whole(spec(budget={"hours": 0.3, "when_reached": "hold"}), past()).warnings
+    assert "is likely to be reached" in likely
+    assert "then the experiment pauses" in likely
+
+
+def test_a_budget_too_small_for_any_run_is_refused_on_evidence_alone() -> None:
+    tight = spec(budget={"cost_usd": 0.0001})
+    ((field, message),) = too_small(tight, whole(tight, past()))
+    assert field == "budget.cost_usd"
+    assert "is less than the smallest run takes" in message
+    assert too_small(tight, whole(tight)) == []
+    enough = spec(budget={"cost_usd": 0.01})
+    assert too_small(enough, whole(enough, past())) == []
+
+
+def test_early_stops_lower_the_lower_end() -> None:
+    search = {"name": "asha", "axes": {"optimizer.learning_rate": [1e-4, 1e-5]}}
+    halved, plain = spec(search=search), spec()
+    found = forecast(halved, [Cell(plain, 10)], [past()], CATALOGUE)
+    assert found.cost_usd.low == pytest.approx(whole(plain, past()).cost_usd.low / 9)
+    assert any("ends early" in words for words in found.basis)
