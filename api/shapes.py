@@ -177,7 +177,8 @@ class RunShape(Shape):
     index: int
     """Position in the grid's order, from 0."""
     cell: str
-    """Hash of the axis values; runs that differ by seed alone share it."""
+    """Hash of the axis values; runs that differ by seed alone share it. `reference`: the run repeats the
+    first cell to tell how the machine drifts, and is in no comparison."""
     seed: int
     """Its seed."""
     point: dict[str, AxisValue]

@@ -36,11 +36,12 @@ def read_evidence(store: Store, experiment_ids: Sequence[int], *, filter: str | 
     """
     ids = list(dict.fromkeys(experiment_ids))
     experiments = tuple(store.experiment(id) for id in ids)
-    runs = [run for id in ids for run in _runs(store, id, filter)]
+    every = [run for id in ids for run in _runs(store, id, filter)]
+    runs = [run for run in every if not run.is_reference]
     summaries: dict[int, Mapping[str, Any]] = {}
     data: dict[int, Facts] = {}
     environments: dict[str, tuple[Facts, list[int]]] = {}
-    wanted = {run.id for run in runs}
+    wanted = {run.id for run in every}
     alike: dict[str, Facts] = {}  # Ten thousand runs on the same data share one record of it.
     with store.database.read() as connection:
         for id, summary in connection.execute(evidence_statements.summaries(ids)):
@@ -67,6 +68,7 @@ def read_evidence(store: Store, experiment_ids: Sequence[int], *, filter: str | 
         summaries=summaries,
         data=data,
         environments=tuple((facts, tuple(of)) for facts, of in environments.values()),
+        references=tuple(run for run in every if run.is_reference),
     )
 
 

@@ -94,4 +94,6 @@ def _cells(
         except SpecError:
             continue  # Marked in the preview, and never run.
         cells.append(Cell(resolved, (seeds - taken_over[number]) * each_stands_for))
+    if cells and (repeated := spec.run_count() - spec.grid_count()):
+        cells.append(Cell(cells[0].spec, repeated))
     return cells

@@ -20,6 +20,8 @@ Point: TypeAlias = dict[str, AxisValue]
 Conditions: TypeAlias = Mapping[str, Mapping[str, Sequence[AxisValue]]]
 """By conditional axis: the values that earlier axes must have for it to vary."""
 
+REFERENCE_CELL = "reference"
+"""Cell of the runs that only tell how the machine drifts; no hash is written like that."""
 MAX_RUNS = 10_000
 """Most runs that one experiment may have."""
 
@@ -130,6 +132,18 @@ def blocked_order(cells: int, seeds: int, seed: int) -> list[int]:
         shuffled.shuffle(members)
         order += [cell * seeds + block for cell in members]
     return order
+
+
+def reference_places(runs: int, every: int | None) -> list[int]:
+    """Before how many of the grid's runs each reference run is measured: 0, `every`, ..., and last of all.
+
+    Args:
+        runs: of the grid.
+        every: so many runs lie between two reference runs; None = there are none.
+    """
+    if every is None:
+        return []
+    return [*range(0, runs, every), runs]
 
 
 def with_axis_values(document: Mapping[str, object], point: Mapping[str, AxisValue]) -> dict[str, object]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from service import grid
 from service.cluster import ClusterSnapshot, unsatisfiable
 from service.document import SpecError
-from service.grid import AxisValue, Point
+from service.grid import REFERENCE_CELL, AxisValue, Point
 from service.hardware import Hardware
 from service.spec import ExperimentSpec, cell_of, validate
 
@@ -89,7 +89,23 @@ def planned_runs(
             for position, seed in enumerate(seeds):
                 yield _planned(resolved, catalogue, number * len(seeds) + position, cell, seed, point, reason)
 
-    return itertools.islice(runs(), skipped_seeds, None if limit is None else skipped_seeds + limit)
+    def references() -> Iterator[PlannedRun]:
+        """Repetitions of the first run that could be measured."""
+        count = spec.grid_count()
+        wanted = range(max(start, count), spec.run_count())
+        if not wanted:
+            return
+        every = planned_runs(_without_references(spec), catalogue, snapshot)
+        first = next((run for run in every if run.feasible), None)
+        for index in wanted if first else ():
+            yield replace(first, index=index, cell=REFERENCE_CELL, seed=seeds[0])
+
+    found = itertools.chain(itertools.islice(runs(), skipped_seeds, None), references())
+    return itertools.islice(found, limit)
+
+
+def _without_references(spec: ExperimentSpec) -> ExperimentSpec:
+    return spec.model_copy(update={"search": spec.search.model_copy(update={"reference_every": None})})
 
 
 def _resolve(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Generic, Self, TypeVar
 
+from service.grid import REFERENCE_CELL
 from service.states import ExperimentState, RunState
 from trainers.errors import FailureClass
 
@@ -121,6 +122,11 @@ class Run(_Record):
     """Checkpoint of the best evaluation."""
     reused_from: int | None
     """The run whose figures these are; None = its own."""
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it repeats the first cell only to tell how the machine drifts; it is in no comparison."""
+        return self.cell == REFERENCE_CELL
 
 
 @dataclass(frozen=True, slots=True)

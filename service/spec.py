@@ -6,6 +6,8 @@ turns a document into an `ExperimentSpec`, `ExperimentSpec.runs()` expands it.
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 import functools
 import hashlib
 import json
@@ -17,7 +19,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from service import grid
 from service.document import Problem, SpecError, parse, refusal
-from service.grid import MAX_RUNS, AxisValue
+from service.grid import MAX_RUNS, REFERENCE_CELL, AxisValue
 from service.hardware import CATALOGUE, Hardware, lookup, nearest
 from service.search.section import Search
 from trainers.config import LAYERS, Distillation, Section, TrainingSections
@@ -116,8 +118,15 @@ class ExperimentSpec(TrainingSections):
         return self
 
     def run_count(self) -> int:
-        """Number of runs; computed from lengths, without expanding."""
+        """Number of runs, reference runs included; computed from lengths, without expanding."""
+        return self.grid_count() + len(self._reference_places())
+
+    def grid_count(self) -> int:
+        """Number of the grid's runs."""
         return self.search.run_count(len(self.seeds))
+
+    def _reference_places(self) -> list[int]:
+        return grid.reference_places(self.grid_count(), self.search.reference_every)
 
     def canonical_json(self) -> str:
         """The spec with all defaults, keys sorted, no white space: what is hashed."""
@@ -146,6 +155,7 @@ class ExperimentSpec(TrainingSections):
         search, seeds, places = self.search, self.seeds, self.places()
         base = self.model_dump(mode="json", exclude={"search", "seeds"}) if search.axes else {}
         index = 0
+        measured: RunPlan | None = None
         for point in search.points():
             # Without axes the spec is its own grid point, and has been validated.
             resolved = (
@@ -162,13 +172,24 @@ class ExperimentSpec(TrainingSections):
             for seed in seeds:
                 yield RunPlan(index, places[index], cell, seed, point, resolved)
                 index += 1
+            if measured is None and lookup(resolved.hardware, catalogue).lacks(resolved.precision) is None:
+                measured = RunPlan(0, 0, REFERENCE_CELL, seeds[0], point, resolved)
+        for following in range(index, len(places)):
+            assert measured is not None  # A grid without any feasible cell is refused.
+            yield dataclasses.replace(measured, index=following, place=places[following])
 
     def places(self) -> list[int]:
-        """Each run's place in the order of measurement, by index: blocks of seeds, shuffled."""
-        places = [0] * self.run_count()
-        cells = len(places) // len(self.seeds)
-        for place, index in enumerate(grid.blocked_order(cells, len(self.seeds), self.search.seed)):
-            places[index] = place
+        """Each run's place in the order of measurement, by index: blocks of seeds, shuffled.
+
+        Reference runs have the indices after the grid's, and their places between those.
+        """
+        count, before = self.grid_count(), self._reference_places()
+        places = [0] * (count + len(before))
+        order = grid.blocked_order(count // len(self.seeds), len(self.seeds), self.search.seed)
+        for number, index in enumerate(order):
+            places[index] = number + bisect.bisect_right(before, number)
+        for number, runs in enumerate(before):
+            places[count + number] = runs + number
         return places
 
 
@@ -187,7 +208,8 @@ class RunPlan:
     Attributes:
         index: position in product order, from 0.
         place: position in the order of measurement, from 0: `grid.blocked_order`.
-        cell: short hash of the axis values; runs that differ by seed alone share it.
+        cell: short hash of the axis values; runs that differ by seed alone share it. Reference runs have
+            the cell `REFERENCE_CELL`.
         seed: the run's seed.
         point: axis values by dotted name.
         spec: the spec with the axis values written in, and no axes of its own.

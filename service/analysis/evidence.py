@@ -34,6 +34,7 @@ class Evidence:
         summaries: all that each run ended with, by run id.
         data: what each run was trained and judged on, by run id; runs that never started have none.
         environments: distinct machines and versions, each with the ids of its runs.
+        references: runs that only tell how the machine drifted; in no answer.
     """
 
     experiments: tuple[Experiment, ...]
@@ -41,6 +42,7 @@ class Evidence:
     summaries: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     data: Mapping[int, Facts] = field(default_factory=dict)
     environments: Sequence[tuple[Facts, tuple[int, ...]]] = ()
+    references: tuple[Run, ...] = ()
 
     def column(self, name: str) -> Column:
         """A figure of all runs (N,), in the metric's unit; NaN where a run has no finite one."""

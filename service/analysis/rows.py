@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from service.analysis.candidates import Candidate, value_text
 from service.analysis.cells import Side, cells_of, configurations
+from service.analysis.drift import drifts
 from service.analysis.errors import AnalysisError, BadQuestion
 from service.analysis.evidence import Column, Evidence
 from service.analysis.metrics import MARGINS, better_of, metric_of
@@ -210,6 +211,8 @@ class Rows:
                 notes.append(f"without {metric.name}: {_runs(without)}")
         if any(metric.name == "energy_kwh" for metric in metrics):
             notes += _energy_notes(finished)
+        for _, found in drifts(self.evidence.references):
+            notes += found.notes()
         seeds = {run.seed for run in finished}
         if len(seeds) == 1:
             notes.append("one seed per configuration: no spread is known and no claim can be made")

@@ -105,7 +105,7 @@ def runs_table(runs: Sequence[Run], *, with_experiment: bool = False) -> Table:
     table = grid_table(*headings, "time", judged, right=("exp.", "seed", "step", "time", judged))
     for run in runs:
         table.add_row(
-            f"run:{run.id}",
+            f"run:{run.id}" + (" ref." if run.is_reference else ""),
             *([str(run.experiment_id)] if with_experiment else []),
             *(axis_value(run.point[axis]) if axis in run.point else "" for axis in names),
             str(run.seed),
@@ -281,6 +281,7 @@ def experiment_story(
     )
     if experiment.failure_message:
         facts.append(("failure", f"{experiment.failure_class}: {experiment.failure_message}"))
+    facts += [("drift", sentence) for sentence in _drift(runs)]
     _print_facts(console, facts)
     if runs:
         console.print()
@@ -292,6 +293,15 @@ def experiment_story(
     _print_events(console, told)
     if len(told) < len(events):
         _say_dim(console, f"{len(events) - len(told):,} routine events of runs are left out (--events)")
+
+
+def _drift(runs: Sequence[Run]) -> list[str]:
+    """What the reference runs say; nothing where there are none."""
+    if not any(run.is_reference for run in runs):
+        return []  # The statistics are not loaded for nothing.
+    from service.analysis.drift import drifts
+
+    return [found.sentence() for _, found in drifts(runs)]
 
 
 def _is_routine(event: Event) -> bool:

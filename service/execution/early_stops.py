@@ -66,13 +66,15 @@ class EarlyStops:
         return frozenset(self._stopped.intersection(live))
 
     def _reason(self, run_id: int) -> str | None:
+        run = self._store.run(run_id)
+        if run.is_reference:
+            return None  # It is no candidate, and a part of it would not tell of the machine.
         factor = self._spec.search.stop_diverging
         if factor is not None:
             losses = [value for _, value in self._series(run_id, LOSS)]
             if diverges(losses, factor):
                 return f"its loss is more than {factor:g} times its lowest"
         if self._halving is not None:
-            run = self._store.run(run_id)
             if run.total_steps:
                 metric = self._spec.search.metric
                 verdict = self._halving.judge(run_id, self._series(run_id, metric), run.total_steps)
@@ -98,7 +100,11 @@ class EarlyStops:
         token: str | None = None
         while True:
             page = self._store.runs(experiment_id=self._id, page_size=1000, page_token=token)
-            runs += [run for run in page.items if run.state in (RunState.succeeded, RunState.stopped)]
+            runs += [
+                run
+                for run in page.items
+                if run.state in (RunState.succeeded, RunState.stopped) and not run.is_reference
+            ]
             token = page.next_token
             if token is None:
                 return runs

@@ -10,6 +10,7 @@ from typing import Any
 from service import ledger_words
 from service.analysis.candidates import label_of
 from service.analysis.claims import BOOTSTRAP_FROM, WILCOXON_FROM
+from service.analysis.drift import drifts
 from service.analysis.metrics import NO_LOSS
 from service.analysis.records import Claim
 from service.formats import axis_value, duration, figure, point_text, scale_for, short_names, title
@@ -95,7 +96,11 @@ def sections(contents: Contents) -> list[Section]:
         Section("speed-ups", "Against the baseline", list(_speedup(contents))),
         Section("scores", "If you weigh it otherwise", list(_scores(contents))),
         Section("curves", "Learning curves", plots("curve-")),
-        Section("time", "Where the time went", [*plots("breakdown"), *plots("step-"), *plots("timeline")]),
+        Section(
+            "time",
+            "Where the time went",
+            [*plots("breakdown"), *plots("step-"), *plots("timeline"), *_drift(contents)],
+        ),
         Section("ledger", "What it cost in all", list(_ledger(contents))),
         Section("method", "Method", list(_method(contents))),
         Section("environment", "Environment", list(_environment(contents))),
@@ -406,6 +411,12 @@ def _method(contents: Contents) -> Iterable[Block]:
             "or modelled, and the two never share a number.",
         ]
     )
+
+
+def _drift(contents: Contents) -> Iterable[Block]:
+    found = drifts(contents.evidence.references)
+    for experiment, of in found:
+        yield Paragraph(f"Drift in experiment {experiment}: {of.sentence()}.")
 
 
 def _ledger(contents: Contents) -> Iterable[Block]:

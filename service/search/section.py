@@ -60,6 +60,9 @@ class Search(Section):
     """asha only: share of a run's length at which it is judged first."""
     reduction: int = Field(default=3, ge=2, le=16)
     """asha only: one of so many runs goes on from a rung; the next rung is so many times as far."""
+    reference_every: int | None = Field(default=None, ge=1, le=MAX_RUNS)
+    """Repeat the grid's first cell with its first seed before every so many runs and at the end, in no
+    comparison: its times tell whether the machine drifted. Unset = never."""
     stop_diverging: float | None = Field(default=None, gt=1.0, le=1e6)
     """Stop a run early when its training loss is this many times its lowest, over windows; unset = never."""
 

@@ -171,8 +171,8 @@ def test_a_bundle_has_everything_and_is_intact(swept: House, bundle: Path) -> No
     with zipfile.ZipFile(bundle) as archive:
         content = {name: archive.read(name) for name in archive.namelist()}
     assert set(content) == {
-        "README.txt", "SHA256SUMS", "environment.json", "experiment.json", "points.parquet", "runs.csv",
-        "runs.parquet", "spec.json", "spec.yaml", "summaries.json",
+        "README.txt", "SHA256SUMS", "environment.json", "experiment.json", "ledger.csv", "points.parquet",
+        "runs.csv", "runs.parquet", "spec.json", "spec.yaml", "summaries.json",
     }  # fmt: skip
     assert pyarrow.parquet.read_table(io.BytesIO(content["runs.parquet"])).num_rows == 36
     assert content["runs.csv"].count(b"\n") == 37

@@ -1,0 +1,119 @@
+"""How much the machine drifted over a sweep, from reference runs that are alike but for when they ran. Pure.
+
+The time per example of training (1 / samples_per_s: start-up, evaluation and checkpoints are not in it) is
+regressed on the middle of each run's time: log(time) = a + b x hours. Student's t gives the interval of b;
+100 (exp(b) - 1) is the drift in percent per hour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from service.records import Run
+from service.states import RunState
+
+FEWEST = 3
+"""Reference runs without which no interval is known."""
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """What the reference runs say.
+
+    Attributes:
+        runs: finished reference runs.
+        hours: from the middle of the first to the middle of the last.
+        slope_pct: change of the time per example, in percent per hour; positive = slower; None with fewer
+            than `FEWEST` runs, or when all ran at once.
+        low_pct, high_pct: its 95% interval.
+        spread_pct: standard deviation of the times around the line, in percent.
+    """
+
+    runs: int
+    hours: float
+    slope_pct: float | None
+    low_pct: float | None
+    high_pct: float | None
+    spread_pct: float | None
+
+    @property
+    def total_pct(self) -> float | None:
+        """Change from the first to the last reference run, along the line."""
+        if self.slope_pct is None:
+            return None
+        return 100.0 * ((1.0 + self.slope_pct / 100.0) ** self.hours - 1.0)
+
+    @property
+    def proven(self) -> bool:
+        """Whether the interval leaves out no drift at all."""
+        return self.low_pct is not None and self.high_pct is not None and self.low_pct * self.high_pct > 0
+
+    def sentence(self) -> str:
+        """The finding in one line."""
+        if self.slope_pct is None or self.total_pct is None or self.spread_pct is None:
+            return f"{self.runs} reference run{'s' * (self.runs != 1)} finished; {FEWEST} tell of a drift"
+        what = "time per example changed" if self.proven else "no drift is shown: time per example changed"
+        return (
+            f"{what} by {self.slope_pct:+.2g}% per hour ({self.low_pct:+.2g} to {self.high_pct:+.2g}), "
+            f"{self.total_pct:+.2g}% over the sweep, by {self.runs} reference runs that vary by "
+            f"{self.spread_pct:.2g}% around it"
+        )
+
+    def notes(self) -> list[str]:
+        """What a reader of a comparison must know."""
+        return [f"drift: {self.sentence()}"] if self.proven else []
+
+
+def drift(middles_s: Sequence[float], seconds: Sequence[float]) -> Drift:
+    """The trend of repeated measurements.
+
+    Args:
+        middles_s: when each was taken, Unix time.
+        seconds: what each took, positive.
+    """
+    if not middles_s:
+        return Drift(0, 0.0, None, None, None, None)
+    hours = (np.asarray(middles_s, dtype=float) - min(middles_s)) / 3600.0
+    length = float(hours.max())
+    count = len(middles_s)
+    if count < FEWEST or length == 0.0:
+        return Drift(count, length, None, None, None, None)
+    logs = np.log(np.asarray(seconds, dtype=float))
+    line = stats.linregress(hours, logs)
+    residuals = logs - (line.intercept + line.slope * hours)
+    sd = math.sqrt(float(residuals @ residuals) / (count - 2))
+    half = float(stats.t.ppf(0.5 + LEVEL / 2, count - 2)) * float(line.stderr)
+    return Drift(
+        count,
+        length,
+        _percent(line.slope),
+        _percent(line.slope - half),
+        _percent(line.slope + half),
+        _percent(sd),
+    )
+
+
+def drifts(runs: Iterable[Run]) -> list[tuple[int, Drift]]:
+    """What the finished reference runs of each experiment say, by experiment; none without any."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for run in runs:
+        if not run.is_reference:
+            continue
+        of = found.setdefault(run.experiment_id, [])
+        rate, began_s, ended_s = run.samples_per_s, run.started_s, run.ended_s
+        if run.state is RunState.succeeded and rate and began_s is not None and ended_s is not None:
+            of.append(((began_s + ended_s) / 2, 1.0 / rate))
+    return [
+        (experiment, drift([middle for middle, _ in of], [seconds for _, seconds in of]))
+        for experiment, of in found.items()
+    ]
+
+
+def _percent(logarithm: float) -> float:
+    return 100.0 * math.expm1(float(logarithm))
