@@ -51,6 +51,8 @@ class ComparedRowShape(Shape):
     """How many runs failed, by failure class."""
     energy_provenance: str | None
     """counter, sampled or modelled; `mixed` leaves the energy out."""
+    shared: int
+    """Runs whose device other runs might use at the same time (`queue.share_device`)."""
 
 
 class ClaimShape(Shape):

@@ -17,6 +17,8 @@ GPU = "GPU"
 MEMORY = "memory"
 """Ray's names of resources; memory is in bytes."""
 
+SHARERS = 4
+"""Most runs on one device, or on the CPUs of one run, where `queue.share_device` lets them share."""
 _GIB = 1 << 30
 
 
@@ -116,13 +118,14 @@ def worker_resources(spec: ExperimentSpec, catalogue: Mapping[str, Hardware] = C
         ValueError: for hardware that is not in the catalogue.
     """
     hardware = lookup(spec.hardware, catalogue)
-    wanted: dict[str, float] = {CPU: float(spec.resources.cpus_per_worker)}
+    share = 1.0 / SHARERS if spec.queue.share_device else 1.0
+    wanted: dict[str, float] = {CPU: share * spec.resources.cpus_per_worker}
     if hardware.device == "cuda":
-        wanted[GPU] = 1.0
+        wanted[GPU] = share
     if hardware.accelerator_type is not None:
         wanted[f"accelerator_type:{hardware.accelerator_type}"] = 0.001
     if hardware.resource is not None:
-        wanted[hardware.resource] = 1.0
+        wanted[hardware.resource] = share
     if spec.resources.memory_gib_per_worker is not None:
         wanted[MEMORY] = spec.resources.memory_gib_per_worker * _GIB
     return wanted

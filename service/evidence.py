@@ -42,6 +42,8 @@ def read_evidence(store: Store, experiment_ids: Sequence[int], *, filter: str | 
     data: dict[int, Facts] = {}
     environments: dict[str, tuple[Facts, list[int]]] = {}
     wanted = {run.id for run in every}
+    shared: set[int] = set()
+    busy: set[int] = set()
     alike: dict[str, Facts] = {}  # Ten thousand runs on the same data share one record of it.
     with store.database.read() as connection:
         for id, summary in connection.execute(evidence_statements.summaries(ids)):
@@ -52,6 +54,10 @@ def read_evidence(store: Store, experiment_ids: Sequence[int], *, filter: str | 
                 continue
             if isinstance(of := facts.get("data"), dict):
                 data[id] = alike.setdefault(json.dumps(of, sort_keys=True), of)
+            if facts.get("device_shared"):
+                shared.add(id)
+            if facts.get("device_busy"):
+                busy.add(id)
             environment = {name: facts[name] for name in _ENVIRONMENT if name in facts}
             if environment:
                 key = json.dumps(environment, sort_keys=True, default=str)
@@ -68,6 +74,8 @@ def read_evidence(store: Store, experiment_ids: Sequence[int], *, filter: str | 
         summaries=summaries,
         data=data,
         environments=tuple((facts, tuple(of)) for facts, of in environments.values()),
+        shared=frozenset(shared),
+        busy=frozenset(busy),
         references=tuple(run for run in every if run.is_reference),
     )
 

@@ -53,8 +53,12 @@ class Hardware(BaseModel):
             return None
         return f"{self.name} does not compute {precision}; it computes {', '.join(self.precisions)}"
 
-    def rates(self, cpus_per_worker: int) -> Rates:
+    def rates(self, cpus_per_worker: int, *, shared: bool = False) -> Rates:
         """The part of this entry that a worker needs.
+
+        Args:
+            cpus_per_worker: that it reserves.
+            shared: other runs may use the device at the same time.
 
         Raises:
             ValueError: for a device that no trainer supports.
@@ -68,6 +72,7 @@ class Hardware(BaseModel):
             price_date=self.price_date,
             tdp_w=self.tdp_w,
             devices_per_worker=cpus_per_worker if self.device == "cpu" else 1,
+            shared=shared,
             peak_tflops=self.peak_tflops,
         )
 

@@ -68,6 +68,8 @@ class Queue(Section):
     """Higher goes first; experiments of one priority share fairly between owners, then by age."""
     max_concurrent_runs: int | None = Field(default=None, ge=1, le=10_000)
     """Most runs at a time; unset = as many as fit into the cluster."""
+    share_device: bool = False
+    """Let up to four runs use one device at the same time; false = a device is one run's alone."""
     wait_for_capacity: bool = False
     """Accept what the present cluster could never run, and wait for nodes to join."""
 
@@ -106,6 +108,16 @@ class ExperimentSpec(TrainingSections):
         if len(set(seeds)) < len(seeds):
             raise ValueError("a seed is listed twice; list each once")
         return seeds
+
+    @model_validator(mode="after")
+    def _one_worker_shares(self) -> ExperimentSpec:
+        if self.queue.share_device and self.parallel.workers > 1:
+            raise ValueError(
+                "queue.share_device is for runs of one worker, and parallel.workers is "
+                f"{self.parallel.workers}: workers of one run cannot use one device; "
+                "set queue.share_device: false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fits_grid(self) -> ExperimentSpec:

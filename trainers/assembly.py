@@ -184,6 +184,7 @@ def assemble(
             **environment_facts(device),
             **instruments.device.facts(),
             "data": identity,
+            "device_shared": config.rates.shared,
             "resumed_from_s": taken.state["taken_s"] if taken else None,
             "student_sha256": (
                 origin.digest(model_origin, config.workspace, tokenizer=True)

@@ -652,6 +652,8 @@ class Rates(Section):
     """Thermal design power of one device, in watts; the basis of modelled energy."""
     devices_per_worker: int = Field(default=1, ge=1)
     """Devices that one worker occupies: its reserved CPUs on `cpu`, else 1."""
+    shared: bool = False
+    """Other runs may use the devices at the same time: their counters are not this run's alone."""
     peak_tflops: dict[Precision, Annotated[float, Field(gt=0.0)]] | None = None
     """Published peak of one device for dense products, by precision, in TFLOP/s; the basis of MFU."""
 

@@ -28,6 +28,7 @@ class ComparedRow:
         incomplete: runs with a result that ended early.
         failures: how many runs failed, by failure class.
         energy_provenance: how the row's energy came to be; `mixed` leaves the energy out.
+        shared: runs whose device other runs might use at the same time.
     """
 
     label: str
@@ -38,6 +39,7 @@ class ComparedRow:
     incomplete: int
     failures: Mapping[str, int]
     energy_provenance: str | None
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

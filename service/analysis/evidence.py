@@ -34,6 +34,8 @@ class Evidence:
         summaries: all that each run ended with, by run id.
         data: what each run was trained and judged on, by run id; runs that never started have none.
         environments: distinct machines and versions, each with the ids of its runs.
+        shared: ids of runs whose device other runs might use at the same time.
+        busy: ids of runs that began while somebody else used their device.
         references: runs that only tell how the machine drifted; in no answer.
     """
 
@@ -42,6 +44,8 @@ class Evidence:
     summaries: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     data: Mapping[int, Facts] = field(default_factory=dict)
     environments: Sequence[tuple[Facts, tuple[int, ...]]] = ()
+    shared: frozenset[int] = frozenset()
+    busy: frozenset[int] = frozenset()
     references: tuple[Run, ...] = ()
 
     def column(self, name: str) -> Column:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -101,6 +102,11 @@ class Question(Rows):
                 raise BadQuestion("b", "a and b are the same; a comparison needs two sides")
         axes = self._axes(by) if by or pair is None else tuple(pair[0])
         table = compare(self.evidence.runs, by=axes, metrics=chosen, column=self._column)
+        shared = Counter(
+            label_of({axis: run.point.get(axis) for axis in axes})
+            for run in self.evidence.runs
+            if run.id in self.evidence.shared
+        )
         rows = tuple(
             ComparedRow(
                 label_of(row.point),
@@ -111,6 +117,7 @@ class Question(Rows):
                 row.incomplete,
                 row.failures,
                 row.energy_provenance,
+                shared[label_of(row.point)],
             )
             for row in table.rows
         )

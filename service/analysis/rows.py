@@ -211,6 +211,12 @@ class Rows:
                 notes.append(f"without {metric.name}: {_runs(without)}")
         if any(metric.name == "energy_kwh" for metric in metrics):
             notes += _energy_notes(finished)
+        for ids, said in (
+            (self.evidence.shared, "shared a device with other runs (queue.share_device)"),
+            (self.evidence.busy, "began while somebody else used the device"),
+        ):
+            if of := [run for run in finished if run.id in ids]:
+                notes.append(f"{len(of)} of {len(finished)} runs {said}; their times hold that: {_runs(of)}")
         for _, found in drifts(self.evidence.references):
             notes += found.notes()
         seeds = {run.seed for run in finished}

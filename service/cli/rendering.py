@@ -282,6 +282,15 @@ def experiment_story(
     if experiment.failure_message:
         facts.append(("failure", f"{experiment.failure_class}: {experiment.failure_message}"))
     facts += [("drift", sentence) for sentence in _drift(runs)]
+    if began_busy := {event.run_id for event in events if event.kind == "run.device_busy"}:
+        count = len(began_busy)
+        facts.append(
+            (
+                "warning",
+                f"{count} run{'s' * (count != 1)} began while somebody else used the device; "
+                "their times hold that too",
+            )
+        )
     _print_facts(console, facts)
     if runs:
         console.print()
@@ -344,6 +353,11 @@ def run_story(
         facts.append(("best", f"step {run.best_step}{best}: {run.best_checkpoint}"))
     if run.failure_message:
         facts.append(("failure", f"{run.failure_class}: {run.failure_message}"))
+    told = (attempts[-1].facts if attempts else None) or {}
+    if told.get("device_shared"):
+        facts.append(("device", "shared with other runs: its times hold theirs, its energy is modelled"))
+    if told.get("device_busy"):
+        facts.append(("warning", str(told["device_busy"])))
     _print_facts(console, facts)
     for attempt in attempts:
         console.print(_attempt_line(attempt))

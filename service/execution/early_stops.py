@@ -74,12 +74,11 @@ class EarlyStops:
             losses = [value for _, value in self._series(run_id, LOSS)]
             if diverges(losses, factor):
                 return f"its loss is more than {factor:g} times its lowest"
-        if self._halving is not None:
-            if run.total_steps:
-                metric = self._spec.search.metric
-                verdict = self._halving.judge(run_id, self._series(run_id, metric), run.total_steps)
-                if verdict is not None and verdict.stops:
-                    return f"{verdict} by {metric} ({verdict.value:.4g})"
+        if self._halving is not None and run.total_steps:
+            metric = self._spec.search.metric
+            verdict = self._halving.judge(run_id, self._series(run_id, metric), run.total_steps)
+            if verdict is not None and verdict.stops:
+                return f"{verdict} by {metric} ({verdict.value:.4g})"
         return None
 
     def _restore(self, live: Sequence[int]) -> None:

@@ -83,7 +83,9 @@ def run_config(
     return RunConfig(
         **sections,
         seed=seed,
-        rates=lookup(spec.hardware, catalogue).rates(spec.resources.cpus_per_worker),
+        rates=lookup(spec.hardware, catalogue).rates(
+            spec.resources.cpus_per_worker, shared=spec.queue.share_device
+        ),
         workspace=workspace_of(
             settings,
             checkpoints=str(checkpoints_folder(settings, experiment_id, run_id)),

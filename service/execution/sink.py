@@ -17,6 +17,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from service.execution.mailbox import Place
+from service.execution.neighbours import Neighbours
 from service.execution.report import Answer, Report, Started
 from service.records import LogLine, MeasurementRow
 from service.store import AliveRow, CheckpointRow, PointBatch, ProgressRow, RecordBatch
@@ -47,6 +48,7 @@ class RecorderSink:
         attempt: its attempt.
         rank: of this worker; those beyond 0 hear of stops and report nothing.
         places: of the worker and its peers, by rank; empty for a worker that is alone.
+        neighbours: looks who else uses the device before the first step; None = nobody looks.
         on_stale: called once when another attempt has become the current one.
     """
 
@@ -58,6 +60,7 @@ class RecorderSink:
         *,
         rank: int = 0,
         places: Sequence[Place] = (),
+        neighbours: Neighbours | None = None,
         on_stale: Callable[[], None] = lambda: None,
     ) -> None:
         self._send = send
@@ -65,6 +68,7 @@ class RecorderSink:
         self._attempt = attempt
         self._rank = rank
         self._places = places
+        self._neighbours = neighbours
         self._on_stale = on_stale
         self._changed = threading.Condition()
         self._started: Started | None = None
@@ -99,13 +103,15 @@ class RecorderSink:
 
     def started(self, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, object]) -> None:
         """See `Sink.started`; adds the worker's host and process, and those of its peers."""
-        known = {
+        known: dict[str, object] = {
             **facts,
             "worker_node": socket.gethostname(),
             "ray_node_id": ray_node_id(),
             "worker_pid": os.getpid(),
             **({"worker_places": [asdict(place) for place in self._places]} if self._places else {}),
         }
+        if self._neighbours is not None:
+            known["device_busy"] = self._neighbours.found(facts)
         self._add(lambda: setattr(self, "_started", Started(total_steps, resumed_from_step, known)))
 
     def points(self, points: Sequence[Point]) -> None:

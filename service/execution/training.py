@@ -13,6 +13,7 @@ from typing import Any
 from service.execution.assignment import Assignment, Ending
 from service.execution.exchange import ExchangeClient
 from service.execution.mailbox import Place
+from service.execution.neighbours import Neighbours
 from service.execution.sink import RecorderSink
 from trainers.errors import FailureClass
 from trainers.reporting import NullSink, Outcome
@@ -43,6 +44,7 @@ def train_one(
         assignment.attempt,
         rank=rank,
         places=places,
+        neighbours=Neighbours(assignment.shape.device) if rank == 0 else None,
         on_stale=_end_process,
     )
     try:

@@ -249,7 +249,7 @@ def _kind(spec: ExperimentSpec) -> tuple[object, ...]:
     return (
         spec.task.name, spec.task.path, spec.model.student, spec.model.layers, spec.model.teacher is None,
         spec.model.encoder, spec.hardware, spec.precision, spec.parallel.workers, spec.parallel.strategy,
-        spec.resources.cpus_per_worker,
+        spec.resources.cpus_per_worker, spec.queue.share_device,
     )  # fmt: skip
 
 

@@ -208,6 +208,8 @@ def _results(contents: Contents) -> Iterable[Block]:
         remarks = [f"{count} {reason}" for reason, count in row.failures.items()]
         if row.incomplete:
             remarks.append(f"{row.incomplete} ended early")
+        if row.shared:
+            remarks.append(f"{row.shared} shared a device")
         rows.append(
             [
                 *(axis_value(row.point[axis]) for axis in answer.axes),

@@ -229,7 +229,7 @@ class Driving(Part):
 
         def body(connection: Connection) -> None:
             experiment_id = experiment_id_of(connection, run_id)
-            row = lock_experiment(connection, experiment_id, 1)
+            row = lock_experiment(connection, experiment_id, 1 + bool(facts.get("device_busy")))
             moved = connection.execute(
                 statements.move_run(
                     run_id,
@@ -257,14 +257,18 @@ class Driving(Part):
                 )
             )
             resumed = f"resumed from step {resumed_from_step}" if resumed_from_step else "from the beginning"
-            new = NewEvent(
-                "run.started",
-                f"attempt {attempt}, {total_steps} steps, {resumed}",
-                run_id,
-                attempt,
-                {"total_steps": total_steps, "resumed_from_step": resumed_from_step},
-            )
-            insert_events(connection, experiment_id, row.event_count, [new], now)
+            new = [
+                NewEvent(
+                    "run.started",
+                    f"attempt {attempt}, {total_steps} steps, {resumed}",
+                    run_id,
+                    attempt,
+                    {"total_steps": total_steps, "resumed_from_step": resumed_from_step},
+                )
+            ]
+            if busy := facts.get("device_busy"):
+                new.insert(0, NewEvent("run.device_busy", str(busy)[:LONGEST_MESSAGE], run_id, attempt))
+            insert_events(connection, experiment_id, row.event_count, new, now)
 
         self.database.write(body)
 

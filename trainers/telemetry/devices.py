@@ -144,6 +144,7 @@ class NvmlDevice(Device):
             # None: not permitted to look. What they use is in the counters too. In a container with
             # process numbers of its own this worker may count as another.
             "gpu_other_processes": None if others is None else len(others),
+            "gpu_other_pids": others,
         }
 
     def _counter_j(self) -> float | None:

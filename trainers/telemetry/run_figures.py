@@ -252,8 +252,13 @@ class RunFigures:
         if self._config.rates.device == "cpu":
             measured = usage.measured("cpu_share")
         else:
-            measured = usage.measured("gpu") if self._instruments.device.exclusive else None
+            measured = usage.measured("gpu") if self._alone else None
         return measured or (usage.modelled_j, Provenance.modelled)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the GPU's counters are this run's: of a whole GPU that no other run may use."""
+        return self._instruments.device.exclusive and not self._config.rates.shared
 
     def _speed(self, progress: Progress, training_s: float) -> dict[str, float]:
         usage, rates = progress.usage, self._config.rates
@@ -286,7 +291,7 @@ class RunFigures:
         if self._config.rates.device == "cpu":
             return {"cpu_utilisation_pct": 100.0 * usage.cpu_s / usage.device_s if usage.device_s else 0.0}
         found = {name: usage.mean(name) for name in _MEANS}
-        if self._instruments.device.exclusive:
+        if self._alone:
             found["mean_power_w"] = usage.mean("power_w")
             found["peak_power_w"] = usage.peaks.get("power_w")
         return {name: value for name, value in found.items() if value is not None}

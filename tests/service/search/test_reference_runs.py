@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ def test_no_more_than_that_many_runs_lie_between_two(runs: int, every: int) -> N
     before = reference_places(runs, every)
     assert before[0] == 0
     assert before[-1] == runs
-    assert all(0 < after - one <= every for one, after in zip(before, before[1:], strict=False))
+    assert all(0 < after - one <= every for one, after in pairwise(before))
 
 
 def test_the_grid_is_measured_in_the_same_order_with_them_and_without() -> None:
