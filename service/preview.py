@@ -95,17 +95,15 @@ def planned_runs(
         wanted = range(max(start, count), spec.run_count())
         if not wanted:
             return
-        every = planned_runs(_without_references(spec), catalogue, snapshot)
-        first = next((run for run in every if run.feasible), None)
-        for index in wanted if first else ():
+        bare = spec.model_copy(update={"search": spec.search.model_copy(update={"reference_every": None})})
+        # As the spec chooses it, whatever the cluster has today.
+        chosen = next((run.index for run in planned_runs(bare, catalogue, None) if run.feasible), 0)
+        (first,) = planned_runs(bare, catalogue, snapshot, start=chosen, limit=1)
+        for index in wanted:
             yield replace(first, index=index, cell=REFERENCE_CELL, seed=seeds[0])
 
     found = itertools.chain(itertools.islice(runs(), skipped_seeds, None), references())
     return itertools.islice(found, limit)
-
-
-def _without_references(spec: ExperimentSpec) -> ExperimentSpec:
-    return spec.model_copy(update={"search": spec.search.model_copy(update={"reference_every": None})})
 
 
 def _resolve(

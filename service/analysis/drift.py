@@ -47,7 +47,7 @@ class Drift:
         """Change from the first to the last reference run, along the line."""
         if self.slope_pct is None:
             return None
-        return 100.0 * ((1.0 + self.slope_pct / 100.0) ** self.hours - 1.0)
+        return _percent(self.hours * math.log1p(self.slope_pct / 100.0))
 
     @property
     def proven(self) -> bool:

@@ -6,6 +6,7 @@ from service.cli.connection import connected
 from service.cli.output import Json, console, note, print_json, say
 from service.cli.reading import Either
 from service.cli.references import RunRef, reference
+from service.ledger import Account, Ledger
 
 _MOST_LINES = 200
 
@@ -15,14 +16,13 @@ def ledger(target: Either, as_json: Json = False) -> None:
     found = reference(target)
     with connected() as client:
         if isinstance(found, RunRef):
-            account = client.account(found.id)
-            accounts, total = (account,), account.total
+            answer: Account | Ledger = client.account(found.id)
         else:
-            whole = client.ledger(found.id)
-            accounts, total = whole.runs, whole.total
+            answer = client.ledger(found.id)
     if as_json:
-        print_json(account if isinstance(found, RunRef) else whole)
+        print_json(answer)
         return
+    total, accounts = answer.total, [answer] if isinstance(answer, Account) else answer.runs
     if not total.attempts:
         say(f"{found}: nothing was tried yet, and nothing is charged")
         return

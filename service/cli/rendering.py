@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -28,6 +28,7 @@ from service.headlines import headline, score, shared_headline
 from service.states import RunState
 
 if TYPE_CHECKING:
+    from service.answers import Span
     from service.client import Experiment, ExperimentDetail, Forecast, PlannedRun, QueueEntry
     from service.records import Attempt, Event, Run
 
@@ -462,15 +463,13 @@ def forecast_lines(forecast: Forecast) -> list[str]:
     """What a whole grid will take, and what that rests on."""
     lines = []
     if forecast.runs:
-        amounts = ", ".join(
-            f"{write(span.middle)} ({write(span.low)} to {write(span.high)})"
-            for write, span in (
-                (lambda usd: figure("cost_usd", usd), forecast.cost_usd),
-                (lambda kwh: figure("energy_kwh", kwh), forecast.energy_kwh),
-                (lambda hours: duration(3600 * hours), forecast.device_hours),
-            )
-        )
-        lines.append(f"forecast of {forecast.runs:,} runs, with 90% intervals: {amounts} of device time")
+        shown: list[tuple[str, Span, Callable[[float], str]]] = [
+            ("cost", forecast.cost_usd, lambda usd: figure("cost_usd", usd)),
+            ("energy", forecast.energy_kwh, lambda kwh: figure("energy_kwh", kwh)),
+            ("device time", forecast.device_hours, lambda hours: duration(3600 * hours)),
+        ]
+        lines.append(f"forecast of {forecast.runs:,} runs, with 90% intervals:")
+        lines += [f"  {name} {text(s.middle)} ({text(s.low)} to {text(s.high)})" for name, s, text in shown]
         lines += [f"  {words}" for words in forecast.basis]
     return [*lines, *(f"  no forecast for {words}" for words in forecast.unknown)]
 

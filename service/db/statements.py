@@ -382,8 +382,8 @@ def windows_for_ledger(chosen: sa.ColumnElement[bool], names: Iterable[str]) -> 
     seconds = m.end_s - m.start_s
     return (
         select(
-            m.run_id, m.attempt, m.name, m.provenance, func.sum(seconds), func.sum(m.value),
-            func.sum(m.value * seconds),
+            m.run_id, m.attempt, m.name, m.provenance, func.sum(seconds).label("seconds"),
+            func.sum(m.value).label("total"), func.sum(m.value * seconds).label("weighted"),
         )
         .join(attempts, (m.run_id == _a.run_id) & (m.attempt == _a.number))
         .join(runs, _r.id == _a.run_id)

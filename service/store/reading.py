@@ -344,14 +344,15 @@ def _tried(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[Tried
 
 
 def _measured(windows: Iterable[sa.Row[Any]]) -> Measured:
-    covered_s, energy = 0.0, {}
+    covered_s = 0.0
+    energy: dict[str, float] = {}
     utilisation = how = None
-    for _, _, name, provenance, seconds, total, weighted in windows:
-        if name == WINDOW_ENERGY:
-            covered_s += seconds
-            energy[provenance] = total
-        elif seconds > 0.0:
-            utilisation, how = weighted / seconds, provenance
+    for row in windows:
+        if row.name == WINDOW_ENERGY:
+            covered_s += row.seconds
+            energy[row.provenance] = row.total
+        elif row.seconds > 0.0:
+            utilisation, how = row.weighted / row.seconds, row.provenance
     return Measured(covered_s, energy, utilisation, how)
 
 

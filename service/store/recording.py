@@ -101,7 +101,8 @@ class RecordBatch:
         seen: dict[tuple[int, int], float] = {}
         for run_id, attempt, at_s in (
             *((row.run_id, row.attempt, max(row.at_s)) for row in self.points if row.at_s),
-            *((row.run_id, row.attempt, row.at_s) for row in (*self.logs, *self.alive)),
+            *((row.run_id, row.attempt, row.at_s) for row in self.logs),
+            *((row.run_id, row.attempt, row.at_s) for row in self.alive),
             *((row.run_id, row.attempt, row.end_s) for row in self.measurements),
         ):
             seen[run_id, attempt] = max(at_s, seen.get((run_id, attempt), at_s))

@@ -82,3 +82,17 @@ def test_nothing_tried_is_nothing_charged(house: House) -> None:
     number = house.submitted()
     assert "nothing is charged" in house.run("ledger", str(number)).stdout
     assert house.run("ledger", "99").exit_code == 3
+
+
+def test_a_preview_forecasts_from_what_has_run_and_warns_about_the_budget(
+    killed: tuple[House, int],
+) -> None:
+    house, _ = killed
+    text = SPEC.replace("[fp32, bf16]", "[fp32]").replace("[16, 32]", "[16]") + "budget: {hours: 0.01}\n"
+    result = house.run("preview", house.spec(text))
+    assert result.exit_code == 0, result.output
+    assert "forecast of 2 runs, with 90% intervals:" in result.stdout
+    assert "device time 3 min 20 s (" in result.stdout
+    assert "2 runs from 2 finished runs like them" in result.stdout
+    assert "warning: budget.hours 0.01 will be reached" in result.stderr
+    assert house.json("preview", house.spec(text))["forecast"]["runs"] == 2
