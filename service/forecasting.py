@@ -90,7 +90,9 @@ def _cells(
         if number % every:
             continue
         try:
-            resolved = validate(grid.with_axis_values(base, point), catalogue, point=point)
+            resolved = validate(
+                grid.with_axis_values(base, spec.search.settings(point)), catalogue, point=point
+            )
         except SpecError:
             continue  # Marked in the preview, and never run.
         cells.append(Cell(resolved, (seeds - taken_over[number]) * each_stands_for))
