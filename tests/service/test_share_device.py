@@ -8,7 +8,7 @@ import pytest
 
 from service.cluster import ClusterNode, fits, worker_resources
 from service.evidence import read_evidence
-from service.execution.run_plan import shape_of
+from service.execution.run_plan import shapes_of
 from service.hardware import CATALOGUE
 from service.queue import Queue
 from service.spec import ExperimentSpec, SpecError, validate
@@ -34,7 +34,7 @@ def spec(share: bool, **fields: Any) -> ExperimentSpec:
 def test_so_many_runs_find_a_place_on_one_device(
     hardware: str, node: dict[str, float], share: bool, places: int
 ) -> None:
-    shape = shape_of(spec(share, hardware=hardware), CATALOGUE)
+    (shape,) = shapes_of(spec(share, hardware=hardware), CATALOGUE)
     one = (dict(shape.resources), dict(shape.labels), 1)
     nodes = [ClusterNode("n", "n", True, node, {})]
     assert fits([one] * places, nodes)
