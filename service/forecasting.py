@@ -76,9 +76,7 @@ def _seconds(summary: Mapping[str, object] | None, name: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _cells(
-    spec: ExperimentSpec, catalogue: Mapping[str, Hardware], reused: Collection[int]
-) -> list[Cell]:
+def _cells(spec: ExperimentSpec, catalogue: Mapping[str, Hardware], reused: Collection[int]) -> list[Cell]:
     seeds = len(spec.seeds)
     count = spec.grid_count() // seeds
     every = -(-count // MOST_CELLS)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from service.grid import REFERENCE_CELL
 from service.hardware import Hardware, lookup
 from service.models import workspace_of
 from service.settings import Settings
@@ -43,7 +44,10 @@ def config_sha256(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> st
         spec: of the run, with its axis values written in.
         catalogue: known hardware.
     """
-    rates = lookup(spec.hardware, catalogue).rates(spec.resources.cpus_per_worker)
+    # Figures of a shared device are not those of one that was the run's alone.
+    rates = lookup(spec.hardware, catalogue).rates(
+        spec.resources.cpus_per_worker, shared=spec.queue.share_device
+    )
     settings = spec.model_dump(mode="json", exclude=set(_WITHOUT_EFFECT))
     return hashlib.sha256(
         canonical_json({**settings, "rates": rates.model_dump(mode="json")}).encode()
@@ -105,6 +109,8 @@ def reusable(
     runs: dict[int, int] = {}
     refused: dict[int, str] = {}
     for plan in plans:
+        if plan.cell == REFERENCE_CELL:
+            continue  # It tells of the machine as it is during this sweep.
         for run in equal.get((hashes[plan.cell], plan.seed), ()):
             reason = inputs.differ(plan.spec, run)
             if reason is None:

@@ -132,3 +132,18 @@ def test_figures_at_another_price_are_not_reused() -> None:
     (plan,) = spec_of().runs()
     dearer = {**CATALOGUE, "cpu": CPU.model_copy(update={"price_usd_per_hour": 0.1})}
     assert config_sha256(plan.spec, dearer) != config_sha256(plan.spec, CATALOGUE)
+
+
+def test_reference_runs_are_measured_again_in_every_sweep(settings: Settings) -> None:
+    done = Done(settings)
+    spec = spec_of(seeds=[0, 1, 2, 3], search={"reference_every": 2})
+    done.train(spec)
+    assert spec.run_count() == 7
+    assert sorted(done.reused(spec).runs) == [0, 1, 2, 3]
+
+
+def test_a_run_that_shared_its_device_does_not_stand_for_one_that_had_it_alone(settings: Settings) -> None:
+    done = Done(settings)
+    done.train(spec_of(queue={"share_device": True}))
+    assert done.reused(spec_of()).runs == {}
+    assert len(done.reused(spec_of(queue={"share_device": True, "priority": 9})).runs) == 1
