@@ -124,7 +124,7 @@ class Forecast:
 
     Attributes:
         runs: that are forecast.
-        cost_usd, energy_kwh, device_hours: summed over them; null ends where nothing is forecast.
+        cost_usd, energy_kwh, device_hours: summed over them; 0 where nothing is forecast.
         shortest: the cheapest single run; None = none is forecast.
         basis: in words, each with how many runs rest on it.
         unknown: why other runs are not forecast, with how many.
@@ -182,10 +182,9 @@ def forecast(
         if shortest is None or found.cost_usd.low < shortest.cost_usd.low:
             shortest = found
     said = [f"{count:,} run{'s' * (count != 1)} from {words}" for words, count in basis.most_common()]
-    if spec.search.name == "asha" or spec.search.stop_diverging is not None:
-        share = spec.search.first_rung if spec.search.name == "asha" else 0.5
+    if (share := _least_share(spec)) < 1.0:
         total = {name: Span(span.low * share, span.middle, span.high) for name, span in total.items()}
-        said.append("runs that the search ends early take less: the middle counts every run to its end")
+        said.append("the search ends runs early: at the low end each at its first rung, in the middle none")
     return Forecast(
         runs=round(counted),
         **total,
@@ -362,9 +361,19 @@ LIMITS = (
 """Of a budget: its field, the forecast's, and the unit."""
 
 
+def _least_share(spec: ExperimentSpec) -> float:
+    """Share of its length that a run trains at least."""
+    return spec.search.first_rung if spec.search.name == "asha" else 1.0
+
+
 def _warnings(spec: ExperimentSpec, total: Mapping[str, Span], runs: float) -> list[str]:
     said = []
     happens = "pauses" if spec.budget.when_reached == "hold" else "ends"
+    if spec.budget.runs is not None and spec.budget.runs < spec.run_count():
+        said.append(
+            f"budget.runs {spec.budget.runs:,} is less than the {spec.run_count():,} runs of the grid; "
+            f"after so many the experiment {happens}"
+        )
     for field, name, unit in LIMITS:
         limit, span = getattr(spec.budget, field), total[name]
         if limit is None or span.high <= limit:
@@ -391,12 +400,13 @@ def too_small(spec: ExperimentSpec, found: Forecast) -> list[tuple[str, str]]:
     problems = []
     for field, name, unit in LIMITS:
         limit, span = getattr(spec.budget, field), getattr(one, name)
-        if limit is not None and span.low > limit:
+        least = span.low * _least_share(spec)
+        if limit is not None and least > limit:
             problems.append(
                 (
                     f"budget.{field}",
                     f"{limit:g} {unit} is less than the smallest run takes ({span.middle:.3g}, at least "
-                    f"{span.low:.3g}, by {one.basis}); raise it, or shorten the runs",
+                    f"{least:.3g}, by {one.basis}); raise it, or shorten the runs",
                 )
             )
     return problems

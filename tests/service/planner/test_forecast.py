@@ -158,9 +158,15 @@ def test_a_budget_too_small_for_any_run_is_refused_on_evidence_alone() -> None:
     assert too_small(enough, whole(enough, past())) == []
 
 
+def test_fewer_runs_than_the_grid_has_are_said() -> None:
+    few = spec(budget={"runs": 2}, seeds=[0, 1, 2])
+    (warning,) = whole(few, past(), runs=3).warnings
+    assert warning.startswith("budget.runs 2 is less than the 3 runs of the grid")
+
+
 def test_early_stops_lower_the_lower_end() -> None:
     search = {"name": "asha", "axes": {"optimizer.learning_rate": [1e-4, 1e-5]}}
     halved, plain = spec(search=search), spec()
     found = forecast(halved, [Cell(plain, 10)], [past()], CATALOGUE)
     assert found.cost_usd.low == pytest.approx(whole(plain, past()).cost_usd.low / 9)
-    assert any("ends early" in words for words in found.basis)
+    assert any("ends runs early" in words for words in found.basis)
