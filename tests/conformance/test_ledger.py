@@ -1,0 +1,114 @@
+"""The ledger of stored histories, with attempts that were killed in every way, against a count by hand."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from service.queue import Queue
+from service.records import Experiment, MeasurementRow, Run
+from service.states import ExperimentState, RunState
+from service.store import AliveRow, RecordBatch, Store
+from trainers.errors import FailureClass
+
+PRICE, POWER_W = 0.05, 7.5
+JOULES = 3.6e6
+
+
+class History:
+    """Two runs that are tried until they succeed; counts by hand what is charged and what is lost.
+
+    Args:
+        store: whose clock this moves.
+        queue: of the store.
+        experiment: claimed, with its driver started.
+        chance: decides.
+    """
+
+    def __init__(self, store: Store, queue: Queue, experiment: Experiment, chance: random.Random) -> None:
+        self.store, self.queue, self.chance = store, queue, chance
+        self.id, self.attempt = experiment.id, experiment.attempt
+        self.now = 1_000_000.0
+        store.clock = lambda: self.now
+        self.held_s = self.lost_s = self.counter_kwh = self.uncovered_s = 0.0
+
+    def play(self, run: Run) -> None:
+        """Try a run until it succeeds."""
+        kept_step, kept_s = 0, None
+        since: list[tuple[float, float]] = []  # What attempts did that no checkpoint holds yet.
+        for _ in range(5):
+            number = self.store.open_attempt(run.id, self.attempt)
+            began = self.now
+            self.now += self.chance.uniform(1, 20)
+            facts = {"resumed_from_s": kept_s}
+            self.store.run_started(run.id, number, total_steps=100, resumed_from_step=kept_step, facts=facts)
+            self.lost_s += sum(end - start for start, end in since)
+            since, alive = [], self.now
+            if self.chance.random() < 0.7:
+                alive = self.now = self.now + self.chance.uniform(1, 50)
+                kept_step, kept_s = kept_step + 10, alive
+                window = MeasurementRow(
+                    run.id, number, "window_energy_kwh", 0.25, "kWh", "counter", "all", began, alive
+                )
+                self.store.record(RecordBatch(measurements=[window]))
+                self.counter_kwh += 0.25
+                self.uncovered_s -= alive - began
+            since_s = kept_s if kept_s is not None and kept_s > began else began
+            if self.chance.random() < 0.8:
+                alive = self.now = self.now + self.chance.uniform(1, 50)
+                self.store.record(RecordBatch(alive=[AliveRow(run.id, number, alive)]))
+            if self._end(run, number, began, alive):
+                return
+            since = [(since_s, began + self.last_s)]
+        number = self.store.open_attempt(run.id, self.attempt)
+        self.lost_s += sum(end - start for start, end in since)
+        self.store.run_started(run.id, number, total_steps=100, resumed_from_step=kept_step,
+                               facts={"resumed_from_s": kept_s})  # fmt: skip
+        self.store.finish_run(run.id, number, RunState.succeeded)
+
+    def _end(self, run: Run, number: int, began: float, alive: float) -> bool:
+        """End the attempt in one of the ways; True when the run is done."""
+        how = self.chance.choice(["done", "bug", "killed", "driver"])
+        self.now += self.chance.uniform(0, 500)
+        self.last_s = (alive if how in ("killed", "driver") else self.now) - began
+        self.held_s += self.last_s
+        self.uncovered_s += self.last_s
+        if how == "done":
+            self.store.finish_run(run.id, number, RunState.succeeded, summary={"energy_kwh": 9.0})
+            return True
+        if how == "driver":
+            self.store.release_experiment(self.id, self.attempt, delay_s=0.0)
+            (claimed,) = self.queue.claim("s2", lease_s=30)
+            self.attempt = claimed.attempt
+            self.store.driver_started(self.id, self.attempt, "node", 2)
+            assert self.store.reset_runs_of_dead_attempt(self.id, self.attempt) == [run.id]
+        else:
+            failure = FailureClass.bug if how == "bug" else FailureClass.infrastructure
+            self.store.finish_run(run.id, number, RunState.failed, failure=(failure, "x"), retry_delay_s=0.0)
+        return False
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_ledger_is_what_was_held_whatever_was_killed(
+    store: Store, queue: Queue, running: Callable[..., tuple[Experiment, list[Run]]], seed: int
+) -> None:
+    experiment, runs = running(2)
+    history = History(store, queue, experiment, random.Random(seed))
+    for run in runs:
+        history.play(run)
+    store.finish_experiment(experiment.id, history.attempt, ExperimentState.succeeded)
+    history.now += 1e6  # What has ended costs nothing more.
+    found = store.ledger(experiment.id)
+    total = found.total
+    assert total.time_s == pytest.approx(history.held_s)
+    assert total.cost_usd == pytest.approx(history.held_s / 3600 * PRICE)
+    assert total.lost_s == pytest.approx(history.lost_s)
+    assert total.energy_kwh.get("counter", 0.0) == pytest.approx(history.counter_kwh)
+    assert total.energy_kwh.get("modelled", 0.0) == pytest.approx(history.uncovered_s * POWER_W / JOULES)
+    for name in ("time_s", "cost_usd", "device_hours", "lost_s", "lost_usd", "estimated_s"):
+        accounts = [store.account(run.id).total for run in runs]
+        assert getattr(total, name) == math.fsum(getattr(account, name) for account in accounts)
+    assert store.experiment_totals(experiment.id).cost_usd == total.cost_usd
