@@ -29,7 +29,7 @@ from trainers.models.origin import PRESETS
 
 MFU, LEAST_MFU, MOST_MFU = 0.25, 0.05, 0.6
 """Share of the published peak that BERT training reaches: in the middle, and between these."""
-CPU_GFLOPS, LEAST_CPU_GFLOPS, MOST_CPU_GFLOPS = 20.0, 5.0, 60.0
+CPU_GFLOPS, LEAST_CPU_GFLOPS, MOST_CPU_GFLOPS = 30.0, 5.0, 100.0
 """What one virtual CPU does in fp32, for which there is no published peak; in GFLOP/s."""
 LEAST_FILLED = 0.25
 """Share of `max_length` that texts fill at the low end."""
