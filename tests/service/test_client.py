@@ -205,7 +205,13 @@ def test_preview_reads_as_many_pages_as_asked() -> None:
     run = {"index": 0, "cell": "c", "seed": 0, "point": {}, "hardware": "cpu", "workers": 1,
            "min_workers": 1, "cpus": 1, "accelerators": 0, "memory_gib": None, "price_usd_per_hour": 0.05,
            "min_price_usd_per_hour": 0.05, "feasible": True, "reason": None}  # fmt: skip
-    page = {"run_count": 5, "cluster_age_s": None, "items": [run, run], "next_page_token": "r2"}
+    page = {
+        "run_count": 5,
+        "reused_count": 0,
+        "cluster_age_s": None,
+        "items": [run, run],
+        "next_page_token": "r2",
+    }
     server = Server(httpx.Response(200, json=page), httpx.Response(200, json={**page, "items": [run]}))
     preview = client_of(server).preview("name: n", limit=3)
     assert (preview.run_count, len(preview.items)) == (5, 3)
