@@ -283,15 +283,23 @@ def _breakdown(contents: Contents) -> Figure | None:
             "y": names,
             "x": _rounded([contents.breakdown[label].get(part, 0.0) * scale.factor for label in labels]),
             "name": part.removesuffix("_time_s").replace("_", " "),
-            "marker": {"color": PALETTE[number]},
+            "marker": _mark(number),
             "hovertemplate": "%{y}: %{x:.3g} " + scale.unit + "<extra>%{fullData.name}</extra>",
         }
-        for number, part in enumerate(TIME_PARTS)
+        for number, part in enumerate(
+            part for part in TIME_PARTS if any(of.get(part) for of in contents.breakdown.values())
+        )
     ]
     layout = _layout(f"time ({scale.unit}), mean over seeds", "", height=150 + 26 * len(labels))
     layout |= {"barmode": "stack"}
     layout["yaxis"]["autorange"] = "reversed"
     return Figure("breakdown", "What the time of a run is made of, mean over seeds.", data, layout)
+
+
+def _mark(number: int) -> dict[str, Any]:
+    """Colour of a part; beyond the palette's end colours come again, hatched."""
+    again, place = divmod(number, len(PALETTE))
+    return {"color": PALETTE[place], **({"pattern": {"shape": "/"}} if again else {})}
 
 
 def _timeline(contents: Contents) -> Figure | None:
