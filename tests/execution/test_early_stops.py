@@ -75,3 +75,12 @@ def test_a_run_whose_loss_rises_for_good_ends(begin, store, notes):
     report(store, wild, "loss", steps, [1.0] * 25 + [9.0] * 15)
     assert stops.look([calm, wild]) == {wild}
     assert notes == [f"run {wild} ends early: its loss is more than 3 times its lowest"]
+
+
+def test_a_reference_run_is_no_candidate_and_goes_to_its_end(begin, store):
+    ids, stops = begin(3, name="asha", samples=1, reduction=3, reference_every=3)
+    *cells, first_reference, _ = ids
+    for run_id, loss in zip(cells, (0.1, 0.2, 0.3), strict=True):
+        report(store, run_id, "validation_loss", [STEPS // 9], [loss])
+    report(store, first_reference, "validation_loss", [STEPS // 9], [9.0])
+    assert first_reference not in stops.look(ids)

@@ -183,7 +183,7 @@ def test_a_bundle_has_everything_and_is_intact(swept: House, bundle: Path) -> No
     experiment = orjson.loads(content["experiment.json"])
     assert hashlib.sha256(content["spec.json"]).hexdigest() == experiment["spec_sha256"]
     result = swept.run("verify", str(bundle), STILLHOUSE_URL="http://127.0.0.1:9")
-    assert (result.exit_code, result.stdout) == (0, f"{bundle}: intact, 9 files of experiment 1\n")
+    assert (result.exit_code, result.stdout) == (0, f"{bundle}: intact, 10 files of experiment 1\n")
 
 
 def test_the_same_rows_give_the_same_bundle(swept: House, bundle: Path) -> None:

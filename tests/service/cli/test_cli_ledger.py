@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.states import ExperimentState
+from service.states import ExperimentState, RunState
 from service.store import AliveRow, RecordBatch
 from tests.service.cli.house import SPEC, House
 from trainers.errors import FailureClass
@@ -96,3 +96,32 @@ def test_a_preview_forecasts_from_what_has_run_and_warns_about_the_budget(
     assert "2 runs from 2 finished runs like them" in result.stdout
     assert "warning: budget.hours 0.01 will be reached" in result.stderr
     assert house.json("preview", house.spec(text))["forecast"]["runs"] == 2
+
+
+def test_show_tells_of_drift_and_of_busy_devices(house: House) -> None:
+    text = SPEC.replace("[fp32, bf16]", "[fp32]").replace("[16, 32]", "[16]").replace(
+        "search:\n", "search:\n  reference_every: 1\n"
+    )  # fmt: skip
+    number = house.submitted(text)
+    now = [1_000_000.0]
+    house.store.clock = lambda: now[0]
+    experiment = house.claimed()
+    runs = house.runs(number)
+    assert [run.is_reference for run in runs] == [False, False, True, True, True]
+    for hours, run in enumerate(runs):
+        attempt = house.store.open_attempt(run.id, experiment.attempt)
+        busy = {"device_busy": "somebody else used 1.5 of the machine's 2 CPUs"} if hours == 1 else {}
+        house.store.run_started(run.id, attempt, total_steps=50, resumed_from_step=0, facts=busy)
+        now[0] += 3600.0
+        summary = {"accuracy": 0.9, "samples_per_s": 100.0 * 0.97**hours, "cost_usd": 1.0}
+        house.store.finish_run(run.id, attempt, RunState.succeeded, summary=summary)
+    house.ended(ExperimentState.succeeded, experiment)
+    told = house.run("show", str(number), width=120).stdout
+    assert "time per example changed by +3.1% per hour" in told
+    assert "1 run began while somebody else used the device" in told
+    assert "somebody else used 1.5 of the machine's 2 CPUs" in told
+    assert "run:3 ref." in told
+    assert "1.5 of the machine's 2 CPUs" in house.run("show", "run:2", width=120).stdout
+    answer = house.json("compare", str(number))
+    assert [row["planned"] for row in answer["rows"]] == [2]
+    assert any(note.startswith("drift: time per example changed") for note in answer["notes"])
