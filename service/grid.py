@@ -40,12 +40,16 @@ class Span:
     log: bool
 
     def at(self, share: float) -> float:
-        """The value at a share in [0, 1] of the way, to six significant digits: people read it."""
+        """The value at a share in [0, 1] of the way, rounded: people read it."""
         if self.log:
             value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
         else:
             value = self.low + share * (self.high - self.low)
-        return float(f"{min(max(value, self.low), self.high):.6g}")
+        return self.rounded(value)
+
+    def rounded(self, value: float) -> float:
+        """A value in the span with six significant digits; an end stays as it is."""
+        return min(max(float(f"{value:.6g}"), self.low), self.high)
 
 
 Axes: TypeAlias = Mapping[str, Sequence[AxisValue] | Span]
@@ -166,7 +170,8 @@ def with_axis_values(document: Mapping[str, object], point: Mapping[str, AxisVal
     return result
 
 
-def _holds(name: str, conditions: Conditions, chosen: Point) -> bool:
+def holds(name: str, conditions: Conditions, chosen: Point) -> bool:
+    """Whether an axis varies, given the values of the axes before it."""
     return all(
         other in chosen and chosen[other] in values for other, values in conditions.get(name, {}).items()
     )
@@ -177,7 +182,7 @@ def _extend(names: list[str], axes: Listed, conditions: Conditions, chosen: Poin
         yield dict(chosen)
         return
     name, *rest = names
-    if not _holds(name, conditions, chosen):
+    if not holds(name, conditions, chosen):
         yield from _extend(rest, axes, conditions, chosen)
         return
     for value in axes[name]:
@@ -193,7 +198,7 @@ def _count(axes: Listed, conditions: Conditions, chosen: Point, enough: int) -> 
     names = list(axes)
     factor = 1
     for place, name in enumerate(names):
-        if not _holds(name, conditions, chosen):
+        if not holds(name, conditions, chosen):
             continue
         if name not in deciding:
             factor *= len(axes[name])
@@ -213,6 +218,6 @@ def _drawn_point(axes: Axes, conditions: Conditions, drawn: random.Random) -> Po
     for name, values in axes.items():
         # Drawn even where it does not count, so that one axis' draws do not depend on another's.
         value = values.at(drawn.random()) if isinstance(values, Span) else drawn.choice(list(values))
-        if _holds(name, conditions, point):
+        if holds(name, conditions, point):
             point[name] = value
     return point

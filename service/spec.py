@@ -157,6 +157,10 @@ class ExperimentSpec(TrainingSections):
         Raises:
             SpecError: naming the axis values of the first grid point that is not valid.
         """
+        if self.search.name == "tpe":
+            base = self.model_dump(mode="json", exclude={"search", "seeds"})
+            for point in self.search.probes():
+                validate(grid.with_axis_values(base, point), catalogue, point=point, infeasible=True)
         mixed = "hardware" in self.search.axes and any(
             lookup(plan.spec.hardware, catalogue).lacks(plan.spec.precision) is None
             for plan in self._plans(catalogue, infeasible=True)
@@ -191,6 +195,7 @@ class ExperimentSpec(TrainingSections):
             yield dataclasses.replace(measured, index=following, place=places[following])
 
     def places(self) -> list[int]:
+<<<<<<< HEAD
         """Each run's place in the order of measurement, by index: blocks of seeds, shuffled.
 
         Reference runs have the indices after the grid's, and their places between those.
@@ -202,6 +207,15 @@ class ExperimentSpec(TrainingSections):
             places[index] = number + bisect.bisect_right(before, number)
         for number, runs in enumerate(before):
             places[count + number] = runs + number
+=======
+        """Each run's place in the order of measurement, by index: blocks of seeds, shuffled."""
+        if self.search.name == "tpe":
+            return list(range(self.run_count()))  # One suggestion after the other.
+        places = [0] * self.run_count()
+        cells = len(places) // len(self.seeds)
+        for place, index in enumerate(grid.blocked_order(cells, len(self.seeds), self.search.seed)):
+            places[index] = place
+>>>>>>> 6bc2ee7 (Suggest configurations by Optuna's estimator, from what is stored of earlier ones)
         return places
 
 
@@ -273,6 +287,7 @@ def validate(
         *_axis_problems(spec),
         *_distillation_problems(spec, point or {}, prefix),
         *_layer_problems(spec, prefix),
+        *_later_problems(spec),
     ]
     if infeasible:
         problems = [problem for problem in problems if problem.type != _INFEASIBLE]
@@ -379,6 +394,27 @@ def _layer_problems(spec: ExperimentSpec, prefix: str) -> Iterator[Problem]:
             f"{prefix}model.layers needs a student with weights, and '{spec.model.student}' is a preset; "
             "remove model.layers, or set model.student to a folder, hub:<id> or run:<id>",
         )
+
+
+def _later_problems(spec: ExperimentSpec) -> Iterator[Problem]:
+    """What needs to know the runs at submission, when tpe does not know them."""
+    if spec.search.name != "tpe":
+        return
+    if spec.reuse:
+        yield Problem(
+            "invalid-value",
+            "reuse",
+            "runs of search.name: tpe are not known at submission; remove reuse, or use another search",
+        )
+    for name in ("model.student", "model.teacher"):
+        values = spec.search.axes.get(name, [])
+        if isinstance(values, list) and any(isinstance(v, str) and v.startswith("run:") for v in values):
+            yield Problem(
+                "invalid-value",
+                f"search.axes.{name}",
+                "a run is waited for from submission on, and search.name: tpe draws later; "
+                "use search.name: random or grid",
+            )
 
 
 _NOT_AXES = frozenset({"name", "description", "search", "seeds", "queue", "budget", "isolation", "reuse"})

@@ -23,6 +23,6 @@ AVAILABLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "multi_fused",
         ),
         "parallel.strategy": ("single", "ddp", "pipeline"),
-        "search.name": ("grid", "random", "asha"),
+        "search.name": ("grid", "random", "asha", "tpe"),
     }
 )

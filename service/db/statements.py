@@ -490,6 +490,11 @@ def set_run(id: int, **values: Any) -> Update:
     return update(runs).where(_r.id == id).values(**values)
 
 
+def set_runs(experiment_id: int, indices: Iterable[int], **values: Any) -> Update:
+    """Set columns of runs by their positions; no transition."""
+    return update(runs).where(_r.experiment_id == experiment_id, _r.index.in_(list(indices))).values(**values)
+
+
 def active_attempts(experiment_id: int) -> Select[Any]:
     """Runs of an experiment that have an open attempt."""
     return (

@@ -16,6 +16,7 @@ from pathlib import Path
 from service.cluster import ClusterSnapshot, fits, unsatisfiable
 from service.execution.assignment import Assignment, Ending
 from service.execution.run_plan import Shape, run_config, shapes_of
+from service.execution.suggestions import Suggestions
 from service.failures import FailureCounts, decide_retry
 from service.hardware import Hardware
 from service.models import NoModel, Reference, checkpoint_of, reference
@@ -97,6 +98,7 @@ class Sweep:
         self._clock = store.clock
         self._submitted_s = store.experiment(experiment_id).queued_s
         self._places = spec.places()
+        self._suggestions = Suggestions(store, experiment_id, attempt, spec, catalogue)
         self._allowance = 1 + _holds(store, experiment_id) if spec.budget.when_reached == "hold" else 1
         """How many times over the budget may be used: each resume after a hold grants it once more."""
         self._queued: list[Run] = []
@@ -135,7 +137,7 @@ class Sweep:
             logger.warning("the database is away; no run is started: %s", error)
             return Wait.later
 
-    def _next(self) -> Assignment | Wait:
+    def _next(self, *, suggested: bool = False) -> Assignment | Wait:
         now = self._clock()
         if not self._queued or now - self._listed_s >= LIST_EVERY_S:
             self._list(now)
@@ -146,7 +148,13 @@ class Sweep:
             held = self._spec.budget.when_reached == "hold"
             self._note(f"{HELD if held else ''}{self.budget_reached}; no further run is started")
             return Wait.over
+        crowded = False
         for run in list(self._queued):
+            if self._suggestions.pending(run):
+                # The next suggestion can wait for results while an earlier one waits for room.
+                if crowded or suggested or not self._suggest(run):
+                    return Wait.later
+                return self._next(suggested=True)
             if run.not_before_s > now:
                 continue
             models = self._models(run)
@@ -162,6 +170,7 @@ class Sweep:
                 continue
             shape = next(filter(self._fits, shapes), None)
             if shape is None:
+                crowded = True
                 continue
             assignment = self._open(run, shape, models)
             if assignment is not None:
@@ -219,6 +228,19 @@ class Sweep:
         queued = [run for run in self._runs("state = 'queued'") if run.id not in self._live]
         self._queued = sorted(queued, key=lambda run: self._places[run.index])
         self._listed_s = now
+
+    def _suggest(self, run: Run) -> bool:
+        """Give a run, and its other seeds, their axis values; False = not before others end."""
+        self._capacity(self._clock())
+        if self._live and not any(map(self._fits, self._shapes_of(run)[0])):
+            return False
+        reason = self._suggestions.give(run, self._runs())
+        self._list(self._clock())
+        if reason is not None:
+            seeds = len(self._spec.seeds)
+            for one in [other for other in self._queued if other.index // seeds == run.index // seeds]:
+                self._fail(one, reason)
+        return True
 
     def _runs(self, filter: str | None = None) -> list[Run]:
         runs: list[Run] = []

@@ -41,8 +41,9 @@ class Range(Section):
 class Search(Section):
     """Which runs there are, which of them end early, and in which order they are measured."""
 
-    name: Literal["grid", "random", "asha"] = "grid"
-    """grid = every combination; random = `samples` of them; asha = either, the worse ones ended at rungs."""
+    name: Literal["grid", "random", "asha", "tpe"] = "grid"
+    """grid = every combination; random = `samples` of them; asha = either, the worse ones ended at rungs;
+    tpe = `samples` of them, each suggested by how those before it ended."""
     axes: dict[str, list[AxisValue] | Range] = Field(default_factory=dict)
     """Values by dotted field name, such as `batch.global_size: [16, 32]`, the first varying slowest; or
     `{low: 1.0e-5, high: 1.0e-3, log: true}` where `samples` are drawn."""
@@ -51,11 +52,11 @@ class Search(Section):
     otherwise: dict[str, AxisValue] = Field(default_factory=dict)
     """Of conditional axes, the field's value where the axis is left out; unset = what the spec has for it."""
     samples: int | None = Field(default=None, ge=1, le=MAX_RUNS)
-    """random, and asha unless it walks the whole grid: how many combinations."""
+    """random, tpe, and asha unless it walks the whole grid: how many combinations."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the draw, and of the order in which runs are measured."""
     metric: str = Field(default="validation_loss", max_length=100)
-    """asha only: the metric that runs are judged by."""
+    """asha and tpe: the metric that runs are judged by."""
     first_rung: float = Field(default=1 / 9, gt=0.0, lt=1.0)
     """asha only: share of a run's length at which it is judged first."""
     reduction: int = Field(default=3, ge=2, le=16)
@@ -91,9 +92,11 @@ class Search(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Search:
         if self.name == "grid" and self.samples is not None:
-            raise ValueError("samples belongs to search.name: random or asha; remove it or change name")
-        if self.name == "random" and self.samples is None:
-            raise ValueError("search.name: random needs search.samples; say how many combinations")
+            raise ValueError("samples belongs to search.name: random, asha or tpe; remove it or change name")
+        if self.name in ("random", "tpe") and self.samples is None:
+            raise ValueError(f"search.name: {self.name} needs search.samples; say how many combinations")
+        if self.name == "tpe" and not self.axes:
+            raise ValueError("search.name: tpe has nothing to search; name values or ranges in search.axes")
         spans = [name for name, values in self.axes.items() if isinstance(values, Range)]
         if spans and self.samples is None:
             raise ValueError(
@@ -143,18 +146,38 @@ class Search(Section):
         return self
 
     def points(self) -> Iterator[Point]:
-        """The grid points, in product order or in the order drawn."""
+        """The grid points, in product order or in the order drawn; empty ones where they come later."""
+        if self.name == "tpe":
+            yield from ({} for _ in range(self.run_count(1)))
+            return
         if self.samples is not None:
-            yield from grid.sampled_points(self._axes(), self.samples, self.seed, self.when)
+            yield from grid.sampled_points(self.ranges(), self.samples, self.seed, self.when)
             return
         listed = {name: values for name, values in self.axes.items() if not isinstance(values, Range)}
         yield from grid.grid_points(listed, self.when)
 
     def run_count(self, seeds: int) -> int:
         """Number of runs; computed from lengths, without expanding."""
-        return grid.cardinality(self._axes(), seeds, self.samples, self.when)
+        return grid.cardinality(self.ranges(), seeds, self.samples, self.when)
 
-    def _axes(self) -> grid.Axes:
+    def probes(self) -> Iterator[Point]:
+        """Points that have each listed value, and both ends of each range, at least once."""
+        ends = {
+            name: [values.low, values.high] if isinstance(values, Range) else values
+            for name, values in self.axes.items()
+        }
+        for name, values in ends.items():
+            for value in values:
+                chosen = {other: options[0] for other, options in ends.items()} | {name: value}
+                chosen |= {other: options[0] for other, options in self.when.get(name, {}).items()}
+                point: Point = {}
+                for other in ends:
+                    if grid.holds(other, self.when, point):
+                        point[other] = chosen[other]
+                yield point
+
+    def ranges(self) -> grid.Axes:
+        """The axes as the grid takes them."""
         return {
             name: values.span() if isinstance(values, Range) else values for name, values in self.axes.items()
         }

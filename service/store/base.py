@@ -11,7 +11,8 @@ from sqlalchemy import Connection
 
 from service.db import schema, statements
 from service.db.engine import Database
-from service.db.errors import NotFound
+from service.db.errors import NotFound, StaleAttempt
+from service.db.statements import ACTIVE_EXPERIMENT_STATES
 from service.records import Experiment, Run
 from service.settings import Settings
 
@@ -145,3 +146,17 @@ def experiment_id_of(connection: Connection, run_id: int) -> int:
     if found is None:
         raise NotFound("run", run_id)
     return found
+
+
+def check_experiment_attempt(experiment_id: int, attempt: int, row: sa.Row[Any]) -> None:
+    """The fence of whoever drives an experiment.
+
+    Raises:
+        StaleAttempt: another attempt is current, or this one has ended.
+    """
+    if row.attempt != attempt:
+        raise StaleAttempt(f"experiment {experiment_id}: attempt {attempt} is over, {row.attempt} is current")
+    if row.state not in ACTIVE_EXPERIMENT_STATES:
+        raise StaleAttempt(
+            f"experiment {experiment_id}: attempt {attempt} is over, the experiment is {row.state}"
+        )

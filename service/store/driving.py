@@ -22,6 +22,7 @@ from service.store.base import (
     NewEvent,
     Part,
     announce,
+    check_experiment_attempt,
     experiment_id_of,
     insert_events,
     lock_experiment,
@@ -82,7 +83,7 @@ class Driving(Part):
 
         def body(connection: Connection) -> None:
             row = lock_experiment(connection, experiment_id)
-            _check_experiment_attempt(experiment_id, attempt, row)
+            check_experiment_attempt(experiment_id, attempt, row)
             if row.state is ExperimentState.running:
                 connection.execute(
                     statements.set_experiment(experiment_id, lease_owner=owner, lease_until_s=until)
@@ -158,7 +159,7 @@ class Driving(Part):
         def body(connection: Connection) -> int:
             experiment_id = experiment_id_of(connection, run_id)
             row = lock_experiment(connection, experiment_id)
-            _check_experiment_attempt(experiment_id, experiment_attempt, row)
+            check_experiment_attempt(experiment_id, experiment_attempt, row)
             if row.cancel_requested_s is not None or row.pause_requested_s is not None:
                 asked = "cancel" if row.cancel_requested_s is not None else "pause"
                 raise Conflict(
@@ -361,7 +362,7 @@ class Driving(Part):
 
         def body(connection: Connection) -> ExperimentState:
             row = lock_experiment(connection, experiment_id, 1)
-            _check_experiment_attempt(experiment_id, attempt, row)
+            check_experiment_attempt(experiment_id, attempt, row)
             target = state
             if row.cancel_requested_s is not None and state is ExperimentState.paused:
                 target = ExperimentState.cancelled
@@ -401,7 +402,7 @@ class Driving(Part):
 
         def body(connection: Connection) -> ExperimentState:
             row = lock_experiment(connection, experiment_id, 1)
-            _check_experiment_attempt(experiment_id, attempt, row)
+            check_experiment_attempt(experiment_id, attempt, row)
             if row.cancel_requested_s is not None:
                 target = ExperimentState.cancelled
             elif row.pause_requested_s is not None:
@@ -442,7 +443,7 @@ class Driving(Part):
 
         def body(connection: Connection) -> None:
             row = lock_experiment(connection, experiment_id)
-            _check_experiment_attempt(experiment_id, attempt, row)
+            check_experiment_attempt(experiment_id, attempt, row)
             new = NewEvent("experiment.note", message[:LONGEST_MESSAGE], attempt=attempt)
             announce(connection, experiment_id, [new], now)
 
@@ -469,7 +470,7 @@ class Driving(Part):
 
         def body(connection: Connection) -> list[int]:
             row = lock_experiment(connection, experiment_id)
-            _check_experiment_attempt(experiment_id, attempt, row)
+            check_experiment_attempt(experiment_id, attempt, row)
             left = [
                 run
                 for run in connection.execute(statements.active_attempts(experiment_id)).all()
@@ -502,15 +503,6 @@ class Driving(Part):
             return [run.id for run in left]
 
         return self.database.write(body)
-
-
-def _check_experiment_attempt(experiment_id: int, attempt: int, row: sa.Row[Any]) -> None:
-    if row.attempt != attempt:
-        raise StaleAttempt(f"experiment {experiment_id}: attempt {attempt} is over, {row.attempt} is current")
-    if row.state not in ACTIVE_EXPERIMENT_STATES:
-        raise StaleAttempt(
-            f"experiment {experiment_id}: attempt {attempt} is over, the experiment is {row.state}"
-        )
 
 
 def _refused_run(connection: Connection, run_id: int, attempt: int) -> StaleAttempt | Conflict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,23 @@ from service.db import schema, statements
 from service.db.engine import Database
 from service.db.errors import IdempotencyMismatch, StoreFull, StoreUnavailable
 from service.db.group_commit import GroupCommit
+from service.grid import Point
 from service.hardware import lookup
 from service.models import referenced_runs
 from service.records import Experiment
 from service.reuse import Reuse, config_sha256
 from service.settings import Settings
-from service.spec import ExperimentSpec, RunPlan
+from service.spec import ExperimentSpec, RunPlan, cell_of
 from service.states import ExperimentState, RunState
-from service.store.base import NewEvent, Part, announce, read_experiment, storable
+from service.store.base import (
+    NewEvent,
+    Part,
+    announce,
+    check_experiment_attempt,
+    lock_experiment,
+    read_experiment,
+    storable,
+)
 
 LARGEST_GROUP_RUNS = 20_000
 """Runs that share one transaction at most, unless one submission alone has more."""
@@ -192,6 +201,45 @@ class Submission(Part):
             references=references,
             reuse=reuse,
         )
+
+    def set_point(
+        self,
+        experiment_id: int,
+        attempt: int,
+        indices: Collection[int],
+        point: Point,
+        spec: ExperimentSpec,
+        message: str,
+    ) -> None:
+        """Give runs that were stored without axis values theirs.
+
+        Args:
+            experiment_id: their experiment.
+            attempt: the experiment's attempt that decides.
+            indices: their positions; they differ by seed.
+            point: axis values.
+            spec: the spec with the values written in.
+            message: what people are told.
+
+        Raises:
+            StaleAttempt: another attempt is current, or this one has ended.
+        """
+        now = self.clock()
+        cell = cell_of(point)
+        columns = {"point": point, "cell": cell, **self._typed_columns(spec)}
+
+        def body(connection: Connection) -> None:
+            row = lock_experiment(connection, experiment_id)
+            check_experiment_attempt(experiment_id, attempt, row)
+            connection.execute(
+                statements.insert_or_keep(connection, schema.cell_specs, ("experiment_id", "cell")),
+                {"experiment_id": experiment_id, "cell": cell, "canonical": spec.canonical_json()},
+            )
+            connection.execute(statements.set_runs(experiment_id, indices, **columns))
+            new = NewEvent("experiment.suggested", message, attempt=attempt, data={"point": point})
+            announce(connection, experiment_id, [new], now)
+
+        self.database.write(body)
 
     def _typed_columns(self, spec: ExperimentSpec) -> dict[str, Any]:
         """The columns that are known at submission."""

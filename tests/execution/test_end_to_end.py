@@ -137,6 +137,15 @@ def test_a_wider_grid_trains_only_its_new_cell(running: Running) -> None:
     assert [run.reused_from for run in running.runs(again)] == [*sources, runs[2].id]
 
 
+def test_tpe_suggests_what_is_trained(running: Running) -> None:
+    axes = {"optimizer.learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}}
+    experiment = running.submit(search={"name": "tpe", "samples": 3, "axes": axes})
+    assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
+    runs = running.runs(experiment)
+    assert [run.state for run in runs] == [RunState.succeeded] * 3
+    assert len({run.point["optimizer.learning_rate"] for run in runs}) == 3
+
+
 def test_what_cannot_run_is_said_and_not_waited_for(running: Running) -> None:
     experiment = running.submit(hardware="A100", precision="fp32")
     assert running.wait_until_ended(experiment) is ExperimentState.failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 import yaml
@@ -291,3 +292,27 @@ def test_layers_of_a_preset_are_refused_at_submission() -> None:
     mixed = validate(base | {"search": {"axes": {"model.student": ["run:1", "mini"]}}})
     with pytest.raises(SpecError, match=r'grid point \{"model.student":"mini"\}: model.layers needs'):
         list(mixed.runs())
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"search": {"name": "tpe", "samples": 3}}, "has nothing to search"),
+        ({"search": {"name": "tpe", "axes": {"precision": ["fp32"]}}}, "needs search.samples"),
+        ({"reuse": True}, "are not known at submission"),
+        ({"search": {"name": "tpe", "samples": 3, "axes": {"model.student": ["run:3"]}}}, "draws later"),
+    ],
+)
+def test_what_tpe_cannot_do_is_refused(fields: dict[str, Any], said: str) -> None:
+    search = {"name": "tpe", "samples": 3, "axes": {"batch.global_size": [8, 16]}}
+    with pytest.raises(SpecError, match=said):
+        validate({"name": "n", "task": {"name": "imdb"}, "search": search, **fields})
+
+
+def test_values_that_tpe_may_draw_are_checked_at_submission() -> None:
+    axes = {"optimizer.learning_rate": {"low": 1e-5, "high": 20.0, "log": True}}
+    spec = validate(
+        {"name": "n", "task": {"name": "imdb"}, "search": {"name": "tpe", "samples": 3, "axes": axes}}
+    )
+    with pytest.raises(SpecError, match=r"20\.0: input should be less than or equal to 10"):
+        list(spec.runs())

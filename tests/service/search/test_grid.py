@@ -102,7 +102,7 @@ def test_runs_carry_their_place():
     ("search", "says"),
     [
         ("{name: random, axes: {precision: [fp32]}}", "random needs search.samples"),
-        ("{samples: 3}", "samples belongs to search.name: random or asha"),
+        ("{samples: 3}", "samples belongs to search.name: random, asha or tpe"),
         ("{axes: {batch.global_size: {low: 1, high: 2}}}", "which a grid cannot walk"),
         ("{name: random, samples: 2, axes: {optimizer.eps: {low: 2, high: 1}}}", "low 2 is not below high 1"),
         (
