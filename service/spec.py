@@ -195,11 +195,12 @@ class ExperimentSpec(TrainingSections):
             yield dataclasses.replace(measured, index=following, place=places[following])
 
     def places(self) -> list[int]:
-<<<<<<< HEAD
         """Each run's place in the order of measurement, by index: blocks of seeds, shuffled.
 
         Reference runs have the indices after the grid's, and their places between those.
         """
+        if self.search.name == "tpe":
+            return list(range(self.run_count()))  # One suggestion after the other.
         count, before = self.grid_count(), self._reference_places()
         places = [0] * (count + len(before))
         order = grid.blocked_order(count // len(self.seeds), len(self.seeds), self.search.seed)
@@ -207,15 +208,6 @@ class ExperimentSpec(TrainingSections):
             places[index] = number + bisect.bisect_right(before, number)
         for number, runs in enumerate(before):
             places[count + number] = runs + number
-=======
-        """Each run's place in the order of measurement, by index: blocks of seeds, shuffled."""
-        if self.search.name == "tpe":
-            return list(range(self.run_count()))  # One suggestion after the other.
-        places = [0] * self.run_count()
-        cells = len(places) // len(self.seeds)
-        for place, index in enumerate(grid.blocked_order(cells, len(self.seeds), self.search.seed)):
-            places[index] = place
->>>>>>> 6bc2ee7 (Suggest configurations by Optuna's estimator, from what is stored of earlier ones)
         return places
 
 
@@ -405,6 +397,13 @@ def _later_problems(spec: ExperimentSpec) -> Iterator[Problem]:
             "invalid-value",
             "reuse",
             "runs of search.name: tpe are not known at submission; remove reuse, or use another search",
+        )
+    if spec.search.reference_every is not None:
+        yield Problem(
+            "invalid-value",
+            "search.reference_every",
+            "search.name: tpe has no cell from the beginning that could be repeated; "
+            "remove search.reference_every, or use another search",
         )
     for name in ("model.student", "model.teacher"):
         values = spec.search.axes.get(name, [])
