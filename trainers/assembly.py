@@ -87,6 +87,8 @@ def assemble(
         dropout.install(model)
     arithmetic.prepare(model)
     parameters = model.parameter_count
+    # From here on the model has this worker's layers alone, and so has its optimizer.
+    division = divide(config, model, workers, device, arithmetic)
     # A GPU's matrix units want widths of 8; on CPU every column of padding costs time.
     multiple = 8 if device.type == "cuda" else 1
     distilled = distillation.set_up(
@@ -97,10 +99,9 @@ def assemble(
         device=device,
         arithmetic=arithmetic,
         multiple=multiple,
+        judges=division is None or division.judges,
         report=lambda line: sink.log("info", line),
     )
-    # Before there is an optimizer: it is one over this worker's layers.
-    division = divide(config, model, workers)
     identity = {**data.identity, **distilled.identity}
     built = build_optimizer(config.optimizer, distilled.module)
     if built.fallback is not None:

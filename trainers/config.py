@@ -601,6 +601,11 @@ class TrainingSections(Section):
                 "model.compile compiles a whole encoder, and no stage of a pipeline has one; "
                 "set model.compile: false or another parallel.strategy"
             )
+        if self.parallel.partition == "time" and self.deterministic:
+            raise ValueError(
+                "parallel.partition time divides layers by a measurement, which no attempt repeats; "
+                "set parallel.partition: parameters, or deterministic: false"
+            )
         if self.model.teacher is not None:
             for field in ("hidden_weight", "embedding_weight", "relation_weight", "cosine_weight"):
                 if getattr(self.distillation, field):

@@ -98,7 +98,7 @@ def choose(
     Raises:
         OutOfMemoryError: not even one example fits; on every worker.
     """
-    if config.batch.micro_size != "auto" or device.type != "cuda":
+    if config.batch.micro_size != "auto" or device.type != "cuda" or workers.stages > 1:
         return config.micro_size
     memory = Memory(Path(config.workspace.cache) / "micro-batches.json")
     key = key_of(config, device, shape)

@@ -122,7 +122,13 @@ class Trainer:
         Raises:
             NotFiniteError: loss or gradients; no checkpoint is written after it.
             CheckpointError: a checkpoint cannot be written.
+            PipelineError: a stage of a pipeline is gone.
         """
+        with self.parts.replica.watched():
+            self._train()
+            return self._outcome()
+
+    def _train(self) -> None:
         parts, progress = self.parts, self.parts.progress
         self.stopping = self._agree().stop
         parts.model.train()
@@ -155,7 +161,6 @@ class Trainer:
             parts.profiler.close()
         if progress.step > self.saved_step or (self.stopping and self.checkpoint is None):
             self.save()  # stopped while evaluating
-        return self._outcome()
 
     def _prepare(self, step: int) -> tuple[StepBatch, Tally]:
         """A step's batch and what its arithmetic is counted from; runs ahead, in a thread."""

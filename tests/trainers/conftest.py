@@ -148,9 +148,10 @@ def launch() -> Iterator[Launch]:
         kill_at: int | None = None,
         poison_step: int | None = None,
         poison_until: int = 10**9,
+        stall_at: int | None = None,
         emulate_fp16: bool = False,
     ) -> Ended:
-        """See `launch`. The last worker stops, is killed or is poisoned, for all."""
+        """See `launch`. The last worker stops, is killed, is poisoned or stalls, for all."""
         workers = configs[0].parallel.workers
         with tempfile.TemporaryDirectory() as folder:
             job = {
@@ -160,6 +161,7 @@ def launch() -> Iterator[Launch]:
                 "kill_at": kill_at,
                 "poison_step": poison_step,
                 "poison_until": poison_until,
+                "stall_at": stall_at,
                 "emulate_fp16": emulate_fp16,
             }
             processes = [
@@ -174,7 +176,7 @@ def launch() -> Iterator[Launch]:
                 process.start()
             for process in processes:
                 process.join(LIMIT_S)
-                if kill_at is not None:
+                if kill_at is not None or stall_at is not None:
                     # What the cluster does when one worker dies: the others end too.
                     for other in processes:
                         other.kill()

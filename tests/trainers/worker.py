@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import signal
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import distributed
 
 from trainers import assembly
 from trainers.config import RunConfig
+from trainers.data.batches import TrainingBatches
 from trainers.entrypoint import classify, train
 from trainers.precision import Rounded
 from trainers.reporting import NullSink, StopReason
@@ -67,6 +69,18 @@ def poison_loss(step: int, until: int) -> None:
     Imdb.loss = loss  # type: ignore[method-assign]
 
 
+def stall(step: int) -> None:
+    """Let this worker's data never come, from a step on."""
+    prepare = TrainingBatches.__getitem__
+
+    def stalled(self: TrainingBatches, wanted: int) -> Any:
+        while wanted >= step:
+            time.sleep(1.0)
+        return prepare(self, wanted)
+
+    TrainingBatches.__getitem__ = stalled  # type: ignore[method-assign]
+
+
 def main(job: dict[str, Any]) -> None:
     rank, folder = job["rank"], Path(job["folder"])
     configs = [RunConfig.model_validate(config) for config in job["configs"]]
@@ -88,6 +102,8 @@ def main(job: dict[str, Any]) -> None:
         mine = rank == workers - 1
         if mine and job["poison_step"] is not None:
             poison_loss(job["poison_step"], job["poison_until"])
+        if mine and job["stall_at"] is not None:
+            stall(job["stall_at"])
         script = Script(job["stop_after"] if mine else None, job["kill_at"] if mine else None)
         try:
             outcome = train(config, script, script)
@@ -107,6 +123,8 @@ def main(job: dict[str, Any]) -> None:
             }
         )
     (folder / f"{rank}.json").write_text(json.dumps({"runs": runs}))
+    if any("failure" in run for run in runs) and configs[0].parallel.stage_count > 1:
+        os._exit(1)  # a stage is gone: nobody comes to a barrier
     if workers > 1:
         distributed.barrier()
         distributed.destroy_process_group()

@@ -71,6 +71,7 @@ def set_up(
     device: torch.device,
     arithmetic: Arithmetic,
     multiple: int,
+    judges: bool,
     report: Callable[[str], None],
 ) -> Distilled:
     """Find and check the teacher, and compute what of it can be kept.
@@ -83,6 +84,7 @@ def set_up(
         device: to compute on.
         arithmetic: of the student's forward pass, which the projections take part in.
         multiple: batch widths are rounded up to a multiple of this.
+        judges: whether this worker computes losses: it alone asks the teacher.
         report: told about long work and what people should know, in one line each.
 
     Raises:
@@ -128,7 +130,7 @@ def set_up(
         root = Path(config.workspace.cache) / "teacher-logits"
         transform = cached_logits(root, found, data, device, multiple, report)
     loaded = None
-    if inside or not kept:
+    if judges and (inside or not kept):
         loaded = found.load(relations_of=layer_map[-1] if wanted.relation_weight else None)
     lesson = Lesson(
         task,

@@ -26,7 +26,7 @@ class Lesson(Objective):
         config: weights, temperature, schedule.
         head: of student and teacher.
         learner: whose outputs are judged.
-        teacher: asked about each batch; None = batches bring its logits.
+        teacher: asked about each batch; None = batches bring its logits, or this worker computes no loss.
         batches_bring_logits: no need to ask for logits alone.
         layer_map: teacher's layer for each of the student's, 0-based.
         relation_heads: slices that relations are taken of.

@@ -11,8 +11,10 @@ from trainers.config import RunConfig, Strategy
 from trainers.errors import BadSpecError
 from trainers.models.student import Student
 from trainers.parallel.pipeline.layers import Division
+from trainers.parallel.pipeline.timing import measure
 from trainers.parallel.replica import DistributedReplica, Replica
 from trainers.parallel.workers import GroupWorkers, Workers
+from trainers.precision import Arithmetic
 
 
 def workers_of(config: RunConfig) -> Workers:
@@ -34,20 +36,29 @@ def workers_of(config: RunConfig) -> Workers:
     return GroupWorkers(config.parallel.stage_count)
 
 
-def divide(config: RunConfig, student: Student, workers: Workers) -> Division | None:
+def divide(
+    config: RunConfig, student: Student, workers: Workers, device: torch.device, arithmetic: Arithmetic
+) -> Division | None:
     """Which of a model's layers this worker has; the student forgets the others. None = it has all.
 
     Args:
         config: the run.
-        student: whole, as every worker has built it.
+        student: whole, as every worker has built it, on its device.
         workers: of the run.
+        device: that layers are timed on, where their time counts.
+        arithmetic: of the forward pass.
 
     Raises:
         BadSpecError: there are more stages than layers.
     """
     if workers.stages == 1:
         return None
-    return Division.make(config.parallel, student, workers.stage)
+    costs = None
+    if config.parallel.partition == "time":
+        # Clocks differ: rank 0's alone says where the layers are divided.
+        seconds = measure(student, config, device, arithmetic) if workers.rank == 0 else None
+        costs = workers.share(seconds)
+    return Division.make(config.parallel, student, workers.stage, costs)
 
 
 def replicate(

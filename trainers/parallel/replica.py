@@ -94,6 +94,10 @@ class Replica:
         """
         return tensors
 
+    def watched(self) -> AbstractContextManager[None]:
+        """Around a run's steps: says which worker is gone, where workers wait for each other by name."""
+        return nullcontext()
+
     def _forward_backward(self, batch: Batch, loss_of: LossOf, factor: float) -> torch.Tensor:
         """Add the gradients of a micro-batch; returns its loss, summed over its examples."""
         self._timeline.enter(Phase.forward)

@@ -69,10 +69,13 @@ class Timeline:
         self._since_s = began_s
         self.profiling = False
         """Phases of a step count as `profiling` while this is set."""
+        self.entered = (Phase.startup, began_s)
+        """The phase that the host is in, and since when by `time.perf_counter()`."""
         self._listener: Listener = _unheard
 
     def enter(self, phase: Phase) -> None:
         """End the current phase now and begin another."""
+        self.entered = (phase, time.perf_counter())
         if self.profiling and phase in TRAINING:
             phase = Phase.profiling
         self._listener(phase, self._begin(phase))
@@ -116,6 +119,7 @@ class CudaTimeline(Timeline):
 
     def enter(self, phase: Phase) -> None:
         """See `Timeline.enter`; phases of a step are settled later."""
+        self.entered = (phase, time.perf_counter())
         if phase in TRAINING and not self.profiling:
             if self._window_s is None:
                 self._window_s = self._begin(phase)

@@ -159,7 +159,7 @@ def divide(parallel: Parallel, layers: Sequence[Layer], costs: Sequence[float]) 
 
 
 def costs_of(parallel: Parallel, layers: Sequence[Layer]) -> list[float]:
-    """What the partition makes alike, as far as the layers tell; measured time needs a measurement."""
+    """What the partition makes alike, as far as the layers tell; see `trainers.parallel.pipeline.timing`."""
     if parallel.partition == "uniform":
         return [0.0, *[1.0] * (len(layers) - 2), 0.0]
     return [float(layer.parameters) for layer in layers]
@@ -202,15 +202,28 @@ class Division:
     layout: Layout
     own: Mapping[int, Layer]
 
+    @property
+    def judges(self) -> bool:
+        """Whether the stage has the head, and so computes the loss."""
+        return self.layout.pieces[-1][-1] in self.own
+
     @classmethod
-    def make(cls, parallel: Parallel, student: Student, stage: int) -> Division:
+    def make(
+        cls, parallel: Parallel, student: Student, stage: int, costs: Sequence[float] | None = None
+    ) -> Division:
         """Divide a whole student; it forgets the layers of other stages.
+
+        Args:
+            parallel: stages, schedule and partition.
+            student: whole, as every worker has built it.
+            stage: of this worker.
+            costs: of each layer; None = as the partition counts them.
 
         Raises:
             BadSpecError: there are more stages than layers.
         """
         layers = layers_of(student)
-        layout = divide(parallel, layers, costs_of(parallel, layers))
+        layout = divide(parallel, layers, costs_of(parallel, layers) if costs is None else costs)
         own = {number: layers[number] for number in layout.layers_of(stage)}
         keep(student, own)
         return cls(layout, own)

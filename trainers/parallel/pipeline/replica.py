@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -12,17 +12,14 @@ import torch
 from torch import distributed, nn
 
 from trainers.data.batches import Batch, StepBatch
-from trainers.errors import PipelineError
 from trainers.models.student import Output, Student
 from trainers.parallel.pipeline.layers import Division, Piece
+from trainers.parallel.pipeline.watch import Watch
 from trainers.parallel.replica import LossOf, Replica
 from trainers.parallel.workers import Workers
 from trainers.telemetry.timeline import Phase
 
 Tensors = Mapping[str, Mapping[str, torch.Tensor]]
-
-_LOST = ("closed", "reset", "timed out", "timeout", "broken pipe", "refused", "aborted", "unhealthy")
-"""What the back ends say of a peer that is gone or silent."""
 
 
 class Groups:
@@ -77,7 +74,7 @@ class PipelineReplica(Replica):
     def __init__(self, student: Student, division: Division, *, timeout_s: float, **place: Any) -> None:
         super().__init__(student, student, **place)
         layout, layers = division.layout, division.own
-        self._layout, self._timeout_s = layout, timeout_s
+        self._layout = layout
         self._groups = Groups.of(self._workers, layout.tied_stages(), timeout_s)
         self._pieces = {
             number: Piece(layers[layer] for layer in layout.pieces[number])
@@ -86,6 +83,7 @@ class PipelineReplica(Replica):
         self._trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
         tied = next((layer.tied for layer in layers.values() if layer.tied is not None), None)
         self._table = tied if layout.tied_stages() else None
+        self._watch = Watch(self._workers, self._timeline, timeout_s)
         self._width = int(student.bert.config.hidden_size)
 
     @abstractmethod
@@ -106,11 +104,14 @@ class PipelineReplica(Replica):
         self._timeline.enter(Phase.bubble)
         micro_batches = [micro_batch.to(self._device) for micro_batch in batch.micro_batches]
         # Gradients are summed over replicas.
-        with self._naming():
-            loss_sum = self._run(micro_batches, loss_of, scale / batch.global_examples)
-            self._timeline.enter(Phase.communication)
-            self._exchange()
+        loss_sum = self._run(micro_batches, loss_of, scale / batch.global_examples)
+        self._timeline.enter(Phase.communication)
+        self._exchange()
         return loss_sum
+
+    def watched(self) -> AbstractContextManager[None]:
+        """See `Replica.watched`."""
+        return self._watch.watching()
 
     def counted(self) -> list[nn.Parameter]:
         """See `Replica.counted`: of a tied parameter the first copy counts."""
@@ -123,15 +124,14 @@ class PipelineReplica(Replica):
         """See `Replica.infer`: hidden states go from stage to stage; who has the head gets to know."""
         hidden: torch.Tensor | None = None
         places = self._layout.places
-        with self._naming():
-            for number, piece in self._pieces.items():
-                if number and places[number - 1] != self._workers.stage:
-                    hidden = self._receive(batch, places[number - 1])
-                hidden = piece(hidden, batch)
-                if number + 1 == len(places):
-                    return Output(hidden)
-                if places[number + 1] != self._workers.stage:
-                    self._send(hidden, places[number + 1])
+        for number, piece in self._pieces.items():
+            if number and places[number - 1] != self._workers.stage:
+                hidden = self._receive(batch, places[number - 1])
+            hidden = piece(hidden, batch)
+            if number + 1 == len(places):
+                return Output(hidden)
+            if places[number + 1] != self._workers.stage:
+                self._send(hidden, places[number + 1])
         return None
 
     def gather(self, tensors: Tensors) -> Tensors:
@@ -143,22 +143,21 @@ class PipelineReplica(Replica):
             kind: {name: (tuple(one.shape), one.dtype) for name, one in named.items()}
             for kind, named in tensors.items()
         }
-        with self._naming():
-            told: list[Any] = [None] * len(line)
-            distributed.all_gather_object(told, shapes, group=self._groups.line)
-            if self._workers.rank:
-                for named in tensors.values():
-                    for tensor in named.values():
-                        distributed.send(tensor.detach().to(self._device).contiguous(), 0, self._groups.line)
-                return tensors
-            whole = {kind: dict(named) for kind, named in tensors.items()}
-            for rank, of_stage in list(zip(line, told, strict=True))[1:]:
-                for kind, named in of_stage.items():
-                    for name, (shape, dtype) in named.items():
-                        tensor = torch.empty(shape, dtype=dtype, device=self._device)
-                        distributed.recv(tensor, rank, self._groups.line)
-                        # Copies of a tied parameter are equal; the first one is kept.
-                        whole.setdefault(kind, {}).setdefault(name, tensor)
+        told: list[Any] = [None] * len(line)
+        distributed.all_gather_object(told, shapes, group=self._groups.line)
+        if self._workers.rank:
+            for named in tensors.values():
+                for tensor in named.values():
+                    distributed.send(tensor.detach().to(self._device).contiguous(), 0, self._groups.line)
+            return tensors
+        whole = {kind: dict(named) for kind, named in tensors.items()}
+        for rank, of_stage in list(zip(line, told, strict=True))[1:]:
+            for kind, named in of_stage.items():
+                for name, (shape, dtype) in named.items():
+                    tensor = torch.empty(shape, dtype=dtype, device=self._device)
+                    distributed.recv(tensor, rank, self._groups.line)
+                    # Copies of a tied parameter are equal; the first one is kept.
+                    whole.setdefault(kind, {}).setdefault(name, tensor)
         return whole
 
     def _exchange(self) -> None:
@@ -196,24 +195,3 @@ class PipelineReplica(Replica):
 
     def _rank_of(self, stage: int) -> int:
         return self._workers.at(stage=stage, replica=self._workers.replica)
-
-    @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Say who waited for whom when a worker is gone or says nothing for too long.
-
-        Raises:
-            PipelineError: instead of what the back end says of its sockets.
-        """
-        try:
-            yield
-        except (RuntimeError, distributed.DistError) as error:
-            text = " ".join(str(error).split())
-            if not isinstance(error, distributed.DistError) and not any(w in text.lower() for w in _LOST):
-                raise
-            stage, stages = self._workers.stage, self._workers.stages
-            others = [other for other in (stage - 1, stage + 1) if 0 <= other < stages]
-            named = " or ".join(f"stage {other} (rank {self._rank_of(other)})" for other in others)
-            raise PipelineError(
-                f"stage {stage} of {stages} lost {named}: it died, or said nothing for {self._timeout_s:g} s "
-                f"(parallel.stage_timeout_s): {text}"
-            ) from error

@@ -1,0 +1,64 @@
+"""How long each of a model's layers takes."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from trainers.config import RunConfig
+from trainers.data.batches import Batch
+from trainers.models.heads import IGNORED, VocabularyHead
+from trainers.models.student import Student
+from trainers.parallel.pipeline.layers import Layer, layers_of
+from trainers.precision import Arithmetic
+
+_ROUNDS = 3
+"""Each layer's least time counts: what disturbs a measurement only adds to it."""
+_GUESSED = 7
+"""One in so many tokens is to be guessed, as masks have it."""
+
+
+def measure(student: Student, config: RunConfig, device: torch.device, arithmetic: Arithmetic) -> list[float]:
+    """Seconds of a forward and a backward pass of each layer, over a micro-batch of the greatest length.
+
+    Draws random numbers: a run seeds its generators afterwards. Leaves no gradients.
+    """
+    batch = _batch(student, config.micro_size, config.task.max_length).to(device)
+    width = int(student.bert.config.hidden_size)
+    student.train()
+    least = []
+    for number, layer in enumerate(layers_of(student)):
+        hidden = torch.randn((*batch.input_ids.shape, width), device=device) if number else None
+        least.append(min(_seconds(layer, hidden, batch, device, arithmetic) for _ in range(_ROUNDS)))
+    student.zero_grad(set_to_none=True)
+    return least
+
+
+def _seconds(
+    layer: Layer, hidden: torch.Tensor | None, batch: Batch, device: torch.device, arithmetic: Arithmetic
+) -> float:
+    leaf = None if hidden is None else hidden.detach().requires_grad_()
+    _finish(device)
+    began_s = time.perf_counter()
+    with arithmetic.context():
+        after = layer.apply(leaf, batch)
+    after.float().square().sum().backward()  # type: ignore[no-untyped-call]
+    _finish(device)
+    return time.perf_counter() - began_s
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _batch(student: Student, examples: int, length: int) -> Batch:
+    """Made-up examples without padding."""
+    tokens = torch.arange(examples * length).reshape(examples, length)
+    labels = torch.zeros(examples, dtype=torch.int64)
+    if isinstance(student.head, VocabularyHead):
+        labels = torch.where(tokens % _GUESSED == 0, 0, IGNORED)
+    ids = tokens % int(student.bert.config.vocab_size)
+    rows = torch.arange(examples)
+    return Batch(ids, None, None, labels, rows, examples, tokens.numel(), tokens.numel())
