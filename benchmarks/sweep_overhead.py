@@ -1,6 +1,6 @@
 """What a further run of a sweep costs beyond its training, end to end on a local Ray.
 
-    python -m benchmarks.sweep_overhead [--runs 6] [--isolated]
+    python -m benchmarks.sweep_overhead [--runs 6] [--isolated] [--grid24] [--only-grid24]
 
 Submits a sweep of tiny runs to a real scheduler on an empty SQLite store, one run at a time, and
 reads the stored timestamps. The overhead of a run is the time from the end of the run before it
@@ -8,6 +8,10 @@ to its own end, less what its trainer spent after start-up (`total_time_s - star
 evaluation and checkpoints). So it holds everything that is not training: queue, database, Ray,
 process start, imports, model and data set-up. The first run of each sweep, which pays for new
 processes, is reported apart. The last line is one JSON object.
+
+`--grid24` adds a grid of 24 cells whose runs train about 20 s each, two at a time on two cores:
+`grid24_over_ideal` is its time from submission to its end, over the sum of its training divided by two.
+Where the rest went is told beside it: until the first step, between runs, and at the end with one core idle.
 """
 
 from __future__ import annotations
@@ -36,6 +40,9 @@ from service.store import Store
 from trainers.synthetic import write_corpus
 
 _TIMEOUT_S = 900.0
+_AT_A_TIME = 2
+_GRID_RUN_S = 20.0
+_PACING_STEPS = 150
 
 
 def main() -> None:
@@ -45,14 +52,21 @@ def main() -> None:
     parser.add_argument(
         "--isolated", action="store_true", help="measure 2 workers with isolation: process too"
     )
+    parser.add_argument("--grid24", action="store_true", help="measure a grid of 24 runs of 20 s too")
+    parser.add_argument("--only-grid24", action="store_true", help="measure that grid alone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="stillhouse-bench-") as folder:
-        figures = measure(Path(folder), options.runs, isolated=options.isolated)
+        figures = measure(
+            Path(folder),
+            0 if options.only_grid24 else options.runs,
+            isolated=options.isolated,
+            grid24=options.grid24 or options.only_grid24,
+        )
     print(json.dumps(figures))
 
 
-def measure(folder: Path, runs: int, *, isolated: bool) -> dict[str, Any]:
-    """Start everything in the folder, run the sweeps and end everything."""
+def measure(folder: Path, runs: int, *, isolated: bool, grid24: bool) -> dict[str, Any]:
+    """Start everything in the folder, run the sweeps and end everything; 0 runs = only the grid."""
     write_corpus(folder / "texts", train=128, test=32, seed=0)
     settings = Settings(data_dir=folder / "data", data_roots=str(folder), offline=True)
     with LocalRay.start(settings, num_cpus=2) as ray:
@@ -63,17 +77,21 @@ def measure(folder: Path, runs: int, *, isolated: bool) -> dict[str, Any]:
         thread = threading.Thread(target=scheduler.run, args=(stop,))
         thread.start()
         try:
-            single = sweep(store, folder, runs, {})
-            double = sweep(store, folder, runs, {"parallel": {"strategy": "ddp", "workers": 2}})
-            figures = {
-                "single_worker_overhead_s": median(single),
-                "two_worker_overhead_s": median(double),
-                "single_worker_first_s": round(single[0], 3),
-                "two_worker_first_s": round(double[0], 3),
-                "single_worker_overheads_s": [round(each, 3) for each in single[1:]],
-                "two_worker_overheads_s": [round(each, 3) for each in double[1:]],
-            }
-            if isolated:
+            figures: dict[str, Any] = {}
+            if runs:
+                single = sweep(store, folder, runs, {})
+                double = sweep(store, folder, runs, {"parallel": {"strategy": "ddp", "workers": 2}})
+                figures = {
+                    "single_worker_overhead_s": median(single),
+                    "two_worker_overhead_s": median(double),
+                    "single_worker_first_s": round(single[0], 3),
+                    "two_worker_first_s": round(double[0], 3),
+                    "single_worker_overheads_s": [round(each, 3) for each in single[1:]],
+                    "two_worker_overheads_s": [round(each, 3) for each in double[1:]],
+                }
+            if grid24:
+                figures |= measure_grid(store, folder)
+            if runs and isolated:
                 apart = sweep(
                     store,
                     folder,
@@ -88,16 +106,50 @@ def measure(folder: Path, runs: int, *, isolated: bool) -> dict[str, Any]:
     return {**figures, "runs": runs, **machine()}
 
 
-def sweep(store: Store, folder: Path, runs: int, fields: dict[str, Any]) -> list[float]:
-    """Run one sweep; the overhead of each run in seconds, the first from submission on."""
+def measure_grid(store: Store, folder: Path) -> dict[str, Any]:
+    """A grid of 24 runs of about 20 s, two at a time; a pair of runs before tells how long a step takes."""
+    fields = {
+        "task": {"name": "imdb", "path": str(folder / "texts"), "max_length": 64},
+        "batch": {"global_size": 16},
+        "evaluation": {"every_epochs": 10_000},
+        "queue": {"max_concurrent_runs": _AT_A_TIME},
+    }
+    paced, _ = finished(store, folder, {**fields, "length": {"steps": _PACING_STEPS}, "seeds": [0, 1]})
+    step_s = statistics.mean(trained_s(store, run) for run in paced) / _PACING_STEPS
+    axes = {
+        "optimizer.learning_rate": [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4],
+        "optimizer.weight_decay": [0.0, 0.01, 0.05, 0.1],
+    }
+    length = {"steps": max(1, round(_GRID_RUN_S / step_s))}
+    ended, submitted_s = finished(store, folder, {**fields, "length": length, "search": {"axes": axes}})
+    trained = [trained_s(store, run) for run in ended]
+    begun = sorted(end_of(run) - each for run, each in zip(ended, trained, strict=True))
+    last_s = end_of(ended[-1])
+    ideal_s = sum(trained) / _AT_A_TIME
+    idle_at_end_s = last_s - end_of(ended[-_AT_A_TIME])
+    before_s = statistics.mean(begun[:_AT_A_TIME]) - submitted_s
+    between_s = (last_s - submitted_s) - ideal_s - before_s - idle_at_end_s / _AT_A_TIME
+    figures = {
+        "grid24_over_ideal": round((last_s - submitted_s) / ideal_s, 4),
+        "grid24_s": round(last_s - submitted_s, 2),
+        "grid24_ideal_s": round(ideal_s, 2),
+        "grid24_run_s": round(statistics.mean(trained), 2),
+        "grid24_until_first_step_s": round(before_s, 2),
+        "grid24_between_runs_s": round(between_s / (len(ended) / _AT_A_TIME - 1), 3),
+        "grid24_idle_at_end_s": round(idle_at_end_s, 2),
+    }
+    print(figures)
+    return figures
+
+
+def finished(store: Store, folder: Path, fields: dict[str, Any]) -> tuple[list[Run], float]:
+    """Run one sweep to its end; its runs in the order of their ends, and when it was submitted."""
     document = {
         "name": "overhead",
         "task": {"name": "imdb", "path": str(folder / "texts"), "max_length": 16},
         "model": {"student": "tiny"},
         "batch": {"global_size": 4},
         "length": {"steps": 4},
-        "seeds": list(range(runs)),
-        "queue": {"max_concurrent_runs": 1},
         **fields,
     }
     spec = validate(document)
@@ -109,8 +161,14 @@ def sweep(store: Store, folder: Path, runs: int, fields: dict[str, Any]) -> list
         time.sleep(0.1)
     if state is not ExperimentState.succeeded:
         sys.exit(f"the sweep ended as {state}: {store.experiment(experiment.id).failure_message}")
-    ended = sorted(store.runs(experiment_id=experiment.id).items, key=end_of)
-    begins = [experiment.created_s, *(end_of(run) for run in ended)]
+    return sorted(store.runs(experiment_id=experiment.id).items, key=end_of), experiment.created_s
+
+
+def sweep(store: Store, folder: Path, runs: int, fields: dict[str, Any]) -> list[float]:
+    """Run one sweep, one run at a time; the overhead of each in seconds, the first from submission on."""
+    one_by_one = {"seeds": list(range(runs)), "queue": {"max_concurrent_runs": 1}}
+    ended, submitted_s = finished(store, folder, {**one_by_one, **fields})
+    begins = [submitted_s, *(end_of(run) for run in ended)]
     overheads = [
         end_of(run) - began - trained_s(store, run) for began, run in zip(begins, ended, strict=False)
     ]

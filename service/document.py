@@ -20,6 +20,8 @@ MAX_DEPTH = 16
 """Deepest nesting of a document."""
 MAX_NODES = 100_000
 """Most values in a document."""
+_SHORT = 8_192
+"""Characters of a document that is read in one pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,7 @@ def parse(text: bytes) -> dict[str, JsonValue]:
     except UnicodeDecodeError as error:
         raise refusal("not-utf-8", f"byte {error.start} is not UTF-8; save the file as UTF-8") from None
     try:
-        _check_shape(yaml.parse(decoded, Loader=yaml.CSafeLoader))
-        document = yaml.load(decoded, Loader=_Loader)
+        document = _load_checked(decoded)
     except SpecError:
         raise
     except yaml.YAMLError as error:
@@ -119,6 +120,44 @@ def parse(text: bytes) -> dict[str, JsonValue]:
         kind = "empty" if document is None else f"a {type(document).__name__}"
         raise refusal("not-a-mapping", f"the document is {kind}; a spec is a mapping of fields")
     return document
+
+
+def _load_checked(text: str) -> object:
+    """The document, its shape checked before anything is built of it."""
+    if len(text) > _SHORT:
+        _check_shape(yaml.parse(text, Loader=yaml.CSafeLoader))
+        return yaml.load(text, Loader=_Loader)
+    # Read once: a short text cannot nest so deep that composing it would take all of the stack.
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if not _is_plain(node):
+            _check_shape(yaml.parse(text, Loader=yaml.CSafeLoader))
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _is_plain(root: yaml.Node) -> bool:
+    """Whether the nodes are a tree, neither deep nor large; if not, the events tell what is wrong where."""
+    seen: set[int] = set()
+    level = [root]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[yaml.Node] = []
+        for node in level:
+            if isinstance(node, yaml.MappingNode):
+                below += [part for pair in node.value for part in pair]
+            elif isinstance(node, yaml.SequenceNode):
+                below += node.value
+        seen.update(map(id, level))
+        if not below:
+            return True
+        if len(set(map(id, below))) < len(below) or not seen.isdisjoint(map(id, below)):
+            return False  # An alias is the same node at another place.
+        level = below
+    return False
 
 
 def _check_shape(events: Iterator[yaml.Event]) -> None:
