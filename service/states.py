@@ -46,7 +46,7 @@ class RunState(StrEnum):
     paused = "paused"
     """Stopped at a step boundary with a checkpoint. Goes on when its experiment is resumed."""
     succeeded = "succeeded"
-    """Terminal: the whole length was trained and evaluated."""
+    """Terminal: the whole length was trained and evaluated, or the figures of such a run are reused."""
     failed = "failed"
     """Terminal: the failure class says why. `retry` queues it again."""
     cancelled = "cancelled"
