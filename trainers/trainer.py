@@ -438,8 +438,8 @@ class Trainer:
         self.sink.points([Point(name, step, value, at_s) for name, value in values])
         self._say("training")
 
-    def _measure(self) -> None:
-        for measurement in self.parts.figures.update(self.parts.progress, self.parts.workers):
+    def _measure(self, *, last: bool = False) -> None:
+        for measurement in self.parts.figures.update(self.parts.progress, self.parts.workers, last=last):
             self.sink.measurement(measurement)
 
     def _report_profile(self) -> None:
@@ -492,7 +492,7 @@ class Trainer:
     def _outcome(self) -> Outcome:
         parts, progress = self.parts, self.parts.progress
         parts.timeline.enter(Phase.communication)
-        self._measure()
+        self._measure(last=True)
         done = progress.step >= parts.total_steps and progress.evaluated_step == progress.step
         summary = parts.figures.summary(progress, parts.timeline.spent_s(), parts.parameters)
         for measurement in parts.figures.measurements(summary, progress):

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainers.entrypoint import train
 from trainers.parallel.workers import Workers
 from trainers.progress import Progress
-from trainers.reporting import Provenance
+from trainers.reporting import NeverStop, Provenance
 from trainers.telemetry import instruments as instruments_module
+from trainers.telemetry import run_figures
 from trainers.telemetry.devices import Device, ReplayedDevice
 from trainers.telemetry.flops import Arithmetic, Tally
 from trainers.telemetry.instruments import Instruments
@@ -308,3 +310,18 @@ def test_lost_work_is_paid_for(launch, config_in, tmp_path):
     summary = launch([config]).results[0]["runs"][0]["summary"]
     assert summary["lost_since_checkpoint_time_s"] > 0.0
     assert summary["cost_usd"] == pytest.approx(summary["total_time_s"], rel=0.02)
+
+
+@pytest.mark.parametrize("least_s, share, several", [(30.0, 0.1, False), (0.0, 0.0, True)])
+def test_the_windows_of_an_attempt_are_its_time_and_its_energy(
+    configure, recorder, monkeypatch, least_s, share, several
+):
+    monkeypatch.setattr(run_figures, "_LEAST_WINDOW_S", least_s)
+    monkeypatch.setattr(run_figures, "_WINDOW_SHARE", share)
+    outcome = train(configure(checkpoint={"every_steps": 1, "every_s": 0.0}), recorder, NeverStop())
+    windows = [m for m in recorder.measurements if m.name == "window_energy_kwh"]
+    assert (len(windows) > 1) is several
+    assert sum(m.value for m in windows) == pytest.approx(outcome.summary["energy_kwh"])
+    assert sum(m.end_s - m.start_s for m in windows) == pytest.approx(
+        outcome.summary["total_time_s"], rel=0.02
+    )

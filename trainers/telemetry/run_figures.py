@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trainers.config import RunConfig
@@ -15,8 +15,10 @@ from trainers.telemetry.flops import Arithmetic, Tally
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.profiling import Profiled
 from trainers.telemetry.timeline import TRAINING, Phase, Timeline
-from trainers.telemetry.usage import Usage, Window
+from trainers.telemetry.usage import Usage
 
+_LEAST_WINDOW_S, _WINDOW_SHARE = 30.0, 0.1
+"""A window is said once it is this long and this share of those before it: a week's run says a hundred."""
 _S, _PCT, _KWH = "s", "%", "kWh"
 _TERA = 1e12
 
@@ -119,6 +121,7 @@ class RunFigures:
         self._first = first
         self._flops = self._teacher_flops = 0.0
         self._began_s = time.time()
+        self._unsaid, self._said_s = Usage(), 0.0
 
     def count(self, counted: Tally, teacher: Arithmetic | None, *, timed: bool) -> None:
         """Add the arithmetic of this replica's share of a step.
@@ -135,27 +138,35 @@ class RunFigures:
         if teacher is not None:
             self._teacher_flops += teacher.forward(counted)
 
-    def update(self, progress: Progress, workers: Workers) -> list[Measurement]:
+    def update(self, progress: Progress, workers: Workers, *, last: bool = False) -> list[Measurement]:
         """Add what all workers used and computed since the last call to the run's.
 
+        Args:
+            progress: counters of the run.
+            workers: all of them take part.
+            last: the attempt ends here.
+
         Returns:
-            What was used in that window alone: the ledger sums the windows of each attempt.
+            What was used since it was last said, when it is time to say it: the ledger sums these windows.
         """
-        mine = (self._instruments.window(), self._flops, self._teacher_flops, *self._waited())
+        mine = (self._instruments.window(), self._flops, self._teacher_flops)
         self._flops = self._teacher_flops = 0.0
-        windows, flops, teacher_flops, passes, bubble = zip(*workers.collect(mine), strict=True)
-        progress.usage.passes_s += sum(passes)
-        progress.usage.bubble_s += sum(bubble)
+        windows, flops, teacher_flops = zip(*workers.collect(mine), strict=True)
         progress.usage.add(windows)
         progress.usage.flops += sum(flops)
         progress.usage.teacher_flops += sum(teacher_flops)
-        return list(self._of_window(windows))
+        self._unsaid.add(windows)
+        devices = self._config.rates.devices_per_worker * len(windows)
+        window_s = self._unsaid.device_s / devices
+        if not last and window_s < max(_LEAST_WINDOW_S, _WINDOW_SHARE * self._said_s):
+            return []
+        said, self._unsaid = self._unsaid, Usage()
+        self._said_s += window_s
+        return list(self._of_window(said, window_s))
 
-    def _of_window(self, windows: Sequence[Window]) -> Iterator[Measurement]:
-        usage = Usage()
-        usage.add(windows)
+    def _of_window(self, usage: Usage, window_s: float) -> Iterator[Measurement]:
         end_s = time.time()
-        start_s = end_s - usage.device_s / len(windows) / self._config.rates.devices_per_worker
+        start_s = end_s - window_s
         joules, provenance = self._energy(usage)
         yield Measurement(
             "window_energy_kwh",
@@ -173,12 +184,6 @@ class RunFigures:
             utilisation, how = usage.mean("gpu_utilisation_pct"), Provenance.sampled
         if utilisation is not None:
             yield Measurement("window_utilisation_pct", utilisation, _PCT, how, _EVERY_DEVICE, start_s, end_s)
-
-    def _waited(self) -> tuple[float, float]:
-        """Seconds of this worker in the passes of steps since the last call, and those it waited in them."""
-        before, self._passes = self._passes, self._timeline.spent_s()
-        each = {phase: self._passes[phase] - before[phase] for phase in _PASSES}
-        return sum(each.values()), each[Phase.bubble]
 
     def keep(self, profiled: Profiled, progress: Progress) -> None:
         """Take the figures of the profiled window into the run's."""
