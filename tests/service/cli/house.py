@@ -12,11 +12,14 @@ import orjson
 from typer.testing import CliRunner, Result
 
 from service.cli.app import app
+from service.models import workspace_of
 from service.queue import Queue
 from service.records import Experiment, LogLine, Run
 from service.settings import Settings
+from service.spec import ExperimentSpec
 from service.states import ExperimentState, RunState
 from service.store import CheckpointRow, PointBatch, ProgressRow, RecordBatch, Store
+from trainers.entrypoint import input_identity
 from trainers.errors import FailureClass
 
 SPEC = """\
@@ -86,8 +89,12 @@ class House:
 
     def begun(self, run: Run, experiment: Experiment, *, resumed_from_step: int = 0) -> int:
         """Open an attempt that trains and has reported step 40 of 50; its number."""
+        spec = ExperimentSpec.model_validate_json(self.store.run_config(run.id))
+        facts = {"data": input_identity(spec, workspace_of(self.settings)), "student_sha256": None}
         attempt = self.store.open_attempt(run.id, experiment.attempt, node="here", pid=2)
-        self.store.run_started(run.id, attempt, total_steps=50, resumed_from_step=resumed_from_step, facts={})
+        self.store.run_started(
+            run.id, attempt, total_steps=50, resumed_from_step=resumed_from_step, facts=facts
+        )
         now = time.time()
         self.store.record(
             RecordBatch(

@@ -99,6 +99,26 @@ def test_preview_lists_the_runs_and_what_is_left_out(house: House) -> None:
     ]  # fmt: skip
 
 
+def test_reuse_is_previewed_submitted_and_shown(house: House) -> None:
+    house.whole_experiment()
+    wider = house.spec(SPEC.replace("[16, 32]", "[16, 32, 64]"))
+    assert "12 runs in all\n" in house.run("preview", wider).stdout
+    preview = house.run("preview", wider, "--reuse", width=120)
+    assert "12 runs in all, 8 reused" in preview.stdout
+    assert "reuses run:1" in preview.stdout
+    assert "12 runs, 8 reused" in house.run("submit", wider, "--reuse").stdout
+    shown = house.run("show", "2", width=120).stdout
+    assert "= run:8" in shown
+    assert "0 USD" in shown
+    first = house.runs(2)[0]
+    assert "run:1, which had the same settings and data" in house.run("show", f"run:{first.id}").stdout
+
+    (house.folder / "texts" / "train.jsonl").write_text('{"text": "other", "label": 0}\n', encoding="utf-8")
+    preview = house.run("preview", wider, "--reuse")
+    assert "12 runs in all\n" in preview.stdout
+    assert "not reused: run 1 has the same settings, but the training data changed since" in preview.stderr
+
+
 def test_cancel_of_a_queued_experiment_is_at_once(house: House) -> None:
     number = house.submitted()
     result = house.run("cancel", str(number))
