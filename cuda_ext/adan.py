@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, _disable_dynamo  # type: ignore[attr-defined]  # as to
 from torch.profiler import record_function
 
 from cuda_ext import checkpoint, fused, masters, noise, unfused
-from cuda_ext.batch import Batch, Group, StepInputs
+from cuda_ext.batch import Batch, Group, StepInputs, bias_correction
 from cuda_ext.capabilities import IMPLEMENTATIONS, UNFUSED_TWIN, why_not
 from cuda_ext.errors import (
     ConfigurationError,
@@ -382,6 +382,34 @@ class Adan(torch.optim.Optimizer):
                 "no noise statistics are collected; construct Adan with gradient_noise=True"
             )
         return noise.read(list(self._noise.values()))
+
+    @torch.no_grad()
+    def freeze_second_moment(self, floors: Mapping[Tensor, float]) -> None:
+        """Keeps n as it is from now on; the step is then linear in the gradients.
+
+        n is stored with its bias correction applied, and `betas[2]` becomes 1 in every group, which
+        the state dict carries. An element that has seen no or hardly any gradient would divide by
+        `eps` for ever, so each is raised to a share of its tensor's mean.
+
+        Args:
+            floors: least n by parameter, as a share of the mean of that parameter's n; 0 where absent.
+
+        Raises:
+            ConfigurationError: a parameter has taken no step, so that there is nothing to freeze.
+        """
+        for group in self.param_groups:
+            b1, b2, b3 = group["betas"]
+            for param in group["params"]:
+                state = self.state.get(param)
+                if not state:
+                    raise ConfigurationError(
+                        f"a parameter of shape {tuple(param.shape)} has taken no step: its second moment "
+                        "would be frozen at 0; freeze after steps in which every parameter has a gradient"
+                    )
+                n = state["exp_avg_sq"]
+                n.div_(bias_correction(b3, int(state["step"])))
+                n.clamp_(min=(floors.get(param, 0.0) * n.mean()))
+            group["betas"] = (b1, b2, 1.0)
 
     def refresh_masters(self) -> None:
         """Takes the 16-bit parameters' present values as fp32 masters: call it after loading weights."""

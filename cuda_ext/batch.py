@@ -91,5 +91,5 @@ def gradient_factor(inputs: StepInputs, norm: Tensor | None) -> Tensor | None:
 
 
 def bias_correction(beta: float, step: int) -> float:
-    """1 - beta^step without cancellation."""
-    return 1.0 if beta == 0.0 else -math.expm1(step * math.log(beta))
+    """1 - beta^step without cancellation; 1 for beta = 1, a mean that is frozen and corrected already."""
+    return 1.0 if beta in (0.0, 1.0) else -math.expm1(step * math.log(beta))

@@ -26,6 +26,7 @@ from trainers.reporting import Clock, NullSink, Sink, Stop
 from trainers.telemetry.energy import cost_usd
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.flops import arithmetic_of
+from trainers.telemetry.gradient_noise import GradientNoise, source_for
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.life import LifeFile, SignsOfLife
 from trainers.telemetry.profiling import profiler_for
@@ -167,6 +168,21 @@ def assemble(
     scale = loss_scale_for(config)
     scale.restore(progress.loss_scale)
     batches.take_detour(progress.roll_backs)
+    total_steps = config.length.total_steps(len(data.train), config.batch.global_size)
+    accumulation = config.share // micro_size
+    noise = GradientNoise(
+        source_for(
+            wanted=config.telemetry.gradient_noise,
+            optimizer=built.optimizer,
+            module=distilled.module,
+            replicas=workers.replicas,
+            whole_model=workers.stages == 1,
+            accumulation=accumulation,
+            device=device,
+        ),
+        config.batch.global_size / config.batch.base_size,
+    )
+    noise.restore(progress.noise)
     replica = replicate(
         config,
         model,
@@ -176,8 +192,13 @@ def assemble(
         device=device,
         arithmetic=arithmetic,
         timeline=timeline,
+        optimizer=built.optimizer,
+        noise=noise.source,
+        total_steps=total_steps,
+        accumulation=accumulation,
     )
-    total_steps = config.length.total_steps(len(data.train), config.batch.global_size)
+    if taken is not None:
+        replica.restore_exchange(taken.tensors.get(snapshot.EXCHANGE, {}))
     sink.started(
         total_steps=total_steps,
         resumed_from_step=progress.step,
@@ -204,7 +225,9 @@ def assemble(
             "attention": model.attention,
             "workers": workers.world,
             "micro_size": micro_size,
-            "accumulation": config.share // micro_size,
+            "accumulation": accumulation,
+            "compression": config.parallel.compression.value,
+            "gradient_noise": noise.source.name,
             "parameters": parameters,
             "train_examples": len(data.train),
             "validation_examples": len(data.validation),
@@ -243,6 +266,7 @@ def assemble(
             checkpoints=checkpoints,
             progress=progress,
             timeline=timeline,
+            noise=noise,
             figures=RunFigures(
                 config,
                 instruments,

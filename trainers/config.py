@@ -85,6 +85,16 @@ class Strategy(StrEnum):
     pipeline = "pipeline"
 
 
+class Compression(StrEnum):
+    """What data-parallel workers send of their gradients."""
+
+    none = "none"
+    fp16 = "fp16"
+    bf16 = "bf16"
+    powersgd = "powersgd"
+    onebit = "onebit"
+
+
 class Task(Section):
     """What is learned, and from which data."""
 
@@ -276,6 +286,8 @@ class Batch(Section):
     """Examples per optimizer update, over all workers and accumulation steps."""
     micro_size: int | Literal["auto"] = "auto"
     """Examples per forward-backward on one worker; auto = the worker's whole share of the global batch."""
+    base_size: int = Field(default=1, ge=1, le=65536)
+    """Batch that statistical efficiency is relative to, in examples; 1 = relative to single examples."""
 
     @field_validator("micro_size")
     @classmethod
@@ -334,6 +346,14 @@ class Parallel(Section):
     """Fewest workers of an elastic run, the `min` of `workers`; unset = always exactly `workers`."""
     activation_checkpointing: bool = False
     """Keep only the input of each encoder layer for the backward pass, which computes the rest again."""
+    bucket_mib: int = Field(default=25, ge=1, le=4096)
+    """ddp only: gradients that are sent together, in MiB; smaller begin earlier, larger waste less."""
+    compression: Compression = Compression.none
+    """ddp only: what workers send of their gradients; onebit is 1-bit Adan and needs optimizer adan."""
+    compression_warmup: float = Field(default=0.2, gt=0.0, lt=1.0)
+    """powersgd and onebit only: share of all steps whose gradients are sent whole, at the beginning."""
+    powersgd_rank: int = Field(default=4, ge=1, le=256)
+    """powersgd only: columns of the two factors that a matrix is sent as."""
     stages: int | None = Field(default=None, ge=2, le=256)
     """pipeline only: workers that a model's layers are dealt out to; unset = all. The rest are replicas."""
     engine: Literal["torch", "deepspeed"] | None = None
@@ -372,6 +392,11 @@ class Parallel(Section):
                 f"strategy single has one worker, not {self.workers}; "
                 "set parallel.strategy: ddp or parallel.workers: 1 (where strategy is an axis, make workers "
                 "one too, with search.when: {parallel.workers: {parallel.strategy: [ddp]}})"
+            )
+        if self.compression is not Compression.none and self.strategy is not Strategy.ddp:
+            raise ValueError(
+                f"compression {self.compression} belongs to strategy ddp, not {self.strategy}; "
+                "remove parallel.compression or set parallel.strategy: ddp"
             )
         if self.min_workers is not None:
             if self.strategy is Strategy.single:
@@ -479,6 +504,8 @@ class Telemetry(Section):
     """Steps of a profiled window (kernels, launches, occupancy), outside the timed region; 0 = off."""
     trace_steps: int = Field(default=0, ge=0, le=1000)
     """Steps of which every worker's phases are kept as a timeline, after the first ones; 0 = off."""
+    gradient_noise: bool = True
+    """Estimate the gradient noise scale, and with it statistical efficiency and goodput."""
 
 
 def require_layers(parallel: Parallel, layers: int, whose: str) -> None:
@@ -543,6 +570,28 @@ class TrainingSections(Section):
             raise ValueError(
                 f"numerics.parameters half needs precision fp16 or bf16, not {self.precision}; "
                 "change precision, or set numerics.parameters: fp32"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compressible(self) -> TrainingSections:
+        compression = self.parallel.compression
+        if compression is Compression.onebit and self.optimizer.name is not OptimizerName.adan:
+            raise ValueError(
+                f"parallel.compression onebit is 1-bit Adan and needs optimizer.name adan, not "
+                f"{self.optimizer.name}; set optimizer.name: adan, or parallel.compression: powersgd"
+            )
+        if compression is Compression.onebit and self.distillation.hidden_first_fraction:
+            raise ValueError(
+                "parallel.compression onebit freezes second moments that distillation.hidden_first_fraction "
+                f"{self.distillation.hidden_first_fraction} leaves at 0 for the head; set it to 0, or "
+                "parallel.compression: powersgd"
+            )
+        halves = (Compression.fp16, Compression.bf16)
+        if compression in halves and self.numerics.parameters == "half":
+            raise ValueError(
+                f"parallel.compression {compression} has nothing to compress: with numerics.parameters half "
+                f"gradients are {self.precision} already; set parallel.compression: none"
             )
         return self
 

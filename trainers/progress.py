@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from trainers.telemetry.overlap import Sent
 from trainers.telemetry.usage import Usage
 
 
@@ -26,6 +27,9 @@ class Progress:
         roll_backs: times that the run went back to a checkpoint; the data order changes with each.
         loss_scale: state of the dynamic loss scale.
         timed_samples, timed_tokens: those whose steps count in the rates; others were profiled.
+        bytes_sent: of gradients, by rank 0.
+        hidden_communication_s: in which gradients were on their way while rank 0 computed.
+        noise: state of the averages of the gradient noise.
         usage: time, energy, memory and arithmetic, over all workers.
     """
 
@@ -45,6 +49,9 @@ class Progress:
     loss_scale: dict[str, float] = field(default_factory=dict)
     timed_samples: int = 0
     timed_tokens: int = 0
+    bytes_sent: float = 0.0
+    hidden_communication_s: float = 0.0
+    noise: dict[str, float] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
 
     @property
@@ -73,6 +80,12 @@ class Progress:
         if math.isfinite(loss_sum):
             self.epoch_loss += loss_sum
             self.epoch_samples += samples
+
+    def count_sent(self, sent: Sent, *, timed: bool) -> None:
+        """Add what a step's exchange of gradients took; hidden time only where the step's time counts."""
+        self.bytes_sent += sent.bytes
+        if timed:
+            self.hidden_communication_s += sent.hidden_s
 
     def judge(self, scores: dict[str, float], headline: str, *, higher_is_better: bool) -> None:
         """Keep the scores of an evaluation at the current step."""

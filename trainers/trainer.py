@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trainers.checkpoints import random_state, snapshot, store
-from trainers.checkpoints.snapshot import Tensors
+from trainers.checkpoints.snapshot import EXCHANGE, Tensors
 from trainers.checkpoints.store import CheckpointStore
 from trainers.config import RunConfig
 from trainers.data import tokenizers
@@ -33,6 +33,7 @@ from trainers.reporting import Outcome, Point, Sink, Stop, StopReason
 from trainers.tasks.base import Task
 from trainers.telemetry import tracing
 from trainers.telemetry.flops import Tally, tally
+from trainers.telemetry.gradient_noise import GradientNoise, StepNorms
 from trainers.telemetry.profiling import StepProfiler
 from trainers.telemetry.run_figures import RunFigures
 from trainers.telemetry.timeline import TRAINING, Phase, Timeline
@@ -62,6 +63,7 @@ class Parts:
     checkpoints: CheckpointStore
     progress: Progress
     timeline: Timeline
+    noise: GradientNoise
     figures: RunFigures
     profiler: StepProfiler
     tracer: StepTracer
@@ -80,6 +82,7 @@ class Agreed:
         loss_sum: over the global batch.
         squares: squared L2 norm of the gradients, which carry the loss scale.
         tokens, padded_tokens: of the global batch.
+        noise: sum of what the workers saw of the gradient's parts.
         stop: why to stop after this step, or None.
     """
 
@@ -87,6 +90,7 @@ class Agreed:
     squares: float
     tokens: int
     padded_tokens: int
+    noise: float
     stop: StopReason | None
 
     @property
@@ -112,7 +116,7 @@ class Trainer:
         per_epoch = parts.batches.steps_per_epoch
         self.evaluate_every = max(1, round(parts.config.evaluation.every_epochs * per_epoch))
         self.stopping: StopReason | None = None
-        self.rates = _Throughput(parts)
+        self.rates, self.sent = _Throughput(parts), _Communication(parts)
         # Points are reported once, also where steps are trained anew after going back.
         self.reported_step, self.scored_step = parts.progress.step, -1
 
@@ -174,17 +178,28 @@ class Trainer:
             False when the run has to go back to a checkpoint instead.
         """
         parts, config = self.parts, self.parts.config
-        parts.objective.begin_step(parts.progress.step, parts.total_steps)
+        step = parts.progress.step
+        parts.objective.begin_step(step, parts.total_steps)
+        parts.noise.source.begin_step(step)
+        parts.replica.begin_step(step, parts.update.scale.value)
         loss_sum = parts.replica.gradients(batch, parts.objective.loss, parts.update.scale.value)
 
         parts.timeline.enter(Phase.optimizer)
+        parts.noise.source.before_update()
+        seen = parts.noise.source.sum()
         # One transfer: on a GPU the host waits here, and nowhere else in a step.
-        squares, loss = torch.stack([parts.update.squares(), loss_sum.double()]).tolist()
+        squares, loss, noise = torch.stack(
+            [
+                parts.update.squares(),
+                loss_sum.double(),
+                torch.zeros_like(loss_sum).double() if seen is None else seen.double(),
+            ]
+        ).tolist()
 
         parts.timeline.enter(Phase.communication)
         # Replicas have the same gradients, and the workers of one the same batch.
         agreed = self._agree(
-            loss, squares / parts.workers.replicas, batch.micro_batches if parts.workers.first else ()
+            loss, squares / parts.workers.replicas, batch.micro_batches if parts.workers.first else (), noise
         )
         norm = math.sqrt(agreed.squares) / parts.update.scale.value
         rate = learning_rate(config.optimizer, parts.progress.step, parts.total_steps)
@@ -193,9 +208,11 @@ class Trainer:
         underflow_pct = parts.update.underflow_pct() if report else None
         loss_scale = parts.update.scale.value
         if agreed.finite:
-            parts.update.apply(norm, rate)
+            divisor = parts.update.apply(norm, rate)
             parts.update.scale.applied()
             parts.progress.not_finite_in_a_row = 0
+            if batch.global_examples == config.batch.global_size:
+                parts.noise.add(StepNorms(agreed.noise, norm, loss_scale, divisor))
         elif not self._skip(agreed.loss_sum / batch.global_examples, norm):
             return False
         parts.update.clear()
@@ -211,6 +228,9 @@ class Trainer:
         )
         self.stopping = agreed.stop
         parts.timeline.settle()
+        parts.progress.count_sent(
+            parts.replica.end_step(applied=agreed.finite), timed=not parts.profiler.active
+        )
         if report:
             own: dict[str, float] = {}
             if underflow_pct is not None:
@@ -250,7 +270,9 @@ class Trainer:
         self._say("saving")
         self._measure()
         progress.loss_scale = parts.update.scale.to_state()
+        progress.noise = parts.noise.to_state()
         states = parts.workers.collect(random_state.capture(parts.device))
+        exchange = parts.replica.exchange_state()
         tensors = parts.replica.gather(
             snapshot.tensors_of(
                 model=parts.model,
@@ -262,7 +284,7 @@ class Trainer:
         problem: str | None = None
         if parts.workers.rank == 0:
             try:
-                self._write(tensors, states)
+                self._write({**tensors, **({EXCHANGE: exchange} if exchange else {})}, states)
             except CheckpointError as error:
                 problem = str(error)
         problem = parts.workers.share(problem)
@@ -385,6 +407,8 @@ class Trainer:
         )
         parts.update.clear()
         parts.update.scale.restore(restored.loss_scale)
+        parts.noise.restore(restored.noise)
+        parts.replica.restore_exchange(taken.tensors.get(EXCHANGE, {}))
         progress.go_back_to(restored)
         parts.batches.take_detour(progress.roll_backs)
         detour = np.random.SeedSequence([parts.config.seed, progress.roll_backs]).generate_state(1)
@@ -392,23 +416,31 @@ class Trainer:
         self.saved_step, self.checkpoint = progress.step, path
         self.sink.log("warning", f"went back to step {progress.step}; the data comes in another order")
 
-    def _agree(self, loss_sum: float = 0.0, squares: float = 0.0, counted: Sequence[Batch] = ()) -> Agreed:
+    def _agree(
+        self,
+        loss_sum: float = 0.0,
+        squares: float = 0.0,
+        counted: Sequence[Batch] = (),
+        noise: float = 0.0,
+    ) -> Agreed:
         """One exchange per step: sums over workers of everything that all must know.
 
         Args:
             loss_sum, squares: this worker's part of the loss and of the gradient's squared norm.
             counted: micro-batches that this worker counts.
+            noise: what it saw of the gradient's parts.
         """
         asked = self.stop.requested()
         every_s = self.parts.config.checkpoint.every_s
         # Clocks differ: rank 0's alone says when it is time for a checkpoint.
         late = self.parts.workers.rank == 0 and 0.0 < every_s <= time.monotonic() - self.saved_at_s
-        loss, norm2, tokens, padded, save, *rest = self.parts.workers.sum(
+        loss, norm2, tokens, padded, noise, save, *rest = self.parts.workers.sum(
             [
                 loss_sum,
                 squares,
                 sum(micro.tokens for micro in counted),
                 sum(micro.padded_tokens for micro in counted),
+                noise,
                 late,
                 *(reason is asked for reason in _REASONS),
                 *self.parts.objective.local_sums(),
@@ -418,7 +450,7 @@ class Trainer:
         self.time_to_save = save > 0
         self.parts.objective.agree(rest[len(_REASONS) :])
         stop = next((reason for reason, votes in zip(_REASONS, rest, strict=False) if votes), None)
-        return Agreed(loss, norm2, int(tokens), int(padded), stop)
+        return Agreed(loss, norm2, int(tokens), int(padded), noise, stop)
 
     def _report_step(self, loss: float, grad_norm: float, rate: float, own: Mapping[str, float]) -> None:
         parts, step = self.parts, self.parts.progress.step
@@ -426,11 +458,14 @@ class Trainer:
             return
         self.reported_step = step
         at_s = time.time()
+        rates = self.rates.lap()
         values = (
             ("loss", loss),
             ("learning_rate", rate),
             ("grad_norm", grad_norm),
-            *self.rates.lap(),
+            *rates.items(),
+            *parts.noise.figures(rates.get("samples_per_s")).items(),
+            *self.sent.lap().items(),
             ("epoch", step / parts.batches.steps_per_epoch),
             *own.items(),
             *parts.objective.parts().items(),
@@ -495,6 +530,8 @@ class Trainer:
         self._measure(last=True)
         done = progress.step >= parts.total_steps and progress.evaluated_step == progress.step
         summary = parts.figures.summary(progress, parts.timeline.spent_s(), parts.parameters)
+        rate = summary["samples_per_s"]
+        summary |= parts.noise.figures(rate if isinstance(rate, float) else None)
         for measurement in parts.figures.measurements(summary, progress):
             self.sink.measurement(measurement)
         summary |= self._judgement()
@@ -527,14 +564,39 @@ class _Throughput:
         self._parts = parts
         self._last = self._now()
 
-    def lap(self) -> tuple[tuple[str, float], ...]:
+    def lap(self) -> dict[str, float]:
         """Points since the last call; none where no step was timed."""
         before, self._last = self._last, self._now()
         seconds, samples, tokens = (now - then for now, then in zip(self._last, before, strict=True))
         if seconds <= 0.0 or not samples:
-            return ()
-        return ("samples_per_s", samples / seconds), ("tokens_per_s", tokens / seconds)
+            return {}
+        return {"samples_per_s": samples / seconds, "tokens_per_s": tokens / seconds}
 
     def _now(self) -> tuple[float, int, int]:
         spent, progress = self._parts.timeline.spent_s(), self._parts.progress
         return sum(spent[phase.value] for phase in TRAINING), progress.timed_samples, progress.timed_tokens
+
+
+class _Communication:
+    """Exposed and hidden communication and bytes sent per step, between two calls of `lap`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._last = self._now()
+
+    def lap(self) -> dict[str, float]:
+        """Points since the last call; none where no gradients are sent."""
+        before, self._last = self._last, self._now()
+        steps, exposed_s, hidden_s, sent = (now - then for now, then in zip(self._last, before, strict=True))
+        if not sent or not steps:
+            return {}
+        return {
+            "communication_ms": 1e3 * exposed_s / steps,
+            "hidden_communication_ms": 1e3 * hidden_s / steps,
+            "bytes_sent_per_step": sent / steps,
+        }
+
+    def _now(self) -> tuple[int, float, float, float]:
+        spent, progress = self._parts.timeline.spent_s(), self._parts.progress
+        exposed_s = spent[Phase.communication.value]
+        return progress.step, exposed_s, progress.hidden_communication_s, progress.bytes_sent

@@ -51,17 +51,20 @@ class Update:
         whole: torch.Tensor = torch.stack(list(norms)).double().square().sum()
         return whole
 
-    def apply(self, norm: float, rate: float) -> None:
+    def apply(self, norm: float, rate: float) -> float:
         """Take one step.
 
         Args:
             norm: of the gradients without the loss scale.
             rate: learning rate.
+
+        Returns:
+            What clipping divided the gradients by, at least 1.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        clip = norm / self._limit if self._limit > 0.0 else 1.0
-        divisor = self.scale.value * max(1.0, clip)
+        clip = max(1.0, norm / self._limit) if self._limit > 0.0 else 1.0
+        divisor = self.scale.value * clip
         if divisor == 1.0:
             self.optimizer.step()
         elif self._divides:
@@ -72,6 +75,7 @@ class Update:
         else:
             torch._foreach_div_([p.grad for p in self._parameters if p.grad is not None], divisor)
             self.optimizer.step()
+        return clip
 
     def clear(self) -> None:
         """Forget the gradients."""

@@ -13,6 +13,8 @@
 //
 // Both kinds of weight decay are one expression: the proximal kind has shrink = 1 / (1 + lr wd) and
 // rate = lr shrink, the other has shrink = 1 - lr wd and rate = lr.
+//
+// b3 = 1 means that n is frozen: kept to the last bit, and stored with its bias correction applied.
 #pragma once
 
 #include <cmath>
@@ -79,7 +81,7 @@ STILLHOUSE_INLINE AdanScalars adan_scalars(const AdanGroup& group, double t, flo
   s.take3 = static_cast<float>(1.0 - group.beta3);
   s.m_factor = static_cast<float>(1.0 / bias_correction(group.log_beta1, t));
   s.v_factor = static_cast<float>(group.beta2 / bias_correction(group.log_beta2, t));
-  s.n_factor = static_cast<float>(1.0 / sqrt(bias_correction(group.log_beta3, t)));
+  s.n_factor = group.beta3 == 1.0 ? 1.0f : static_cast<float>(1.0 / sqrt(bias_correction(group.log_beta3, t)));
   s.eps = static_cast<float>(group.eps);
   s.shrink = static_cast<float>(shrink);
   s.rate = static_cast<float>(group.no_prox ? lr : lr * shrink);

@@ -31,6 +31,7 @@ _BETTER: Mapping[str, Better] = MappingProxyType(
         "useful_time_fraction": "higher",
         "mfu": "higher",
         "goodput": "higher",
+        "statistical_efficiency": "higher",
         "score": "higher",
         "best_score": "higher",
     }

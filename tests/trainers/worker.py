@@ -33,6 +33,7 @@ class Script(NullSink):
         self.stop_after, self.kill_at = stop_after, kill_at
         self.by_name: dict[str, dict[int, float]] = {"loss": {}}
         self.losses = self.by_name["loss"]
+        self.all_points: dict[str, dict[int, float]] = {}
         self.calls = -1
         self.resumed_from = 0
 
@@ -41,6 +42,7 @@ class Script(NullSink):
 
     def points(self, points: Any) -> None:
         for point in points:
+            self.all_points.setdefault(point.name, {})[point.step] = point.value
             if point.name.endswith("loss") and point.name != "validation_loss":
                 self.by_name.setdefault(point.name, {})[point.step] = point.value
 
@@ -118,6 +120,7 @@ def main(job: dict[str, Any]) -> None:
                 "summary": dict(outcome.summary),
                 "losses": script.losses,
                 "losses_by_name": script.by_name,
+                "points": script.all_points,
                 "resumed_from": script.resumed_from,
                 "weights": weights_digest(outcome.checkpoint),
             }

@@ -20,6 +20,9 @@ from trainers.progress import Progress
 Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 """Tensors by file and name."""
 
+EXCHANGE = "exchange"
+"""File of what data-parallel workers have to remember of their exchange of gradients, by rank."""
+
 
 def tensors_of(
     *, model: Student, projections: nn.Module, optimizer: torch.optim.Optimizer, names: Sequence[str]

@@ -10,11 +10,13 @@ from torch import nn
 from trainers.config import RunConfig, Strategy
 from trainers.errors import BadSpecError
 from trainers.models.student import Student
+from trainers.parallel.compression import exchange_for
 from trainers.parallel.pipeline.layers import Division
 from trainers.parallel.pipeline.timing import measure
 from trainers.parallel.replica import DistributedReplica, Replica
 from trainers.parallel.workers import GroupWorkers, Workers
 from trainers.precision import Arithmetic
+from trainers.telemetry.gradient_noise import NoiseSource
 
 
 def workers_of(config: RunConfig) -> Workers:
@@ -62,7 +64,16 @@ def divide(
 
 
 def replicate(
-    config: RunConfig, student: Student, module: nn.Module, division: Division | None, **place: Any
+    config: RunConfig,
+    student: Student,
+    module: nn.Module,
+    division: Division | None,
+    *,
+    optimizer: torch.optim.Optimizer,
+    noise: NoiseSource,
+    total_steps: int,
+    accumulation: int,
+    **place: Any,
 ) -> Replica:
     """Apply the strategy's wrappers to the model, which is on its device already.
 
@@ -71,6 +82,10 @@ def replicate(
         student: the model.
         module: that is trained: the student, or more around it.
         division: of a pipeline.
+        optimizer: over the module's parameters.
+        noise: shown gradients before they are averaged.
+        total_steps: of the run.
+        accumulation: micro-batches of a step on one worker.
         place: workers, device, arithmetic and timeline, see `Replica`.
     """
     if division is not None:
@@ -87,6 +102,16 @@ def replicate(
             **place,
         )
     if config.parallel.strategy is Strategy.ddp and config.parallel.workers > 1:
-        fixed = config.deterministic and config.parallel.workers > 2
-        return DistributedReplica(student, module, fixed_buckets=fixed, **place)
+        return DistributedReplica(
+            student,
+            module,
+            exchange=exchange_for(config, module, optimizer, total_steps),
+            noise=noise,
+            bucket_mib=config.parallel.bucket_mib,
+            fixed_buckets=config.deterministic and config.parallel.workers > 2,
+            # With a teacher the weights of losses, and with them what is used, may change from step to step;
+            # with accumulation a step has backward passes that exchange nothing.
+            static_graph=config.model.teacher is None and accumulation == 1,
+            **place,
+        )
     return Replica(student, module, **place)

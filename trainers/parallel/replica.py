@@ -8,13 +8,16 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainers.data.batches import Batch, StepBatch
 from trainers.models.student import Output, Student
+from trainers.parallel.compression.exchange import GradientExchange
 from trainers.parallel.workers import Workers
 from trainers.precision import Arithmetic
+from trainers.telemetry.gradient_noise import NoiseSource
+from trainers.telemetry.overlap import Sent, overlap_for
 from trainers.telemetry.timeline import Phase, Timeline
 
 LossOf = Callable[[Output, Batch], torch.Tensor]
@@ -98,6 +101,29 @@ class Replica:
         """Around a run's steps: says which worker is gone, where workers wait for each other by name."""
         return nullcontext()
 
+    def begin_step(self, step: int, loss_scale: float) -> None:
+        """Called before the forward pass of a step.
+
+        Args:
+            step: 0-based.
+            loss_scale: that gradients are multiplied by.
+        """
+
+    def end_step(self, *, applied: bool) -> Sent:
+        """Called when the host has waited for the step; what was sent in it.
+
+        Args:
+            applied: the optimizer took the step.
+        """
+        return Sent()
+
+    def exchange_state(self) -> Mapping[str, torch.Tensor]:
+        """On rank 0 what all workers' exchange of gradients has to remember; every worker takes part."""
+        return {}
+
+    def restore_exchange(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Continue with what `exchange_state` gave, of any number of workers; empty = begin afresh."""
+
     def _forward_backward(self, batch: Batch, loss_of: LossOf, factor: float) -> torch.Tensor:
         """Add the gradients of a micro-batch; returns its loss, summed over its examples."""
         self._timeline.enter(Phase.forward)
@@ -119,33 +145,57 @@ class Replica:
 class DistributedReplica(Replica):
     """Replicas that average their gradients while the backward pass runs.
 
-    A hook on each gradient bucket starts its all-reduce. The last bucket is handed over when
+    A hook on each gradient bucket starts its exchange. The last bucket is handed over when
     the backward pass has nothing left to compute: from there on time is communication.
 
     Args:
         student, module: see `Replica`; with the same weights on every worker.
+        exchange: that averages gradients.
+        noise: shown this worker's gradients before they are averaged.
+        bucket_mib: size of a bucket.
         fixed_buckets: keep the first bucket layout. With three or more workers the order of
             a ring's sums depends on the layout, which a resumed run would go through anew.
+        static_graph: every step uses the same parameters in the same way, in one backward pass, and
+            nothing but logits.
         place: see `Replica`.
     """
 
     name = "ddp"
 
-    def __init__(self, student: Student, module: nn.Module, *, fixed_buckets: bool, **place: Any) -> None:
+    def __init__(
+        self,
+        student: Student,
+        module: nn.Module,
+        *,
+        exchange: GradientExchange,
+        noise: NoiseSource,
+        bucket_mib: int,
+        fixed_buckets: bool,
+        static_graph: bool,
+        **place: Any,
+    ) -> None:
         super().__init__(student, module, **place)
+        fixed_buckets = fixed_buckets or exchange.keeps_buckets
+        self._static_graph = static_graph and not fixed_buckets
         self._parallel = DistributedDataParallel(
-            module,
+            _Logits(module) if self._static_graph else module,
             device_ids=[self._device.index] if self._device.type == "cuda" else None,
             broadcast_buffers=False,  # no buffer changes in training
             gradient_as_bucket_view=True,
+            bucket_cap_mb=bucket_mib,
             find_unused_parameters=fixed_buckets,
+            static_graph=self._static_graph,
         )
         # torch compares a hook's annotations by identity, and ours are strings: give it a function without.
-        self._parallel.register_comm_hook(None, lambda state, bucket: self._exchange(state, bucket))
-        self._average = 1.0 / self._workers.replicas
+        self._parallel.register_comm_hook(None, lambda state, bucket: self._exchange_bucket(state, bucket))
+        self._exchange, self._noise = exchange, noise
+        self._overlap = overlap_for(self._device)
+        self._counted = Sent()
 
     def _forward(self, batch: Batch) -> Output:
         """See `Replica._forward`."""
+        if self._static_graph:
+            return Output(self._parallel(batch))
         with warnings.catch_warnings():
             # Every parameter is used; the search is asked for only because it keeps the buckets.
             warnings.filterwarnings("ignore", message="find_unused_parameters=True")
@@ -155,10 +205,64 @@ class DistributedReplica(Replica):
         """Gradients are exchanged in the last backward pass of a step alone."""
         return self._parallel.no_sync() if more_follow else nullcontext()
 
-    def _exchange(self, _state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def begin_step(self, step: int, loss_scale: float) -> None:
+        """See `Replica.begin_step`."""
+        self._exchange.begin_step(step, loss_scale)
+        self._noise.faithful = self._exchange.faithful
+
+    def end_step(self, *, applied: bool) -> Sent:
+        """See `Replica.end_step`."""
+        if not applied:
+            self._exchange.discard()
+        self._overlap.settle()
+        before, self._counted = self._counted, Sent(self._exchange.bytes_sent, self._overlap.hidden_s)
+        return Sent(self._counted.bytes - before.bytes, self._counted.hidden_s - before.hidden_s)
+
+    def exchange_state(self) -> Mapping[str, torch.Tensor]:
+        """See `Replica.exchange_state`."""
+        gathered = self._workers.gather(self._exchange.to_state(), self._device)
+        return {f"{rank}.{name}": tensor for rank, own in enumerate(gathered) for name, tensor in own.items()}
+
+    def restore_exchange(self, state: Mapping[str, torch.Tensor]) -> None:
+        """See `Replica.restore_exchange`."""
+        by_rank: dict[int, dict[str, torch.Tensor]] = {}
+        for key, tensor in state.items():
+            rank, _, name = key.partition(".")
+            by_rank.setdefault(int(rank), {})[name] = tensor
+        self._exchange.restore([by_rank[rank] for rank in sorted(by_rank)])
+
+    def _exchange_bucket(self, _state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        self._noise.see(bucket.buffer())
         if bucket.is_last():
+            self._overlap.expose()
+        waits = self._exchange.waits and not self._exchange.faithful
+        if waits or bucket.is_last():
             self._timeline.enter(Phase.communication)
-        # Divide first: a sum over workers could leave the range of half precision.
-        work = distributed.all_reduce(bucket.buffer().mul_(self._average), async_op=True)
-        summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
-        return summed
+        if waits:
+            reduced = self._exchange.start(bucket)
+            if not bucket.is_last():
+                self._timeline.enter(Phase.backward)
+            return reduced
+        number = self._overlap.begin()
+
+        def arrived(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            self._overlap.end(number)
+            return future.value()
+
+        return self._exchange.start(bucket).then(arrived)
+
+
+class _Logits(nn.Module):
+    """The trained module with a tensor as its output.
+
+    With a static graph the first exchange hangs on the output's tensors, and torch finds none in
+    a dataclass: gradients would then never be exchanged, without a word.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        output: Output = self.module(batch)
+        return output.logits

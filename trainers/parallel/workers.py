@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,17 @@ class Workers:
         """Every worker's value by rank, on every worker."""
         return [value]
 
+    def gather(
+        self, tensors: Mapping[str, torch.Tensor], device: torch.device
+    ) -> list[Mapping[str, torch.Tensor]]:
+        """Every worker's tensors by rank on rank 0, on the CPU; nothing elsewhere.
+
+        Args:
+            tensors: by name; names, shapes and formats are the same on all workers.
+            device: that the exchange goes through.
+        """
+        return [tensors]
+
 
 class GroupWorkers(Workers):
     """The workers of the default process group.
@@ -84,3 +95,16 @@ class GroupWorkers(Workers):
         boxes: list[Any] = [None] * self.world
         distributed.all_gather_object(boxes, value)
         return boxes
+
+    def gather(
+        self, tensors: Mapping[str, torch.Tensor], device: torch.device
+    ) -> list[Mapping[str, torch.Tensor]]:
+        """See `Workers.gather`."""
+        found: list[dict[str, torch.Tensor]] = [{} for _ in range(self.world)]
+        for name in sorted(tensors):
+            own = tensors[name].to(device).contiguous()
+            parts = [torch.empty_like(own) for _ in range(self.world)] if self.rank == 0 else None
+            distributed.gather(own, parts, dst=0)
+            for states, part in zip(found, parts or (), strict=False):
+                states[name] = part.cpu()
+        return list(found) if self.rank == 0 else []

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 DECAY = 0.999
 """Of the averages, per base batch seen."""
+LEAST_KEPT = 0.99
+"""Of the averages, per step: steps of many base batches would otherwise hardly be averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,23 @@ def from_replicas(
     n = len(squared_norms)
     if n < 2:
         raise ValueError(f"{n} part tells nothing of the noise; give two, or use from_consecutive")
-    mean = math.fsum(squared_norms) / n
+    return from_squares(n, math.fsum(squared_norms) / n, mean_squared_norm, scale=scale)
+
+
+def from_squares(
+    parts: int, mean_of_squares: float, square_of_mean: float, *, scale: float
+) -> GradientMoments:
+    """As `from_replicas`, where only the mean of the parts' squared norms is known.
+
+    Args:
+        parts: n, at least 2.
+        mean_of_squares: mean_i |g_i|^2.
+        square_of_mean: |g|^2.
+        scale: whole batch / base batch.
+    """
     return GradientMoments(
-        sqr=(n * mean_squared_norm - mean) / (n - 1), var=(mean - mean_squared_norm) * scale / (n - 1)
+        sqr=(parts * square_of_mean - mean_of_squares) / (parts - 1),
+        var=(mean_of_squares - square_of_mean) * scale / (parts - 1),
     )
 
 
@@ -96,7 +112,7 @@ class NoiseScale:
         """Take in a step; one that is not finite is passed over."""
         if not moments.finite:
             return
-        keep = DECAY**self.scale
+        keep = max(DECAY**self.scale, LEAST_KEPT)
         self.sqr_sum = keep * self.sqr_sum + (1 - keep) * moments.sqr
         self.var_sum = keep * self.var_sum + (1 - keep) * moments.var
         self.weight = keep * self.weight + (1 - keep)

@@ -67,6 +67,11 @@ FIGURES: Mapping[str, Figure] = {
     "sm_occupancy_pct": Figure(_PCT, Provenance.modelled, "worker:0, profiled steps"),
     "bubble_pct": Figure(_PCT, scope="mean over stages"),
     "bubble_formula_pct": Figure(_PCT, Provenance.modelled),
+    "noise_scale": Figure("base batches", Provenance.sampled),
+    "statistical_efficiency": Figure("1", Provenance.sampled),
+    "goodput": Figure("1/s", Provenance.sampled),
+    "hidden_communication_s": Figure(_S, scope="worker:0"),
+    "bytes_sent_per_step": Figure("B", scope="worker:0"),
     "parameters": Figure("1"),
     "steps": Figure("1"),
 }
@@ -219,6 +224,7 @@ class RunFigures:
             **self._speed(progress, training_s),
             **self._utilisation(progress),
             **self._bubble(progress),
+            **self._sent(progress),
             **progress.usage.profiled,
             "parameters": parameters,
             "steps": progress.step,
@@ -290,6 +296,14 @@ class RunFigures:
             passes = self._config.accumulation * self._config.parallel.pieces // stages
             found["bubble_formula_pct"] = 100.0 * (stages - 1) / (passes + stages - 1)
         return found
+
+    def _sent(self, progress: Progress) -> dict[str, float]:
+        if not progress.bytes_sent or not progress.step:
+            return {}
+        return {
+            "hidden_communication_s": progress.hidden_communication_s,
+            "bytes_sent_per_step": progress.bytes_sent / progress.step,
+        }
 
     def _utilisation(self, progress: Progress) -> dict[str, float]:
         usage = progress.usage

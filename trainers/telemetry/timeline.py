@@ -123,7 +123,7 @@ class CudaTimeline(Timeline):
         if phase in TRAINING and not self.profiling:
             if self._window_s is None:
                 self._window_s = self._begin(phase)
-            event = _mark()
+            event = device_mark()
             self._marks.append((phase, event))
             return
         self.settle()
@@ -138,7 +138,7 @@ class CudaTimeline(Timeline):
         """Share out the time since the last settling; waits for the device."""
         if self._window_s is None:
             return
-        end = _mark()
+        end = device_mark()
         end.synchronize()
         now = time.perf_counter()
         host_s = now - self._window_s
@@ -155,7 +155,7 @@ class CudaTimeline(Timeline):
         self._window_s = None
 
 
-def _mark() -> torch.cuda.Event:
+def device_mark() -> torch.cuda.Event:
     """A time on the device's current stream."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()

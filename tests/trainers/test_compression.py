@@ -1,0 +1,187 @@
+"""What data-parallel workers send of their gradients, in real runs of two workers over gloo."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+STEPS = 24
+KINDS = ("none", "fp16", "bf16", "powersgd", "onebit")
+
+
+def changes_of(kind, **more):
+    return {
+        "parallel": {
+            "strategy": "ddp",
+            "workers": 2,
+            "compression": kind,
+            "compression_warmup": 0.25,
+            "bucket_mib": 1,
+        },
+        "optimizer": {"name": "adan", "learning_rate": 1e-3},
+        "model__dropout": 0.0,
+        "deterministic": True,
+        "length": {"steps": STEPS},
+        "checkpoint": {"every_steps": 9, "every_s": 0.0},
+        **more,
+    }
+
+
+@pytest.fixture(scope="module")
+def runs(launch, config_in, tmp_path_factory):
+    """Results by rank of a run of each kind."""
+    folder = tmp_path_factory.mktemp("kinds")
+    ended = launch([config_in(folder / kind, **changes_of(kind)) for kind in KINDS])
+    assert ended.codes == [0, 0]
+    return {kind: [result["runs"][i] for result in ended.results] for i, kind in enumerate(KINDS)}
+
+
+def mean_of_last(run):
+    losses = [run["losses"][str(step)] for step in range(STEPS - 5, STEPS + 1)]
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_compressed_runs_learn_about_as_well(runs, kind):
+    whole, compressed = runs["none"][0], runs[kind][0]
+    learned = whole["losses"]["1"] - mean_of_last(whole)
+    assert learned > 0.05
+    assert whole["losses"]["1"] - mean_of_last(compressed) > 0.8 * learned
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_workers_have_the_same_scores(runs, kind):
+    first, second = (run["summary"] for run in runs[kind])
+    names = ("accuracy", "validation_loss", "steps")
+    assert [first[name] for name in names] == [second[name] for name in names]
+
+
+@pytest.mark.parametrize(("kind", "share"), [("fp16", 1 / 2), ("bf16", 1 / 2), ("onebit", 1 / 16)])
+def test_bytes_sent_shrink_as_promised(runs, kind, share):
+    whole, compressed = (runs[name][0]["points"]["bytes_sent_per_step"] for name in ("none", kind))
+    assert whole[str(STEPS)] == 4 * runs["none"][0]["summary"]["parameters"]  # ring of two: 2 x 1/2 x K
+    assert compressed[str(STEPS)] <= share * whole[str(STEPS)]
+
+
+def test_power_sgd_sends_its_factors(runs):
+    sent = runs["powersgd"][0]["points"]["bytes_sent_per_step"]
+    whole = runs["none"][0]["points"]["bytes_sent_per_step"]["1"]
+    assert sent["6"] == whole  # the warm-up
+    assert sent["7"] < whole / 8
+
+
+def test_the_second_moment_is_frozen_after_the_warm_up(runs):
+    sent = runs["onebit"][0]["points"]["bytes_sent_per_step"]
+    whole = runs["none"][0]["points"]["bytes_sent_per_step"]["1"]
+    assert [sent[str(step)] == whole for step in (1, 6, 7, STEPS)] == [True, True, False, False]
+
+
+def test_communication_is_reported(runs):
+    for kind in KINDS:
+        run = runs[kind][0]
+        assert set(run["points"]["communication_ms"]) == {str(step) for step in range(1, STEPS + 1)}
+        assert 0.0 <= run["summary"]["hidden_communication_s"] < run["summary"]["backward_time_s"]
+
+
+@pytest.mark.parametrize("kind", ["powersgd", "onebit"])
+@pytest.mark.parametrize("kill_at", [4, 14])
+def test_a_killed_run_resumes_bitwise(launch, config_in, tmp_path, kind, kill_at):
+    """Also after the warm-up, where errors of both workers are in the checkpoint."""
+    changes = changes_of(kind, length={"steps": 16}, checkpoint={"every_steps": 3, "every_s": 0.0})
+    victim = config_in(tmp_path / "victim", **changes)
+    assert launch([victim], kill_at=kill_at).codes[-1] == -9
+    ended = launch([config_in(tmp_path / "whole", **changes), victim])
+    for result in ended.results:
+        whole, resumed = result["runs"]
+        assert 0 < resumed["resumed_from"] < kill_at + 1
+        assert resumed["weights"] == whole["weights"]
+        assert resumed["summary"]["statistical_efficiency"] == whole["summary"]["statistical_efficiency"]
+    newest = max((tmp_path / "whole").glob("step-*"))
+    kept = load_file(newest / "exchange.safetensors")
+    assert {name.partition(".")[0] for name in kept} == {"0", "1"}
+    assert any(tensor.any() for tensor in kept.values() if tensor.is_floating_point())
+    groups = json.loads((newest / "state.json").read_text())["optimizer_groups"]
+    assert {group["betas"][2] for group in groups} == {1.0 if kind == "onebit" else 0.99}
+
+
+@pytest.mark.parametrize("kind", ["powersgd", "onebit"])
+def test_steps_that_overflow_are_skipped_and_leave_nothing_behind(launch, config_in, tmp_path, kind):
+    changes = changes_of(kind, numerics={"not_finite": "skip"})
+    ended = launch([config_in(tmp_path, **changes)], poison_step=10, poison_until=12)
+    for result in ended.results:
+        (run,) = result["runs"]
+        assert run["status"] == "completed"
+        assert run["points"]["skipped_steps"][str(STEPS)] == 2
+        assert run["losses"]["1"] - mean_of_last(run) > 0.05
+    for tensor in load_file(max(tmp_path.glob("step-*")) / "exchange.safetensors").values():
+        assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parallel": {"compression": "bf16"}}, r"compression bf16 belongs to strategy ddp, not single"),
+        (
+            {"parallel": {"strategy": "ddp", "workers": 2, "compression": "onebit"}},
+            r"compression onebit is 1-bit Adan and needs optimizer\.name adan, not adamw",
+        ),
+        (
+            {
+                "parallel": {"strategy": "ddp", "workers": 2, "compression": "fp16"},
+                "precision": "bf16",
+                "numerics": {"parameters": "half"},
+            },
+            r"compression fp16 has nothing to compress",
+        ),
+    ],
+)
+def test_what_cannot_be_compressed_is_refused_with_the_spec(configure, changes, message):
+    with pytest.raises(ValidationError, match=message):
+        configure(**changes)
+
+
+def test_adan_with_a_frozen_second_moment_follows_the_formula():
+    """All four implementations, beside the formula in float64."""
+    import cuda_ext
+
+    for implementation in cuda_ext.IMPLEMENTATIONS:
+        generator = torch.Generator().manual_seed(1)
+        start = torch.randn(1025, generator=generator)
+        parameter = torch.nn.Parameter(start.clone())
+        adan = cuda_ext.Adan([parameter], lr=1e-2, weight_decay=0.1, implementation=implementation)
+        for _ in range(5):
+            parameter.grad = torch.randn(1025, generator=generator)
+            adan.step()
+        state = adan.state[parameter]
+        n = state["exp_avg_sq"].double() / (1 - 0.99**5)
+        n = n.clamp(min=0.5 * n.mean())
+        adan.freeze_second_moment({parameter: 0.5})
+        theta, m, v, before = (
+            tensor.detach().double()
+            for tensor in (parameter, state["exp_avg"], state["exp_avg_diff"], state["g_prev"])
+        )
+        for step in range(6, 10):
+            gradient = torch.randn(1025, generator=generator)
+            parameter.grad = gradient.clone()
+            adan.step()
+            g = gradient.double()
+            m, v, before = 0.98 * m + 0.02 * g, 0.92 * v + 0.08 * (g - before), g
+            u = (m / (1 - 0.98**step) + 0.92 * v / (1 - 0.92**step)) / (n.sqrt() + 1e-8)
+            theta = (theta - 1e-2 * u) / (1 + 1e-2 * 0.1)
+        torch.testing.assert_close(parameter.detach().double(), theta, rtol=2e-5, atol=2e-6)
+        torch.testing.assert_close(state["exp_avg_sq"].double(), n, rtol=1e-5, atol=0)
+
+
+def test_a_second_moment_that_never_began_is_not_frozen():
+    import cuda_ext
+
+    used, unused = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(4))
+    adan = cuda_ext.Adan([used, unused])
+    used.grad = torch.ones(3)
+    adan.step()
+    with pytest.raises(cuda_ext.ConfigurationError, match=r"of shape \(4,\) has taken no step"):
+        adan.freeze_second_moment({})

@@ -1,0 +1,90 @@
+"""How data-parallel workers average their gradients. The base class sends them whole.
+
+What a worker sends is counted where it is handed to a collective, as the bytes that leave the worker
+in the algorithm that sends least, with W workers: an all-reduce of K bytes sends 2 (W - 1) / W x K
+(ring), an all-to-all K x (W - 1) / W, and an all-gather its own part W - 1 times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+Reduced = torch.futures.Future[torch.Tensor]
+State = Mapping[str, torch.Tensor]
+
+
+class GradientExchange:
+    """The mean of gradients over workers in their own format, bucket by bucket.
+
+    Attributes:
+        name: as in the spec.
+        bytes_sent: by this worker, so far in this attempt.
+    """
+
+    name = "none"
+    keeps_buckets = False
+    """Whether what is kept between steps belongs to places in buckets, whose layout must then not change."""
+    faithful = True
+    """Whether the result of this step is the mean of what workers have, to rounding."""
+    waits = False
+    """Whether `start` returns only when the bucket is reduced, so that nothing overlaps."""
+
+    def __init__(self) -> None:
+        self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
+        self.bytes_sent = 0.0
+
+    def begin_step(self, step: int, loss_scale: float) -> None:
+        """Called before the backward pass whose gradients are exchanged.
+
+        Args:
+            step: 0-based.
+            loss_scale: that the gradients are multiplied by.
+        """
+
+    def start(self, bucket: Any) -> Reduced:
+        """Begin to average a bucket (`torch.distributed.GradBucket`); all workers do so in one order."""
+        tensor = bucket.buffer()
+        self._count_all_reduce(tensor.nbytes)
+        # Divide first: a sum over workers could leave the range of half precision.
+        work = distributed.all_reduce(tensor.mul_(1.0 / self.world), async_op=True)
+        reduced: Reduced = work.get_future().then(lambda future: future.value()[0])
+        return reduced
+
+    def discard(self) -> None:
+        """The step was not applied, because its numbers were not finite on some worker."""
+
+    def to_state(self) -> dict[str, torch.Tensor]:
+        """What this worker has to remember for the next step; by name."""
+        return {}
+
+    def restore(self, states: Sequence[State]) -> None:
+        """Continue where `to_state` was called.
+
+        Args:
+            states: of all workers, by rank; as many as there were then. None = begin afresh.
+        """
+
+    def _count_all_reduce(self, payload: int) -> None:
+        self.bytes_sent += 2 * (self.world - 1) / self.world * payload
+
+
+class HalfExchange(GradientExchange):
+    """The mean of gradients rounded to half precision: half of fp32's bytes."""
+
+    def __init__(self, half: torch.dtype) -> None:
+        super().__init__()
+        self.name = "fp16" if half is torch.float16 else "bf16"
+        self._hook = (
+            default_hooks.fp16_compress_hook if half is torch.float16 else default_hooks.bf16_compress_hook
+        )
+
+    def start(self, bucket: Any) -> Reduced:
+        """See `GradientExchange.start`."""
+        self._count_all_reduce(2 * bucket.buffer().numel())
+        group: Any = distributed.group.WORLD
+        return self._hook(group, bucket)

@@ -1,0 +1,125 @@
+"""PowerSGD: gradients of matrices as products of thin ones (Vogels et al., arXiv 1905.13727)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+from trainers.parallel.compression.exchange import GradientExchange, Reduced, State
+
+LEAST_WARMUP = 2
+"""Steps that torch's hook wants before it compresses."""
+_NO_COLUMN_IS_ZERO = 1e-8
+"""Added to norms: a table of which no row was used has a gradient of zeros."""
+
+
+class PowerSgdExchange(GradientExchange):
+    """torch's hook with error feedback and warm start, whose state outlives a restart.
+
+    Each matrix M (n x m) whose two factors have at most half its elements is sent as P (n x r) and
+    Q (m x r); what the product lacks is added to the next gradient. Other tensors are sent whole.
+
+    Args:
+        rank_of_factors: r.
+        warmup_steps: first steps, whose gradients are sent whole; at least `LEAST_WARMUP`.
+        seed: of the factors that the first compressed step begins with; the same on all workers.
+    """
+
+    name = "powersgd"
+    keeps_buckets = True
+    # Its second all-reduce is started from a callback. On gloo, which matches collectives by the
+    # order in which they are started, the next bucket's could come between on one worker only.
+    waits = True
+
+    def __init__(self, rank_of_factors: int, warmup_steps: int, seed: int) -> None:
+        super().__init__()
+        self._rank_of_factors, self._seed = rank_of_factors, seed
+        self._warmup_steps = max(LEAST_WARMUP, warmup_steps)
+        self._loss_scale = 1.0
+        self._state = self._fresh()
+
+    def begin_step(self, step: int, loss_scale: float) -> None:
+        """See `GradientExchange.begin_step`."""
+        # Counted by the hook otherwise, which knows nothing of steps that were done before.
+        self._state.iter = step
+        self.faithful = step < self._warmup_steps
+        self._loss_scale = loss_scale
+
+    def start(self, bucket: Any) -> Reduced:
+        """See `GradientExchange.start`."""
+        tensor, state = bucket.buffer(), self._state
+        if self.faithful:
+            return super().start(bucket)
+        # The error that is kept must not change its meaning with the loss scale.
+        if self._loss_scale != 1.0:
+            tensor.div_(self._loss_scale)
+        before = state.total_numel_after_compression
+        reduced = powerSGD_hook(state, bucket)
+        self._count_all_reduce((state.total_numel_after_compression - before) * tensor.element_size())
+        reduced.wait()
+        if self._loss_scale != 1.0:
+            tensor.mul_(self._loss_scale)
+        return reduced
+
+    def discard(self) -> None:
+        """Forget errors and factors, which may hold numbers that are not finite, on every worker alike."""
+        self._state.error_dict.clear()
+        self._state.p_memory_dict.clear()
+        self._state.q_memory_dict.clear()
+
+    def to_state(self) -> dict[str, torch.Tensor]:
+        """See `GradientExchange.to_state`."""
+        kept = {"draws": torch.from_numpy(self._draws())}
+        for name, tensors in (
+            ("error", self._state.error_dict),
+            ("p", self._state.p_memory_dict),
+            ("q", self._state.q_memory_dict),
+        ):
+            kept |= {f"{name}.{index}": tensor for index, tensor in tensors.items()}
+        return kept
+
+    def restore(self, states: Sequence[State]) -> None:
+        """See `GradientExchange.restore`. Of another number of workers, the mean of their errors is kept."""
+        self._state = self._fresh()
+        if not states:
+            return
+        kept = dict(states[self.rank] if len(states) == self.world else states[0])
+        position = kept.pop("draws").numpy()
+        generator: Any = self._state.rng
+        generator.set_state(("MT19937", position[:-1].astype(np.uint32), int(position[-1]), 0, 0.0))
+        device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu() else torch.device("cpu")
+        for key, tensor in kept.items():
+            name, _, index = key.partition(".")
+            if name == "error" and len(states) != self.world:
+                tensor = torch.stack([state[key] for state in states]).mean(0)
+            by_index = {
+                "error": self._state.error_dict,
+                "p": self._state.p_memory_dict,
+                "q": self._state.q_memory_dict,
+            }
+            by_index[name][int(index)] = tensor.to(device, copy=True)
+
+    def _fresh(self) -> PowerSGDState:
+        return PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=self._rank_of_factors,
+            start_powerSGD_iter=self._warmup_steps,
+            orthogonalization_epsilon=_NO_COLUMN_IS_ZERO,
+            random_seed=self._seed,
+            compression_stats_logging_frequency=2**31,
+        )
+
+    def _draws(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Where the generator of first factors is: its words and its position."""
+        generator: Any = self._state.rng
+        _, words, position, *_ = generator.get_state()
+        return np.append(words.astype(np.int64), np.int64(position))
+
+
+def _on_gpu() -> bool:
+    return torch.cuda.is_available() and distributed.get_backend() == "nccl"

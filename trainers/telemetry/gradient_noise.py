@@ -1,0 +1,316 @@
+"""The gradient noise of a live run: what is measured in a step, and its averages.
+
+Noise shows in the difference of gradients of equal parts of a batch. The parts are the shares of the
+data-parallel workers, else the micro-batches of a step, else whole steps in a row. Only sums of squares
+are taken from them; these travel with what is exchanged in each step anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+import cuda_ext
+from trainers.telemetry.efficiency import (
+    GradientMoments,
+    NoiseScale,
+    from_consecutive,
+    from_squares,
+    goodput,
+)
+
+EVERY_STEPS = 4
+"""Micro-batches and steps in a row are compared in one step of so many, and cost a quarter."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepNorms:
+    """What all workers have agreed on in a step of full size.
+
+    Attributes:
+        parts: the sums of `NoiseSource.sum`, added over workers.
+        norm: of the step's gradient, without the loss scale.
+        loss_scale: that the parts carry.
+        divisor: that clipping divided the gradient by.
+    """
+
+    parts: float
+    norm: float
+    loss_scale: float
+    divisor: float
+
+
+class NoiseSource:
+    """Where parts of a gradient are seen. The base class sees none."""
+
+    name = "none"
+    faithful = True
+    """Whether the workers' mean is the step's gradient; after a lossy exchange it is another one."""
+
+    def begin_step(self, step: int) -> None:
+        """Called before the forward pass of a step (0-based)."""
+
+    def see(self, gradients: torch.Tensor) -> None:
+        """Take in some of this worker's gradients before they are averaged; each once in a step."""
+
+    def before_update(self) -> None:
+        """Called when `.grad` holds the step's gradient."""
+
+    def sum(self) -> torch.Tensor | None:
+        """This worker's sum of the step, on the device; None when there is nothing to tell."""
+        return None
+
+    def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
+        """What the step tells of the noise; None = nothing.
+
+        Args:
+            norms: of the step.
+            scale: batch / base batch.
+        """
+        return None
+
+    def remember(self, norms: StepNorms) -> None:
+        """The optimizer took the step; what it was is kept for the next."""
+
+    def forget(self) -> None:
+        """Nothing is kept for the next step."""
+
+
+class WorkerShares(NoiseSource):
+    """The parts are the gradients of data-parallel workers, seen before they are averaged.
+
+    Args:
+        workers: data-parallel workers.
+        device: of the gradients.
+    """
+
+    name = "workers"
+
+    def __init__(self, workers: int, device: torch.device) -> None:
+        self._workers = workers
+        self._sum = torch.zeros((), device=device)
+
+    def begin_step(self, step: int) -> None:
+        """See `NoiseSource.begin_step`."""
+        self._sum.zero_()
+
+    def see(self, gradients: torch.Tensor) -> None:
+        """See `NoiseSource.see`."""
+        self._sum += torch.linalg.vector_norm(gradients, dtype=torch.float32).square()
+
+    def sum(self) -> torch.Tensor | None:
+        """See `NoiseSource.sum`."""
+        return self._sum
+
+    def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
+        """See `NoiseSource.moments`."""
+        if not self.faithful:
+            return None
+        mean = norms.parts / self._workers / norms.loss_scale**2
+        return from_squares(self._workers, mean, norms.norm**2, scale=scale)
+
+
+class MicroBatches(NoiseSource):
+    """The parts are the gradients of micro-batches, seen on their way into `.grad`.
+
+    Args:
+        parameters: that are trained on this worker.
+        accumulation: micro-batches of a step on one worker.
+        replicas: data-parallel workers, each with as many micro-batches.
+        device: of the gradients.
+    """
+
+    name = "micro-batches"
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], accumulation: int, replicas: int, device: torch.device
+    ) -> None:
+        self._accumulation, self._parts = accumulation, accumulation * replicas
+        self._sum = torch.zeros((), device=device)
+        self._looks = False
+        self._norms: list[torch.Tensor] = []
+        for parameter in parameters:
+            if parameter.requires_grad:
+                parameter.register_hook(self._see)  # type: ignore[no-untyped-call]
+
+    def begin_step(self, step: int) -> None:
+        """See `NoiseSource.begin_step`."""
+        self._looks = step % EVERY_STEPS == 0
+        self._norms.clear()
+
+    def sum(self) -> torch.Tensor | None:
+        """See `NoiseSource.sum`."""
+        if not self._norms:
+            return None
+        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(self._norms)).square()
+        self._norms.clear()
+        return total
+
+    def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
+        """See `NoiseSource.moments`."""
+        if not (self._looks and norms.parts):
+            return None
+        # Each micro-batch adds 1 / accumulation of its mean gradient.
+        mean = norms.parts * self._accumulation**2 / self._parts / norms.loss_scale**2
+        return from_squares(self._parts, mean, norms.norm**2, scale=scale)
+
+    def _see(self, gradient: torch.Tensor) -> None:
+        if self._looks:
+            self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32))
+
+
+class StepsInARow(NoiseSource):
+    """The parts are the gradients of two steps, of one worker without accumulation.
+
+    Adan holds the gradient of the step before. For other optimizers a copy in bf16 is kept from the
+    one step to the other.
+
+    Args:
+        optimizer: over the parameters.
+        parameters: that are trained.
+    """
+
+    name = "steps in a row"
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+        self._adan = optimizer if isinstance(optimizer, cuda_ext.Adan) else None
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._phase = 0
+        self._copies: list[torch.Tensor | None] = []
+        self._product: torch.Tensor | None = None
+        self._before: tuple[float, float] | None = None
+        """Norm of the gradient before, and what its copy has to be multiplied by to be that gradient."""
+
+    def begin_step(self, step: int) -> None:
+        """See `NoiseSource.begin_step`."""
+        self._phase, self._product = step % EVERY_STEPS, None
+        if self._phase != 1:
+            self.forget()
+
+    def before_update(self) -> None:
+        """See `NoiseSource.before_update`."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        if self._phase == 0 and self._adan is None:
+            self._copies = [None if g is None else g.to(torch.bfloat16, copy=True) for g in gradients]
+        elif self._phase == 1 and self._before is not None:
+            copies = self._copies
+            if self._adan is not None:
+                copies = [self._adan.state[p].get("g_prev") for p in self._parameters]
+            products = [
+                torch.dot(now.float().view(-1), then.float().view(-1))
+                for now, then in zip(gradients, copies, strict=True)
+                if now is not None and then is not None
+            ]
+            self._product = torch.stack(products).sum()
+            self._copies = []
+
+    def sum(self) -> torch.Tensor | None:
+        """See `NoiseSource.sum`."""
+        return self._product
+
+    def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
+        """See `NoiseSource.moments`."""
+        if self._product is None or self._before is None:
+            return None
+        norm, factor = self._before
+        product = norms.parts / norms.loss_scale * factor
+        return from_consecutive(product, norms.norm**2 + norm**2 - 2.0 * product, scale=scale)
+
+    def remember(self, norms: StepNorms) -> None:
+        """See `NoiseSource.remember`."""
+        if self._phase == 0:
+            # Adan holds what it used, without the loss scale but clipped; a copy still has its loss scale.
+            factor = norms.divisor if self._adan is not None else 1.0 / norms.loss_scale
+            self._before = norms.norm, factor
+
+    def forget(self) -> None:
+        """See `NoiseSource.forget`."""
+        self._copies, self._before = [], None
+
+
+class GradientNoise:
+    """The averages over a run, and the figures that follow from them.
+
+    Args:
+        source: where parts of gradients are seen.
+        scale: batch of a step / base batch.
+    """
+
+    def __init__(self, source: NoiseSource, scale: float) -> None:
+        self.source = source
+        self._scale = scale
+        self._averages = NoiseScale(scale)
+
+    def add(self, norms: StepNorms) -> None:
+        """Take in a step that was finite and whole on all workers."""
+        moments = self.source.moments(norms, self._scale)
+        if moments is not None:
+            self._averages.add(moments)
+        self.source.remember(norms)
+
+    def figures(self, samples_per_s: float | None) -> dict[str, float]:
+        """`noise_scale`, `statistical_efficiency` and `goodput`; none before the first estimate.
+
+        Args:
+            samples_per_s: throughput; None = not known.
+        """
+        efficiency = self._averages.efficiency
+        if efficiency is None:
+            return {}
+        found = {"statistical_efficiency": efficiency}
+        if math.isfinite(self._averages.noise_scale):
+            found["noise_scale"] = self._averages.noise_scale
+        if samples_per_s is not None:
+            found["goodput"] = goodput(samples_per_s, efficiency)
+        return found
+
+    def to_state(self) -> dict[str, float]:
+        """JSON-able form, after which the next step is compared with none before it.
+
+        Gradients are not part of a checkpoint: so the run that goes on forgets its own as well, and
+        has the figures that a resumed one has.
+        """
+        self.source.forget()
+        averages = self._averages
+        return {"sqr_sum": averages.sqr_sum, "var_sum": averages.var_sum, "weight": averages.weight}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Continue where `to_state` was called; empty = begin afresh."""
+        self.source.forget()
+        self._averages = NoiseScale(self._scale, **state)
+
+
+def source_for(
+    *,
+    wanted: bool,
+    optimizer: torch.optim.Optimizer,
+    module: nn.Module,
+    replicas: int,
+    whole_model: bool,
+    accumulation: int,
+    device: torch.device,
+) -> NoiseSource:
+    """Where a run's parts of gradients are best seen.
+
+    Args:
+        wanted: whether noise is estimated at all.
+        optimizer: of the run.
+        module: what this worker trains.
+        replicas: data-parallel workers.
+        whole_model: `module` is the whole model and not a stage of it.
+        accumulation: micro-batches of a step on one worker.
+        device: of the gradients.
+    """
+    if not wanted:
+        return NoiseSource()
+    if replicas > 1 and whole_model:
+        return WorkerShares(replicas, device)
+    if accumulation > 1:
+        return MicroBatches(module.parameters(), accumulation, replicas, device)
+    if replicas == 1 and whole_model:
+        return StepsInARow(optimizer, module.parameters())
+    return NoiseSource()

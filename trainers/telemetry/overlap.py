@@ -1,0 +1,123 @@
+"""How much of the communication between workers the backward pass hides."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+
+from trainers.telemetry.timeline import device_mark
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a worker's exchange of gradients took in a step.
+
+    Attributes:
+        bytes: that left the worker.
+        hidden_s: time in which gradients were on their way while the backward pass went on.
+    """
+
+    bytes: float = 0.0
+    hidden_s: float = 0.0
+
+
+class Overlap:
+    """The time in which buckets were on their way while the backward pass went on.
+
+    A bucket is on its way from its hook's start to its completion. What overlaps counts once; what
+    lies after the backward pass is exposed, and the timeline counts it as communication.
+
+    Attributes:
+        hidden_s: over all steps so far of this attempt.
+    """
+
+    def __init__(self) -> None:
+        self.hidden_s = 0.0
+        self._numbers = count()
+        self._begins: dict[int, float] = {}
+        self._ends: dict[int, float] = {}
+        self._exposed_from = 0.0
+
+    def begin(self) -> int:
+        """A bucket sets out; returns its number."""
+        number = next(self._numbers)
+        self._begins[number] = time.perf_counter()
+        return number
+
+    def end(self, number: int) -> None:
+        """A bucket is reduced; any thread may say so."""
+        self._ends[number] = time.perf_counter()
+
+    def expose(self) -> None:
+        """The backward pass has nothing left to compute: from now on all waiting is exposed."""
+        self._exposed_from = time.perf_counter()
+
+    def settle(self) -> None:
+        """Count a step whose buckets are all reduced, as a device's host knows when it has waited for it."""
+        if self._begins:
+            spans = [(began, self._ends.get(number, began)) for number, began in self._begins.items()]
+            self.hidden_s += hidden(spans, self._exposed_from)
+        self._begins.clear()
+        self._ends.clear()
+
+
+class CudaOverlap(Overlap):
+    """The same on a device that runs behind the host: marks on the streams instead of the host's clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._began: dict[int, torch.cuda.Event] = {}
+        self._ended: dict[int, torch.cuda.Event] = {}
+        self._exposed: torch.cuda.Event | None = None
+
+    def begin(self) -> int:
+        """See `Overlap.begin`."""
+        number = next(self._numbers)
+        self._began[number] = device_mark()
+        return number
+
+    def end(self, number: int) -> None:
+        """See `Overlap.end`; called on the stream that the bucket is reduced in."""
+        self._ended[number] = device_mark()
+
+    def expose(self) -> None:
+        """See `Overlap.expose`."""
+        self._exposed = device_mark()
+
+    def settle(self) -> None:
+        """See `Overlap.settle`; the host has waited for the device already."""
+        if self._began and self._exposed is not None:
+            origin = next(iter(self._began.values()))
+
+            def at(event: torch.cuda.Event) -> float:
+                return float(origin.elapsed_time(event)) / 1e3
+
+            spans = [(at(began), at(self._ended.get(number, began))) for number, began in self._began.items()]
+            self.hidden_s += hidden(spans, at(self._exposed))
+        self._began.clear()
+        self._ended.clear()
+        self._exposed = None
+
+
+def hidden(spans: list[tuple[float, float]], until: float) -> float:
+    """Length of the union of spans, as far as it lies before a moment.
+
+    Args:
+        spans: beginnings and ends, in seconds.
+        until: in seconds on the same clock.
+    """
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        begin, end = max(begin, reached), min(end, until)
+        if end > begin:
+            total += end - begin
+            reached = end
+    return total
+
+
+def overlap_for(device: torch.device) -> Overlap:
+    """The overlap that measures truly on a device."""
+    return CudaOverlap() if device.type == "cuda" else Overlap()
