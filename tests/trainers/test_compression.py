@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-STEPS = 24
+STEPS = 44  # the synthetic texts are learned after 20; the epoch's short batch is the 48th step
 KINDS = ("none", "fp16", "bf16", "powersgd", "onebit")
 
 
@@ -22,7 +22,7 @@ def changes_of(kind, **more):
             "compression_warmup": 0.25,
             "bucket_mib": 1,
         },
-        "optimizer": {"name": "adan", "learning_rate": 1e-3},
+        "optimizer": {"name": "adan", "learning_rate": 3e-3},
         "model__dropout": 0.0,
         "deterministic": True,
         "length": {"steps": STEPS},
@@ -49,7 +49,7 @@ def mean_of_last(run):
 def test_compressed_runs_learn_about_as_well(runs, kind):
     whole, compressed = runs["none"][0], runs[kind][0]
     learned = whole["losses"]["1"] - mean_of_last(whole)
-    assert learned > 0.05
+    assert learned > 0.5
     assert whole["losses"]["1"] - mean_of_last(compressed) > 0.8 * learned
 
 
@@ -70,14 +70,14 @@ def test_bytes_sent_shrink_as_promised(runs, kind, share):
 def test_power_sgd_sends_its_factors(runs):
     sent = runs["powersgd"][0]["points"]["bytes_sent_per_step"]
     whole = runs["none"][0]["points"]["bytes_sent_per_step"]["1"]
-    assert sent["6"] == whole  # the warm-up
-    assert sent["7"] < whole / 8
+    assert sent["11"] == whole  # the warm-up
+    assert sent["12"] < whole / 8
 
 
 def test_the_second_moment_is_frozen_after_the_warm_up(runs):
     sent = runs["onebit"][0]["points"]["bytes_sent_per_step"]
     whole = runs["none"][0]["points"]["bytes_sent_per_step"]["1"]
-    assert [sent[str(step)] == whole for step in (1, 6, 7, STEPS)] == [True, True, False, False]
+    assert [sent[str(step)] == whole for step in (1, 11, 12, STEPS)] == [True, True, False, False]
 
 
 def test_communication_is_reported(runs):
@@ -111,12 +111,12 @@ def test_a_killed_run_resumes_bitwise(launch, config_in, tmp_path, kind, kill_at
 @pytest.mark.parametrize("kind", ["powersgd", "onebit"])
 def test_steps_that_overflow_are_skipped_and_leave_nothing_behind(launch, config_in, tmp_path, kind):
     changes = changes_of(kind, numerics={"not_finite": "skip"})
-    ended = launch([config_in(tmp_path, **changes)], poison_step=10, poison_until=12)
+    ended = launch([config_in(tmp_path, **changes)], poison_step=20, poison_until=22)
     for result in ended.results:
         (run,) = result["runs"]
         assert run["status"] == "completed"
         assert run["points"]["skipped_steps"][str(STEPS)] == 2
-        assert run["losses"]["1"] - mean_of_last(run) > 0.05
+        assert run["losses"]["1"] - mean_of_last(run) > 0.5
     for tensor in load_file(max(tmp_path.glob("step-*")) / "exchange.safetensors").values():
         assert tensor.isfinite().all()
 
