@@ -655,6 +655,11 @@ class TrainingSections(Section):
                 "parallel.partition time divides layers by a measurement, which no attempt repeats; "
                 "set parallel.partition: parameters, or deterministic: false"
             )
+        if self.parallel.engine == "deepspeed" and self.numerics.parameters == "half":
+            raise ValueError(
+                "numerics.parameters half is not for engine deepspeed, which would keep masters of its own; "
+                "set numerics.parameters: fp32 or parallel.engine: torch"
+            )
         if self.model.teacher is not None:
             for field in ("hidden_weight", "embedding_weight", "relation_weight", "cosine_weight"):
                 if getattr(self.distillation, field):

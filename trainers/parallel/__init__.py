@@ -89,7 +89,11 @@ def replicate(
         place: workers, device, arithmetic and timeline, see `Replica`.
     """
     if division is not None:
-        # Imported here: no other strategy needs torch's pipelines.
+        # Imported here: no other strategy needs these libraries.
+        if config.parallel.engine == "deepspeed":
+            from trainers.parallel.pipeline.deepspeed_engine import DeepSpeedPipeline
+
+            return DeepSpeedPipeline(student, division, timeout_s=config.parallel.stage_timeout_s, **place)
         from trainers.parallel.pipeline.torch_engine import TorchPipeline
 
         return TorchPipeline(

@@ -74,7 +74,7 @@ class PipelineReplica(Replica):
     def __init__(self, student: Student, division: Division, *, timeout_s: float, **place: Any) -> None:
         super().__init__(student, student, **place)
         layout, layers = division.layout, division.own
-        self._layout = layout
+        self._layout, self._own = layout, layers
         self._groups = Groups.of(self._workers, layout.tied_stages(), timeout_s)
         self._pieces = {
             number: Piece(layers[layer] for layer in layout.pieces[number])

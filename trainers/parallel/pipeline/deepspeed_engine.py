@@ -1,0 +1,255 @@
+"""The pipeline of `deepspeed`: its schedule is 1F1B.
+
+DeepSpeed orders the passes, sends hidden states and their gradients between stages, and sums
+gradients over replicas and those of a tied parameter over its copies. What a layer computes, the loss,
+the update, evaluation and checkpoints are those of every strategy: the optimizer that DeepSpeed
+is given does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from trainers.data.batches import Batch
+from trainers.errors import BadSpecError
+from trainers.models.student import Output
+from trainers.parallel.pipeline.layers import Layer
+from trainers.parallel.pipeline.replica import PipelineReplica
+from trainers.parallel.replica import LossOf
+from trainers.parallel.workers import Workers
+from trainers.telemetry.timeline import Phase
+
+
+class DeepSpeedPipeline(PipelineReplica):
+    """A stage that runs DeepSpeed's schedule.
+
+    Args:
+        stage: see `PipelineReplica`.
+    """
+
+    name = "pipeline, deepspeed"
+
+    _groups_of_the_last: tuple[Any, ...] = ()
+    """DeepSpeed makes process groups for each engine, and a process trains many runs."""
+
+    def __init__(self, *args: Any, **stage: Any) -> None:
+        super().__init__(*args, **stage)
+        self._batch: Batch | None = None
+        self._following: Iterator[Batch] = iter(())
+        self._loss: Callable[[torch.Tensor, Batch], torch.Tensor] | None = None
+        deepspeed = load(self._device)
+        # DeepSpeed takes a process' device from its environment, which a run leaves as it was.
+        os.environ["LOCAL_RANK"] = str(self._device.index or 0)
+        # It prints what it does, and sends tied weights in a way that autograd would record.
+        with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+            _send_in(self._groups.line, self._workers)
+            module = self._module()
+            self._engine: Any = deepspeed.initialize(
+                model=module,
+                optimizer=_Idle(module.parameters()),
+                config={
+                    # One micro-batch, as far as it knows: it would divide losses by their number.
+                    "train_batch_size": self._workers.replicas,
+                    "train_micro_batch_size_per_gpu": 1,
+                    "gradient_accumulation_steps": 1,
+                    "gradient_allreduce_op": "sum",
+                },
+            )[0]
+        # Its names of modules, for messages, would keep this model alive when the run has ended.
+        deepspeed.utils.debug.debug_clear_module_and_param_names()
+        self._engine._INSTRUCTION_MAP = self._instructions()
+        self._keep(module, timedelta(seconds=stage["timeout_s"]))
+
+    def _run(self, micro_batches: list[Batch], loss_of: LossOf, factor: float) -> torch.Tensor:
+        """See `PipelineReplica._run`."""
+        loss_sum = torch.zeros((), dtype=torch.float32, device=self._device)
+
+        def loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+            with self._arithmetic.context():
+                found = loss_of(Output(logits), batch)
+            loss_sum.add_(found.detach())
+            return found * factor
+
+        engine = self._engine
+        self._following, self._loss = iter(micro_batches), loss
+        engine.micro_batches = len(micro_batches)
+        engine.total_loss, engine._compute_loss = None, True
+        # Read by the first stage; the others are sent their input.
+        engine.set_dataiterator(iter([(batch.input_ids, None) for batch in micro_batches]))
+        # As its `train_batch` does, which also exchanges a mean loss.
+        engine._exec_schedule(engine._train_schedule())
+        self._batch, self._loss = None, None
+        return loss_sum
+
+    def _exchange(self) -> None:
+        """Nothing: DeepSpeed's schedule ends with it."""
+
+    def apply(self, layer: Layer, hidden: torch.Tensor | None) -> torch.Tensor:
+        """A layer's forward pass over the micro-batch that is computed."""
+        assert self._batch is not None
+        with self._arithmetic.context():
+            return layer.apply(hidden, self._batch)
+
+    def _loss_of(self, logits: torch.Tensor, _labels: None) -> torch.Tensor:
+        """What DeepSpeed asks after each forward pass of the last stage."""
+        assert self._batch is not None and self._loss is not None
+        return self._loss(logits, self._batch)
+
+    def _module(self) -> Any:
+        """The model as a `PipelineModule` of layers that exist already."""
+        from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+        from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
+
+        replica, layout, own = self, self._layout, self._own
+
+        class Own(LayerSpec):  # type: ignore[misc]
+            def __init__(self, number: int) -> None:
+                super().__init__(_PipelineLayer)
+                self.number = number
+
+            def build(self, log: bool = False) -> nn.Module:
+                return _PipelineLayer(replica, self.number, own[self.number])
+
+        class OwnTied(TiedLayerSpec):  # type: ignore[misc]
+            def __init__(self, number: int) -> None:
+                super().__init__("table", _PipelineLayer, tied_weight_attr="tied")
+                self.number = number
+
+            def build(self, log: bool = False) -> nn.Module:
+                return _PipelineLayer(replica, self.number, own[self.number])
+
+        class Divided(PipelineModule):  # type: ignore[misc]
+            def _partition_layers(self, method: str) -> None:
+                self.parts = [0, *(piece.stop for piece in layout.pieces)]
+                piece = layout.pieces[replica._workers.stage]
+                self._set_bounds(piece.start, piece.stop)
+
+        return Divided(
+            [OwnTied(n) if n in layout.ties else Own(n) for n in range(layout.pieces[-1].stop)],
+            topology=PipeDataParallelTopology(num_pp=self._workers.stages, num_dp=self._workers.replicas),
+            loss_fn=self._loss_of,
+            dynamic_shape=True,
+        )
+
+    def _instructions(self) -> Mapping[type, Callable[..., None]]:
+        """DeepSpeed's instructions, each in the phase that its time belongs to."""
+        from deepspeed.runtime.pipe import schedule
+
+        theirs: Mapping[type, Callable[..., None]] = self._engine._INSTRUCTION_MAP
+        phases = {schedule.ForwardPass: Phase.forward, schedule.BackwardPass: Phase.backward} | dict.fromkeys(
+            (schedule.ReduceTiedGrads, schedule.ReduceGrads), Phase.communication
+        )
+
+        def timed(kind: type) -> Callable[..., None]:
+            def run(engine: Any, **buffer: int) -> None:
+                if kind is schedule.ForwardPass:
+                    self._batch = next(self._following)
+                self._timeline.enter(phases.get(kind, Phase.bubble))
+                theirs[kind](engine, **buffer)
+
+            return run
+
+        # Its optimizer step would also clear the gradients.
+        skipped = [schedule.OptimizerStep]
+        if self._workers.replicas == 1:
+            skipped.append(schedule.ReduceGrads)  # it would copy all of them twice
+        return {kind: timed(kind) for kind in theirs} | dict.fromkeys(skipped, _nothing)
+
+    def _keep(self, module: Any, timeout: timedelta) -> None:
+        """Give DeepSpeed's process groups the run's patience, and drop those of the run before."""
+        grid = module._grid
+        made = {
+            id(group): group
+            for group in (
+                module.world_group,
+                grid.ds_model_proc_group,
+                grid.dp_proc_group,
+                grid.pp_proc_group,
+                grid.slice_proc_group,
+                *(tied["group"] for tied in module.tied_comms.values()),
+            )
+        }
+        for group in made.values():
+            distributed.distributed_c10d._set_pg_timeout(timeout, group)
+        for group in DeepSpeedPipeline._groups_of_the_last:
+            distributed.destroy_process_group(group)
+        DeepSpeedPipeline._groups_of_the_last = tuple(made.values())
+
+
+def load(device: torch.device) -> ModuleType:
+    """DeepSpeed, imported by the first run that needs it.
+
+    When it first sees a process group on the CPU, DeepSpeed compiles an operator for collectives in
+    shared memory. That takes most of a minute on two idle cores, and leaves a lock behind when its process
+    is killed, for which every later run on the machine would wait without end. A pipeline has no
+    use for it, because hidden states go from one process to one other: so it is not built.
+
+    Raises:
+        BadSpecError: it is not installed.
+    """
+    os.environ["DS_ACCELERATOR"] = device.type
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise BadSpecError(
+            f"parallel.engine deepspeed cannot be imported on this worker ({error}); install the package "
+            "`deepspeed` there, or set parallel.engine: torch"
+        ) from None
+    deepspeed.utils.logger.setLevel(logging.WARNING)
+    # DeepSpeed would find out which operators can be built, by running compilers.
+    deepspeed.ops.__compatible_ops__ = {}
+    deepspeed.comm.init_distributed(deepspeed.accelerator.get_accelerator().communication_backend_name())
+    module: ModuleType = deepspeed
+    return module
+
+
+def _send_in(line: Any, workers: Workers) -> None:
+    """Let DeepSpeed's engine send in the group of a replica's stages, which has the run's timeout."""
+    from deepspeed.runtime.pipe import engine, p2p
+
+    def send(tensor: torch.Tensor, stage: int) -> None:
+        distributed.send(tensor, workers.at(stage=stage, replica=workers.replica), line)
+
+    def receive(tensor: torch.Tensor, stage: int) -> None:
+        distributed.recv(tensor, workers.at(stage=stage, replica=workers.replica), line)
+
+    engine.p2p = SimpleNamespace(init_process_groups=p2p.init_process_groups, send=send, recv=receive)
+
+
+class _Idle(torch.optim.Optimizer):
+    """An optimizer that leaves parameters and gradients to the run's own."""
+
+    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> Any:
+        """Do nothing."""
+
+
+class _PipelineLayer(nn.Module):
+    """A layer as DeepSpeed calls it: with hidden states alone; the first one with token ids."""
+
+    def __init__(self, replica: DeepSpeedPipeline, number: int, layer: Layer) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(layer.modules)
+        if layer.tied is not None:
+            self.tied = layer.tied
+        self._replica, self._number, self._layer = replica, number, layer
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Layer.apply`."""
+        return self._replica.apply(self._layer, hidden if self._number else None)
+
+
+def _nothing(_engine: Any, **_: Any) -> None:
+    """An instruction that is left out."""
