@@ -84,7 +84,10 @@ def _cells(spec: ExperimentSpec, catalogue: Mapping[str, Hardware], reused: Coll
     taken_over = Counter(index // seeds for index in reused)
     base = spec.model_dump(mode="json", exclude={"search", "seeds"})
     cells = []
-    for number, point in enumerate(spec.search.points()):
+    # What will be suggested is not known yet; points drawn evenly stand for it.
+    drawn = spec.search.name == "tpe"
+    search = spec.search.model_copy(update={"name": "random"}) if drawn else spec.search
+    for number, point in enumerate(search.points()):
         if number % every:
             continue
         try:

@@ -49,7 +49,6 @@ def config_sha256(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> st
         spec.resources.cpus_per_worker, shared=spec.queue.share_device
     )
     settings = spec.model_dump(mode="json", exclude=set(_WITHOUT_EFFECT))
-    settings["share_device"] = spec.queue.share_device
     return hashlib.sha256(
         canonical_json({**settings, "rates": rates.model_dump(mode="json")}).encode()
     ).hexdigest()

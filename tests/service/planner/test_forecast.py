@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from service.forecasting import forecast_of
 from service.hardware import CATALOGUE
 from service.planner.forecast import Cell, Past, Span, forecast, forecast_run, too_small
 from service.spec import ExperimentSpec, validate
+from service.store import Store
 
 
 def spec(**fields: Any) -> ExperimentSpec:
@@ -170,3 +172,17 @@ def test_early_stops_lower_the_lower_end() -> None:
     found = forecast(halved, [Cell(plain, 10)], [past()], CATALOGUE)
     assert found.cost_usd.low == pytest.approx(whole(plain, past()).cost_usd.low / 9)
     assert any("ends runs early" in words for words in found.basis)
+
+
+def test_points_drawn_evenly_stand_for_what_will_be_suggested(store: Store) -> None:
+    rates = {"low": 1e-5, "high": 1e-3, "log": True}
+    axes = {"task.max_length": [32, 512], "optimizer.learning_rate": rates}
+    search = {"name": "tpe", "samples": 30, "axes": axes}
+    suggested = spec(search=search)
+    of_short, of_long = (
+        forecast_of(spec(task={"name": "imdb", "max_length": length}), store, CATALOGUE).cost_usd.middle
+        for length in (32, 512)
+    )
+    found = forecast_of(suggested, store, CATALOGUE)
+    assert found.runs == 30
+    assert 31 * of_short < found.cost_usd.middle < 29 * of_long
