@@ -1,4 +1,4 @@
-"""Which network interface the workers of a group talk over, and the process group that uses it.
+"""Which network interface the workers of a group talk over.
 
 gloo and NCCL pick an interface by themselves, and often a wrong one: the loopback that the host's
 name resolves to, or a bridge of a container runtime. A group over several nodes then waits for
@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from ray.train.torch import TorchConfig
-from ray.train.torch.config import _TorchBackend
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
@@ -23,13 +20,17 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
     """The interface that has an address; None when none has it, as behind address translation.
 
+    Every address of the loopback network is the loopback interface's, which lists one of them.
+
     Args:
         address: of the node.
         interfaces: addresses by interface; IPv6 ones may carry a scope (`fe80::1%eth0`).
     """
+    wanted = ipaddress.ip_address(address)
     for name, addresses in interfaces.items():
-        if any(each.partition("%")[0] == address for each in addresses):
-            return name
+        for each in map(ipaddress.ip_address, (text.partition("%")[0] for text in addresses)):
+            if each == wanted or (each.is_loopback and wanted.is_loopback):
+                return name
     return None
 
 
@@ -58,21 +59,7 @@ def choose_interface() -> None:
     import ray
 
     interfaces = {
-        name: [address.address for address in addresses] for name, addresses in psutil.net_if_addrs().items()
+        name: [each.address for each in addresses if each.family in (socket.AF_INET, socket.AF_INET6)]
+        for name, addresses in psutil.net_if_addrs().items()
     }
     os.environ.update(variables_for(ray.util.get_node_ip_address(), interfaces, os.environ))
-
-
-class ProcessGroup(TorchConfig):  # type: ignore[misc, unused-ignore]
-    """Ray Train's process group, over the interface that leads to the head."""
-
-    @property
-    def backend_cls(self) -> Any:
-        """What opens it."""
-        return _Backend
-
-
-class _Backend(_TorchBackend):  # type: ignore[misc, unused-ignore]
-    def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
-        worker_group.execute(choose_interface)
-        super().on_start(worker_group, backend_config)

@@ -144,7 +144,7 @@ class WorkerGroup:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchTrainer
 
-        from service.execution.network import ProcessGroup
+        from service.execution.process_group import ProcessGroup
 
         resources = dict(self.shape.resources)
         trainer = TorchTrainer(

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -168,3 +170,55 @@ def running(tmp_path: Path, sqlite_template: Path, texts: Path, local_ray: Local
     service = Running(settings, texts, local_ray)
     yield service
     service.close()
+
+
+AddNode = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def add_node(running: Running) -> Iterator[AddNode]:
+    """Let a node with one CPU, a label and an address of its own join the session's Ray."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def add(kind: str, address: str = "127.0.0.1") -> subprocess.Popen[bytes]:
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+            *("--address", running.local_ray.address, "--node-ip-address", address),
+            *("--num-cpus", "1", "--labels", f"kind={kind}", "--object-store-memory", str(100 * 2**20)),
+            *("--min-worker-port", "0", "--max-worker-port", "0", "--disable-usage-stats"),
+        ]
+        nodes = len(nodes_of(running, kind))
+        process = subprocess.Popen(
+            command, env=dict(os.environ), stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        started.append(process)
+        running.wait_for(lambda: len(nodes_of(running, kind)) > nodes)
+        return process
+
+    yield add
+    for process in started:
+        end(process)
+    running.wait_for(lambda: not kinds(running))
+
+
+def kinds(running: Running) -> set[str]:
+    """Labels of the live nodes."""
+    return {
+        node.labels["kind"]
+        for node in running.jobs.cluster(0.0).nodes
+        if node.alive and "kind" in node.labels
+    }
+
+
+def nodes_of(running: Running, kind: str) -> set[str]:
+    """Ray's ids of the live nodes with a label."""
+    return {
+        node.id for node in running.jobs.cluster(0.0).nodes if node.alive and node.labels.get("kind") == kind
+    }
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """The node goes away, as a machine would."""
+    if process.poll() is None:
+        os.killpg(process.pid, 9)
+    process.wait()

@@ -2,66 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-
 import pytest
 import yaml
 
 from service.records import Run
 from service.states import ExperimentState, RunState
-from tests.execution.cluster import Running
+from tests.execution.cluster import AddNode, Running, end, kinds
 from trainers.errors import FailureClass
 
 pytestmark = pytest.mark.ray
 
 KINDS = {"V100": ["fp32", "fp16"], "A100": ["fp32", "bf16"], "T4": ["fp32", "fp16"], "cpu": ["fp32", "bf16"]}
 """What each kind of node computes. All are CPUs of this machine under these names and labels."""
-
-AddNode = Callable[[str], subprocess.Popen[bytes]]
-
-
-@pytest.fixture
-def add_node(running: Running) -> Iterator[AddNode]:
-    """Let a node with one CPU and a label join the session's Ray."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def add(kind: str) -> subprocess.Popen[bytes]:
-        command = [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
-            *("--address", running.local_ray.address, "--node-ip-address", "127.0.0.1"),
-            *("--num-cpus", "1", "--labels", f"kind={kind}", "--object-store-memory", str(100 * 2**20)),
-            *("--min-worker-port", "0", "--max-worker-port", "0", "--disable-usage-stats"),
-        ]
-        process = subprocess.Popen(
-            command, env=dict(os.environ), stdout=subprocess.DEVNULL, start_new_session=True
-        )
-        started.append(process)
-        running.wait_for(lambda: kind in kinds(running))
-        return process
-
-    yield add
-    for process in started:
-        end(process)
-    running.wait_for(lambda: not kinds(running))
-
-
-def kinds(running: Running) -> set[str]:
-    """Labels of the live nodes."""
-    return {
-        node.labels["kind"]
-        for node in running.jobs.cluster(0.0).nodes
-        if node.alive and "kind" in node.labels
-    }
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """The node goes away, as a machine would."""
-    if process.poll() is None:
-        os.killpg(process.pid, 9)
-    process.wait()
 
 
 def by_cell(runs: list[Run]) -> dict[tuple[object, object], Run]:

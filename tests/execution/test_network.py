@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from service.execution.network import variables_for
+
 INTERFACES = {
     "lo": ["127.0.0.1", "::1"],
     "docker0": ["172.17.0.1"],
@@ -18,13 +20,11 @@ INTERFACES = {
         ("10.0.0.5", {"GLOO_SOCKET_IFNAME": "ib0"}, {"NCCL_SOCKET_IFNAME": "=eth0"}),
         ("fe80::1", {"NCCL_SOCKET_IFNAME": "ib0"}, {"GLOO_SOCKET_IFNAME": "eth0"}),
         ("127.0.0.1", {}, {"GLOO_SOCKET_IFNAME": "lo"}),
+        ("127.0.0.2", {}, {"GLOO_SOCKET_IFNAME": "lo"}),
         ("203.0.113.9", {}, {}),
     ],
 )
 def test_workers_talk_over_the_interface_that_ray_knows_their_node_by(
     address: str, environment: dict[str, str], expected: dict[str, str]
 ) -> None:
-    # Not at the top: Ray reads its authentication mode when it is first imported.
-    from service.execution.network import variables_for
-
     assert variables_for(address, INTERFACES, environment) == expected

@@ -5,10 +5,11 @@ from __future__ import annotations
 import collections
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
-from service.records import Experiment
+from service.records import Experiment, Run
 from service.states import ExperimentState, RunState
 from tests.execution.cluster import Running
 
@@ -45,19 +46,41 @@ def test_a_killed_worker_resumes_from_its_checkpoint(running: Running) -> None:
     assert (run.infrastructure_failures, run.own_failures) == (1, 0)
 
 
+def final_files(run: Run) -> dict[str, bytes]:
+    """Weights and optimizer state where the run ended."""
+    assert run.checkpoint is not None
+    assert run.checkpoint_step == TOTAL
+    return {
+        name: (Path(run.checkpoint) / name).read_bytes()
+        for name in ("model.safetensors", "optimizer.safetensors")
+    }
+
+
 def test_a_killed_worker_of_a_group_costs_its_run_an_attempt_and_the_others_nothing(
     running: Running,
 ) -> None:
-    """2 workers on 2 CPUs, two such runs, then runs of one worker, which need the group's CPUs."""
+    """2 workers on 2 CPUs, two such runs, then runs of one worker, which need the group's CPUs.
+
+    The two runs of a kind differ in what does not count, so that the killed one has a twin.
+    """
     experiment = running.submit(
-        parallel={"strategy": "ddp"}, search={"axes": {"parallel.workers": [2, 1]}}, seeds=[0, 1], **STEPS
+        parallel={"strategy": "ddp"},
+        search={"axes": {"parallel.workers": [2, 1], "checkpoint.keep": [2, 3]}},
+        deterministic=True,
+        **STEPS,
     )
     wide = running.runs(experiment)[0].id
-    kill(running.wait_until_training(wide, beyond_step=30))
+    running.wait_until_training(wide, beyond_step=30)
+    facts = running.store.attempts(wide)[-1].facts
+    assert facts is not None
+    kill(facts["worker_places"][1]["pid"])
     running.wait_until_ended(experiment)
     assert_complete(running, experiment)
-    assert [run.infrastructure_failures for run in running.runs(experiment)] == [1, 0, 0, 0]
+    runs = running.runs(experiment)
+    assert [run.infrastructure_failures for run in runs] == [1, 0, 0, 0]
     assert running.store.attempts(wide)[0].failure_class == "infrastructure"
+    assert running.store.attempts(wide)[0].failure_message == "worker 1 of 2: a worker process died"
+    assert final_files(runs[0]) == final_files(runs[1])
 
 
 def test_a_killed_driver_is_followed_by_another(running: Running) -> None:

@@ -1,0 +1,68 @@
+"""A run over two nodes, each a process of its own with one CPU; and what is left of it when one goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from service.execution.worker_group import see_mark
+from service.states import ExperimentState, RunState
+from tests.execution.cluster import AddNode, Running, end, nodes_of
+from trainers.errors import BadSpecError, FailureClass
+
+STEPS = 400
+
+
+@pytest.mark.ray
+def test_an_elastic_run_trains_over_two_nodes_and_goes_on_on_the_one_that_is_left(
+    running: Running, add_node: AddNode
+) -> None:
+    catalogue = {
+        "box": {
+            "device": "cpu", "labels": {"kind": "box"}, "precisions": ["fp32"], "tdp_w": 100.0,
+            "price_usd_per_hour": 1.0, "price_date": "2026-01-01", "price_source": "a test",
+        }
+    }  # fmt: skip
+    (running.settings.data_dir / "hardware.yaml").write_text(yaml.safe_dump(catalogue))
+    add_node("box", "127.0.0.2")
+    other = add_node("box", "127.0.0.3")
+    experiment = running.submit(
+        hardware="box",
+        parallel={"strategy": "ddp", "workers": {"min": 1, "max": 2}},
+        length={"steps": STEPS},
+        checkpoint={"every_steps": 10},
+    )
+    (run,) = running.runs(experiment)
+    running.wait_until_training(run.id, beyond_step=30)
+    facts = running.store.attempts(run.id)[-1].facts
+    assert facts is not None
+    places = facts["worker_places"]
+    assert [place["rank"] for place in places] == [0, 1]
+    assert {place["node"] for place in places} == nodes_of(running, "box")
+    assert facts["workers"] == 2
+
+    end(other)
+    assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
+    first, second = running.store.attempts(run.id)
+    assert (first.workers, second.workers) == (2, 1)
+    assert first.failure_class is FailureClass.infrastructure
+    assert (second.resumed_from_step or 0) >= 10
+    run = running.store.run(run.id)
+    assert (run.state, run.workers, run.own_failures) == (RunState.succeeded, 1, 0)
+    losses = running.store.points(run.id, ["loss"])["loss"]
+    assert [point.step for point in losses] == list(range(1, STEPS + 1))
+
+
+def test_a_folder_that_only_one_node_has_is_told_of_in_one_line(tmp_path: Path) -> None:
+    mark = tmp_path / "train" / "group.seen-by-all"
+    with pytest.raises(BadSpecError) as refused:
+        see_mark(mark, "b", "a", 0.0)
+    assert str(refused.value) == (
+        f"host b does not see {mark.parent}, which host a writes to; workers on several nodes need one "
+        "folder for checkpoints: set STILLHOUSE_DATA_DIR to storage that all share"
+    )
+    mark.parent.mkdir()
+    mark.touch()
+    see_mark(mark, "b", "a", 0.0)
