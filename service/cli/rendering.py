@@ -342,7 +342,11 @@ def run_story(
             + (f", taught by {run.teacher}," if run.teacher else "")
             + f" on {run.task}, {run.precision}, batch {run.global_batch_size}",
         ),
-        ("with", f"{run.optimizer} ({run.implementation}), {run.workers} x {run.hardware}, {run.strategy}"),
+        (
+            "with",
+            f"{run.optimizer} ({run.implementation}), {run.workers} x {run.hardware}, "
+            + strategy_text(run.strategy, attempts),
+        ),
         ("progress", f"step {step_text(run)}" + (f", {run.phase}" if run.phase and not run.ended_s else "")),
     ]
     if run.reused_from is not None:
@@ -369,6 +373,18 @@ def run_story(
             figures.add_row(name, figure(name, value))
         console.print(figures)
     _print_events(console, events)
+
+
+def strategy_text(strategy: str, attempts: Sequence[Attempt]) -> str:
+    """A strategy with the shape of its pipeline, where an attempt has told of it."""
+    told = next((attempt.facts for attempt in reversed(attempts) if attempt.facts), {})
+    parallel = told.get("config", {}).get("parallel", {})
+    if strategy != "pipeline" or not parallel:
+        return strategy
+    stages = parallel.get("stages") or parallel["workers"]
+    engine = parallel.get("engine") or "torch"
+    schedule = "" if engine == "deepspeed" else f", {parallel.get('schedule') or '1f1b'}"
+    return f"pipeline of {stages} stages by {engine}{schedule}"
 
 
 def _attempt_line(attempt: Attempt) -> Text:

@@ -15,7 +15,8 @@ from service.execution.exchange import ExchangeClient
 from service.execution.mailbox import Place
 from service.execution.neighbours import Neighbours
 from service.execution.sink import RecorderSink
-from trainers.errors import FailureClass
+from trainers.config import Parallel
+from trainers.errors import FailureClass, PipelineError
 from trainers.reporting import NullSink, Outcome
 
 _FLUSH_S = 5.0
@@ -104,14 +105,14 @@ _WORST_FIRST = (
 )
 
 
-def failure_of_group(failures: Mapping[int, BaseException], workers: int) -> tuple[FailureClass, str]:
+def failure_of_group(failures: Mapping[int, BaseException], parallel: Parallel) -> tuple[FailureClass, str]:
     """Class and one line for a group of workers: of the error that explains the others.
 
     When a worker dies or fails, its peers fail for want of it: they only lose a connection.
 
     Args:
         failures: by rank, of those that failed before the group was ended; not empty.
-        workers: of the group.
+        parallel: of the run.
     """
 
     def order(rank: int) -> tuple[bool, int, int]:
@@ -120,13 +121,14 @@ def failure_of_group(failures: Mapping[int, BaseException], workers: int) -> tup
 
     first = min(failures, key=order)
     kind, message = failure_of(failures[first])
-    return kind, f"worker {first} of {workers}: {message}"
+    stage = f" (stage {first // parallel.replicas})" if parallel.stage_count > 1 else ""
+    return kind, f"worker {first} of {parallel.workers}{stage}: {message}"
 
 
 def _lost_a_peer(error: BaseException) -> bool:
     """Whether an error only says that another worker, or the way to it, is gone."""
     cause = _task_cause(error) or error
-    lost = isinstance(cause, RuntimeError | ConnectionError)
+    lost = isinstance(cause, RuntimeError | ConnectionError | PipelineError)
     return lost and failure_of(cause)[0] is FailureClass.infrastructure and not _of_ray(cause)
 
 

@@ -85,7 +85,7 @@ def _in_group(exchange: ExchangeClient, assignment: Assignment, storage: Path, n
             _group = None
         if not error.failures:
             return Ending("failed", failure=(FailureClass.infrastructure, str(error)))
-        return Ending("failed", failure=failure_of_group(error.failures, assignment.shape.workers))
+        return Ending("failed", failure=failure_of_group(error.failures, assignment.config.parallel))
     if assignment.isolated:
         _group.close()
         _group = None

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from service.execution.training import failure_of, failure_of_group
-from trainers.errors import BadDataError, FailureClass, NotFiniteError
+from trainers.config import Parallel, Strategy
+from trainers.errors import BadDataError, FailureClass, NotFiniteError, PipelineError
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,28 @@ def test_the_failure_of_a_group_is_the_one_that_explains_the_others(
     from ray.exceptions import ActorDiedError
 
     errors = {rank: ActorDiedError() if error is DEAD else error for rank, error in failures.items()}
-    found, message = failure_of_group(errors, 3)
+    found, message = failure_of_group(errors, Parallel(strategy=Strategy.ddp, workers=3))
+    assert found is kind
+    assert message.startswith(says)
+
+
+LOST = PipelineError("stage 0 of 2 lost stage 1 (rank 2): it died, or said nothing for 60 s")
+
+
+@pytest.mark.parametrize(
+    ("failures", "kind", "says"),
+    [
+        ({0: LOST, 3: DEAD}, FailureClass.infrastructure, "worker 3 of 4 (stage 1): a worker process died"),
+        ({0: LOST}, FailureClass.infrastructure, "worker 0 of 4 (stage 0): stage 0 of 2 lost stage 1"),
+        ({0: LOST, 2: KeyError("x")}, FailureClass.bug, "worker 2 of 4 (stage 1): KeyError"),
+    ],
+)
+def test_the_failure_of_a_pipeline_names_the_stage(
+    failures: dict[int, Any], kind: FailureClass, says: str
+) -> None:
+    from ray.exceptions import ActorDiedError
+
+    errors = {rank: ActorDiedError() if error is DEAD else error for rank, error in failures.items()}
+    found, message = failure_of_group(errors, Parallel(strategy=Strategy.pipeline, workers=4, stages=2))
     assert found is kind
     assert message.startswith(says)
