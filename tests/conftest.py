@@ -16,9 +16,9 @@ from service.db.schema import metadata
 from service.queue import Queue
 from service.settings import Settings
 from service.store import Store
-from tests.execution.cluster import local_ray, running, texts
+from tests.execution.cluster import add_node, local_ray, running, texts
 
-__all__ = ["local_ray", "running", "texts"]
+__all__ = ["add_node", "local_ray", "running", "texts"]
 
 hypothesis.settings.register_profile("project", deadline=None)  # Machines are busy at times.
 hypothesis.settings.load_profile("project")
