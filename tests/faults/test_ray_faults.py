@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 import os
 import signal
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from service.records import Experiment, Run
+from service.spec import ExperimentSpec
 from service.states import ExperimentState, RunState
 from tests.execution.cluster import Running
 
@@ -46,12 +48,12 @@ def test_a_killed_worker_resumes_from_its_checkpoint(running: Running) -> None:
     assert (run.infrastructure_failures, run.own_failures) == (1, 0)
 
 
-def final_files(run: Run) -> dict[str, bytes]:
-    """Weights and optimizer state where the run ended."""
+def final_files(run: Run) -> dict[str, str]:
+    """Hashes of the weights and the optimizer's state where the run ended."""
     assert run.checkpoint is not None
     assert run.checkpoint_step == TOTAL
     return {
-        name: (Path(run.checkpoint) / name).read_bytes()
+        name: hashlib.sha256((Path(run.checkpoint) / name).read_bytes()).hexdigest()
         for name in ("model.safetensors", "optimizer.safetensors")
     }
 
@@ -59,28 +61,43 @@ def final_files(run: Run) -> dict[str, bytes]:
 def test_a_killed_worker_of_a_group_costs_its_run_an_attempt_and_the_others_nothing(
     running: Running,
 ) -> None:
-    """2 workers on 2 CPUs, two such runs, then runs of one worker, which need the group's CPUs.
+    """Runs of 2 workers on 2 CPUs by each strategy, and runs of one worker, which need the group's CPUs.
 
-    The two runs of a kind differ in what does not count, so that the killed one has a twin.
+    The two runs of a strategy differ in what does not count, so that the killed one has a twin.
     """
+    axes = {"parallel.strategy": ["single", "ddp", "pipeline"], "parallel.workers": [2]}
     experiment = running.submit(
-        parallel={"strategy": "ddp"},
-        search={"axes": {"parallel.workers": [2, 1], "checkpoint.keep": [2, 3]}},
+        search={
+            "axes": {**axes, "checkpoint.keep": [2, 3]},
+            "when": {"parallel.workers": {"parallel.strategy": ["ddp", "pipeline"]}},
+        },
+        batch={"global_size": 4, "micro_size": 2},
         deterministic=True,
         **STEPS,
     )
-    wide = running.runs(experiment)[0].id
-    running.wait_until_training(wide, beyond_step=30)
-    facts = running.store.attempts(wide)[-1].facts
-    assert facts is not None
-    kill(facts["worker_places"][1]["pid"])
+    spec = ExperimentSpec.model_validate_json(running.store.experiment_spec(experiment.id)[1])
+    twins = {run.point["parallel.strategy"]: run for run in running.runs(experiment)}
+    victims = [
+        run
+        for run in running.runs(experiment)
+        if run.point["parallel.strategy"] != "single" and run.point["checkpoint.keep"] == 2
+    ]
+    for victim in sorted(victims, key=lambda run: spec.places()[run.index]):
+        running.wait_until_training(victim.id, beyond_step=30)
+        facts = running.store.attempts(victim.id)[-1].facts
+        assert facts is not None
+        kill(facts["worker_places"][1]["pid"])
     running.wait_until_ended(experiment)
     assert_complete(running, experiment)
-    runs = running.runs(experiment)
-    assert [run.infrastructure_failures for run in runs] == [1, 0, 0, 0]
-    assert running.store.attempts(wide)[0].failure_class == "infrastructure"
-    assert running.store.attempts(wide)[0].failure_message == "worker 1 of 2: a worker process died"
-    assert final_files(runs[0]) == final_files(runs[1])
+    for run in running.runs(experiment):
+        strategy = run.point["parallel.strategy"]
+        assert run.infrastructure_failures == (run.id in {victim.id for victim in victims})
+        assert final_files(run) == final_files(running.store.run(twins[strategy].id)), strategy
+    for victim in victims:
+        first = running.store.attempts(victim.id)[0]
+        stage = " (stage 1)" if victim.point["parallel.strategy"] == "pipeline" else ""
+        assert first.failure_class == "infrastructure"
+        assert first.failure_message == f"worker 1 of 2{stage}: a worker process died"
 
 
 def test_a_killed_driver_is_followed_by_another(running: Running) -> None:
