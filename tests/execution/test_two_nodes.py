@@ -20,16 +20,16 @@ def test_an_elastic_run_trains_over_two_nodes_and_goes_on_on_the_one_that_is_lef
     running: Running, add_node: AddNode
 ) -> None:
     catalogue = {
-        "box": {
-            "device": "cpu", "labels": {"kind": "box"}, "precisions": ["fp32"], "tdp_w": 100.0,
+        "T4": {
+            "device": "cpu", "labels": {"kind": "T4"}, "precisions": ["fp32"], "tdp_w": 100.0,
             "price_usd_per_hour": 1.0, "price_date": "2026-01-01", "price_source": "a test",
         }
     }  # fmt: skip
     (running.settings.data_dir / "hardware.yaml").write_text(yaml.safe_dump(catalogue))
-    add_node("box", "127.0.0.2")
-    other = add_node("box", "127.0.0.3")
+    add_node("T4", "127.0.0.2")
+    other = add_node("T4", "127.0.0.3")
     experiment = running.submit(
-        hardware="box",
+        hardware="T4",
         parallel={"strategy": "ddp", "workers": {"min": 1, "max": 2}},
         length={"steps": STEPS},
         checkpoint={"every_steps": 10},
@@ -40,7 +40,7 @@ def test_an_elastic_run_trains_over_two_nodes_and_goes_on_on_the_one_that_is_lef
     assert facts is not None
     places = facts["worker_places"]
     assert [place["rank"] for place in places] == [0, 1]
-    assert {place["node"] for place in places} == nodes_of(running, "box")
+    assert {place["node"] for place in places} == nodes_of(running, "T4")
     assert facts["workers"] == 2
 
     end(other)
