@@ -60,7 +60,7 @@ def assemble(
     timeline = timeline_for(device, began_s)
     life = SignsOfLife()
     if workers.rank == 0:
-        life = LifeFile(Path(config.workspace.checkpoints), clock.opened_s)
+        life = LifeFile(Path(config.workspace.checkpoints), clock.opened_s, workers.world)
     instruments.attach(device, alive=life.beat)
     arithmetic = arithmetic_for(config.precision, device, config.numerics)
     inference = inference_for(config.numerics, arithmetic, device)
@@ -163,7 +163,7 @@ def assemble(
     )
     timeline.carry_over({Phase.lost_since_checkpoint: before.lost_s})
     progress.usage.queue_s += before.queue_s
-    progress.usage.cost_usd += cost_usd(config.rates, before.lost_s) * workers.world
+    progress.usage.cost_usd += cost_usd(config.rates, before.lost_worker_s)
     # Wrapped after the weights are restored, so that replicas begin equal.
     scale = loss_scale_for(config)
     scale.restore(progress.loss_scale)

@@ -186,6 +186,8 @@ class Sweep:
         live = self._live.pop(assignment.run_id, None)
         if live is None:
             return  # It was ended before, and this is an echo.
+        if ending.failure is not None:
+            self._snapshot_s = float("-inf")  # Its node may have gone with it: look before the next attempt.
         deadline = time.monotonic() + _START_RECORDED_S
         while True:
             try:

@@ -122,7 +122,8 @@ def failure_of_group(failures: Mapping[int, BaseException], parallel: Parallel) 
     first = min(failures, key=order)
     kind, message = failure_of(failures[first])
     stage = f" (stage {first // parallel.replicas})" if parallel.stage_count > 1 else ""
-    return kind, f"worker {first} of {parallel.workers}{stage}: {message}"
+    lost = " lost another" if _lost_a_peer(failures[first]) else ""
+    return kind, f"worker {first} of {parallel.workers}{stage}{lost}: {message}"
 
 
 def _lost_a_peer(error: BaseException) -> bool:

@@ -45,10 +45,11 @@ def test_an_elastic_run_trains_over_two_nodes_and_goes_on_on_the_one_that_is_lef
 
     end(other)
     assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
-    first, second = running.store.attempts(run.id)
-    assert (first.workers, second.workers) == (2, 1)
-    assert first.failure_class is FailureClass.infrastructure
-    assert (second.resumed_from_step or 0) >= 10
+    # Ray may notice late that the node has gone; the attempt in between has no room and is given up.
+    first, *between, last = running.store.attempts(run.id)
+    assert (first.workers, last.workers) == (2, 1)
+    assert {each.failure_class for each in (first, *between)} == {FailureClass.infrastructure}
+    assert (last.resumed_from_step or 0) >= 10
     run = running.store.run(run.id)
     assert (run.state, run.workers, run.own_failures) == (RunState.succeeded, 1, 0)
     losses = running.store.points(run.id, ["loss"])["loss"]

@@ -51,7 +51,11 @@ PEER_GONE = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed 
     ("failures", "kind", "says"),
     [
         ({0: PEER_GONE, 1: DEAD}, FailureClass.infrastructure, "worker 1 of 3: a worker process died"),
-        ({0: PEER_GONE, 2: PEER_GONE}, FailureClass.infrastructure, "worker 0 of 3: RuntimeError"),
+        (
+            {0: PEER_GONE, 2: PEER_GONE},
+            FailureClass.infrastructure,
+            "worker 0 of 3 lost another: RuntimeError",
+        ),
         ({0: PEER_GONE, 2: KeyError("x")}, FailureClass.bug, "worker 2 of 3: KeyError"),
         ({0: ConnectionError("reset"), 1: BadDataError("line 3")}, FailureClass.bad_data, "worker 1 of 3"),
         ({0: KeyError("x"), 1: DEAD}, FailureClass.infrastructure, "worker 1 of 3: a worker process died"),
@@ -76,7 +80,11 @@ LOST = PipelineError("stage 0 of 2 lost stage 1 (rank 2): it died, or said nothi
     ("failures", "kind", "says"),
     [
         ({0: LOST, 3: DEAD}, FailureClass.infrastructure, "worker 3 of 4 (stage 1): a worker process died"),
-        ({0: LOST}, FailureClass.infrastructure, "worker 0 of 4 (stage 0): stage 0 of 2 lost stage 1"),
+        (
+            {0: LOST},
+            FailureClass.infrastructure,
+            "worker 0 of 4 (stage 0) lost another: stage 0 of 2 lost stage 1",
+        ),
         ({0: LOST, 2: KeyError("x")}, FailureClass.bug, "worker 2 of 4 (stage 1): KeyError"),
     ],
 )

@@ -255,18 +255,19 @@ def test_rapl_is_shared_out_by_cpu_time(configure, monkeypatch, tmp_path):
     assert "whole" in measured["cpu_energy_kwh"].scope
 
 
-def lived(folder: Path, began_s: float, seen_s: float) -> None:
+def lived(folder: Path, began_s: float, seen_s: float, workers: str = " 1") -> None:
     file = folder / f"alive-{int(began_s)}-1"
-    file.write_text(repr(began_s))
+    file.write_text(f"{began_s!r}{workers}")
     os.utime(file, (seen_s, seen_s))
 
 
 def test_lost_time_is_what_dead_attempts_did_after_the_checkpoint(tmp_path):
     lived(tmp_path, 100.0, 160.0)  # before the checkpoint's attempt: nothing of it is lost
-    lived(tmp_path, 200.0, 260.0)  # wrote the checkpoint at 250
-    lived(tmp_path, 300.0, 305.0)  # died in its start-up
+    lived(tmp_path, 200.0, 260.0, " 4")  # wrote the checkpoint at 250
+    lived(tmp_path, 300.0, 305.0, "")  # died in its start-up; of a version that told no number of workers
     before = LifeFile(tmp_path, 320.0).look_back(kept_until_s=250.0, submitted_s=50.0)
     assert before.lost_s == 10.0 + 5.0
+    assert before.lost_worker_s == 4 * 10.0 + 5.0
     assert before.queue_s == (300.0 - 260.0) + (320.0 - 305.0)
     assert not (tmp_path / "alive-100-1").exists()
 
