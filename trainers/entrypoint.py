@@ -12,6 +12,7 @@ import time
 
 from trainers.config import RunConfig, TrainingSections, Workspace
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError
+from trainers.measuring.figures import ModelShape, Profile
 from trainers.reporting import Clock, Outcome, Sink, Stop
 from trainers.telemetry.instruments import Instruments
 
@@ -99,6 +100,50 @@ def reset_process(config: RunConfig) -> None:
 def preload() -> None:
     """Import all that `train` imports, so that a waiting worker has paid for it before its run."""
     importlib.import_module("trainers.assembly")
+
+
+def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check: bool) -> Profile:
+    """Measure a step of a run on this machine: its layers, what an exchange costs, a data-parallel step.
+
+    Args:
+        config: the run, whatever its strategy; nothing is written to its folder of checkpoints.
+        workers: processes that compute at once, on CPU; 1 = this one, on the run's device.
+        steps: that count.
+        warm_up: steps before these.
+        check: with several workers, train a data-parallel run of them too.
+
+    Raises:
+        TrainingError: everything foreseen.
+        GroupError: a worker failed.
+    """
+    from trainers.measuring import profile as measuring
+    from trainers.measuring.local_group import LocalGroup
+
+    if workers == 1:
+        return measuring.measure_alone(config, steps=steps, warm_up=warm_up)
+    with LocalGroup(workers) as group:
+        return measuring.measure_group(group, config, steps=steps, warm_up=warm_up, check=check)
+
+
+def model_shape(config: RunConfig) -> ModelShape:
+    """The size of a run's student, without its weights and without data.
+
+    A preset is taken with the vocabulary of the published models.
+
+    Raises:
+        BadSpecError: there is no such model.
+    """
+    from trainers.models import origin
+
+    found = origin.locate(config.model.student, config.workspace)
+    fields = found.config() if isinstance(found, origin.Folder) else found.config(origin.VOCABULARY_SIZE)
+    return ModelShape(
+        layers=len(config.model.layers or ()) or int(fields["num_hidden_layers"]),
+        hidden=int(fields["hidden_size"]),
+        feed_forward=int(fields["intermediate_size"]),
+        vocabulary=int(fields["vocab_size"]),
+        positions=int(fields["max_position_embeddings"]),
+    )
 
 
 def classify(error: BaseException) -> tuple[FailureClass, str]:

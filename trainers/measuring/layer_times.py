@@ -1,0 +1,180 @@
+"""How long each layer of a run's model takes, forward and backward, in the run's own steps."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainers.assembly import assemble
+from trainers.config import RunConfig
+from trainers.errors import BadSpecError
+from trainers.measuring.figures import LayerTime, StepTimes
+from trainers.models.student import Student
+from trainers.process import environment_restored, reset_process
+from trainers.reporting import Clock, NeverStop, NullSink
+from trainers.telemetry.instruments import Instruments
+from trainers.trainer import Trainer
+
+_HEADS = ("classifier", "qa_outputs", "cls")
+
+
+class _Stamps:
+    """When a micro-batch passed each boundary between layers, on its way forward and back.
+
+    Args:
+        student: the model; hooks are taken off by `remove`.
+        device: that computes; the host waits for it at each boundary.
+    """
+
+    def __init__(self, student: Student, device: torch.device) -> None:
+        self._device = device
+        bert: Any = student.bert.bert
+        head = next(getattr(student.bert, name) for name in _HEADS if hasattr(student.bert, name))
+        self.parts: dict[str, nn.Module] = {
+            "embeddings": bert.embeddings,
+            **{f"layer {number}": layer for number, layer in enumerate(bert.encoder.layer)},
+            "head": head,
+        }
+        self.begin_s = 0.0
+        self.forward: dict[str, float] = {}
+        self.backward: dict[str, float] = {}
+        self._hooks = [bert.embeddings.register_forward_pre_hook(self._begin)]
+        for name, part in self.parts.items():
+            self._hooks.append(part.register_forward_hook(self._left(name)))
+        for parameter in bert.embeddings.parameters():
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._ended))
+
+    def remove(self) -> None:
+        """Leave the model as it was."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def times(self) -> list[tuple[str, float, float]]:
+        """(part, forward s, backward s) of the last micro-batch, in the order of the forward pass.
+
+        The head's backward is that of what lies between its output and the last layer's; the loss
+        itself is in neither.
+        """
+        names = list(self.parts)
+        found, entered_s = [], self.begin_s
+        for number, name in enumerate(names):
+            before = names[number - 1] if number else "end"
+            backward_s = self.backward[before] - self.backward[name]
+            found.append((name, self.forward[name] - entered_s, backward_s))
+            entered_s = self.forward[name]
+        return found
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def _begin(self, module: nn.Module, inputs: Any) -> None:
+        self.begin_s = self._now()
+
+    def _left(self, name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            tensor = output[0] if isinstance(output, tuple) else output
+            if not isinstance(tensor, torch.Tensor):
+                tensor = tensor.logits
+            self.forward[name] = self._now()
+            if tensor.requires_grad:
+
+                def reached(gradient: torch.Tensor) -> None:
+                    self.backward[name] = self._now()
+
+                tensor.register_hook(reached)
+
+        return hook
+
+    def _ended(self, parameter: torch.Tensor) -> None:
+        self.backward["end"] = self._now()
+
+
+def layer_times(config: RunConfig, *, steps: int, warm_up: int) -> StepTimes:
+    """Train some steps in this process, alone, and time the layers.
+
+    Args:
+        config: strategy single; nothing is written to its folder of checkpoints.
+        steps: that count; medians over them.
+        warm_up: steps before these.
+
+    Raises:
+        BadSpecError: the model is compiled: its layers cannot be told apart.
+        TrainingError: whatever `trainers.entrypoint.train` raises.
+    """
+    if config.model.compile:
+        raise BadSpecError("model.compile leaves no layers to be timed; set it to false")
+    with _assembled(config) as trainer:
+        parts = trainer.parts
+        parts.model.train()
+        stamps = _Stamps(parts.model, parts.device)
+        layers: list[list[tuple[str, float, float]]] = []
+        whole_s: list[float] = []
+        micro_batches = 1
+        try:
+            for step in range(warm_up + steps):
+                began_s = time.perf_counter()
+                batch = parts.batches[step]
+                micro_batches = len(batch.micro_batches)
+                trainer.train_step(batch)
+                if step >= warm_up:
+                    layers.append(stamps.times())
+                    whole_s.append(time.perf_counter() - began_s)
+        finally:
+            stamps.remove()
+        sizes = _gradient_bytes(stamps.parts, parts.model)
+        return StepTimes(
+            layers=tuple(_median(layers, position, sizes) for position in range(len(stamps.parts))),
+            step_ms=1e3 * statistics.median(whole_s),
+            micro_batches=micro_batches,
+            examples=config.batch.global_size,
+        )
+
+
+def _median(taken: Sequence[Sequence[tuple[str, float, float]]], position: int, sizes: Any) -> LayerTime:
+    name = taken[0][position][0]
+    return LayerTime(
+        name,
+        forward_ms=1e3 * statistics.median(one[position][1] for one in taken),
+        backward_ms=1e3 * statistics.median(one[position][2] for one in taken),
+        gradient_bytes=sizes[name],
+    )
+
+
+def _gradient_bytes(parts: dict[str, nn.Module], student: Student) -> dict[str, int]:
+    """Bytes of each part's gradients; what belongs to no other part (the pooler) is the head's."""
+    seen: set[int] = set()
+    sizes: dict[str, int] = {}
+
+    def count(module: nn.Module) -> int:
+        own = [p for p in module.parameters() if p.requires_grad and id(p) not in seen]
+        seen.update(map(id, own))
+        return sum(parameter.numel() * parameter.element_size() for parameter in own)
+
+    for name, part in parts.items():
+        if name != "head":
+            sizes[name] = count(part)
+    sizes["head"] = count(student)
+    return sizes
+
+
+@contextmanager
+def _assembled(config: RunConfig) -> Iterator[Trainer]:
+    """A trainer of a run that leaves nothing behind."""
+    began_s = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="stillhouse-layers-") as folder:
+        workspace = config.workspace.model_copy(update={"checkpoints": folder})
+        config = config.model_copy(update={"workspace": workspace})
+        with environment_restored(), Instruments(config, began_s) as instruments:
+            reset_process(config)
+            yield assemble(
+                config, NullSink(), NeverStop(), clock=Clock(), began_s=began_s, instruments=instruments
+            )
