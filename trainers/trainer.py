@@ -493,10 +493,17 @@ class Trainer:
         if spans is None:
             return
         parts.timeline.enter(Phase.profiling)
-        traced = tracing.gather(spans, f"worker {parts.workers.rank}", parts.workers, parts.device)
+        row = f"worker {parts.workers.rank}"
+        if parts.workers.stages > 1:
+            row += f", stage {parts.workers.stage}"
+        traced = tracing.gather(spans, row, parts.workers, parts.device)
         if parts.workers.rank:
             return
-        about = {"strategy": parts.replica.name, "micro_batches": parts.config.accumulation}
+        about = {
+            "strategy": parts.replica.name,
+            "stages": parts.workers.stages,
+            "micro_batches": parts.config.accumulation,
+        }
         try:
             tracing.write(Path(parts.config.workspace.checkpoints), tracing.chrome_trace(traced, about))
         except OSError as error:

@@ -15,6 +15,7 @@ from service.cli import (
     comparing,
     deciding,
     exporting,
+    profiling,
     reading,
     reporting,
     serving,
@@ -110,6 +111,7 @@ app.add_typer(upkeep.database, name="db", rich_help_panel=_START)
 
 app.command(rich_help_panel=_SUBMIT)(submitting.validate)
 app.command(rich_help_panel=_SUBMIT)(submitting.preview)
+app.command(rich_help_panel=_SUBMIT)(profiling.profile)
 app.command(rich_help_panel=_SUBMIT)(submitting.submit)
 app.command(rich_help_panel=_SUBMIT)(submitting.schema)
 

@@ -57,6 +57,7 @@ def trace(
         Path,
         typer.Option("--output", "-o", help="A file for Perfetto (ui.perfetto.dev) or chrome://tracing."),
     ] = Path("trace.json"),
+    as_json: Json = False,
 ) -> None:
     """Write the timeline of a run's traced steps: where each worker spent them."""
     found = reference(target)
@@ -68,6 +69,9 @@ def trace(
         output.write_bytes(document)
     except OSError as error:
         raise Failure(f"{output}: {error.strerror or error}", ExitCode.usage) from None
+    if as_json:
+        print_json({"run": found.id, "file": str(output), "bytes": len(document)})
+        return
     say(str(output))
     note(f"{len(document):,} bytes; opens in https://ui.perfetto.dev and chrome://tracing")
 

@@ -54,9 +54,7 @@ class Step:
         """The step with other examples: a layer's time is proportional to those of its micro-batch."""
         factor = (examples / micro_batches) / (self.examples / self.micro_batches)
         layers = tuple(
-            replace(
-                layer, forward_ms=layer.forward_ms * factor, backward_ms=layer.backward_ms * factor
-            )
+            replace(layer, forward_ms=layer.forward_ms * factor, backward_ms=layer.backward_ms * factor)
             for layer in self.layers
         )
         return Step(layers, self.rest_ms, micro_batches, examples)
@@ -202,7 +200,9 @@ def assumed(
         ValueError: a rate is not above 0.
     """
     if min(rates.tflops, rates.bandwidth_gb_s) <= 0:
-        raise ValueError(f"tflops is {rates.tflops} and bandwidth_gb_s {rates.bandwidth_gb_s}; give rates above 0")
+        raise ValueError(
+            f"tflops is {rates.tflops} and bandwidth_gb_s {rates.bandwidth_gb_s}; give rates above 0"
+        )
     h, s = hidden, tokens
     flops = examples * (2.0 * s * (4 * h * h + 2 * h * feed_forward) + 4.0 * s * s * h)
     layer_ms = flops / (rates.tflops * 1e9)

@@ -39,7 +39,8 @@ class Span:
     Attributes:
         phase: what was done.
         step: 1-based, as in points.
-        micro_batch: 0-based, by the order in the step; None outside forward and backward.
+        micro_batch: 0-based, by the order in the step; None outside forward and backward. On a worker
+            with several pieces of a model it numbers the passes.
         begin_s, end_s: `time.perf_counter()` of the worker.
     """
 

@@ -20,6 +20,8 @@ def test_the_timeline_is_written_to_a_file(house: House, tmp_path: Path) -> None
     assert result.stdout == f"{file}\n"
     assert "perfetto" in result.stderr
     assert json.loads(file.read_text())["otherData"]["strategy"] == "pipeline"
+    told = house.json("trace", f"run:{run.id}", "-o", str(file))
+    assert told == {"run": run.id, "file": str(file), "bytes": file.stat().st_size}
 
 
 def test_what_has_no_timeline_is_one_line(house: House, tmp_path: Path) -> None:

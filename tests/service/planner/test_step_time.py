@@ -96,7 +96,8 @@ def test_more_workers_are_never_slower_than_their_communication() -> None:
 def test_rates_are_above_zero(rates: Rates) -> None:
     with pytest.raises(ValueError, match="give rates above 0"):
         assumed(
-            layers=1, hidden=64, feed_forward=256, vocabulary=10, positions=8, tokens=8, examples=1, rates=rates
+            layers=1, hidden=64, feed_forward=256, vocabulary=10, positions=8, tokens=8,
+            examples=1, rates=rates,
         )  # fmt: skip
 
 

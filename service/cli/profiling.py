@@ -1,0 +1,291 @@
+"""The command that estimates a data-parallel step: `profile`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.cli.exits import ExitCode, Failure
+from service.cli.output import Json, console, note, print_json, say
+from service.cli.references import RunRef, reference
+
+if TYPE_CHECKING:
+    from service.hardware import Hardware
+    from service.planner.step_time import Estimate, Link, Step
+    from service.settings import Settings
+    from service.spec import ExperimentSpec
+    from trainers.config import RunConfig
+    from trainers.measuring.figures import Profile
+
+WORKERS = (1, 2, 4, 8)
+"""Numbers of workers that are estimated."""
+GPU_SHARE = 0.4
+"""Share of a GPU's published peak that BERT's products are assumed to achieve."""
+CPU_TFLOPS, CPU_MEMORY_GB_S = 0.03, 10.0
+"""Assumed of one virtual CPU."""
+LINK_GB_S: Mapping[str, float] = {"cpu": 1.0, "cuda": 25.0}
+"""Assumed link of a worker: 10 Gbit Ethernet, and PCIe 4 x16."""
+
+
+def profile(
+    target: Annotated[str, typer.Argument(metavar="FILE|RUN", help="A spec, or a run such as run:42.")],
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a field of a spec; may be repeated."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps that are measured.")] = 5,
+    warm_up: Annotated[int, typer.Option(min=0, max=1000, help="Steps before these.")] = 2,
+    check: Annotated[
+        bool, typer.Option(help="Train a data-parallel run of two workers too, and compare.")
+    ] = True,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Measure nothing: parameters, arithmetic and rates alone.")
+    ] = False,
+    link_gb_s: Annotated[
+        float | None, typer.Option("--link-gb-s", min=1e-3, help="Bandwidth of a worker's link, in GB/s.")
+    ] = None,
+    tflops: Annotated[
+        float | None, typer.Option(min=1e-4, help="With --estimate: rate of products, in TFLOP/s.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Estimate a step on 1, 2, 4 and 8 workers from layer times that are measured on this machine."""
+    from service.cli.connection import read_settings
+    from service.planner.step_time import estimate as estimated
+
+    settings = read_settings()
+    try:
+        catalogue = settings.catalogue()
+    except ValueError as error:
+        raise Failure(" ".join(str(error).split()), ExitCode.usage) from None
+    spec, seed = _chosen(target, assignments or [], settings, catalogue)
+    config = _config(spec, seed, settings, catalogue)
+    hardware = catalogue[spec.hardware]
+    measured = None
+    if estimate:
+        step, notes = _assumed(config, hardware, tflops)
+        link = _assumed_link(hardware, link_gb_s)
+        notes.append(f"link {link.bandwidth_gb_s:g} GB/s (--link-gb-s)")
+    else:
+        measured = _measured(config, steps=steps, warm_up=warm_up, check=check)
+        step, link, notes = _of(measured, hardware, link_gb_s)
+    found = [
+        estimated(
+            step,
+            link,
+            workers,
+            global_size=config.batch.global_size,
+            micro_batches=_micro_batches(config, workers),
+        )
+        for workers in WORKERS
+    ]
+    comparison = None
+    if measured is not None and measured.exchange is not None and measured.measured_ms is not None:
+        predicted_ms = next(one.step_ms for one in found if one.workers == measured.exchange.workers)
+        comparison = {
+            "workers": measured.exchange.workers,
+            "predicted_ms": predicted_ms,
+            "measured_ms": measured.measured_ms,
+            "error_pct": 100.0 * (predicted_ms / measured.measured_ms - 1.0),
+        }
+    if as_json:
+        print_json(
+            {
+                "measured": measured is not None,
+                "global_size": config.batch.global_size,
+                "layers": [asdict(layer) for layer in step.layers],
+                "rest_ms": step.rest_ms,
+                "examples": step.examples,
+                "link": asdict(link),
+                "estimates": [asdict(one) for one in found],
+                "comparison": comparison,
+                "notes": notes,
+            }
+        )
+        return
+    _print(step, found, notes)
+    if comparison is not None:
+        say(
+            f"ddp x{comparison['workers']}: predicted {comparison['predicted_ms']:.1f} ms, measured "
+            f"{comparison['measured_ms']:.1f} ms: {comparison['error_pct']:+.1f}%"
+        )
+
+
+def _chosen(
+    target: str, assignments: list[str], settings: Settings, catalogue: Mapping[str, Hardware]
+) -> tuple[ExperimentSpec, int]:
+    """The resolved spec of the run, or of the first run that a file would make, and its seed."""
+    from service.admission import read_spec
+    from service.cli.connection import connected
+    from service.cli.overrides import spec_text
+    from service.document import SpecError
+
+    if target.startswith("run:"):
+        found = reference(target)
+        assert isinstance(found, RunRef)
+        if assignments:
+            raise Failure("--set changes a spec; a run is what it is", ExitCode.usage)
+        with connected() as client:
+            run = client.run(found.id)
+            text = client.spec(run.experiment_id, "canonical").encode()
+        point: Mapping[str, Any] | None = run.point
+        seed: int | None = run.seed
+    else:
+        text, point, seed = spec_text(Path(target), assignments), None, None
+    try:
+        plans = read_spec(text, catalogue).runs(catalogue)
+        for plan in plans:
+            if (point is None or plan.point == point) and seed in (None, plan.seed):
+                return plan.spec, plan.seed
+    except SpecError as error:
+        raise Failure([f"{target}: {problem}" for problem in error.problems], ExitCode.usage) from None
+    raise Failure(f"{target}: its experiment's spec has no such run any more", ExitCode.usage)
+
+
+def _config(
+    spec: ExperimentSpec, seed: int, settings: Settings, catalogue: Mapping[str, Hardware]
+) -> RunConfig:
+    from service.execution.run_plan import run_config
+    from service.models import referenced_runs
+
+    if referenced_runs(spec):
+        raise Failure(
+            "the model is that of a run; write it to a folder with `stillhouse export-model` and name that",
+            ExitCode.usage,
+        )
+    return run_config(
+        spec,
+        experiment_id=0,
+        run_id=0,
+        seed=seed,
+        workers=spec.parallel.workers,
+        settings=settings,
+        catalogue=catalogue,
+    )
+
+
+def _micro_batches(config: RunConfig, workers: int) -> int:
+    """Micro-batches of a worker's share, when workers divide the batch."""
+    micro = config.batch.micro_size
+    return 1 if micro == "auto" else max(1, config.batch.global_size // workers // int(micro))
+
+
+def _measured(config: RunConfig, *, steps: int, warm_up: int, check: bool) -> Profile:
+    from trainers.entrypoint import profile as measure
+    from trainers.errors import TrainingError
+
+    pairs = config.rates.device == "cpu" and (os.cpu_count() or 1) > 1 and config.batch.global_size % 2 == 0
+    note(f"measures {warm_up + steps} steps" + (", in two processes at once" if pairs else ""))
+    try:
+        return measure(config, workers=2 if pairs else 1, steps=steps, warm_up=warm_up, check=check and pairs)
+    except TrainingError as error:
+        raise Failure(str(error), ExitCode.not_succeeded) from None
+    except RuntimeError as error:
+        raise Failure(str(error).strip().splitlines()[-1], ExitCode.not_succeeded) from None
+
+
+def _of(measured: Profile, hardware: Hardware, link_gb_s: float | None) -> tuple[Step, Link, list[str]]:
+    from service.planner.step_time import LayerCost, Link, Step
+
+    times, exchange = measured.step, measured.exchange
+    step = Step(
+        tuple(LayerCost(**asdict(layer)) for layer in times.layers),
+        times.rest_ms,
+        times.micro_batches,
+        times.examples,
+    )
+    if exchange is None:
+        link = _assumed_link(hardware, link_gb_s)
+        return step, link, ["one process was measured", f"link {link.bandwidth_gb_s:g} GB/s assumed"]
+    notes = [
+        f"layer times of {exchange.workers} processes at once with one thread each: they share the "
+        "memory's bandwidth as workers of one machine do"
+    ]
+    if link_gb_s is not None:
+        return step, Link(link_gb_s), [*notes, f"link {link_gb_s:g} GB/s (--link-gb-s)"]
+    link = Link.measured(
+        exchange.workers,
+        message_ms=exchange.message_ms,
+        ms_per_mib=exchange.ms_per_mib,
+        taken=exchange.taken,
+    )
+    notes.append(
+        f"all-reduce between them: {exchange.message_ms:.2f} ms a message and {exchange.ms_per_mib:.2f} ms "
+        f"a MiB; it takes {exchange.taken:.0%} of its time from a worker that computes meanwhile"
+    )
+    notes.append("more workers are estimated with a core and a link each like these")
+    return step, link, notes
+
+
+def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tuple[Step, list[str]]:
+    from service.planner.step_time import Rates, assumed
+    from trainers.entrypoint import model_shape
+    from trainers.errors import TrainingError
+
+    try:
+        shape = model_shape(config)
+    except TrainingError as error:
+        raise Failure(str(error), ExitCode.usage) from None
+    peak = (hardware.peak_tflops or {}).get(config.precision)
+    if tflops is None:
+        tflops = CPU_TFLOPS if peak is None else GPU_SHARE * peak
+    memory_gb_s = hardware.bandwidth_gb_s or CPU_MEMORY_GB_S
+    step = assumed(
+        **asdict(shape),
+        tokens=config.task.max_length,
+        examples=config.batch.global_size,
+        rates=Rates(tflops, memory_gb_s),
+    )
+    how = "assumed" if peak is None else f"{tflops / peak:.0%} of the catalogue's {peak:g}"
+    return step, [
+        f"nothing was measured: {tflops:g} TFLOP/s ({how}; --tflops), memory {memory_gb_s:g} GB/s, every "
+        f"example {config.task.max_length} tokens long",
+        "in it: the layers' products, the embeddings' and AdamW's bytes; not in it: data, other kernels",
+    ]
+
+
+def _assumed_link(hardware: Hardware, link_gb_s: float | None) -> Link:
+    from service.planner.step_time import Link
+
+    return Link(link_gb_s if link_gb_s is not None else LINK_GB_S.get(hardware.device, LINK_GB_S["cuda"]))
+
+
+def _print(step: Step, found: list[Estimate], notes: list[str]) -> None:
+    from service.cli.rendering import grid_table
+
+    screen = console()
+    numbers = ("forward", "backward", "gradients")
+    table = grid_table("layer", *numbers, right=numbers)
+    for row in _layer_rows(step):
+        table.add_row(*row)
+    screen.print(table)
+    screen.print()
+    columns = ("workers", "step", "exchange", "exposed", "speed-up")
+    table = grid_table(*columns, right=columns)
+    for one in found:
+        table.add_row(
+            str(one.workers),
+            f"{one.step_ms:.1f} ms",
+            f"{one.communication_ms:.1f} ms",
+            f"{one.exposed_ms:.1f} ms",
+            f"{one.speed_up:.2f}",
+        )
+    screen.print(table)
+    for line in notes:
+        note(line)
+
+
+def _layer_rows(step: Step) -> Iterator[tuple[str, str, str, str]]:
+    for layer in step.layers:
+        yield (
+            layer.name,
+            f"{layer.forward_ms:.2f} ms",
+            f"{layer.backward_ms:.2f} ms",
+            f"{layer.gradient_bytes / (1 << 20):.2f} MiB",
+        )
+    yield "the rest of a step", f"{step.rest_ms:.2f} ms", "", ""
