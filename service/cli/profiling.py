@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 WORKERS = (1, 2, 4, 8)
 """Numbers of workers that are estimated."""
-GPU_SHARE = 0.4
-"""Share of a GPU's published peak that BERT's products are assumed to achieve."""
-CPU_TFLOPS, CPU_MEMORY_GB_S = 0.03, 10.0
+CPU_MEMORY_GB_S = 10.0
 """Assumed of one virtual CPU."""
 LINK_GB_S: Mapping[str, float] = {"cpu": 1.0, "cuda": 25.0}
 """Assumed link of a worker: 10 Gbit Ethernet, and PCIe 4 x16."""
@@ -223,6 +221,7 @@ def _of(measured: Profile, hardware: Hardware, link_gb_s: float | None) -> tuple
 
 
 def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tuple[Step, list[str]]:
+    from service.planner.forecast import CPU_GFLOPS, MFU
     from service.planner.step_time import Rates, assumed
     from trainers.entrypoint import model_shape
     from trainers.errors import TrainingError
@@ -233,7 +232,7 @@ def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tup
         raise Failure(str(error), ExitCode.usage) from None
     peak = (hardware.peak_tflops or {}).get(config.precision)
     if tflops is None:
-        tflops = CPU_TFLOPS if peak is None else GPU_SHARE * peak
+        tflops = CPU_GFLOPS / 1e3 if peak is None else MFU * peak
     memory_gb_s = hardware.bandwidth_gb_s or CPU_MEMORY_GB_S
     step = assumed(
         **asdict(shape),
