@@ -19,7 +19,7 @@ def changes_of(kind, **more):
             "strategy": "ddp",
             "workers": 2,
             "compression": kind,
-            "compression_warmup": 0.25,
+            "compression_warmup": 0.5,
             "bucket_mib": 1,
         },
         "optimizer": {"name": "adan", "learning_rate": 3e-3},
@@ -70,14 +70,14 @@ def test_bytes_sent_shrink_as_promised(runs, kind, share):
 def test_power_sgd_sends_its_factors(runs):
     sent = runs["powersgd"][0]["points"]["bytes_sent_per_step"]
     whole = runs["none"][0]["points"]["bytes_sent_per_step"]["1"]
-    assert sent["11"] == whole  # the warm-up
-    assert sent["12"] < whole / 8
+    assert sent["22"] == whole  # the warm-up
+    assert sent["23"] < whole / 8
 
 
 def test_the_second_moment_is_frozen_after_the_warm_up(runs):
     sent = runs["onebit"][0]["points"]["bytes_sent_per_step"]
     whole = runs["none"][0]["points"]["bytes_sent_per_step"]["1"]
-    assert [sent[str(step)] == whole for step in (1, 11, 12, STEPS)] == [True, True, False, False]
+    assert [sent[str(step)] == whole for step in (1, 22, 23, STEPS)] == [True, True, False, False]
 
 
 def test_communication_is_reported(runs):
@@ -88,10 +88,10 @@ def test_communication_is_reported(runs):
 
 
 @pytest.mark.parametrize("kind", ["powersgd", "onebit"])
-@pytest.mark.parametrize("kill_at", [4, 14])
+@pytest.mark.parametrize("kill_at", [6, 13])
 def test_a_killed_run_resumes_bitwise(launch, config_in, tmp_path, kind, kill_at):
     """Also after the warm-up, where errors of both workers are in the checkpoint."""
-    changes = changes_of(kind, length={"steps": 16}, checkpoint={"every_steps": 3, "every_s": 0.0})
+    changes = changes_of(kind, length={"steps": 15}, checkpoint={"every_steps": 2, "every_s": 0.0})
     victim = config_in(tmp_path / "victim", **changes)
     assert launch([victim], kill_at=kill_at).codes[-1] == -9
     ended = launch([config_in(tmp_path / "whole", **changes), victim])
@@ -111,7 +111,7 @@ def test_a_killed_run_resumes_bitwise(launch, config_in, tmp_path, kind, kill_at
 @pytest.mark.parametrize("kind", ["powersgd", "onebit"])
 def test_steps_that_overflow_are_skipped_and_leave_nothing_behind(launch, config_in, tmp_path, kind):
     changes = changes_of(kind, numerics={"not_finite": "skip"})
-    ended = launch([config_in(tmp_path, **changes)], poison_step=20, poison_until=22)
+    ended = launch([config_in(tmp_path, **changes)], poison_step=25, poison_until=27)
     for result in ended.results:
         (run,) = result["runs"]
         assert run["status"] == "completed"

@@ -154,10 +154,10 @@ def test_a_resumed_run_has_the_figures_of_the_whole_run(config_in, tmp_path, rec
     train(config_in(tmp_path / "parts", **changes), part, part)
     again = type(recorder)()
     resumed = train(config_in(tmp_path / "parts", **changes), again, NeverStop())
-    assert again.resumed_from == 5
+    assert again.resumed_from == 6
     for name in ("noise_scale", "statistical_efficiency"):
         assert resumed.summary.get(name) == whole.summary.get(name)
-        later = {step: value for step, value in recorder.series(name).items() if step > 5}
+        later = {step: value for step, value in recorder.series(name).items() if step > 6}
         assert again.series(name) == later
     assert whole.summary["statistical_efficiency"] > 0
 
