@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ from trainers.loss_scale import loss_scale_for
 from trainers.models import dropout, origin, student
 from trainers.optimizers import build as build_optimizer
 from trainers.parallel import divide, replicate, workers_of
+from trainers.parallel.pipeline.stage_trial import StageTrial
 from trainers.parallel.workers import Workers
 from trainers.precision import arithmetic_for, inference_for
 from trainers.process import seed_all
@@ -109,7 +112,10 @@ def assemble(
         sink.log(
             "warning", f"optimizer.implementation: {built.implementation} runs, because {built.fallback}"
         )
-    trial = Trial(
+    make_trial: Callable[..., Trial] = Trial
+    if division is not None:
+        make_trial = partial(StageTrial, division=division, stage=workers.stage)
+    trial = make_trial(
         config,
         distilled.module,
         distilled.objective,

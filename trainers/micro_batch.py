@@ -1,7 +1,8 @@
 """`batch.micro_size: auto`: the largest micro-batch that fits, found once and remembered.
 
 On a GPU more examples at once are faster until memory ends. On the CPU they are not: there `auto`
-is the worker's whole share, and nothing is tried.
+is the worker's whole share, and nothing is tried. In a pipeline it leaves each stage
+`trainers.config.MICRO_BATCHES_PER_STAGE` micro-batches, where the share allows it, on every device.
 """
 
 from __future__ import annotations
@@ -24,19 +25,21 @@ from trainers.parallel.workers import Workers
 _LOCK_S = 60.0
 
 
-def largest(share: int, fits: Callable[[int], bool]) -> int:
+def largest(share: int, fits: Callable[[int], bool], at_most: int | None = None) -> int:
     """The largest size that divides a worker's share and fits; 0 when not even 1 does.
 
     Sizes are tried by halving the list of divisors, so that a share of 4096 takes at most five
-    tries; the whole share comes first, which is the answer most of the time.
+    tries; the largest one comes first, which is the answer most of the time.
 
     Args:
         share: examples of a step on one worker.
         fits: tries a size; a size below one that fits is taken to fit.
+        at_most: a divisor that no size exceeds; None = the share.
     """
-    if fits(share):
-        return share
-    divisors = [size for size in range(1, share) if share % size == 0]
+    limit = share if at_most is None else at_most
+    if fits(limit):
+        return limit
+    divisors = [size for size in range(1, limit) if share % size == 0]
     below, above = -1, len(divisors)
     while above - below > 1:
         middle = (below + above) // 2
@@ -93,19 +96,21 @@ def choose(
         workers: that must agree.
         device: to compute on.
         shape: of the model, for the key.
-        attempt: one forward and backward pass of so many examples at the run's greatest length.
+        attempt: what a step holds at once of so many examples at the run's greatest length.
 
     Raises:
         OutOfMemoryError: not even one example fits; on every worker.
     """
-    if config.batch.micro_size != "auto" or device.type != "cuda" or workers.stages > 1:
+    if config.batch.micro_size != "auto" or device.type != "cuda":
         return config.micro_size
     memory = Memory(Path(config.workspace.cache) / "micro-batches.json")
     key = key_of(config, device, shape)
     # Rank 0's word counts, because another run may write between two workers' readings.
     found: int | None = workers.share(memory.recall(key))
     if found is None:
-        found = min(workers.collect(largest(config.share, lambda size: fits(lambda: attempt(size)))))
+        # In a pipeline `micro_size` is the largest that leaves each stage enough of them.
+        own = largest(config.share, lambda size: fits(lambda: attempt(size)), config.micro_size)
+        found = min(workers.collect(own))
         if found == 0:
             raise OutOfMemoryError(
                 f"not even one example of length {config.task.max_length} fits into memory; "
@@ -143,8 +148,7 @@ def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object])
         "task": [config.task.name, config.task.max_length],
         "optimizer": [config.optimizer.name, config.optimizer.implementation],
         "share": config.share,
-        "workers": config.parallel.workers,
-        "activation_checkpointing": config.parallel.activation_checkpointing,
+        "parallel": config.parallel.model_dump(mode="json", exclude={"stage_timeout_s"}),
         "device": [name, memory, torch.__version__],
     }
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -11,11 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainers import micro_batch
+from trainers.config import Parallel
 from trainers.entrypoint import classify, train
 from trainers.errors import FailureClass, OutOfMemoryError
 from trainers.micro_batch import Memory, choose, fits, key_of, largest
+from trainers.models import student
+from trainers.models.origin import Preset
+from trainers.objective import Objective
+from trainers.parallel.pipeline.layers import Division
+from trainers.parallel.pipeline.stage_trial import StageTrial, passes_held
 from trainers.parallel.workers import Workers
+from trainers.precision import Arithmetic
 from trainers.reporting import NeverStop
+from trainers.tasks.imdb import Imdb
 
 CUDA = torch.device("cuda", 0)
 
@@ -154,6 +162,62 @@ def test_on_the_cpu_and_with_a_number_nothing_is_tried(configure):
     assert choose(configure(), Workers(), torch.device("cpu"), {}, device.attempt) == 8
     assert choose(configure(batch__micro_size=2), Workers(), CUDA, {}, device.attempt) == 2
     assert device.asked == []
+
+
+def test_a_pipeline_keeps_enough_micro_batches_for_its_stages(configure, tmp_path):
+    parallel = {"strategy": "pipeline", "workers": 2}
+    config = configure(batch__global_size=72, parallel=parallel, workspace=in_folder(configure, tmp_path))
+    device = Device(100)
+    assert choose(config, Pair(100), CUDA, {}, device.attempt) == 9  # 8 for 2 stages
+    assert device.asked == [9]
+    assert choose(config, Pair(6), CUDA, {"other": 1}, Device(7).attempt) == 6
+
+
+@pytest.mark.parametrize(
+    ("schedule", "held"),
+    [("1f1b", (4, 3, 2, 1)), ("gpipe", (6,) * 4), ("interleaved", (11, 9, 7, 5)), ("zero_bubble", (8,) * 4)],
+)
+def test_stages_hold_as_many_passes_as_their_schedule_has_in_flight(schedule, held):
+    parallel = Parallel(strategy="pipeline", workers=4, schedule=schedule)
+    assert tuple(passes_held(parallel, stage, 6) for stage in range(4)) == held
+    assert passes_held(parallel, 0, 1) == (2 if schedule in ("interleaved", "zero_bubble") else 1)
+
+
+@pytest.mark.parametrize(("stage", "held"), [(0, 2), (1, 1)])
+def test_trial_of_a_stage_holds_what_the_stage_holds(configure, stage, held):
+    config = configure(parallel={"strategy": "pipeline", "workers": 2}, batch__global_size=8)
+    data = Imdb().prepare(config, Preset("tiny"), lambda line: None)
+    model = student.build(
+        Preset("tiny"),
+        head=data.head,
+        vocabulary_size=data.vocabulary_size,
+        dropout=0.0,
+        max_length=48,
+        pad_id=data.pad_id,
+    )
+    division = Division.make(config.parallel, model, stage)
+    lives: list[int] = []
+    alive = 0
+
+    def came(*_) -> None:
+        nonlocal alive
+        alive += 1
+        lives.append(alive)
+
+    def left(*_) -> None:
+        nonlocal alive
+        alive -= 1
+
+    layer = next(part for part in model.bert.bert.encoder.layer if any(True for _ in part.parameters()))
+    layer.register_forward_hook(came)
+    layer.register_full_backward_hook(left)
+    trial = StageTrial(
+        config, model, Objective(Imdb()), Arithmetic(), data.train, device=torch.device("cpu"),
+        pad_id=data.pad_id, multiple=1, transform=None, division=division, stage=stage,
+    )  # fmt: skip
+    trial.at_size(2)
+    assert (max(lives), alive) == (held, 0)
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_damaged_memory_is_no_answer_and_is_written_anew(tmp_path):

@@ -1,0 +1,75 @@
+"""Whether a micro-batch fits on a stage of a pipeline, which holds several of them at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainers.config import Parallel
+from trainers.data.batches import Batch
+from trainers.models.student import Output
+from trainers.parallel.pipeline.layers import Division, Piece
+from trainers.trial import Trial
+
+
+def passes_held(parallel: Parallel, stage: int, micro_batches: int) -> int:
+    """Forward passes over a piece that a stage has done before it does their backward passes, at most.
+
+    1F1B: one for each stage that is still to come, and its own; so the first stage holds the most.
+    Interleaved 1F1B (arXiv 2104.04473): its warm-up, and one. ZB-V (arXiv 2401.10241): as many as 1F1B's
+    first stage, on every stage.
+
+    Args:
+        parallel: stages and schedule.
+        stage: whose memory it is, 0-based.
+        micro_batches: of a step.
+    """
+    stages = parallel.stage_count
+    pieces = parallel.pieces // stages
+    most = pieces * micro_batches
+    if parallel.schedule == "gpipe":
+        return most
+    if parallel.schedule == "interleaved":
+        return min(most, 2 * (stages - stage - 1) + (pieces - 1) * stages + 1)
+    if parallel.schedule == "zero_bubble":
+        return min(most, pieces * stages)
+    return min(most, stages - stage)
+
+
+class StageTrial(Trial):
+    """Passes through the layers of one stage.
+
+    Args:
+        run: see `Trial`.
+        division: which layers the stage has.
+        stage: its number, 0-based.
+    """
+
+    def __init__(self, *run: Any, division: Division, stage: int, **more: Any) -> None:
+        super().__init__(*run, **more)
+        self._stage, self._last = stage, len(division.layout.pieces) - 1
+        student: Any = self._module
+        self._width = int(student.bert.config.hidden_size)
+        self._pieces = [
+            (number, Piece(division.own[layer] for layer in division.layout.pieces[number]))
+            for number in division.layout.pieces_of(stage)
+        ]
+
+    def _pass(self, batch: Batch) -> None:
+        """As many forward passes as the stage holds at once, then their backward passes."""
+        self._module.train()
+        micro_batches = self._config.share // batch.input_ids.shape[0]
+        held = passes_held(self._config.parallel, self._stage, micro_batches)
+        ends = [self._forward(*self._pieces[i % len(self._pieces)], batch) for i in range(held)]
+        while ends:
+            ends.pop(0).backward()  # type: ignore[no-untyped-call]
+
+    def _forward(self, number: int, piece: Piece, batch: Batch) -> torch.Tensor:
+        hidden = None
+        if number:
+            shape = (*batch.input_ids.shape, self._width)
+            hidden = torch.randn(shape, device=self._device, requires_grad=True)
+        with self._arithmetic.context():
+            after = piece(hidden, batch)
+            return self._objective.loss(Output(after), batch) if number == self._last else after.float().sum()
