@@ -39,8 +39,8 @@ class DeepSpeedPipeline(PipelineReplica):
 
     name = "pipeline, deepspeed"
 
-    _groups_of_the_last: tuple[Any, ...] = ()
-    """DeepSpeed makes process groups for each engine, and a process trains many runs."""
+    _made: tuple[object, tuple[Any, ...]] = (None, ())
+    """The process groups that DeepSpeed made for the last run of this process, and the world they are of."""
 
     def __init__(self, *args: Any, **stage: Any) -> None:
         super().__init__(*args, **stage)
@@ -181,18 +181,20 @@ class DeepSpeedPipeline(PipelineReplica):
         }
         for group in made.values():
             distributed.distributed_c10d._set_pg_timeout(timeout, group)
-        for group in DeepSpeedPipeline._groups_of_the_last:
-            distributed.destroy_process_group(group)
-        DeepSpeedPipeline._groups_of_the_last = tuple(made.values())
+        world, groups = DeepSpeedPipeline._made
+        if world is distributed.group.WORLD:
+            for group in groups:
+                distributed.destroy_process_group(group)
+        DeepSpeedPipeline._made = (distributed.group.WORLD, tuple(made.values()))
 
 
 def load(device: torch.device) -> ModuleType:
     """DeepSpeed, imported by the first run that needs it.
 
     When it first sees a process group on the CPU, DeepSpeed compiles an operator for collectives in
-    shared memory. That takes most of a minute on two idle cores, and leaves a lock behind when its process
-    is killed, for which every later run on the machine would wait without end. A pipeline has no
-    use for it, because hidden states go from one process to one other: so it is not built.
+    shared memory. That takes a minute on two idle cores, and leaves a lock behind when its process is
+    killed, for which every later run on the machine would wait without end. A pipeline has no use
+    for it, because hidden states go from one process to one other: so it is not built.
 
     Raises:
         BadSpecError: it is not installed.
