@@ -71,6 +71,7 @@ def test_a_killed_worker_of_a_group_costs_its_run_an_attempt_and_the_others_noth
         search={
             "axes": {**axes, "checkpoint.keep": [2, 3]},
             "when": {"parallel.workers": {"parallel.strategy": ["ddp", "pipeline"]}},
+            "seed": 352,  # measures the two that are killed first, and those of one worker last
         },
         batch={"global_size": 4, "micro_size": 2},
         deterministic=True,
