@@ -86,5 +86,5 @@ def test_the_parts_of_the_time_sum_to_the_total(reported: tuple[Outcome, set[str
         for name, value in summary.items()
         if name.endswith("_time_s") and name not in others
     ]
-    assert len(parts) == 10
+    assert len(parts) == 11
     assert sum(parts) == pytest.approx(summary["total_time_s"])
