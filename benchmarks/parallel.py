@@ -50,6 +50,7 @@ from trainers.measuring.figures import StepTimes
 from trainers.measuring.local_group import GroupError, LocalGroup
 from trainers.measuring.profile import MIB, alone, exchange_times, fit, mean_step
 from trainers.measuring.profile import _layers as layer_times_on_worker
+from trainers.reporting import NullSink, Point
 from trainers.synthetic import write_corpus
 
 WORKERS = 2
@@ -108,7 +109,7 @@ class Ran:
         steps_ms: of each traced step, the longest worker's.
         exposed_ms: communication per step that nothing hides, mean over workers.
         bubble: measured share; None for a run without stages.
-        summary: of the run, rank 0's.
+        summary: of the run, rank 0's, with the last points.
     """
 
     steps_ms: tuple[float, ...]
@@ -154,12 +155,23 @@ def config_of(variant: Variant, folder: Path, steps: int) -> RunConfig:
     )  # fmt: skip
 
 
+class LastPoints(NullSink):
+    """Keeps the last value of each metric: after a compression's warm-up, unlike a run's mean."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+
+    def points(self, points: Sequence[Point]) -> None:
+        """Keep the last ones."""
+        self.values |= {point.name: point.value for point in points}
+
+
 def train_variant(config: RunConfig, ranks: Sequence[int]) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """On a worker: train, and say the summary and the trace; None where it has nothing to do."""
     from torch import distributed
 
     from trainers.entrypoint import train
-    from trainers.reporting import NeverStop, NullSink
+    from trainers.reporting import NeverStop
 
     rank = distributed.get_rank()
     distributed.barrier()
@@ -170,10 +182,11 @@ def train_variant(config: RunConfig, ranks: Sequence[int]) -> tuple[dict[str, An
             if not together:
                 workspace = config.workspace.model_copy(update={"checkpoints": own})
                 config = config.model_copy(update={"workspace": workspace})
-            outcome = train(config, NullSink(), NeverStop())
+            sink = LastPoints()
+            outcome = train(config, sink, NeverStop())
             file = Path(config.workspace.checkpoints) / TRACE
             if not together or rank == 0:
-                answer = dict(outcome.summary), json.loads(file.read_text(encoding="utf-8"))
+                answer = {**outcome.summary, **sink.values}, json.loads(file.read_text(encoding="utf-8"))
     distributed.barrier()
     return answer
 
