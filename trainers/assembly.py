@@ -227,7 +227,7 @@ def assemble(
             "evaluation_precision": inference.name,
             "compiled": config.model.compile,
             **distilled.facts,
-            "strategy": replica.name,
+            **replica.facts(),
             "attention": model.attention,
             "workers": workers.world,
             "micro_size": micro_size,

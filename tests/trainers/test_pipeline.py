@@ -52,6 +52,7 @@ def variants(shared, config_in, tmp_path_factory):
         "mini": MINI,
         "mlm": {**SMALL, "task": {"name": "mlm", "path": "lines", "max_length": 24}},
         "bf16": {**SMALL, "precision": "bf16"},
+        "half": {**SMALL, "precision": "bf16", "numerics": {"parameters": "half", "evaluation": "half"}},
         "taught": taught,
         "asked": {**taught, "distillation": {"cache_logits": False}},
     }
@@ -69,6 +70,7 @@ def pair(launch, config_in, variants, tmp_path_factory):
         ("mini", "zero_bubble"): {**PAIR, "schedule": "zero_bubble", "partition": "time"},
         ("mlm", "1f1b"): PAIR,
         ("bf16", "1f1b"): PAIR,
+        ("half", "1f1b"): PAIR,
         ("taught", "1f1b"): PAIR,
         ("asked", "gpipe"): {**PAIR, "schedule": "gpipe"},
     }
@@ -121,9 +123,12 @@ def test_two_workers_have_the_loss_curve_and_scores_of_one(pair, alone, variant,
         assert run["summary"]["padding_pct"] == summary["padding_pct"]
 
 
-def test_rounding_to_half_precision_follows_one_worker(pair, alone):
-    series, _ = alone("bf16")
-    assert losses(pair["bf16", "1f1b"][0]) == pytest.approx(series["loss"], rel=2e-2)
+@pytest.mark.parametrize("variant", ["bf16", "half"])
+def test_half_precision_follows_one_worker(pair, alone, variant):
+    series, summary = alone(variant)
+    run = pair[variant, "1f1b"][0]
+    assert losses(run) == pytest.approx(series["loss"], rel=2e-2)
+    assert run["summary"]["validation_loss"] == pytest.approx(summary["validation_loss"], rel=2e-2)
 
 
 @pytest.mark.parametrize(("variant", "how"), [("taught", "1f1b"), ("asked", "gpipe")])

@@ -97,6 +97,10 @@ class Replica:
         """
         return tensors
 
+    def facts(self) -> dict[str, object]:
+        """For the record: how the model is spread."""
+        return {"strategy": self.name}
+
     def watched(self) -> AbstractContextManager[None]:
         """Around a run's steps: says which worker is gone, where workers wait for each other by name."""
         return nullcontext()

@@ -109,6 +109,11 @@ class PipelineReplica(Replica):
         self._exchange()
         return loss_sum
 
+    def facts(self) -> dict[str, object]:
+        """See `Replica.facts`; layers are numbered from the embeddings, which are 0."""
+        layers = [self._layout.layers_of(stage) for stage in range(self._workers.stages)]
+        return {**super().facts(), "replicas": self._workers.replicas, "layers_of_stages": layers}
+
     def watched(self) -> AbstractContextManager[None]:
         """See `Replica.watched`."""
         return self._watch.watching()

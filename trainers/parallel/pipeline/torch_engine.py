@@ -55,7 +55,6 @@ class TorchPipeline(PipelineReplica):
 
     Args:
         schedule: gpipe, 1f1b, interleaved or zero_bubble.
-        micro_batches: of a whole step.
         examples: of a micro-batch.
         max_length: longest sequence, in tokens.
         stage: see `PipelineReplica`.
@@ -87,21 +86,27 @@ class TorchPipeline(PipelineReplica):
         numbers = torch.arange(len(micro_batches))
         first = (numbers,) if 0 in self._pieces else ()
         target = numbers if len(self._layout.pieces) - 1 in self._pieces else None
-        schedule.step(*first, target=target, return_outputs=False, number=numbers)
+        try:
+            schedule.step(*first, target=target, return_outputs=False, number=numbers)
+        except RuntimeError as error:
+            # Around what a pass raised torch puts an error of its own, which lists the stage's input.
+            if isinstance(error.__cause__, Exception):
+                raise error.__cause__ from None
+            raise
         self._step = None
         return loss_sum
 
+    def facts(self) -> dict[str, object]:
+        """See `Replica.facts`."""
+        return {**super().facts(), "engine": "torch", "schedule": self._kind}
+
     def _completed(self, micro_batches: list[Batch]) -> list[Batch]:
-        """With stand-ins where an epoch's last step has fewer than the schedule can do."""
+        """With stand-ins where these are not as many as the schedule can do."""
         count, stages = len(micro_batches), self._workers.stages
-        if self._kind == "interleaved":
-            rounds = max(1, count // stages)
-            wanted = rounds * math.ceil(count / rounds)
-        elif self._kind == "zero_bubble":
-            wanted = max(count, 2 * stages)
-        else:
-            wanted = count
-        return micro_batches + [micro_batches[-1].uncounted()] * (wanted - count)
+        if self._kind != "interleaved" or count <= stages:
+            return micro_batches
+        # Its rounds have a micro-batch for each stage.
+        return micro_batches + [micro_batches[-1].uncounted()] * (-count % stages)
 
     def _schedule(self, count: int, capacity: int) -> Any:
         if (count, capacity) in self._ready:
