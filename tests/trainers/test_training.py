@@ -21,8 +21,12 @@ SUMMARY = {
     "cpu_utilisation_pct",
     "tokens_per_s", "padding_pct", "peak_memory_mib", "cost_usd", "energy_kwh", "energy_provenance",
     "parameters", "steps", "headline", "score", "best_score", "best_step", "best_checkpoint",
+    "noise_scale", "statistical_efficiency", "goodput",
 }  # fmt: skip
-POINTS = {"loss", "learning_rate", "grad_norm", "samples_per_s", "tokens_per_s", "epoch"}
+POINTS = {
+    "loss", "learning_rate", "grad_norm", "samples_per_s", "tokens_per_s", "epoch",
+    "noise_scale", "statistical_efficiency", "goodput",
+}  # fmt: skip
 SCORES = {"validation_loss", "accuracy", "f1", "precision_macro", "recall_macro"}
 
 
@@ -83,7 +87,7 @@ def test_facts_say_what_really_ran(configure, recorder):
 def test_measurements_say_what_is_modelled(configure, recorder):
     train(configure(), recorder, NeverStop())
     modelled = {m.name for m in recorder.measurements if m.provenance is Provenance.modelled}
-    assert modelled == {"cost_usd", "energy_kwh"}
+    assert modelled == {"cost_usd", "energy_kwh", "window_energy_kwh"}
 
 
 def test_stop_ends_at_a_step_boundary_with_a_checkpoint(configure, recorder):
