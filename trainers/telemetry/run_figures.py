@@ -154,9 +154,11 @@ class RunFigures:
         Returns:
             What was used since it was last said, when it is time to say it: the ledger sums these windows.
         """
-        mine = (self._instruments.window(), self._flops, self._teacher_flops)
+        mine = (self._instruments.window(), self._flops, self._teacher_flops, *self._waited())
         self._flops = self._teacher_flops = 0.0
-        windows, flops, teacher_flops = zip(*workers.collect(mine), strict=True)
+        windows, flops, teacher_flops, passes, bubble = zip(*workers.collect(mine), strict=True)
+        progress.usage.passes_s += sum(passes)
+        progress.usage.bubble_s += sum(bubble)
         progress.usage.add(windows)
         progress.usage.flops += sum(flops)
         progress.usage.teacher_flops += sum(teacher_flops)
@@ -168,6 +170,12 @@ class RunFigures:
         said, self._unsaid = self._unsaid, Usage()
         self._said_s += window_s
         return list(self._of_window(said, window_s))
+
+    def _waited(self) -> tuple[float, float]:
+        """Seconds of this worker in the passes of steps since the last call, and those it waited in them."""
+        before, self._passes = self._passes, self._timeline.spent_s()
+        each = {phase: self._passes[phase] - before[phase] for phase in _PASSES}
+        return sum(each.values()), each[Phase.bubble]
 
     def _of_window(self, usage: Usage, window_s: float) -> Iterator[Measurement]:
         end_s = time.time()
