@@ -241,10 +241,11 @@ def row(variant: Variant, taken: Sequence[Ran], single: Sequence[Ran]) -> dict[s
         "step_ms": step_ms,
         "samples_per_s": 1e3 * size * (WORKERS if variant.both else 1) / step_ms,
         "exposed_ms": statistics.median(one.exposed_ms for one in taken),
-        "speed_up": statistics.median(
-            other.step_ms / one.step_ms for one, other in zip(taken, single, strict=False)
-        ),
     }
+    if single:
+        found["speed_up"] = statistics.median(
+            other.step_ms / one.step_ms for one, other in zip(taken, single, strict=False)
+        )
     if variant.pipeline:
         measured = statistics.median(one.bubble for one in taken if one.bubble is not None)
         formula = (WORKERS - 1) / (variant.micro_batches + WORKERS - 1)
