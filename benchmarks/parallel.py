@@ -48,8 +48,14 @@ from trainers.checkpoints.manifest import TRACE
 from trainers.config import RunConfig
 from trainers.measuring.figures import StepTimes
 from trainers.measuring.local_group import GroupError, LocalGroup
-from trainers.measuring.profile import MIB, alone, exchange_times, fit, mean_step
-from trainers.measuring.profile import _layers as layer_times_on_worker
+from trainers.measuring.profile import (
+    MIB,
+    alone,
+    exchange_times,
+    fit,
+    layer_times_together,
+    mean_step,
+)
 from trainers.reporting import NullSink, Point
 from trainers.synthetic import write_corpus
 
@@ -220,11 +226,7 @@ def run(group: LocalGroup, variant: Variant, folder: Path, steps: int) -> Ran:
 
 
 def _bubble(spans: Sequence[Mapping[str, Any]]) -> float:
-    """Share of a stage's passes, from the first to the last of the step, in which it waits.
-
-    The wait of the first stage's last micro-batches lies between its passes; that of the last stage
-    lies before its first one, and is counted from when the step's passes began.
-    """
+    """Share of a stage's part of a step, all passes and the waits before, between and after them."""
     took = {
         name: sum(event["dur"] for event in spans if event["name"] == name)
         for name in ("forward", "backward", "bubble")
@@ -266,7 +268,7 @@ def predicted(group: LocalGroup, folder: Path, steps: int) -> tuple[float, dict[
     """Milliseconds of a step of ddp x2 as `stillhouse profile` estimates it, and what it is made of."""
     config = config_of(Variant("single"), folder, steps)
     times: StepTimes = mean_step(
-        group.run(layer_times_on_worker, alone(config, GLOBAL // WORKERS), steps, WARM_UP)
+        group.run(layer_times_together, alone(config, GLOBAL // WORKERS), steps, WARM_UP)
     )
     cost = fit(WORKERS, group.run(exchange_times))
     layers = tuple(
@@ -313,11 +315,12 @@ def main() -> None:
                         continue
                     try:
                         taken[variant.name].append(run(group, variant, folder, arguments.steps))
+                        if variant.name == "ddp x2":  # the estimate is of the same minute
+                            estimates.append(predicted(group, folder, arguments.steps))
                     except (GroupError, ValueError) as error:
                         refused[variant.name] = str(error).strip().splitlines()[-1]
                         if isinstance(error, GroupError) and "has not answered" in str(error):
                             raise
-                estimates.append(predicted(group, folder, arguments.steps))
                 print(f"round {number + 1}: {time.monotonic() - began_s:.0f} s", flush=True)
     for variant, reason in refused.items():
         print(f"{variant}: {reason}")

@@ -65,7 +65,7 @@ def measure_group(group: LocalGroup, config: RunConfig, *, steps: int, warm_up: 
         check: train a data-parallel run too, and time its steps.
     """
     share = alone(config, config.batch.global_size // group.workers)
-    times = mean_step(group.run(_layers, share, steps, warm_up))
+    times = mean_step(group.run(layer_times_together, share, steps, warm_up))
     exchange = fit(group.workers, group.run(exchange_times))
     measured_ms = None
     if check:
@@ -89,7 +89,8 @@ def mean_step(workers: list[StepTimes]) -> StepTimes:
     return StepTimes(layers, step_ms, workers[0].micro_batches, workers[0].examples)
 
 
-def _layers(config: RunConfig, steps: int, warm_up: int) -> StepTimes:
+def layer_times_together(config: RunConfig, steps: int, warm_up: int) -> StepTimes:
+    """On a worker: `layer_times`, begun by all at once."""
     distributed.barrier()
     return layer_times(config, steps=steps, warm_up=warm_up)
 
