@@ -97,9 +97,9 @@ def test_a_killed_run_resumes_bitwise(launch, config_in, tmp_path, kind, kill_at
     ended = launch([config_in(tmp_path / "whole", **changes), victim])
     for result in ended.results:
         whole, resumed = result["runs"]
-        assert 0 < resumed["resumed_from"] < kill_at + 1
         assert resumed["weights"] == whole["weights"]
         assert resumed["summary"]["statistical_efficiency"] == whole["summary"]["statistical_efficiency"]
+    assert 0 < ended.results[0]["runs"][1]["resumed_from"] <= kill_at  # rank 0 alone reports
     newest = max((tmp_path / "whole").glob("step-*"))
     kept = load_file(newest / "exchange.safetensors")
     assert {name.partition(".")[0] for name in kept} == {"0", "1"}
@@ -112,11 +112,10 @@ def test_a_killed_run_resumes_bitwise(launch, config_in, tmp_path, kind, kill_at
 def test_steps_that_overflow_are_skipped_and_leave_nothing_behind(launch, config_in, tmp_path, kind):
     changes = changes_of(kind, numerics={"not_finite": "skip"})
     ended = launch([config_in(tmp_path, **changes)], poison_step=25, poison_until=27)
-    for result in ended.results:
-        (run,) = result["runs"]
-        assert run["status"] == "completed"
-        assert run["points"]["skipped_steps"][str(STEPS)] == 2
-        assert run["losses"]["1"] - mean_of_last(run) > 0.5
+    assert [result["runs"][0]["status"] for result in ended.results] == ["completed"] * 2
+    (run,) = ended.results[0]["runs"]  # rank 0 alone reports
+    assert run["points"]["skipped_steps"][str(STEPS)] == 2
+    assert run["losses"]["1"] - mean_of_last(run) > 0.5
     for tensor in load_file(max(tmp_path.glob("step-*")) / "exchange.safetensors").values():
         assert tensor.isfinite().all()
 
