@@ -148,6 +148,7 @@ class ComparisonShape(Shape):
                         "incomplete": 0,
                         "failures": {},
                         "energy_provenance": "counter",
+                        "shared": 0,
                     }
                 ],
                 "best": {},

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from trainers import tasks
 from trainers.config import TaskName
-from trainers.data import tokenizers
+from trainers.data import plain_texts, tokenizers
 from trainers.data.hub import HubDataset
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError
@@ -137,7 +137,7 @@ def test_more_sequences_than_there_are_is_said(configured, folder):
 def test_second_start_reads_no_text(configured, folder, monkeypatch):
     (folder / "train.txt").write_text("\n".join(LINES))
     first, _ = prepare(configured())
-    monkeypatch.setattr(mlm, "read_plain", None)
+    monkeypatch.setattr(plain_texts, "read_plain", None)
     second, lines = prepare(configured())
     assert lines == []
     assert second.identity == first.identity
