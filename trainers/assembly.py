@@ -114,7 +114,9 @@ def assemble(
         )
     make_trial: Callable[..., Trial] = Trial
     if division is not None:
-        make_trial = partial(StageTrial, division=division, stage=workers.stage)
+        make_trial = partial(
+            StageTrial, division=division, stage=workers.stage, width=model.bert.config.hidden_size
+        )
     trial = make_trial(
         config,
         distilled.module,

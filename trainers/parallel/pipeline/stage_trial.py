@@ -44,13 +44,12 @@ class StageTrial(Trial):
         run: see `Trial`.
         division: which layers the stage has.
         stage: its number, 0-based.
+        width: H of the hidden states between stages.
     """
 
-    def __init__(self, *run: Any, division: Division, stage: int, **more: Any) -> None:
+    def __init__(self, *run: Any, division: Division, stage: int, width: int, **more: Any) -> None:
         super().__init__(*run, **more)
-        self._stage, self._last = stage, len(division.layout.pieces) - 1
-        student: Any = self._module
-        self._width = int(student.bert.config.hidden_size)
+        self._stage, self._last, self._width = stage, len(division.layout.pieces) - 1, width
         self._pieces = [
             (number, Piece(division.own[layer] for layer in division.layout.pieces[number]))
             for number in division.layout.pieces_of(stage)
