@@ -213,7 +213,8 @@ def test_trial_of_a_stage_holds_what_the_stage_holds(configure, stage, held):
     layer.register_full_backward_hook(left)
     trial = StageTrial(
         config, model, Objective(Imdb()), Arithmetic(), data.train, device=torch.device("cpu"),
-        pad_id=data.pad_id, multiple=1, transform=None, division=division, stage=stage, width=model.bert.config.hidden_size,
+        pad_id=data.pad_id, multiple=1, transform=None, division=division, stage=stage,
+        width=model.bert.config.hidden_size,
     )  # fmt: skip
     trial.at_size(2)
     assert (max(lives), alive) == (held, 0)
