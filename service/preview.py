@@ -111,7 +111,8 @@ def _resolve(
 ) -> tuple[ExperimentSpec, str | None]:
     """The spec at a grid point, or the spec as it stands with the reason why the point is not valid."""
     try:
-        return validate(grid.with_axis_values(base, spec.search.settings(point)), catalogue), None
+        document = grid.with_axis_values(base, spec.search.settings(point))
+        return validate(document, catalogue, point=point, named=False), None
     except SpecError as error:
         return spec, str(error)
 

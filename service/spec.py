@@ -251,6 +251,7 @@ def validate(
     catalogue: Mapping[str, Hardware] = CATALOGUE,
     *,
     point: Mapping[str, AxisValue] | None = None,
+    named: bool = True,
     infeasible: bool = False,
 ) -> ExperimentSpec:
     """Turn a document into a spec, checking every field, the hardware and the axes' names.
@@ -258,13 +259,14 @@ def validate(
     Args:
         document: the parsed text.
         catalogue: known hardware.
-        point: axis values already written into the document; named in the problems.
+        point: axis values already written into the document.
+        named: name the point in the problems.
         infeasible: let a precision pass that the hardware does not compute.
 
     Raises:
         SpecError: with every problem found, in the order of the fields.
     """
-    prefix = f"grid point {canonical_json(dict(point))}: " if point else ""
+    prefix = f"grid point {canonical_json(dict(point))}: " if point and named else ""
     document = _with_first_point(document)
     try:
         spec = ExperimentSpec.model_validate_json(json.dumps(document), strict=True)

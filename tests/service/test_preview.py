@@ -1,4 +1,4 @@
-"""What a preview says of runs whose number of workers is not one number, and of pipelines."""
+"""What a preview says of single cells: elastic runs, pipelines, runs with and without a teacher."""
 
 from __future__ import annotations
 
@@ -58,3 +58,12 @@ def test_a_run_shows_the_shape_of_its_pipeline() -> None:
     assert strategy_text("pipeline", [told]) == "pipeline of 2 stages by torch, gpipe"
     assert strategy_text("pipeline", []) == "pipeline"
     assert strategy_text("ddp", [told]) == "ddp"
+
+
+def test_cells_without_a_teacher_run_beside_those_that_have_one() -> None:
+    runs = planned(
+        distillation={"soft_weight": 0.9},
+        search={"axes": {"model.teacher": [None, "run:1"]}},
+        model={"student": "mini"},
+    )
+    assert [(run.point["model.teacher"], run.reason) for run in runs] == [(None, None), ("run:1", None)]
