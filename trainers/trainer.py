@@ -34,9 +34,10 @@ from trainers.tasks.base import Task
 from trainers.telemetry import tracing
 from trainers.telemetry.flops import Tally, tally
 from trainers.telemetry.gradient_noise import GradientNoise, StepNorms
+from trainers.telemetry.laps import Communication, Throughput
 from trainers.telemetry.profiling import StepProfiler
 from trainers.telemetry.run_figures import RunFigures
-from trainers.telemetry.timeline import TRAINING, Phase, Timeline
+from trainers.telemetry.timeline import Phase, Timeline
 from trainers.telemetry.tracing import StepTracer
 from trainers.update import Update
 
@@ -116,7 +117,8 @@ class Trainer:
         per_epoch = parts.batches.steps_per_epoch
         self.evaluate_every = max(1, round(parts.config.evaluation.every_epochs * per_epoch))
         self.stopping: StopReason | None = None
-        self.rates, self.sent = _Throughput(parts), _Communication(parts)
+        self.rates = Throughput(parts.timeline, parts.progress)
+        self.sent = Communication(parts.timeline, parts.progress)
         # Points are reported once, also where steps are trained anew after going back.
         self.reported_step, self.scored_step = parts.progress.step, -1
 
@@ -562,48 +564,3 @@ class Trainer:
             "best_step": progress.best_step if found else None,
             "best_checkpoint": str(parts.checkpoints.path(progress.best_step)) if found else None,
         }
-
-
-class _Throughput:
-    """Samples and real tokens per second of training time, between two calls of `lap`."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._last = self._now()
-
-    def lap(self) -> dict[str, float]:
-        """Points since the last call; none where no step was timed."""
-        before, self._last = self._last, self._now()
-        seconds, samples, tokens = (now - then for now, then in zip(self._last, before, strict=True))
-        if seconds <= 0.0 or not samples:
-            return {}
-        return {"samples_per_s": samples / seconds, "tokens_per_s": tokens / seconds}
-
-    def _now(self) -> tuple[float, int, int]:
-        spent, progress = self._parts.timeline.spent_s(), self._parts.progress
-        return sum(spent[phase.value] for phase in TRAINING), progress.timed_samples, progress.timed_tokens
-
-
-class _Communication:
-    """Exposed and hidden communication and bytes sent per step, between two calls of `lap`."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._last = self._now()
-
-    def lap(self) -> dict[str, float]:
-        """Points since the last call; none where no gradients are sent."""
-        before, self._last = self._last, self._now()
-        steps, exposed_s, hidden_s, sent = (now - then for now, then in zip(self._last, before, strict=True))
-        if not sent or not steps:
-            return {}
-        return {
-            "communication_ms": 1e3 * exposed_s / steps,
-            "hidden_communication_ms": 1e3 * hidden_s / steps,
-            "bytes_sent_per_step": sent / steps,
-        }
-
-    def _now(self) -> tuple[int, float, float, float]:
-        spent, progress = self._parts.timeline.spent_s(), self._parts.progress
-        exposed_s = spent[Phase.communication.value]
-        return progress.step, exposed_s, progress.hidden_communication_s, progress.bytes_sent

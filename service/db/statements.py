@@ -1,7 +1,7 @@
 """Every statement that changes or reads experiments, runs and the queue, named by intent.
 
-Statements of points are in `service.db.point_statements`. The guards of transitions come from
-the tables in `service.states`: an UPDATE that changes no row was refused.
+Those of points, reuse, ledgers and forecasts are in modules of their own beside this one. The guards of
+transitions come from the tables in `service.states`: an UPDATE that changes no row was refused.
 """
 
 from __future__ import annotations
@@ -147,58 +147,6 @@ def idempotency_rows(keys: Iterable[tuple[str, str]]) -> Select[Any]:
     )
 
 
-REUSED_COLUMNS = ("implementation", "step", "total_steps", "checkpoint", "checkpoint_step", *SUMMARY_COLUMNS)
-"""Columns of `runs` that a reused run takes over."""
-
-
-def equal_runs(hashes: Iterable[str]) -> Select[Any]:
-    """(run, settings, seed, facts) of runs that have succeeded by themselves, the newest first."""
-    return (
-        select(_r.id, _r.config_sha256, _r.seed, _a.facts)
-        .outerjoin_from(runs, attempts, (_a.run_id == _r.id) & (_a.number == _r.attempt))
-        .where(
-            _r.config_sha256.in_(list(hashes)),
-            _r.state == sa.literal_column(f"'{RunState.succeeded}'"),
-            _r.reused_from.is_(None),
-        )
-        .order_by(_r.id.desc())
-    )
-
-
-def reusable_runs(ids: Iterable[int]) -> Select[Any]:
-    """Lock runs that have succeeded, and read what a reused run takes over."""
-    return (
-        select(_r.id, _r.experiment_id, *(_r[name] for name in REUSED_COLUMNS))
-        .where(_r.id.in_(sorted(set(ids))), _r.state == RunState.succeeded)
-        .with_for_update(read=True)  # Left out on SQLite.
-    )
-
-
-def reuse_run(experiment_id: int, *, ended_s: float) -> Update:
-    """End a run that has just been inserted with the figures of another."""
-    return (
-        update(runs)
-        .where(_r.experiment_id == experiment_id, _r.index == bindparam("position"))
-        .values(
-            state=RunState.succeeded,
-            reused_from=bindparam("source"),
-            ended_s=ended_s,
-            **{name: bindparam(f"new_{name}") for name in REUSED_COLUMNS},
-        )
-    )
-
-
-def copy_summaries(experiment_id: int) -> Insert:
-    """Give each reused run of an experiment the summary of the run that it reuses."""
-    c = run_summaries.c
-    found = (
-        select(_r.id, sa.literal(0), c.summary)
-        .join(run_summaries, c.run_id == _r.reused_from)
-        .where(_r.experiment_id == experiment_id)
-    )
-    return sa.insert(run_summaries).from_select(["run_id", "attempt", "summary"], found)
-
-
 def run_ids(experiment_id: int) -> Select[Any]:
     """(position in the grid, id) of an experiment's runs."""
     return select(_r.index, _r.id).where(_r.experiment_id == experiment_id)
@@ -226,16 +174,6 @@ def spec_of_experiment(id: int) -> Select[Any]:
 def run_by_id(id: int) -> Select[Any]:
     """One run."""
     return select(*RUN_COLUMNS).where(_r.id == id)
-
-
-def source_of_run(id: int) -> Select[Any]:
-    """The run whose figures a run shows: another that it reuses, or itself."""
-    return select(func.coalesce(_r.reused_from, _r.id)).where(_r.id == id)
-
-
-def reused_runs(experiment_id: int) -> Select[Any]:
-    """How many runs of an experiment are reused."""
-    return select(func.count()).where(_r.experiment_id == experiment_id, _r.reused_from.is_not(None))
 
 
 def experiment_of_run(id: int) -> Select[Any]:
@@ -318,18 +256,6 @@ def references_of(experiment_ids: Iterable[int]) -> Select[Any]:
     )
 
 
-def reusers(experiment_id: int) -> Select[Any]:
-    """(experiment, run, reused run) of another experiment that shows figures of this one's."""
-    source = runs.alias("source")
-    return (
-        select(_r.experiment_id, _r.id, source.c.id)
-        .join(source, source.c.id == _r.reused_from)
-        .where(source.c.experiment_id == experiment_id)
-        .order_by(_r.id)
-        .limit(1)
-    )
-
-
 def unfinished_dependents(experiment_id: int) -> Select[Any]:
     """Other experiments that have not ended and start from a run of this one."""
     c = run_references.c
@@ -352,44 +278,6 @@ def events_after(experiment_id: int, after: int, limit: int) -> Select[Any]:
         .order_by(c.number)
         .limit(limit)
     )
-
-
-def attempts_for_ledger(chosen: sa.ColumnElement[bool]) -> Select[Any]:
-    """All attempts at chosen runs, with what their devices cost and draw.
-
-    The run has those of its newest attempt; another attempt may have had another number of workers.
-    """
-    workers = func.coalesce(_a.workers, _r.workers)
-    return (
-        select(
-            _a.run_id, _a.number, _r.state.label("run_state"), _a.state, _a.failure_class, _a.started_s,
-            _a.ended_s, _a.seen_s, _a.resumed_from_s, _a.resumed_from_step, _a.last_step,
-            (_r.devices // _r.workers * workers).label("devices"),
-            (_r.price_usd_per_hour / _r.workers * workers).label("price_usd_per_hour"),
-            (_r.power_w / _r.workers * workers).label("power_w"),
-        )
-        .join(attempts, _a.run_id == _r.id)
-        .where(chosen)
-    )  # fmt: skip
-
-
-def windows_for_ledger(chosen: sa.ColumnElement[bool], names: Iterable[str]) -> Select[Any]:
-    """Sums over the windows that attempts at chosen runs have told of, by name and provenance.
-
-    Rows are (run, attempt, name, provenance, seconds, sum, sum weighted by seconds).
-    """
-    m = measurements.c
-    seconds = m.end_s - m.start_s
-    return (
-        select(
-            m.run_id, m.attempt, m.name, m.provenance, func.sum(seconds).label("seconds"),
-            func.sum(m.value).label("total"), func.sum(m.value * seconds).label("weighted"),
-        )
-        .join(attempts, (m.run_id == _a.run_id) & (m.attempt == _a.number))
-        .join(runs, _r.id == _a.run_id)
-        .where(chosen, m.name.in_(list(names)), m.value.is_not(None))
-        .group_by(m.run_id, m.attempt, m.name, m.provenance)
-    )  # fmt: skip
 
 
 # -- Events ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from service.db import schema, statements
+from service.db import reuse_statements, schema, statements
 from service.db.engine import Database
 from service.db.errors import NotFound, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES
@@ -130,7 +130,7 @@ def source_of(connection: Connection, run_id: int) -> int:
     Raises:
         NotFound: when there is no such run.
     """
-    found: int | None = connection.execute(statements.source_of_run(run_id)).scalar()
+    found: int | None = connection.execute(reuse_statements.source_of_run(run_id)).scalar()
     if found is None:
         raise NotFound("run", run_id)
     return found

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from service.db import schema, statements
+from service.db import ledger_statements, reuse_statements, schema, statements
 from service.db.errors import NotFound
 from service.db.listing import EXPERIMENT_NAMES, RUN_NAMES, Listing, read_page
 from service.filters import Order, parse_filter, parse_order
@@ -127,14 +127,14 @@ class Reading(Part):
         wanted, found = sorted(hashes), []
         with self.database.read() as connection:
             for first in range(0, len(wanted), _HASHES):
-                rows = connection.execute(statements.equal_runs(wanted[first : first + _HASHES]))
+                rows = connection.execute(reuse_statements.equal_runs(wanted[first : first + _HASHES]))
                 found += [Equal(*row) for row in rows]
         return found
 
     def reused_count(self, experiment_id: int) -> int:
         """How many runs of an experiment are reused: they were not started for it."""
         with self.database.read() as connection:
-            return int(connection.execute(statements.reused_runs(experiment_id)).scalar_one())
+            return int(connection.execute(reuse_statements.reused_runs(experiment_id)).scalar_one())
 
     def references(self, experiment_id: int) -> list[Reference]:
         """The runs that an experiment starts from, and how they stand."""
@@ -332,14 +332,14 @@ class Reading(Part):
 def _tried(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[Tried]:
     """All attempts at chosen runs, with what their windows sum up to."""
     told: dict[tuple[int, int], list[sa.Row[Any]]] = {}
-    for row in connection.execute(statements.windows_for_ledger(chosen, WINDOWS)):
+    for row in connection.execute(ledger_statements.windows_for_ledger(chosen, WINDOWS)):
         told.setdefault((row.run_id, row.attempt), []).append(row)
     return [
         Tried(
             **{name: row[name] for name in _OF_TRIED},
             measured=_measured(told.get((row["run_id"], row["number"]), ())),
         )
-        for row in connection.execute(statements.attempts_for_ledger(chosen)).mappings()
+        for row in connection.execute(ledger_statements.attempts_for_ledger(chosen)).mappings()
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from service.db import statements
+from service.db import reuse_statements, statements
 from service.db.errors import Conflict
 from service.db.schema import SUMMARY_COLUMNS
 from service.records import Experiment, Run
@@ -241,7 +241,7 @@ class Requesting(Part):
                     f"experiment {dependent.experiment_id} starts from run {dependent.run_id} and has not "
                     f"ended; cancel it, or delete experiment {experiment_id} afterwards"
                 )
-            reuser = connection.execute(statements.reusers(experiment_id)).one_or_none()
+            reuser = connection.execute(reuse_statements.reusers(experiment_id)).one_or_none()
             if reuser is not None:
                 raise Conflict(
                     f"experiment {reuser[0]} reuses run {reuser[2]}, as run {reuser[1]}; "

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from service.db import schema, statements
+from service.db import reuse_statements, schema, statements
 from service.db.engine import Database
 from service.db.errors import IdempotencyMismatch, StoreFull, StoreUnavailable
 from service.db.group_commit import GroupCommit
@@ -397,7 +397,7 @@ def _reuse_runs(connection: Connection, id: int, item: _Submitted, now: float) -
     """Give runs of a new experiment the figures of others, and say of whom."""
     asked = item.reuse.runs
     # Held until the commit, so that nobody deletes them meanwhile.
-    found = connection.execute(statements.reusable_runs(asked.values())).mappings()
+    found = connection.execute(reuse_statements.reusable_runs(asked.values())).mappings()
     sources = {row["id"]: row for row in found}
     taken = {index: sources[source] for index, source in asked.items() if source in sources}
     events = [
@@ -406,14 +406,14 @@ def _reuse_runs(connection: Connection, id: int, item: _Submitted, now: float) -
     ]
     if taken:
         connection.execute(
-            statements.reuse_run(id, ended_s=now),
+            reuse_statements.reuse_run(id, ended_s=now),
             [
                 {"position": index, "source": row["id"]}
-                | {f"new_{name}": row[name] for name in statements.REUSED_COLUMNS}
+                | {f"new_{name}": row[name] for name in reuse_statements.REUSED_COLUMNS}
                 for index, row in taken.items()
             ],
         )
-        connection.execute(statements.copy_summaries(id))
+        connection.execute(reuse_statements.copy_summaries(id))
         own = {row[0]: row[1] for row in connection.execute(statements.run_ids(id))}
         events += [
             NewEvent(
