@@ -38,7 +38,8 @@ ROWS = [
     ("q3", "Who closed it?", []),
 ]
 SCORES = {
-    "exact_match", "f1", "exact_match_has_answer", "f1_has_answer", "exact_match_no_answer", "null_threshold",
+    "exact_match", "f1", "exact_match_has_answer", "f1_has_answer", "f1_best_span", "exact_match_no_answer",
+    "null_threshold",
 }  # fmt: skip
 
 
@@ -515,6 +516,20 @@ def test_perfect_spans_have_perfect_scores(squad):
     scores = prepared.scoring.score(observed(rows))
     assert scores.pop("null_threshold") < 0.5
     assert scores == dict.fromkeys(scores, 1.0)
+
+
+def test_spans_are_scored_apart_from_whether_there_is_an_answer(squad):
+    write_squad(squad.folder, train=20, dev=12, seed=0)
+    prepared = squad(max_length=16, stride=4)
+    # Right spans for the questions of every other window, and no way to tell where there is an answer:
+    # it is best to answer nothing then.
+    rows = [
+        (9.0, [(1.0, int(first), int(last)) if first and i % 2 else (1.0, 5, 5)])
+        for i, (first, last) in enumerate(prepared.validation.labels)
+    ]
+    scores = prepared.scoring.score(observed(rows))
+    assert scores["f1_has_answer"] == 0.0
+    assert scores["f1_best_span"] > 0.2
 
 
 # Runs

@@ -168,6 +168,9 @@ class SpanScoring:
             squad_rules.with_threshold(f1, null_scores, has_answer, threshold),
             has_answer,
         )
+        if has_answer.any():
+            # What is left when nothing has to be told about whether there is an answer.
+            figures["f1_best_span"] = float(f1[has_answer].mean())
         return {**figures, "null_threshold": threshold}
 
 
