@@ -16,11 +16,11 @@ medians over the traced steps of all rounds, and ratios are medians of the ratio
 `ddp_overhead_pct` is the step of ddp x2 by that of share x2, less 1: all that being data-parallel
 costs, exposed communication included. `exposed_ms` is the communication that no computation hides.
 
-The bubble is the time of a stage between the first and the last pass of a step in which it computes
-nothing, as a share of the passes and that time, mean over the stages. The formula (p-1)/(m+p-1) is
-that of stages which take equally long and send in no time. What else is in the measured one: the
-imbalance of the stages (the model has as many parameters in each, but embeddings and head cost another
-time per parameter than layers), sending, and each step's different length of texts.
+The bubble is the time of a stage from the beginning of a step's passes until they are done on all
+stages in which it computes nothing, as a share of that time, mean over the stages. The formula
+(p-1)/(m+p-1) is that of stages which take equally long and send in no time; what else is in the measured
+one is sending, and the imbalance of the stages (as many parameters in each, but embeddings and head cost
+another time per parameter than layers). All texts are longer than a sequence, so that all passes are alike.
 
 The estimate of ddp x2 is that of `stillhouse profile`, from layer times of two processes at once and a
 fit of the all-reduce between them. The last line is one JSON object.
@@ -61,7 +61,9 @@ from trainers.synthetic import write_corpus
 
 WORKERS = 2
 GLOBAL = 32
-MAX_LENGTH = 64
+MAX_LENGTH = 128
+_REVIEWS = 8
+"""That make one text: each has some 25 words."""
 WARM_UP = 3
 MICRO_BATCHES = (1, 2, 4, 8)
 COMPRESSIONS = ("fp16", "bf16", "powersgd", "onebit")
@@ -159,6 +161,22 @@ def config_of(variant: Variant, folder: Path, steps: int) -> RunConfig:
             },
         }
     )  # fmt: skip
+
+
+def write_texts(folder: Path, count: int) -> None:
+    """Synthetic reviews, so many of a kind in each text that it is longer than a sequence."""
+    write_corpus(folder, train=count * _REVIEWS, test=2 * _REVIEWS, seed=0)
+    for file in folder.glob("*.jsonl"):
+        by_label: dict[int, list[str]] = defaultdict(list)
+        for line in file.read_text(encoding="utf-8").splitlines():
+            review = json.loads(line)
+            by_label[review["label"]].append(review["text"])
+        rows = [
+            {"text": " ".join(texts[at : at + _REVIEWS]), "label": label}
+            for label, texts in by_label.items()
+            for at in range(0, len(texts), _REVIEWS)
+        ]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 class LastPoints(NullSink):
@@ -306,7 +324,7 @@ def main() -> None:
     refused: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="stillhouse-parallel-") as name:
         folder = Path(name)
-        write_corpus(folder / "texts", train=GLOBAL * 16, test=8, seed=0)
+        write_texts(folder / "texts", GLOBAL * 16)
         with LocalGroup(WORKERS) as group:
             run(group, Variant("warm-up"), folder, 1)  # imports, tokenised data
             for number in range(arguments.rounds):

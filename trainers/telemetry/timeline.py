@@ -26,7 +26,8 @@ class Phase(StrEnum):
     communication = "communication"
     """Waiting for other workers, and handing points to the sink."""
     bubble = "bubble"
-    """A stage of a pipeline waiting for its neighbours, and passing hidden states and gradients on."""
+    """A stage of a pipeline waiting for its neighbours until the last pass is done on all of them, and
+    passing hidden states and gradients on."""
     checkpoint = "checkpoint"
     """Writing checkpoints."""
     validation = "validation"

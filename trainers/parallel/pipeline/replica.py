@@ -85,6 +85,7 @@ class PipelineReplica(Replica):
         self._table = tied if layout.tied_stages() else None
         self._watch = Watch(self._workers, self._timeline, timeout_s)
         self._width = int(student.bert.config.hidden_size)
+        self._done = torch.zeros(1, device=self._device)
 
     @abstractmethod
     def _run(self, micro_batches: list[Batch], loss_of: LossOf, factor: float) -> torch.Tensor:
@@ -105,6 +106,9 @@ class PipelineReplica(Replica):
         micro_batches = [micro_batch.to(self._device) for micro_batch in batch.micro_batches]
         # Gradients are summed over replicas.
         loss_sum = self._run(micro_batches, loss_of, scale / batch.global_examples)
+        # A stage that is done waits for the others: that is bubble, and no communication.
+        self._timeline.enter(Phase.bubble)
+        distributed.all_reduce(self._done, group=self._groups.line)
         self._timeline.enter(Phase.communication)
         self._exchange()
         return loss_sum
