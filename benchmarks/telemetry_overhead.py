@@ -11,7 +11,9 @@ some tens of microseconds off the hot path, is not in it). Without: none of thes
 
 `telemetry_overhead_pct` is the median of the differences of a pair over the median step without. Since
 it lies below the noise of a step, the telemetry calls of a step are timed alone too
-(`calls_us_per_step`, `calls_pct`). The last line is one JSON object.
+(`calls_us_per_step`, `calls_pct`). The estimate of the gradient's noise compares two steps in a row of
+every few, which a pair cannot leave out: it is timed alone (`noise_us_per_step`, `noise_pct`) and stands
+beside the others. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from trainers.reporting import Clock, NeverStop, NullSink
 from trainers.synthetic import write_corpus
 from trainers.telemetry.devices import Device, Sample
 from trainers.telemetry.flops import tally
+from trainers.telemetry.gradient_noise import EVERY_STEPS, StepNorms
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.life import LifeFile
 from trainers.telemetry.rapl import find_rapl
@@ -46,6 +49,7 @@ from trainers.trainer import Trainer
 
 WARM_PAIRS = 3
 _CALLS = 500
+_ROUNDS = 20
 
 
 class SwitchedTimeline(Timeline):
@@ -124,12 +128,15 @@ def _measure(trainer: SwitchedTrainer, ticks: Ticks, pairs: int) -> dict[str, An
             without.append(took[False])
     step_s = statistics.median(without)
     calls_s = _calls_s(trainer, parts.batches[0], ticks)
+    noise_s = _noise_s(trainer)
     low, high = _interval_of_median(differences)
     return {
         "telemetry_overhead_pct": 100.0 * statistics.median(differences) / step_s,
         "telemetry_overhead_pct_95": [100.0 * low / step_s, 100.0 * high / step_s],
         "calls_us_per_step": 1e6 * calls_s,
         "calls_pct": 100.0 * calls_s / step_s,
+        "noise_us_per_step": 1e6 * noise_s,
+        "noise_pct": 100.0 * noise_s / step_s,
         "step_ms": 1000.0 * step_s,
         "step_ms_quartiles": [1000.0 * value for value in statistics.quantiles(without, n=4)],
         "pairs": pairs,
@@ -172,6 +179,20 @@ def _calls_s(trainer: SwitchedTrainer, batch: StepBatch, ticks: Ticks) -> float:
         trainer._report_step(0.5, 1.0, 1e-4, {})
         ticks.tick()
     return (time.perf_counter() - began_s) / _CALLS
+
+
+def _noise_s(trainer: SwitchedTrainer) -> float:
+    """Seconds that the noise estimate of one step takes by itself, mean over the steps of its round."""
+    source = trainer.parts.noise.source
+    for parameter in trainer.parts.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    began_s = time.perf_counter()
+    for step in range(_ROUNDS * EVERY_STEPS):
+        source.begin_step(step)
+        source.before_update()
+        source.sum()
+        source.remember(StepNorms(parts=1.0, norm=1.0, loss_scale=1.0, divisor=1.0))
+    return (time.perf_counter() - began_s) / (_ROUNDS * EVERY_STEPS)
 
 
 def _interval_of_median(values: list[float]) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """Training throughput beside the Hugging Face Trainer and beside plain PyTorch.
 
     python -m benchmarks.training [--data FOLDER] [--minilm FOLDER] [--rounds R] [--samples N] [--fp32-only]
+                                  [--only-final-loss]
 
 All three train the same model from the same weights on the same tokenised examples, one epoch, with
 the same effective batch, learning rate, dropout and precision, one after the other in one process:
@@ -14,6 +15,9 @@ start-up, evaluation and checkpoints. The validation loss after the epoch is com
 same code for all three. `imdb` is classification at up to 512 tokens, `mlm` sequences of 128; without
 `--data` synthetic texts of the same lengths stand in. The figures of `mini` are the contract's; those
 of MiniLM stand beside them under `models`.
+
+An epoch of so few examples hardly moves the loss of a long text. Whether all three end alike is seen on
+shorter ones: MiniLM on texts of at most 64 tokens, over several seeds, under `final_loss`.
 
 Where the CPU has no bf16 instructions torch's own bf16 products are some fifty times slower than fp32
 (`trainers.precision` says why ours are not): there the peers are timed on a few steps only, which
@@ -58,6 +62,9 @@ from trainers.tasks.base import Prepared
 
 BATCH = 16
 LEARNING_RATE = 1e-4
+SEEDS = 3
+SHORT = 64
+"""Tokens of a text where final losses are compared."""
 FEW_STEPS = 2
 """Steps that a peer is timed on where its precision is emulated element by element."""
 
@@ -279,70 +286,131 @@ def measure(work: Workload, rounds: int) -> dict[str, Any]:
     return figures
 
 
+def final_losses(work: Workload) -> dict[str, Any]:
+    """Validation losses of each contender, seed by seed, and how far ours are from theirs on average."""
+    losses: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    for seed in range(SEEDS):
+        seeded = Workload(work.config.model_copy(update={"seed": seed}), work.prepared, work.tokenizer)
+        for name, run in CONTENDERS.items():
+            loss = run(seeded, None).validation_loss
+            assert loss is not None
+            losses[name].append(loss)
+    spread = statistics.fmean(statistics.stdev(each) for each in losses.values())
+    mean = {name: statistics.fmean(each) for name, each in losses.items()}
+    return {
+        **losses,
+        "seed_sd": spread,
+        "ours_minus_hf_trainer": mean["ours"] - mean["hf_trainer"],
+        "ours_minus_plain": mean["ours"] - mean["plain"],
+    }
+
+
 def _emulated() -> bool:
     """Whether this CPU has no bf16 instructions."""
     return not has_bf16(torch.device("cpu"))
 
 
-def workloads(
-    data: Path | None, minilm: Path | None, folder: Path, samples: int
-) -> Iterator[tuple[str, str, Workload]]:
-    """`(task, model, workload)` of everything that is measured, precision still fp32.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where texts and models are.
 
-    Args:
-        data: folder with `imdb/` and `wikitext2/` as people have them; None = synthetic texts.
-        minilm: folder of the pretrained model; None = left out.
-        folder: for caches and synthetic texts.
-        samples: training examples of `mini` on imdb; the others have numbers of like cost.
+    Attributes:
+        roots: folder of the data.
+        paths: of each task's data in it.
+        minilm: folder of the pretrained model; None = there is none.
+        cache: for tokens.
     """
-    if data is None:
+
+    roots: Path
+    paths: dict[str, str]
+    minilm: Path | None
+    cache: Path
+
+    @classmethod
+    def of(cls, data: Path | None, minilm: Path | None, folder: Path, samples: int) -> Source:
+        """The user's data, or synthetic texts in the folder where there are none."""
+        if data is not None:
+            paths = {"imdb": "imdb", "mlm": "imdb/unsupervised.jsonl.gz"}
+            return cls(data, paths, minilm, folder / "cache")
         write_corpus(folder / "data" / "imdb", train=4 * samples, test=samples, seed=0)
         lines = (folder / "data" / "imdb" / "train.jsonl").read_text(encoding="utf-8").splitlines()
         (folder / "data" / "text").mkdir()
         for part, kept in (("train", lines[samples:]), ("valid", lines[:samples])):
             texts = "\n".join(json.loads(line)["text"] for line in kept)
             (folder / "data" / "text" / f"{part}.txt").write_text(texts + "\n", encoding="utf-8")
-        roots, paths = folder / "data", {"imdb": "imdb", "mlm": "text"}
-    else:
-        roots, paths = data, {"imdb": "imdb", "mlm": "imdb/unsupervised.jsonl.gz"}
+        return cls(folder / "data", {"imdb": "imdb", "mlm": "text"}, minilm, folder / "cache")
+
+    def workload(self, task: str, model: str, length: int, examples: int, validation: int) -> Workload:
+        """A model, a preset or the pretrained one, on so many examples of a task, in fp32."""
+        config = RunConfig.model_validate(
+            {
+                "task": {
+                    "name": task, "path": self.paths[task], "max_length": length,
+                    "train_examples": examples, "validation_examples": validation,
+                },
+                "model": {"student": model},
+                "optimizer": {"learning_rate": LEARNING_RATE},
+                "batch": {"global_size": BATCH},
+                "checkpoint": {"every_s": 0.0},
+                "threads": os.cpu_count(),
+                "seed": 0,
+                "rates": {
+                    "hardware": "cpu", "device": "cpu", "price_usd_per_hour": 0.05,
+                    "price_date": "2026-11-21", "tdp_w": 7.5, "devices_per_worker": os.cpu_count(),
+                },
+                "workspace": {
+                    "checkpoints": str(self.cache / "unused"), "cache": str(self.cache),
+                    "data_roots": (str(self.roots),),
+                    "model_roots": (str(self.minilm.parent),) if self.minilm else (),
+                },
+            }
+        )  # fmt: skip
+        prepared = tasks.build(config.task.name).prepare(
+            config, origin.locate(config.model.student, config.workspace), lambda line: None
+        )
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_file=str(prepared.tokenizer),
+            pad_token="[PAD]", mask_token="[MASK]", cls_token="[CLS]",
+            sep_token="[SEP]", unk_token="[UNK]",
+        )  # fmt: skip
+        return Workload(config, prepared, tokenizer)
+
+
+def workloads(source: Source, samples: int) -> Iterator[tuple[str, str, Workload]]:
+    """`(task, model, workload)` of everything that is timed.
+
+    Args:
+        source: of data and models.
+        samples: training examples of `mini` on imdb; the others have numbers of like cost.
+    """
     models = {"mini": ("mini", 1.0)}
-    if minilm is not None:
-        models["minilm"] = (minilm.name, 0.4)
+    if source.minilm is not None:
+        models["minilm"] = (source.minilm.name, 0.4)
     for task, length, share in (("imdb", 512, 1.0), ("mlm", 128, 2.0)):
         for name, (path, part) in models.items():
             count = BATCH * max(4, int(samples * share * part) // BATCH)
-            config = RunConfig.model_validate(
-                {
-                    "task": {
-                        "name": task, "path": paths[task], "max_length": length,
-                        "train_examples": count, "validation_examples": max(32, count // 5),
-                    },
-                    "model": {"student": path},
-                    "optimizer": {"learning_rate": LEARNING_RATE},
-                    "batch": {"global_size": BATCH},
-                    "checkpoint": {"every_s": 0.0},
-                    "threads": os.cpu_count(),
-                    "seed": 0,
-                    "rates": {
-                        "hardware": "cpu", "device": "cpu", "price_usd_per_hour": 0.05,
-                        "price_date": "2026-11-21", "tdp_w": 7.5, "devices_per_worker": os.cpu_count(),
-                    },
-                    "workspace": {
-                        "checkpoints": str(folder / "unused"), "cache": str(folder / "cache"),
-                        "data_roots": (str(roots),),
-                        "model_roots": (str(minilm.parent),) if minilm else (),
-                    },
-                }
-            )  # fmt: skip
-            prepared = tasks.build(config.task.name).prepare(
-                config, origin.locate(config.model.student, config.workspace), lambda line: None
-            )
-            tokenizer = transformers.PreTrainedTokenizerFast(
-                tokenizer_file=str(prepared.tokenizer),
-                pad_token="[PAD]", mask_token="[MASK]", cls_token="[CLS]",
-                sep_token="[SEP]", unk_token="[UNK]",
-            )  # fmt: skip
-            yield task, name, Workload(config, prepared, tokenizer)
+            yield task, name, source.workload(task, path, length, count, max(32, count // 5))
+
+
+def speeds(source: Source, samples: int, precisions: Sequence[Precision], rounds: int) -> dict[str, Any]:
+    """Throughput of every workload: the contract's figures of `mini`, and all of them under `models`."""
+    result: dict[str, Any] = {"imdb": {"models": {}}, "mlm": {"models": {}}}
+    for task, name, work in workloads(source, samples):
+        figures: dict[str, Any] = {"train_examples": len(work.prepared.train)}
+        for precision in precisions:
+            if precision is Precision.bf16 and name != "mini" and _emulated():
+                continue  # minutes a step for the peers
+            config = work.config.model_copy(update={"precision": precision})
+            measured = measure(Workload(config, work.prepared, work.tokenizer), rounds)
+            figures[precision.value] = measured
+            print(f"{task} {name} {precision.value}: {json.dumps(measured)}", flush=True)
+            if name == "mini":
+                result[task][f"{precision.value}_vs_hf_trainer"] = measured["vs_hf_trainer"]
+                result[task][f"{precision.value}_vs_plain"] = measured["vs_plain"]
+        result[task]["models"][name] = figures
+    if _emulated():
+        result["bf16_peer_steps"] = FEW_STEPS
+    return result
 
 
 def main() -> None:
@@ -355,30 +423,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--samples", type=int, default=640, help="training examples of mini on imdb")
     parser.add_argument("--fp32-only", action="store_true", help="leave bf16 out")
+    parser.add_argument("--only-final-loss", action="store_true", help="compare final losses alone")
     given = parser.parse_args()
     precisions = (Precision.fp32,) if given.fp32_only else (Precision.fp32, Precision.bf16)
     transformers.utils.logging.set_verbosity_error()
-    result: dict[str, Any] = {"imdb": {"models": {}}, "mlm": {"models": {}}}
     with tempfile.TemporaryDirectory() as folder:
-        for task, name, work in workloads(given.data, given.minilm, Path(folder), given.samples):
-            figures: dict[str, Any] = {"train_examples": len(work.prepared.train)}
-            for precision in precisions:
-                if precision is Precision.bf16 and name != "mini" and _emulated():
-                    continue  # minutes a step for the peers
-                config = work.config.model_copy(update={"precision": precision})
-                measured = measure(Workload(config, work.prepared, work.tokenizer), given.rounds)
-                figures[precision.value] = measured
-                print(f"{task} {name} {precision.value}: {json.dumps(measured)}", flush=True)
-                if name == "mini":
-                    result[task][f"{precision.value}_vs_hf_trainer"] = measured["vs_hf_trainer"]
-                    result[task][f"{precision.value}_vs_plain"] = measured["vs_plain"]
-            result[task]["models"][name] = figures
-    texts = given.data / "imdb" / "unsupervised.jsonl.gz" if given.data else None
-    result["tokenisation"] = tokenisation.measure(texts, given.minilm, rounds=given.rounds)
-    result["tokenise_vs_map"] = result["tokenisation"]["tokenise_vs_map"]
-    result["telemetry_overhead_pct"] = telemetry_overhead.measure()["telemetry_overhead_pct"]
-    if _emulated():
-        result["bf16_peer_steps"] = FEW_STEPS
+        source = Source.of(given.data, given.minilm, Path(folder), given.samples)
+        result: dict[str, Any] = {}
+        if not given.only_final_loss:
+            result |= speeds(source, given.samples, precisions, given.rounds)
+        if source.minilm is not None:
+            short = source.workload("imdb", source.minilm.name, SHORT, 2 * given.samples, given.samples)
+            result["final_loss"] = final_losses(short)
+    if not given.only_final_loss:
+        texts = given.data / "imdb" / "unsupervised.jsonl.gz" if given.data else None
+        result["tokenisation"] = tokenisation.measure(texts, given.minilm, rounds=given.rounds)
+        result["tokenise_vs_map"] = result["tokenisation"]["tokenise_vs_map"]
+        result["telemetry_overhead_pct"] = telemetry_overhead.measure()["telemetry_overhead_pct"]
     print(
         json.dumps(
             {

@@ -44,10 +44,10 @@ class Communication:
         self._last = self._now()
 
     def lap(self) -> dict[str, float]:
-        """Points since the last call; none where no gradients are sent."""
+        """Points since the last call; none where no gradients were sent, or steps were taken back."""
         before, self._last = self._last, self._now()
         steps, exposed_s, hidden_s, sent = (now - then for now, then in zip(self._last, before, strict=True))
-        if not sent or not steps:
+        if sent <= 0 or steps <= 0:
             return {}
         return {
             "communication_ms": 1e3 * exposed_s / steps,
