@@ -11,10 +11,12 @@ medians over the traced steps of all rounds, and ratios are medians of the ratio
 - single: one worker trains the whole batch, the other is idle;
 - share x2: both train half of the batch each at the same time and exchange nothing: the arithmetic of
   ddp x2 without its communication, on the same two cores;
-- ddp x2, and with compressed gradients; pipeline x2 with both engines and m micro-batches.
+- ddp x2, and with compressed gradients; pipeline x2 with both engines, 1F1B and m micro-batches, and by
+  GPipe, whose stages do not wait for each other's answer after each pass.
 
 `ddp_overhead_pct` is the step of ddp x2 by that of share x2, less 1: all that being data-parallel
-costs, exposed communication included. `exposed_ms` is the communication that no computation hides.
+costs, exposed communication included; the two take turns three times in a round. `exposed_ms` is the
+communication that no computation hides.
 
 The bubble is the time of a stage from the beginning of a step's passes until they are done on all
 stages in which it computes nothing, as a share of that time, mean over the stages. The formula
@@ -66,6 +68,8 @@ _REVIEWS = 8
 """That make one text: each has some 25 words."""
 WARM_UP = 3
 MICRO_BATCHES = (1, 2, 4, 8)
+_COMPARED = ("share x2", "ddp x2")
+_TURNS = 3
 COMPRESSIONS = ("fp16", "bf16", "powersgd", "onebit")
 
 
@@ -102,11 +106,19 @@ def variants() -> list[Variant]:
         Variant("ddp x2", ddp),
         *(Variant(f"ddp x2 {way}", {**ddp, "compression": way}) for way in COMPRESSIONS),
     ]
+    pipeline = {"strategy": "pipeline", "workers": WORKERS}
     for engine in ("torch", "deepspeed"):
         for count in MICRO_BATCHES:
-            pipeline = {"strategy": "pipeline", "workers": WORKERS, "engine": engine}
-            found.append(Variant(f"pipeline x2 {engine} m={count}", pipeline, count))
+            found.append(Variant(f"pipeline x2 {engine} m={count}", {**pipeline, "engine": engine}, count))
+    for count in MICRO_BATCHES[2:]:
+        found.append(Variant(f"pipeline x2 gpipe m={count}", {**pipeline, "schedule": "gpipe"}, count))
     return found
+
+
+def in_turns(chosen: Sequence[Variant]) -> list[Variant]:
+    """A round: the two that `ddp_overhead_pct` compares take turns, all others come once."""
+    pair = [variant for variant in chosen if variant.name in _COMPARED]
+    return [*pair * _TURNS, *(variant for variant in chosen if variant not in pair)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +276,8 @@ def row(variant: Variant, taken: Sequence[Ran], single: Sequence[Ran]) -> dict[s
     }
     if single:
         found["speed_up"] = statistics.median(
-            other.step_ms / one.step_ms for one, other in zip(taken, single, strict=False)
+            single[number * len(single) // len(taken)].step_ms / one.step_ms
+            for number, one in enumerate(taken)
         )
     if variant.pipeline:
         measured = statistics.median(one.bubble for one in taken if one.bubble is not None)
@@ -328,7 +341,7 @@ def main() -> None:
         with LocalGroup(WORKERS) as group:
             run(group, Variant("warm-up"), folder, 1)  # imports, tokenised data
             for number in range(arguments.rounds):
-                for variant in chosen:
+                for variant in in_turns(chosen):
                     if variant.name in refused:
                         continue
                     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +23,11 @@ from trainers.telemetry.timeline import Phase, Timeline
 
 LossOf = Callable[[Output, Batch], torch.Tensor]
 """Sum of the loss over a micro-batch's examples, a scalar in fp32."""
+_SYNCS_BUFFERS = (  # torch 2.13 has renamed it
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
 
 
 class Replica:
@@ -184,11 +190,11 @@ class DistributedReplica(Replica):
         self._parallel = DistributedDataParallel(
             _Logits(module) if self._static_graph else module,
             device_ids=[self._device.index] if self._device.type == "cuda" else None,
-            broadcast_buffers=False,  # no buffer changes in training
             gradient_as_bucket_view=True,
             bucket_cap_mb=bucket_mib,
             find_unused_parameters=fixed_buckets,
             static_graph=self._static_graph,
+            **{_SYNCS_BUFFERS: False},  # no buffer changes in training
         )
         # torch compares a hook's annotations by identity, and ours are strings: give it a function without.
         self._parallel.register_comm_hook(None, lambda state, bucket: self._exchange_bucket(state, bucket))
