@@ -48,7 +48,7 @@ class Search(Section):
     """Values by dotted field name, such as `batch.global_size: [16, 32]`, the first varying slowest; or
     `{low: 1.0e-5, high: 1.0e-3, log: true}` where `samples` are drawn."""
     when: dict[str, dict[str, list[AxisValue]]] = Field(default_factory=dict)
-    """Conditional axes: by axis, the values of axes before it with which it varies; else it is left out."""
+    """Conditional axes: by axis, the values of other axes with which it varies; else it is left out."""
     otherwise: dict[str, AxisValue] = Field(default_factory=dict)
     """Of conditional axes, the field's value where the axis is left out; unset = what the spec has for it."""
     samples: int | None = Field(default=None, ge=1, le=MAX_RUNS)
@@ -121,18 +121,17 @@ class Search(Section):
         return {**self.otherwise, **point}
 
     @model_validator(mode="after")
-    def _conditions_look_back(self) -> Search:
-        order = list(self.axes)
+    def _conditions_can_hold(self) -> Search:
         for name, needs in self.when.items():
-            if name not in order:
+            if name not in self.axes:
                 raise ValueError(f"when names '{name}', which is no axis; add it to search.axes or remove it")
             for other, values in needs.items():
-                if other not in order[: order.index(name)]:
+                known = self.axes.get(other)
+                if known is None:
                     raise ValueError(
-                        f"when of '{name}' asks for '{other}', which is no axis before it; "
-                        f"list '{other}' before '{name}' in search.axes"
+                        f"when of '{name}' asks for '{other}', which is no axis; "
+                        "add it to search.axes or remove the condition"
                     )
-                known = self.axes[other]
                 if isinstance(known, Range):
                     raise ValueError(
                         f"when of '{name}' asks for '{other}', which is a range; use a listed axis"
@@ -143,7 +142,26 @@ class Search(Section):
                     raise ValueError(
                         f"when of '{name}': '{other}' never is {shown}; use values out of {json.dumps(known)}"
                     )
+        self._ordered()
         return self
+
+    def _ordered(self) -> dict[str, list[AxisValue] | Range]:
+        """The axes as they are listed, but each after those that its condition asks for.
+
+        Raises:
+            ValueError: conditions ask for each other in a circle.
+        """
+        found: dict[str, list[AxisValue] | Range] = {}
+        while len(found) < len(self.axes):
+            left = [name for name in self.axes if name not in found]
+            ready = [name for name in left if self.when.get(name, {}).keys() <= found.keys()]
+            if not ready:
+                raise ValueError(
+                    f"the conditions of {' and '.join(map(repr, left))} ask for each other in a circle; "
+                    "remove one from search.when"
+                )
+            found[ready[0]] = self.axes[ready[0]]
+        return found
 
     def points(self) -> Iterator[Point]:
         """The grid points, in product order or in the order drawn; empty ones where they come later."""
@@ -153,7 +171,7 @@ class Search(Section):
         if self.samples is not None:
             yield from grid.sampled_points(self.ranges(), self.samples, self.seed, self.when)
             return
-        listed = {name: values for name, values in self.axes.items() if not isinstance(values, Range)}
+        listed = {name: values for name, values in self._ordered().items() if not isinstance(values, Range)}
         yield from grid.grid_points(listed, self.when)
 
     def run_count(self, seeds: int) -> int:
@@ -164,7 +182,7 @@ class Search(Section):
         """Points that have each listed value, and both ends of each range, at least once."""
         ends = {
             name: [values.low, values.high] if isinstance(values, Range) else values
-            for name, values in self.axes.items()
+            for name, values in self._ordered().items()
         }
         for name, values in ends.items():
             for value in values:
@@ -179,5 +197,6 @@ class Search(Section):
     def ranges(self) -> grid.Axes:
         """The axes as the grid takes them."""
         return {
-            name: values.span() if isinstance(values, Range) else values for name, values in self.axes.items()
+            name: values.span() if isinstance(values, Range) else values
+            for name, values in self._ordered().items()
         }

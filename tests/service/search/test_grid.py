@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service import grid
 from service.grid import MAX_RUNS, Span
-from service.spec import SpecError, parse, validate
+from service.spec import ExperimentSpec, SpecError, parse, validate
 
 TEACHERS = {
     "model.teacher": [None, "t"],
@@ -98,6 +98,19 @@ def test_runs_carry_their_place():
     assert {run.seed for run in sorted(runs, key=lambda run: run.place)[:2]} == {0}
 
 
+def test_conditions_hold_in_any_order_of_the_axes_and_so_in_the_canonical_one():
+    """Canonical JSON sorts its keys: `engine` then stands before the `strategy` that it depends on."""
+    listed = spec(
+        "batch: {global_size: 4, micro_size: 2}\n"
+        "search: {axes: {parallel.strategy: [single, pipeline], parallel.workers: [2], "
+        "parallel.engine: [torch, deepspeed]}, when: {parallel.workers: {parallel.strategy: [pipeline]}, "
+        "parallel.engine: {parallel.strategy: [pipeline]}}}"
+    )
+    again = ExperimentSpec.model_validate_json(listed.canonical_json())
+    assert [run.point for run in again.runs()] == [run.point for run in listed.runs()]
+    assert len(list(listed.runs())) == 3
+
+
 @pytest.mark.parametrize(
     ("search", "says"),
     [
@@ -111,8 +124,13 @@ def test_runs_carry_their_place():
         ),
         ("{when: {precision: {seeds: [1]}}}", "when names 'precision', which is no axis"),
         (
-            "{axes: {precision: [fp32], threads: [1]}, when: {precision: {threads: [1]}}}",
-            "list 'threads' before 'precision'",
+            "{axes: {precision: [fp32]}, when: {precision: {threads: [1]}}}",
+            "when of 'precision' asks for 'threads', which is no axis",
+        ),
+        (
+            "{axes: {precision: [fp32], threads: [1]}, "
+            "when: {precision: {threads: [1]}, threads: {precision: [fp32]}}}",
+            "conditions of 'precision' and 'threads' ask for each other in a circle",
         ),
         (
             "{axes: {precision: [fp32], threads: [1]}, when: {threads: {precision: [bf16]}}}",
