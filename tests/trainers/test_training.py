@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
-from trainers.entrypoint import train
+from trainers import tasks
+from trainers.data.batches import TrainingBatches
+from trainers.entrypoint import reset_process, train
 from trainers.errors import NotFiniteError
+from trainers.models import origin, student
+from trainers.optimizers.schedule import learning_rate
 from trainers.reporting import NeverStop, Provenance, StopReason
 from trainers.synthetic import write_corpus
 from trainers.tasks.imdb import Imdb
@@ -42,6 +47,45 @@ def test_tiny_learns_the_synthetic_texts(configure, tmp_path, recorder, precisio
     )
     outcome = train(config, recorder, NeverStop())
     assert outcome.summary["accuracy"] > 0.85
+
+
+def test_a_run_is_what_a_plain_loop_of_torch_and_transformers_does_with_its_batches(configure, recorder):
+    """Their model, loss, padding, clipping and update: the same losses to rounding."""
+    config = configure(model__dropout=0.0, length={"steps": 20}, batch={"global_size": 8})
+    place = origin.locate(config.model.student, config.workspace)
+    data = tasks.build(config.task.name).prepare(config, place, lambda line: None)
+    batches = TrainingBatches(
+        data.train, seed=config.seed, global_size=8, micro_size=8, replica=0, replicas=1,
+        pad_id=data.pad_id, multiple=1,
+    )  # fmt: skip
+    reset_process(config)
+    model = student.build(
+        place, head=data.head, vocabulary_size=data.vocabulary_size, dropout=0.0,
+        max_length=config.task.max_length, pad_id=data.pad_id,
+    ).bert  # fmt: skip
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    bare = [parameter for name, parameter in named if parameter.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for _, p in named if p.ndim >= 2], "weight_decay": config.optimizer.weight_decay},
+            {"params": bare, "weight_decay": 0.0},
+        ]
+    )
+    losses = []
+    model.train()
+    for step in range(20):
+        batch = batches[step].micro_batches[0]
+        mask = batch.attention_mask if batch.attention_mask is not None else torch.ones_like(batch.input_ids)
+        loss = model(input_ids=batch.input_ids, attention_mask=mask.long(), labels=batch.labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config.optimizer, step, 20)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    train(config, recorder, NeverStop())
+    assert [loss for _, loss in sorted(recorder.series("loss").items())] == pytest.approx(losses, rel=1e-4)
 
 
 def test_summary_has_every_figure(configure, recorder):
