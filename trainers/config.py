@@ -360,8 +360,8 @@ class Parallel(Section):
     """pipeline only: library that runs the schedule; unset = torch."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] | None = None
     """pipeline with engine torch only: order of the passes on a stage; unset = 1f1b."""
-    partition: Literal["parameters", "uniform", "time"] | None = None
-    """pipeline only: what the stages have alike; parameters, layers or measured time; unset = parameters."""
+    partition: Literal["uniform", "parameters", "time"] | None = None
+    """pipeline only: what the stages have alike; encoder layers, parameters or measured time; unset = uniform."""
     stage_timeout_s: float = Field(default=600.0, ge=1.0, le=86_400.0)
     """pipeline only: a stage that says nothing for so long, in seconds, is taken for dead."""
 
@@ -653,7 +653,7 @@ class TrainingSections(Section):
         if self.parallel.partition == "time" and self.deterministic:
             raise ValueError(
                 "parallel.partition time divides layers by a measurement, which no attempt repeats; "
-                "set parallel.partition: parameters, or deterministic: false"
+                "set parallel.partition: uniform, or deterministic: false"
             )
         if self.parallel.engine == "deepspeed" and self.numerics.parameters == "half":
             raise ValueError(

@@ -23,17 +23,16 @@ MARGINS: Mapping[str, float] = MappingProxyType(
 _BETTER: Mapping[str, Better] = MappingProxyType(
     {
         **{metric.name: metric.better for metric in METRICS},
-        "padding_pct": "lower",
-        "parameters": "lower",
-        "steps": "lower",
-        "precision_macro": "higher",
-        "recall_macro": "higher",
-        "useful_time_fraction": "higher",
-        "mfu": "higher",
-        "goodput": "higher",
-        "statistical_efficiency": "higher",
-        "score": "higher",
-        "best_score": "higher",
+        **dict.fromkeys(
+            ("padding_pct", "bubble_pct", "bubble_formula_pct", "underflow_pct", "parameters", "steps"),
+            "lower",
+        ),
+        **dict.fromkeys(
+            ("precision_macro", "recall_macro", "f1_has_answer", "f1_best_span", "score", "best_score"),
+            "higher",
+        ),
+        **dict.fromkeys(("exact_match_has_answer", "exact_match_no_answer", "precision", "recall"), "higher"),
+        **dict.fromkeys(("useful_time_fraction", "mfu", "goodput", "statistical_efficiency"), "higher"),
     }
 )
 _LOWER = ("_s", "_ms", "_usd", "_kwh", "_j", "_w", "_mib", "loss", "_per_step")
@@ -75,7 +74,7 @@ def better_of(name: str) -> Better | None:
     """Which direction wins, by the metric's name; None when the name does not say."""
     if name in _BETTER:
         return _BETTER[name]
-    if name.endswith(_HIGHER):
+    if name.endswith(_HIGHER) or name.startswith("accuracy_"):
         return "higher"
     return "lower" if name.endswith(_LOWER) else None
 

@@ -160,9 +160,9 @@ def divide(parallel: Parallel, layers: Sequence[Layer], costs: Sequence[float]) 
 
 def costs_of(parallel: Parallel, layers: Sequence[Layer]) -> list[float]:
     """What the partition makes alike, as far as the layers tell; see `trainers.parallel.pipeline.timing`."""
-    if parallel.partition == "uniform":
-        return [0.0, *[1.0] * (len(layers) - 2), 0.0]
-    return [float(layer.parameters) for layer in layers]
+    if parallel.partition == "parameters":
+        return [float(layer.parameters) for layer in layers]
+    return [0.0, *[1.0] * (len(layers) - 2), 0.0]
 
 
 def keep(student: Student, layers: Collection[int]) -> None:
