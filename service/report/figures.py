@@ -35,8 +35,13 @@ _PHASES = {
     "communication": PALETTE[1],
     "bubble": PALETTE[5],
     "data_wait": PALETTE[3],
+    "startup": PALETTE[7],
+    "checkpoint": PALETTE[6],
+    "validation": PALETTE[0],
 }
-"""Colours of a step's phases, in the order of the legend."""
+"""Colours of a run's phases, those of a step first, in the order of a step's legend."""
+_HATCHED = ("validation",)
+"""That share their colour with another phase."""
 MOST_CURVES = 12
 """Configurations whose curves are drawn together; more cannot be told apart."""
 
@@ -283,12 +288,11 @@ def _breakdown(contents: Contents) -> Figure | None:
             "y": names,
             "x": _rounded([contents.breakdown[label].get(part, 0.0) * scale.factor for label in labels]),
             "name": part.removesuffix("_time_s").replace("_", " "),
-            "marker": _mark(number),
+            "marker": _mark(part.removesuffix("_time_s")),
             "hovertemplate": "%{y}: %{x:.3g} " + scale.unit + "<extra>%{fullData.name}</extra>",
         }
-        for number, part in enumerate(
-            part for part in TIME_PARTS if any(of.get(part) for of in contents.breakdown.values())
-        )
+        for part in TIME_PARTS
+        if any(of.get(part) for of in contents.breakdown.values())
     ]
     layout = _layout(f"time ({scale.unit}), mean over seeds", "", height=150 + 26 * len(labels))
     layout |= {"barmode": "stack"}
@@ -296,10 +300,8 @@ def _breakdown(contents: Contents) -> Figure | None:
     return Figure("breakdown", "What the time of a run is made of, mean over seeds.", data, layout)
 
 
-def _mark(number: int) -> dict[str, Any]:
-    """Colour of a part; beyond the palette's end colours come again, hatched."""
-    again, place = divmod(number, len(PALETTE))
-    return {"color": PALETTE[place], **({"pattern": {"shape": "/"}} if again else {})}
+def _mark(phase: str) -> dict[str, Any]:
+    return {"color": _PHASES[phase], **({"pattern": {"shape": "/"}} if phase in _HATCHED else {})}
 
 
 def _timeline(contents: Contents) -> Figure | None:
