@@ -361,7 +361,7 @@ class Parallel(Section):
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] | None = None
     """pipeline with engine torch only: order of the passes on a stage; unset = 1f1b."""
     partition: Literal["uniform", "parameters", "time"] | None = None
-    """pipeline only: what the stages have alike; encoder layers, parameters or measured time; unset = uniform."""
+    """pipeline only: what stages have alike; encoder layers, parameters or measured time; unset = uniform."""
     stage_timeout_s: float = Field(default=600.0, ge=1.0, le=86_400.0)
     """pipeline only: a stage that says nothing for so long, in seconds, is taken for dead."""
 

@@ -163,7 +163,11 @@ def test_masks_are_no_part_of_the_cache_but_of_the_identity(configured, folder):
         ("train.txt", b"\n \n\n", r"texts: the train part holds no text"),
         ("train.jsonl", b'{"text": ""}\n', r"texts: the train part holds no text"),
         ("train.txt.gz", b"no gzip", r"train\.txt\.gz, line 1: the gzip file is broken \(Not a gz"),
-        ("train.jsonl.gz", gzip.compress(b'{"text": "a"}\n', mtime=0)[:-9], r"train\.jsonl\.gz, line \d+: the gzip"),
+        (
+            "train.jsonl.gz",
+            gzip.compress(b'{"text": "a"}\n', mtime=0)[:-9],
+            r"train\.jsonl\.gz, line \d+: the gzip",
+        ),
         ("train.txt", b"only one line\n", r"too few texts to hold out a validation part"),
         ("corpus.txt", b"text\n", "no dataset found"),
     ],

@@ -23,11 +23,11 @@ from trainers.telemetry.timeline import Phase, Timeline
 
 LossOf = Callable[[Output, Batch], torch.Tensor]
 """Sum of the loss over a micro-batch's examples, a scalar in fp32."""
-_SYNCS_BUFFERS = (  # torch 2.13 has renamed it
+_NO_SYNC_OF_BUFFERS: dict[str, Any] = {  # torch 2.13 has renamed it
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    else "broadcast_buffers"
-)
+    else "broadcast_buffers": False
+}
 
 
 class Replica:
@@ -194,7 +194,7 @@ class DistributedReplica(Replica):
             bucket_cap_mb=bucket_mib,
             find_unused_parameters=fixed_buckets,
             static_graph=self._static_graph,
-            **{_SYNCS_BUFFERS: False},  # no buffer changes in training
+            **_NO_SYNC_OF_BUFFERS,  # none changes in training
         )
         # torch compares a hook's annotations by identity, and ours are strings: give it a function without.
         self._parallel.register_comm_hook(None, lambda state, bucket: self._exchange_bucket(state, bucket))
