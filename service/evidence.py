@@ -9,6 +9,7 @@ from typing import Any
 
 from service.analysis.evidence import Evidence, Facts
 from service.db import evidence_statements
+from service.grid import AxisValue
 from service.records import PointRow, Run
 from service.spec import axis_names
 from service.store import Store
@@ -106,12 +107,17 @@ def with_differing_fields(
             point={
                 name: run.point[name]
                 if name in run.point
-                else resolved[run.experiment_id, run.cell].get(name)
+                else _axis_value(resolved[run.experiment_id, run.cell].get(name))
                 for name in (*axes, *differing)
             },
         )
         for run in runs
     ]
+
+
+def _axis_value(value: Any) -> AxisValue:
+    """A field's value as a point can hold it: a list, such as `model.layers`, as its JSON."""
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def read_curves(

@@ -21,6 +21,13 @@ def test_a_field_that_differs_between_experiments_is_an_axis() -> None:
     ]
 
 
+def test_a_list_is_shown_as_its_json() -> None:
+    runs = [run(1, {}, 0, experiment_id=1, cell="a"), run(2, {}, 0, experiment_id=2, cell="a")]
+    specs = {(1, "a"): {"model": {"layers": None}}, (2, "a"): {"model": {"layers": [2, 5]}}}
+    points = [found.point for found in with_differing_fields(runs, specs)]
+    assert points == [{"model.layers": None}, {"model.layers": "[2, 5]"}]
+
+
 def test_the_same_spec_with_other_seeds_stays_one_cell() -> None:
     runs = [
         run(1, {"precision": "fp32"}, 0, experiment_id=1, cell="a"),
