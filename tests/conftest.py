@@ -113,6 +113,7 @@ def queue(store: Store) -> Queue:
     return Queue(store)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist's own reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What several processes share out (`make test`): files, and all that starts a cluster as one share."""
     for item in items:
