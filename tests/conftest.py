@@ -113,15 +113,6 @@ def queue(store: Store) -> Queue:
     return Queue(store)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist's own reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What several processes share out (`make test`): files, and all that starts a cluster as one share."""
-    for item in items:
-        file = item.path.relative_to(Path(__file__).parent)
-        cluster = item.get_closest_marker("ray") or file.parts[0] in ("execution", "faults")
-        item.add_marker(pytest.mark.xdist_group("cluster" if cluster else str(file)))
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Counts of the fault tests."""
     parser.addoption("--kills", type=int, default=3, help="processes to kill on each database")
