@@ -103,34 +103,6 @@ def test_a_killed_worker_of_a_group_costs_its_run_an_attempt_and_the_others_noth
         assert re.match(rf"worker [01] of 2{stage}( lost another)?: ", first.failure_message or "")
 
 
-def test_stages_of_deepspeed_that_die_or_hang_are_named_and_their_runs_end_as_a_whole_one(
-    running: Running,
-) -> None:
-    experiment = running.submit(
-        parallel={"strategy": "pipeline", "workers": 2, "engine": "deepspeed", "stage_timeout_s": 15.0},
-        search={"axes": {"checkpoint.keep": [2, 3, 4]}},
-        batch={"global_size": 4, "micro_size": 2},
-        deterministic=True,
-        **STEPS,
-    )
-    spec = ExperimentSpec.model_validate_json(running.store.experiment_spec(experiment.id)[1])
-    done_to = {2: signal.SIGKILL, 3: signal.SIGSTOP}
-    runs = {int(str(run.point["checkpoint.keep"])): run for run in running.runs(experiment)}
-    for keep in sorted(done_to, key=lambda keep: spec.places()[runs[keep].index]):
-        running.wait_until_training(runs[keep].id, beyond_step=30)
-        facts = running.store.attempts(runs[keep].id)[-1].facts
-        assert facts is not None
-        os.kill(facts["worker_places"][1]["pid"], done_to[keep])
-    running.wait_until_ended(experiment)
-    assert_complete(running, experiment)
-    for keep in done_to:
-        first, second = running.store.attempts(runs[keep].id)
-        assert first.failure_class == "infrastructure"
-        assert "stage 1" in (first.failure_message or "") or "stage 0" in (first.failure_message or "")
-        assert (second.resumed_from_step or 0) >= 10
-        assert final_files(running.store.run(runs[keep].id)) == final_files(running.store.run(runs[4].id))
-
-
 def test_a_killed_driver_is_followed_by_another(running: Running) -> None:
     experiment = running.submit(seeds=[0, 1], **STEPS)
     run_id = running.runs(experiment)[0].id
