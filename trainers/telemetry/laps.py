@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from trainers.progress import Progress
 from trainers.telemetry.timeline import TRAINING, Phase, Timeline
 
 
-class Throughput:
-    """Samples and real tokens per second of training time, between two calls of `lap`.
+class Laps(ABC):
+    """Points about what a run has done between two calls of `lap`.
 
     Args:
         timeline: of the run.
@@ -18,35 +20,41 @@ class Throughput:
         self._timeline, self._progress = timeline, progress
         self._last = self._now()
 
+    @abstractmethod
     def lap(self) -> dict[str, float]:
-        """Points since the last call; none where no step was timed."""
+        """Points since the last call; none where there is nothing to tell."""
+
+    @abstractmethod
+    def _now(self) -> tuple[float, ...]:
+        """What is counted, up to now."""
+
+    def _since(self) -> list[float]:
+        """How far each count has come since the last call."""
         before, self._last = self._last, self._now()
-        seconds, samples, tokens = (now - then for now, then in zip(self._last, before, strict=True))
+        return [now - then for now, then in zip(self._last, before, strict=True)]
+
+
+class Throughput(Laps):
+    """Samples and real tokens per second of training time."""
+
+    def lap(self) -> dict[str, float]:
+        """See `Laps.lap`: none where no step was timed."""
+        seconds, samples, tokens = self._since()
         if seconds <= 0.0 or not samples:
             return {}
         return {"samples_per_s": samples / seconds, "tokens_per_s": tokens / seconds}
 
-    def _now(self) -> tuple[float, int, int]:
+    def _now(self) -> tuple[float, ...]:
         spent, progress = self._timeline.spent_s(), self._progress
         return sum(spent[phase.value] for phase in TRAINING), progress.timed_samples, progress.timed_tokens
 
 
-class Communication:
-    """Exposed and hidden communication and bytes sent per step, between two calls of `lap`.
-
-    Args:
-        timeline: of the run.
-        progress: its counters.
-    """
-
-    def __init__(self, timeline: Timeline, progress: Progress) -> None:
-        self._timeline, self._progress = timeline, progress
-        self._last = self._now()
+class Communication(Laps):
+    """Exposed and hidden communication and bytes sent per step."""
 
     def lap(self) -> dict[str, float]:
-        """Points since the last call; none where no gradients were sent, or steps were taken back."""
-        before, self._last = self._last, self._now()
-        steps, exposed_s, hidden_s, sent = (now - then for now, then in zip(self._last, before, strict=True))
+        """See `Laps.lap`: none where no gradients were sent, or steps were taken back."""
+        steps, exposed_s, hidden_s, sent = self._since()
         if sent <= 0 or steps <= 0:
             return {}
         return {
@@ -55,6 +63,6 @@ class Communication:
             "bytes_sent_per_step": sent / steps,
         }
 
-    def _now(self) -> tuple[int, float, float, float]:
+    def _now(self) -> tuple[float, ...]:
         exposed_s, progress = self._timeline.spent_s()[Phase.communication.value], self._progress
         return progress.step, exposed_s, progress.hidden_communication_s, progress.bytes_sent
