@@ -38,9 +38,11 @@ _PHASES = {
     "startup": PALETTE[7],
     "checkpoint": PALETTE[6],
     "validation": PALETTE[0],
+    "profiling": PALETTE[2],
+    "lost_since_checkpoint": PALETTE[5],
 }
 """Colours of a run's phases, those of a step first, in the order of a step's legend."""
-_HATCHED = ("validation",)
+_HATCHED = ("validation", "profiling", "lost_since_checkpoint")
 """That share their colour with another phase."""
 MOST_CURVES = 12
 """Configurations whose curves are drawn together; more cannot be told apart."""

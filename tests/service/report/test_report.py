@@ -12,10 +12,11 @@ import pytest
 from benchmarks.simulated import sweep
 from service.analysis.errors import AnalysisError
 from service.report import html, markdown
-from service.report.contents import Unanswered
+from service.report.contents import TIME_PARTS, Unanswered
 from service.report.figures import PALETTE, figures
 from service.report.sections import Table, sections
 from tests.service.report.conftest import Sweep
+from trainers.telemetry.timeline import Phase
 
 
 def test_every_part_of_the_report_is_there(simulated: Sweep) -> None:
@@ -50,6 +51,10 @@ def test_every_kind_of_plot_is_drawn_and_plotly_knows_every_property(simulated: 
         plotly.graph_objects.Figure(
             data=figure.data, layout=figure.layout
         )  # Raises for what it does not know.
+
+
+def test_the_bars_of_a_runs_time_are_all_of_its_phases() -> None:
+    assert sorted(TIME_PARTS) == sorted(f"{phase}_time_s" for phase in Phase)
 
 
 def test_every_axis_of_numbers_has_a_unit(simulated: Sweep) -> None:
