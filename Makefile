@@ -29,7 +29,8 @@ serve: $(READY) ## Start the service on this machine: database, Ray with dashboa
 	@$(BIN)/stillhouse up
 
 test: $(READY) ## Run all tests (PostgreSQL's run when its server is installed)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "not ray" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m ray $(PYTEST_ARGS)
 
 test-postgres: $(READY) ## Run the tests that need PostgreSQL
 	@$(BIN)/python -m pytest -m postgresql $(PYTEST_ARGS)
