@@ -34,17 +34,16 @@ def print_claims(pairs: Sequence[TestedPair], console: Console) -> None:
         console.print()
         if tested:
             table = grid_table("A", "B", title(metric), "A - B", "p", right=("A - B", "p"))
+            lines = []
             for pair in tested:
                 claim = pair.claim
                 assert claim is not None  # It is one of the tested.
-                table.add_row(
-                    _side(pair.a_point),
-                    _side(pair.b_point),
-                    Text(_verdict(claim), style=_MARKS[claim.verdict]),
-                    _difference(claim),
-                    f"{claim.p_equivalent if claim.verdict == 'equivalent' else claim.p_value:.2g}",
-                )
-            print_fitting(console, table, [pair.text for pair in tested])
+                a, b, difference = _side(pair.a_point), _side(pair.b_point), _difference(claim)
+                p_value = f"{claim.p_equivalent if claim.verdict == 'equivalent' else claim.p_value:.2g}"
+                verdict = Text(_verdict(claim), style=_MARKS[claim.verdict])
+                table.add_row(a, b, verdict, difference, p_value)
+                lines.append(f"{title(metric)}: {verdict}, {difference}, p = {p_value}\n  A {a}\n  B {b}")
+            print_fitting(console, table, lines)
         for pair in of:
             if pair.claim is None:
                 _dim(console, pair.text)

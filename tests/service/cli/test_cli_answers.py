@@ -59,6 +59,15 @@ def test_a_claim_has_its_verdict_and_numbers(swept: House) -> None:
     assert "paired t-test" in result.stdout
 
 
+def test_where_a_table_of_claims_would_be_cut_each_claim_has_its_sides_on_lines_of_their_own(
+    swept: House,
+) -> None:
+    lines = swept.run("compare", "1", "--claims", width=60).stdout.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("time: A is better, -"))
+    assert re.fullmatch(r"  A precision=\S+ batch=\d+ optimizer=\S+", lines[first + 1])
+    assert re.fullmatch(r"  B precision=\S+ batch=\d+ optimizer=\S+", lines[first + 2])
+
+
 def test_undecided_claims_queue_the_seeds_they_ask_for(house: House) -> None:
     clock = Clock()
     sweep(Store(house.store.database, house.settings, clock), clock)
