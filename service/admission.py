@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from service.cluster import ClusterSnapshot, unsatisfiable
 from service.document import Problem, SpecError, parse
+from service.encoder_size import layer_problems
 from service.hardware import Hardware
 from service.models import FindRun, reference_problems
-from service.paths import layer_problems, path_problems
+from service.paths import path_problems
 from service.reuse import FindEqual, Reuse, reusable
 from service.settings import Settings
 from service.spec import ExperimentSpec, RunPlan, validate

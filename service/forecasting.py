@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from service import grid
 from service.db import history_statements
 from service.document import Problem, SpecError
+from service.encoder_size import encoder_size
 from service.hardware import Hardware
 from service.planner.forecast import Cell, Forecast, Past, forecast, too_small
 from service.spec import Budget, ExperimentSpec, validate
@@ -35,7 +38,7 @@ def forecast_of(
         catalogue: known hardware.
         reused: positions of runs that are taken over instead of trained.
     """
-    cells = _cells(spec, catalogue, reused)
+    cells = _cells(spec, catalogue, reused, store.settings.roots("model"))
     return forecast(spec, cells, read_past(store, [cell.spec for cell in cells]), catalogue)
 
 
@@ -76,13 +79,16 @@ def _seconds(summary: Mapping[str, object] | None, name: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _cells(spec: ExperimentSpec, catalogue: Mapping[str, Hardware], reused: Collection[int]) -> list[Cell]:
+def _cells(
+    spec: ExperimentSpec, catalogue: Mapping[str, Hardware], reused: Collection[int], roots: Sequence[Path]
+) -> list[Cell]:
     seeds = len(spec.seeds)
     count = spec.grid_count() // seeds
     every = -(-count // MOST_CELLS)
     each_stands_for = count / len(range(0, count, every))
     taken_over = Counter(index // seeds for index in reused)
     base = spec.model_dump(mode="json", exclude={"search", "seeds"})
+    size_of = functools.cache(functools.partial(encoder_size, roots=roots))
     cells = []
     # What will be suggested is not known yet; points drawn evenly stand for it.
     drawn = spec.search.name == "tpe"
@@ -96,7 +102,9 @@ def _cells(spec: ExperimentSpec, catalogue: Mapping[str, Hardware], reused: Coll
             )
         except SpecError:
             continue  # Marked in the preview, and never run.
-        cells.append(Cell(resolved, (seeds - taken_over[number]) * each_stands_for))
+        cells.append(
+            Cell(resolved, (seeds - taken_over[number]) * each_stands_for, size_of(resolved.model.student))
+        )
     if cells and (repeated := spec.run_count() - spec.grid_count()):
-        cells.append(Cell(cells[0].spec, repeated))
+        cells.append(replace(cells[0], runs=repeated))
     return cells

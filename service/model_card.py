@@ -11,6 +11,7 @@ import yaml
 
 from service.headlines import headline
 from service.records import MeasurementRow, Run
+from trainers.data.paths import HUB
 
 PIPELINES: Mapping[str, tuple[str, str]] = {
     "imdb": ("text-classification", "AutoModelForSequenceClassification"),
@@ -20,7 +21,6 @@ PIPELINES: Mapping[str, tuple[str, str]] = {
     "mlm": ("fill-mask", "AutoModelForMaskedLM"),
 }
 """What the hub calls a task, and the class of transformers that loads its model."""
-_HUB = "hub:"
 _BESIDE = frozenset({"headline", "score", "best_score", "best_step", "best_checkpoint", "energy_provenance"})
 """Figures of a summary that the card tells in words."""
 _SCORES = ("accuracy", "f1", "precision", "recall", "exact_match", "map", "mrr", "top5", "validation_loss")
@@ -69,11 +69,11 @@ def _front_matter(told: Told) -> dict[str, Any]:
         "pipeline_tag": pipeline,
         "tags": ["bert", "stillhouse", run.task],
     }
-    if run.student.startswith(_HUB):
-        front["base_model"] = run.student.removeprefix(_HUB)
+    if run.student.startswith(HUB):
+        front["base_model"] = run.student.removeprefix(HUB)
     dataset = task.get("path") or ""
-    if dataset.startswith(_HUB):
-        front["datasets"] = [dataset.removeprefix(_HUB)]
+    if dataset.startswith(HUB):
+        front["datasets"] = [dataset.removeprefix(HUB)]
     metrics = [
         {"type": name, "name": name, "value": value}
         for name, value in _scores_of_this_checkpoint(told).items()
@@ -82,7 +82,7 @@ def _front_matter(told: Told) -> dict[str, Any]:
     if metrics:
         result = {
             "task": {"type": pipeline},
-            "dataset": {"type": dataset.removeprefix(_HUB) or run.task, "name": dataset or run.task},
+            "dataset": {"type": dataset.removeprefix(HUB) or run.task, "name": dataset or run.task},
             "metrics": metrics,
         }
         front["model-index"] = [{"name": f"run-{run.id}", "results": [result]}]

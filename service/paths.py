@@ -6,7 +6,6 @@ compared, so that no link leads out of a root; nothing is opened.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,12 +13,8 @@ from service.document import Problem
 from service.models import reference
 from service.settings import Settings
 from service.spec import ExperimentSpec
-from trainers.config import Model
-
-HUB = "hub:"
-"""Prefix of a dataset or model that comes from the hub."""
-PRESETS = frozenset({"tiny", "mini", "small", "medium", "base"})
-"""Students that are built from a configuration instead of read from a folder."""
+from trainers.data.paths import HUB
+from trainers.models.origin import PRESETS
 
 
 class PathError(ValueError):
@@ -102,41 +97,11 @@ def model_problem(text: str, roots: Sequence[Path], field: str = "model.student"
         if error.problem_type == "path-not-found":
             message += "; give a folder, hub:<id>, run:<id>"
             if field == "model.student":
-                message += f", or a preset ({', '.join(sorted(PRESETS))})"
+                message += f", or a preset ({', '.join(PRESETS)})"
         return Problem(error.problem_type, field, message)
     except OSError as error:
         return Problem("path-not-found", field, f"'{text}' cannot be read: {error.strerror}")
     return None
-
-
-def layer_problems(models: Iterable[Model], settings: Settings) -> list[Problem]:
-    """Layers that the folder of a student does not have; folders are read, nothing else is.
-
-    Args:
-        models: of the runs of a grid, their paths checked.
-        settings: where the roots come from.
-    """
-    roots = settings.roots("model")
-    problems: dict[Problem, None] = {}
-    chosen = dict.fromkeys((model.student, model.layers) for model in models if model.layers is not None)
-    for student, layers in chosen:
-        if layers is None or student in PRESETS or student.startswith(HUB) or reference(student) is not None:
-            continue
-        try:
-            folder = resolve(student, roots)
-            available = int(json.loads((folder / "config.json").read_bytes())["num_hidden_layers"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # The worker says what is wrong with the configuration.
-        if max(layers) >= available:
-            problems[
-                Problem(
-                    "out-of-range",
-                    "model.layers",
-                    f"layer {max(layers)} is asked for, but '{student}' has {available}; "
-                    f"use 0 to {available - 1}",
-                )
-            ] = None
-    return list(problems)
 
 
 def path_problems(spec: ExperimentSpec, settings: Settings) -> list[Problem]:

@@ -19,6 +19,7 @@ from service.models import workspace_of
 from service.settings import Settings
 from service.spec import ExperimentSpec, RunPlan, canonical_json
 from trainers.config import TrainingSections
+from trainers.data.paths import HUB
 from trainers.entrypoint import input_identity
 from trainers.errors import TrainingError
 
@@ -26,7 +27,6 @@ _WITHOUT_EFFECT = frozenset(
     {"name", "description", "search", "seeds", "reuse", "budget", "queue", "max_restarts"}
 )
 """Fields of a run's spec that change nothing of what it trains and measures."""
-_HUB = "hub:"
 _PARTS = {
     "train": "the training data",
     "validation": "the validation data",
@@ -161,8 +161,8 @@ class _Inputs:
 
 
 def _on_hub(sections: TrainingSections) -> Iterator[str]:
-    if sections.task.path is None or sections.task.path.startswith(_HUB):
+    if sections.task.path is None or sections.task.path.startswith(HUB):
         yield f"the data of task {sections.task.name}"
     for name, text in (("student", sections.model.student), ("teacher", sections.model.teacher)):
-        if text is not None and text.startswith(_HUB):
+        if text is not None and text.startswith(HUB):
             yield f"model.{name}"

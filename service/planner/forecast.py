@@ -22,10 +22,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from service.encoder_size import EncoderSize
 from service.hardware import Hardware
 from service.spec import ExperimentSpec
 from trainers.config import Precision
-from trainers.models.origin import PRESETS
 
 MFU, LEAST_MFU, MOST_MFU = 0.25, 0.05, 0.6
 """Share of the published peak that BERT training reaches: in the middle, and between these."""
@@ -143,10 +143,17 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One grid point: its spec with the axis values written in, and how many runs it stands for."""
+    """One grid point.
+
+    Attributes:
+        spec: with the axis values written in.
+        runs: how many it stands for.
+        encoder: size of its student; None = not known unread.
+    """
 
     spec: ExperimentSpec
     runs: float
+    encoder: EncoderSize | None
 
 
 def forecast(
@@ -171,7 +178,7 @@ def forecast(
     for cell in cells:
         if not cell.runs:
             continue
-        found = forecast_run(cell.spec, by_kind.get(_kind(cell.spec), ()), catalogue)
+        found = forecast_run(cell.spec, cell.encoder, by_kind.get(_kind(cell.spec), ()), catalogue)
         if isinstance(found, str):
             unknown[found] += round(cell.runs)
             continue
@@ -196,12 +203,16 @@ def forecast(
 
 
 def forecast_run(
-    spec: ExperimentSpec, past: Sequence[Past], catalogue: Mapping[str, Hardware]
+    spec: ExperimentSpec,
+    encoder: EncoderSize | None,
+    past: Sequence[Past],
+    catalogue: Mapping[str, Hardware],
 ) -> RunForecast | str:
     """One run of a resolved spec; or why it cannot be forecast.
 
     Args:
         spec: without axes.
+        encoder: size of its student; None = not known unread.
         past: finished runs of its kind, see the module.
         catalogue: known hardware.
     """
@@ -226,7 +237,7 @@ def forecast_run(
             watts = Span(min(min(drawn), middle / 1.05), middle, max(max(drawn), middle * 1.05))
         basis = f"{len(like)} finished run{'s' * (len(like) != 1)} like them ({tier.words})"
     else:
-        estimate = _from_catalogue(spec, work, devices, hardware)
+        estimate = _from_catalogue(spec, encoder, work, devices, hardware)
         if isinstance(estimate, str):
             return estimate
         time_s, basis = estimate
@@ -302,11 +313,12 @@ def _work(one: Past) -> float:
 
 
 def _from_catalogue(
-    spec: ExperimentSpec, work: float, devices: int, hardware: Hardware
+    spec: ExperimentSpec, encoder: EncoderSize | None, work: float, devices: int, hardware: Hardware
 ) -> tuple[Span, str] | str:
-    if spec.model.student not in PRESETS:
+    if encoder is None:
         return f"nothing like it has finished, and the size of '{spec.model.student}' is not known unread"
-    layers, hidden = PRESETS[spec.model.student]
+    layers = encoder.layers if spec.model.layers is None else len(spec.model.layers)
+    hidden = encoder.hidden
     # Forward and backward of the encoder, per position of a full text: see trainers.telemetry.flops.
     per_position = 3.0 * layers * (2.0 * 12 * hidden**2 + 4.0 * spec.task.max_length * hidden)
     flops = work * per_position

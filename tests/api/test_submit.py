@@ -162,7 +162,7 @@ def test_model_folder_without_weights_is_refused(client: TestClient, tmp_path: P
 def test_layers_that_the_student_does_not_have_are_refused(client: TestClient, tmp_path: Path) -> None:
     model = tmp_path / "bert"
     model.mkdir()
-    (model / "config.json").write_text('{"num_hidden_layers": 4}', encoding="utf-8")
+    (model / "config.json").write_text('{"num_hidden_layers": 4, "hidden_size": 256}', encoding="utf-8")
     (model / "model.safetensors").write_bytes(b"x")
     text = SPEC.replace("{student: tiny}", "{student: bert, layers: [0, 4]}")
     answer = client.post(EXPERIMENTS, content=text)

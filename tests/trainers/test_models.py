@@ -7,7 +7,7 @@ import torch
 
 from trainers.data.batches import Batch
 from trainers.models.heads import ClassHead
-from trainers.models.origin import PRESETS, Folder, Preset
+from trainers.models.origin import Folder, Preset
 from trainers.models.student import build
 from trainers.precision import RoundedBf16
 
@@ -37,12 +37,6 @@ def batch_of(*lengths: int) -> Batch:
 @pytest.mark.parametrize(("name", "parameters"), [("tiny", 4.4e6), ("mini", 11.2e6), ("small", 28.8e6)])
 def test_presets_have_the_published_sizes(name, parameters):
     assert student(Preset(name), vocabulary_size=30522).parameter_count == pytest.approx(parameters, rel=0.01)
-
-
-def test_presets_are_named_in_the_configuration():
-    from service.paths import PRESETS as KNOWN
-
-    assert set(PRESETS) == KNOWN
 
 
 def test_padding_does_not_change_the_logits():

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from service.encoder_size import EncoderSize
 from service.forecasting import forecast_of
 from service.hardware import CATALOGUE
 from service.planner.forecast import Cell, Past, Span, forecast, forecast_run, too_small
 from service.spec import ExperimentSpec, validate
 from service.store import Store
+
+BASE = EncoderSize(layers=12, hidden=768)
 
 
 def spec(**fields: Any) -> ExperimentSpec:
@@ -38,7 +41,7 @@ def past(seconds: float = 110.0, *, startup_s: float = 10.0, steps: int = 1000, 
 
 
 def of(wanted: ExperimentSpec, *finished: Past) -> Any:
-    found = forecast_run(wanted, finished, CATALOGUE)
+    found = forecast_run(wanted, BASE, finished, CATALOGUE)
     assert not isinstance(found, str), found
     return found
 
@@ -105,10 +108,12 @@ def test_more_devices_are_faster_and_cost_more_per_hour() -> None:
 
 
 def test_what_cannot_be_forecast_says_why() -> None:
-    data = forecast_run(spec(task={"name": "imdb", "path": "texts"}, length={"epochs": 1}), (), CATALOGUE)
+    data = forecast_run(
+        spec(task={"name": "imdb", "path": "texts"}, length={"epochs": 1}), BASE, (), CATALOGUE
+    )
     assert isinstance(data, str)
     assert "how many examples the dataset has" in data
-    model = forecast_run(spec(model={"student": "my-bert"}), (), CATALOGUE)
+    model = forecast_run(spec(model={"student": "my-bert"}), None, (), CATALOGUE)
     assert isinstance(model, str)
     assert "the size of 'my-bert'" in model
 
@@ -121,7 +126,7 @@ def test_the_size_of_a_dataset_is_known_from_the_runs_that_read_it() -> None:
 
 
 def whole(wanted: ExperimentSpec, *finished: Past, runs: float = 10) -> Any:
-    return forecast(wanted, [Cell(wanted, runs)], finished, CATALOGUE)
+    return forecast(wanted, [Cell(wanted, runs, BASE)], finished, CATALOGUE)
 
 
 def test_a_grid_is_the_sum_of_its_runs_ends_included() -> None:
@@ -169,7 +174,7 @@ def test_fewer_runs_than_the_grid_has_are_said() -> None:
 def test_early_stops_lower_the_lower_end() -> None:
     search = {"name": "asha", "axes": {"optimizer.learning_rate": [1e-4, 1e-5]}}
     halved, plain = spec(search=search), spec()
-    found = forecast(halved, [Cell(plain, 10)], [past()], CATALOGUE)
+    found = forecast(halved, [Cell(plain, 10, BASE)], [past()], CATALOGUE)
     assert found.cost_usd.low == pytest.approx(whole(plain, past()).cost_usd.low / 9)
     assert any("ends runs early" in words for words in found.basis)
 
