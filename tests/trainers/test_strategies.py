@@ -12,7 +12,7 @@ from trainers.entrypoint import train
 from trainers.reporting import NeverStop
 
 SEEDS = range(5)
-STEPS = 50
+STEPS = 24
 SPREAD = {
     "ddp": {"strategy": "ddp", "workers": 2},
     "pipeline by torch": {"strategy": "pipeline", "workers": 2},
