@@ -36,12 +36,16 @@ class Place:
         node: Ray's id of its node.
         host: name of the machine.
         pid: its process there.
+        address: of its node in the cluster.
+        port: free there when it arrived.
     """
 
     rank: int
     node: str | None
     host: str
     pid: int
+    address: str
+    port: int
 
 
 class Mailbox:

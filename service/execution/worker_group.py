@@ -1,6 +1,6 @@
 """A Ray Train worker group that serves the runs of one shape in turn.
 
-A group costs 15-25 s to open on two cores: controller and workers are new processes, and each
+A group costs 20-30 s to open on two cores: controller and workers are new processes, and each
 worker imports torch. The process group is opened once, and the workers then wait for orders in
 the mailbox; a further run costs what a look into the mailbox costs. A failure ends the group, so
 that the next run begins in new processes.
@@ -42,7 +42,7 @@ _ROOM_EVERY_S = 2.0
 _NO_ROOM_S = 10.0
 """How long the cluster may lack the room for a group before the group is given up."""
 _MEET_S = 300.0
-"""How long the workers of a group may take to find each other once their process group stands."""
+"""How long the workers of a group may take to find each other."""
 _SEEN_S = 20.0
 """How long a file may take from one node to another: network file systems remember what was not there."""
 
@@ -142,19 +142,20 @@ class WorkerGroup:
 
     def _fit(self) -> None:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
-        from ray.train.torch import TorchTrainer
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-        from service.execution.process_group import ProcessGroup
+        from service.execution.process_group import TorchWorkers
 
         resources = dict(self.shape.resources)
-        trainer = TorchTrainer(
+        trainer = DataParallelTrainer(
             _serve,
             train_loop_config={
                 "exchange": self._exchange,
                 "group": self._name,
                 "storage": str(self._storage),
+                "device": self.shape.device,
             },
-            torch_config=ProcessGroup(),
+            backend_config=TorchWorkers(),
             scaling_config=ScalingConfig(
                 num_workers=self.shape.workers,
                 use_gpu=self.shape.device == "cuda",
@@ -179,10 +180,17 @@ def _serve(config: Mapping[str, Any]) -> None:
     """What each worker runs: one order after the other, until one says to end."""
     import ray.train
 
+    from service.execution.process_group import process_group
+
     exchange: ExchangeClient = config["exchange"]
     group: str = config["group"]
     rank = ray.train.get_context().get_world_rank()
     places = _meet(exchange, group, Path(config["storage"]), rank)
+    with process_group(places[0].address, places[0].port, device=config["device"]):
+        _take_orders(exchange, group, rank, places)
+
+
+def _take_orders(exchange: ExchangeClient, group: str, rank: int, places: tuple[Place, ...]) -> None:
     number, done = 0, None
     waited_since = time.monotonic()
     while True:
@@ -209,8 +217,10 @@ def _meet(exchange: ExchangeClient, group: str, storage: Path, rank: int) -> tup
         BadSpecError: this worker does not see what rank 0 has written.
     """
     import ray.train
+    from ray.train._internal.utils import get_address_and_port
 
-    own = Place(rank, ray_node_id(), socket.gethostname(), os.getpid())
+    address, port = get_address_and_port()
+    own = Place(rank, ray_node_id(), socket.gethostname(), os.getpid(), address, port)
     mark = storage / f"{group}.seen-by-all"
     if rank == 0:
         mark.parent.mkdir(parents=True, exist_ok=True)

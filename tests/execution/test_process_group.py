@@ -1,0 +1,64 @@
+"""Workers open their process group themselves, and say in one line why they cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from trainers.errors import FailureClass
+
+
+def test_neither_trial_nor_controller_import_torch_for_it() -> None:
+    said = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, service.execution.process_group, ray.train.v2.api.data_parallel_trainer;"
+            "print('torch' in sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("device", "variable", "shown"),
+    [("cpu", "GLOO_SOCKET_IFNAME", "eth7"), ("cuda", "NCCL_SOCKET_IFNAME", "not set")],
+)
+def test_a_group_that_cannot_be_opened_names_its_interface_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, device: str, variable: str, shown: str
+) -> None:
+    # Not at the top: Ray reads its authentication mode when it is first imported, and the
+    # session's cluster sets it.
+    import ray.train
+    import ray.train.torch.config as of_ray
+
+    from service.execution import process_group
+
+    def refuse(**_: object) -> None:
+        raise RuntimeError("[enforce fail at device.cc:84]\nUnable to find address for: eth7")
+
+    # As in a worker of which Ray Train says that it is rank 0 of 2.
+    context = SimpleNamespace(get_world_rank=lambda: 0, get_world_size=lambda: 2)
+    monkeypatch.setattr(ray.train, "get_context", lambda: context)
+    monkeypatch.setattr(of_ray, "_set_torch_distributed_env_vars", lambda: None)
+    monkeypatch.setattr(of_ray, "_setup_torch_process_group", refuse)
+    monkeypatch.setattr(process_group, "choose_interface", lambda: None)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "")  # so that both are put back
+    monkeypatch.setenv("MASTER_PORT", "")
+
+    with (
+        pytest.raises(process_group.NoProcessGroup) as caught,
+        process_group.process_group("10.0.0.5", 4711, device=device),
+    ):
+        pytest.fail("it is open")
+    assert caught.value.failure_class is FailureClass.infrastructure
+    assert "\n" not in str(caught.value)
+    assert f"{variable} ({shown})" in str(caught.value)
