@@ -4,7 +4,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test test-postgres lint format bench clean
@@ -29,11 +28,11 @@ serve: $(READY) ## Start the service on this machine: database, Ray with dashboa
 	@$(BIN)/stillhouse up
 
 test: $(READY) ## Run all tests (PostgreSQL's run when its server is installed)
-	@$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "not ray" $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest -m ray $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "not ray"
+	@$(BIN)/python -m pytest -m ray
 
 test-postgres: $(READY) ## Run the tests that need PostgreSQL
-	@$(BIN)/python -m pytest -m postgresql $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m postgresql
 
 lint: $(READY) ## Check style, types and import contracts
 	@$(BIN)/ruff check .
