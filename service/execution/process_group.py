@@ -21,8 +21,8 @@ from service.execution.network import GLOO, NCCL, choose_interface
 from trainers.errors import FailureClass, TrainingError
 
 
-class NoProcessGroup(TrainingError):
-    """A worker cannot open its process group."""
+class NoProcessGroup(TrainingError, ConnectionError):
+    """A worker cannot open its process group; where another one died meanwhile, that explains it."""
 
     failure_class = FailureClass.infrastructure
 

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from service.execution.training import failure_of_group
+from trainers.config import Parallel, Strategy
 from trainers.errors import FailureClass
 
 
@@ -62,3 +64,13 @@ def test_a_group_that_cannot_be_opened_names_its_interface_in_one_line(
     assert caught.value.failure_class is FailureClass.infrastructure
     assert "\n" not in str(caught.value)
     assert f"{variable} ({shown})" in str(caught.value)
+
+
+def test_a_worker_that_died_explains_why_the_others_have_no_group() -> None:
+    from ray.exceptions import ActorDiedError
+
+    from service.execution.process_group import NoProcessGroup
+
+    failures = {0: NoProcessGroup("gloo cannot open the process group"), 1: ActorDiedError()}
+    kind, message = failure_of_group(failures, Parallel(strategy=Strategy.ddp, workers=2))
+    assert (kind, message) == (FailureClass.infrastructure, "worker 1 of 2: a worker process died")
