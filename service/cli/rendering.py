@@ -184,7 +184,7 @@ def comparison_table(comparison: Comparison) -> Table:
         for metric in comparison.metrics:
             text = scales[metric.name].spread(row.figures[metric.name])
             best = comparison.best.get(metric.name) == position
-            cells.append(Text(text + (" *" if best else "  "), style="bold green" if best else ""))
+            cells.append(Text(text + ("*" if best else " "), style="bold green" if best else ""))
         table.add_row(
             *(axis_value(row.point[axis]) for axis in comparison.axes),
             f"{row.finished}/{row.planned}",

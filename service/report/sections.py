@@ -202,7 +202,7 @@ def _results(contents: Contents) -> Iterable[Block]:
     rows = []
     for position, row in enumerate(_cut(answer.rows)):
         figures_of = [
-            scales[m.name].spread(row.figures[m.name]) + (" *" if answer.best.get(m.name) == position else "")
+            scales[m.name].spread(row.figures[m.name]) + ("*" if answer.best.get(m.name) == position else "")
             for m in answer.metrics
         ]
         remarks = [f"{count} {reason}" for reason, count in row.failures.items()]

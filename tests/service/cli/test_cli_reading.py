@@ -83,8 +83,8 @@ def test_compare_shows_mean_and_spread_by_cell(full_house: House) -> None:
 
 def test_compare_by_one_axis_marks_the_best(full_house: House) -> None:
     fp32, bf16 = full_house.run("compare", "1", "--by", "precision").stdout.splitlines()[3:5]
-    assert fp32.split()[-1] == "*"
-    assert "10.0 ±0.0 *" in bf16
+    assert fp32.endswith("*")
+    assert "10.0 ±0.0*" in bf16
 
 
 def test_compare_as_json_has_the_numbers(full_house: House) -> None:

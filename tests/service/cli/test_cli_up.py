@@ -110,7 +110,7 @@ def test_the_demo_ends_with_its_line_and_leaves_only_its_folder(tmp_path: Path) 
     done = subprocess.run(
         [*STILLHOUSE, "demo"],
         capture_output=True, text=True, timeout=240,
-        env={**environment(tmp_path), "TMPDIR": str(tmp_path), "COLUMNS": "80"},
+        env={**environment(tmp_path), "TMPDIR": str(tmp_path), "COLUMNS": "100"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"demo: 8 of 8 runs succeeded in \d+ s", done.stdout.splitlines()[-1])
