@@ -85,13 +85,13 @@ def squad(configure, tmp_path):
     folder = tmp_path / "data" / "set"
     folder.mkdir(parents=True)
 
-    def prepare(origin=None, path="set", **task):
+    def prepare(origin=None, path="set", report=lambda line: None, **task):
         config = configure(
             task={"name": "squad_v2", "path": path, "max_length": 48, **task},
             workspace__data_roots=(str(tmp_path / "data"),),
             workspace__cache=str(tmp_path / "cache"),
         )
-        return tasks.build(TaskName.squad_v2).prepare(config, origin or Preset("tiny"), lambda line: None)
+        return tasks.build(TaskName.squad_v2).prepare(config, origin or Preset("tiny"), report)
 
     prepare.folder = folder
     return prepare
@@ -239,6 +239,7 @@ def refusal(squad, **task):
         ({"context": " "}, "line 2, question q2, field context: empty"),
         ({"answers": None}, "line 2, question q2, field answers: missing or malformed"),
         ({"answers": "{text"}, "line 2, question q2, field answers: not JSON"),
+        ({"answers": "[" * 100_000}, "line 2, question q2, field answers: not JSON (maximum recursion"),
         ({"answers": ["Assam"]}, "line 2, question q2, field answers: missing or malformed"),
         (
             {"answers": {"text": ["Assam"], "answer_start": []}},
@@ -299,6 +300,7 @@ def test_bad_rows_are_named(squad, change, message):
         ),
         ('{"data": []}', "set: the train part has no rows"),
         ("[" * 100_000, "train-v2.0.json: nested too deeply"),
+        (f'{{"data": {"9" * 5000}}}', "train-v2.0.json: cannot be read (Exceeds the limit"),
     ],
 )
 def test_bad_official_files_are_named(squad, text, message):
@@ -310,6 +312,12 @@ def test_bytes_that_are_not_utf8_are_named(squad):
     text = json.dumps(official_tree(), ensure_ascii=False, indent=0)
     (squad.folder / "train-v2.0.json").write_bytes(text.encode("latin-1"))
     assert "byte 0xe9 is not UTF-8" in refusal(squad)
+
+
+@pytest.mark.parametrize("name", ["{}-v2.0.json", "{}.json"])
+def test_a_byte_order_mark_is_skipped(squad, name):
+    write_both(squad.folder, name, "\ufeff" + json.dumps(official_tree()))
+    assert gold_answers(squad()) == {0: "Assam", 1: "Café Müller"}
 
 
 def test_two_files_for_one_part_are_refused(squad):

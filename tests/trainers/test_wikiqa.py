@@ -159,6 +159,11 @@ def test_long_pairs_are_cut_the_longer_text_first(wikiqa):
     assert texts_of(prepared)[0][0] == "how ?"
 
 
+def test_a_byte_order_mark_makes_no_question_of_its_own(wikiqa):
+    write_both(wikiqa.folder, "WikiQA-{}.txt", "\ufeff" + three_columns(ROWS))
+    assert wikiqa().validation.columns["question"].tolist() == [0, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

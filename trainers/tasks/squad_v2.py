@@ -125,7 +125,7 @@ def _answers(row: Row, context: str) -> tuple[Answer, ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise row.refusal("answers", f"not JSON ({error})") from None
     if isinstance(value, Mapping):
         texts, starts = value.get("text"), value.get("answer_start")
