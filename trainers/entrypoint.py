@@ -21,6 +21,7 @@ _MESSAGE_LIMIT = 1000
 _ALLOCATION = ("can't allocate memory", "out of memory", "cannot allocate memory")
 _CONNECTION = ("connection closed by peer", "connection reset", "timed out", "gloo", "nccl", "broken pipe")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def train(config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = None) -> Outcome:
@@ -188,7 +189,7 @@ def _failure_class(error: BaseException) -> FailureClass:
     if isinstance(error, OSError):
         return (
             FailureClass.infrastructure
-            if error.errno in (*_FULL, errno.EIO, errno.EROFS)
+            if error.errno in (*_FULL, errno.EIO, *_NOT_ALLOWED)
             else FailureClass.bug
         )
     if isinstance(error, KeyboardInterrupt | SystemExit):

@@ -16,6 +16,7 @@ from trainers.data import tokenizers
 from trainers.data.cache import cached_folder
 from trainers.data.fingerprint import fingerprint
 from trainers.data.tokens import TokenSet
+from trainers.errors import CacheError
 from trainers.models.origin import Folder, Preset
 from trainers.synthetic import write_corpus
 
@@ -27,7 +28,7 @@ def private(configure, tmp_path):
     """A configuration with a corpus and a cache of its own."""
     write_corpus(tmp_path / "data" / "set", train=40, test=16, seed=0)
     return configure(
-        task__path="set",
+        task={"name": "imdb", "path": "set"},
         workspace__data_roots=(str(tmp_path / "data"),),
         workspace__cache=str(tmp_path / "cache"),
     )
@@ -130,10 +131,26 @@ def test_failed_build_leaves_nothing(tmp_path):
         (folder / "half").write_text("x")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(CacheError, match=r"the cache cannot be written .*No space"):
         cached_folder(tmp_path, "key", fail)
     assert not (tmp_path / "key").exists()
     assert cached_folder(tmp_path, "key", lambda folder: None).is_dir()
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match=r"file/tokens: the cache cannot be written \(Not a directory\)"):
+        cached_folder(tmp_path / "file" / "tokens", "key", lambda folder: None)
+
+
+def test_a_fingerprint_needs_no_memory(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    os.utime(file, (1, 1))
+    assert (
+        fingerprint(tmp_path, [file], file / "memory").sha256
+        == fingerprint(tmp_path, [file], tmp_path).sha256
+    )
 
 
 def test_fingerprint_is_remembered_only_when_old_enough(tmp_path):
