@@ -281,6 +281,7 @@ def assemble(
                 arithmetic_of(model.bert.config, data.head),
                 first=workers.first,
                 timeline=timeline,
+                truncated_pct=100.0 * float(data.train.cut.mean()),
             ),
             profiler=profiler_for(
                 config.telemetry.profile_steps, total_steps, device, timeline, records=workers.rank == 0

@@ -23,6 +23,9 @@ Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_
 LAYERS: Mapping[str, int] = MappingProxyType({"tiny": 2, "mini": 4, "small": 4, "medium": 8, "base": 12})
 """Encoder layers of the presets."""
 
+MAX_LENGTH = 512
+"""Tokens of the longest sequence: the positions of the published models."""
+
 MICRO_BATCHES_PER_STAGE = 4
 """Of a pipeline whose micro-batch is `auto`: by the formula at most a fifth of a step is bubble then."""
 
@@ -101,9 +104,11 @@ class Task(Section):
     name: TaskName
     """Task: data format, head and metrics."""
     path: str | None = Field(default=None, max_length=4096)
-    """Dataset: a folder or file under a configured data root, or `hub:<id>`; unset = the task's hub id."""
-    max_length: int = Field(default=512, ge=8, le=512)
-    """Longest sequence, in tokens; longer texts are cut."""
+    """Dataset: a folder or file under a data root, or `hub:<owner>/<name>`; unset = the task's hub id."""
+    max_length: int = Field(default=512, ge=8, le=MAX_LENGTH)
+    """Longest sequence, in tokens; longer texts are cut, or become several windows or sequences."""
+    too_long: Literal["cut", "error"] | None = None
+    """imdb, wikiqa and tariff only: what a text of more tokens is, cut or an error; unset = cut."""
     train_examples: int | None = Field(default=None, ge=1)
     """How many training examples (squad_v2, wikiqa: questions) to draw, balanced by label; unset = all."""
     validation_examples: int | None = Field(default=None, ge=1)
@@ -125,11 +130,11 @@ class Task(Section):
 
     @model_validator(mode="after")
     def _own_fields(self) -> Task:
-        for field, owner in _FIELDS_OF_A_TASK.items():
-            if getattr(self, field) is not None and self.name is not owner:
+        for field, owners in _FIELDS_OF_TASKS.items():
+            if getattr(self, field) is not None and self.name not in owners:
                 raise ValueError(
-                    f"{field} belongs to task {owner}, not {self.name}; "
-                    f"remove task.{field} or set task.name: {owner}"
+                    f"{field} belongs to task {', '.join(owners)}, not {self.name}; "
+                    f"remove task.{field} or set task.name: {owners[0]}"
                 )
         if self.stride is not None and self.stride > self.max_length // 2:
             raise ValueError(
@@ -139,12 +144,13 @@ class Task(Section):
         return self
 
 
-_FIELDS_OF_A_TASK = {
-    "level": TaskName.tariff,
-    "stride": TaskName.squad_v2,
-    "max_answer_tokens": TaskName.squad_v2,
-    "masked_fraction": TaskName.mlm,
-    "whole_word": TaskName.mlm,
+_FIELDS_OF_TASKS = {
+    "too_long": (TaskName.imdb, TaskName.wikiqa, TaskName.tariff),
+    "level": (TaskName.tariff,),
+    "stride": (TaskName.squad_v2,),
+    "max_answer_tokens": (TaskName.squad_v2,),
+    "masked_fraction": (TaskName.mlm,),
+    "whole_word": (TaskName.mlm,),
 }
 
 

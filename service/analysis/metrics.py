@@ -24,7 +24,15 @@ _BETTER: Mapping[str, Better] = MappingProxyType(
     {
         **{metric.name: metric.better for metric in METRICS},
         **dict.fromkeys(
-            ("padding_pct", "bubble_pct", "bubble_formula_pct", "underflow_pct", "parameters", "steps"),
+            (
+                "padding_pct",
+                "truncated_pct",
+                "bubble_pct",
+                "bubble_formula_pct",
+                "underflow_pct",
+                "parameters",
+                "steps",
+            ),
             "lower",
         ),
         **dict.fromkeys(

@@ -360,6 +360,16 @@ def test_unknown_hub_dataset_offline_is_said(open_at):
         list(open_at("hub:nobody/nothing", offline=True).parts)
 
 
+@pytest.mark.parametrize(("label", "shown"), [("pos", "positive"), ("neg", "negative")])
+def test_training_examples_of_one_label_are_refused(configure, tmp_path, label, shown):
+    write(tmp_path / "d" / "set" / "train.jsonl", json_lines([(f"Cup {i}.", label) for i in range(9)]))
+    config = configure(task__path="set", workspace__data_roots=(str(tmp_path / "d"),))
+    with pytest.raises(
+        BadDataError, match=rf"train: all examples \(8\) have label {shown}, .* add examples of"
+    ):
+        train(config, NullSink(), NeverStop())
+
+
 def test_more_examples_than_there_are_is_said(configure):
     config = configure(task__train_examples=91)
     with pytest.raises(BadDataError, match="train_examples asks for 91, but the train part has 90"):

@@ -320,6 +320,16 @@ def test_a_byte_order_mark_is_skipped(squad, name):
     assert gold_answers(squad()) == {0: "Assam", 1: "Café Müller"}
 
 
+def test_questions_without_any_answer_are_said(squad):
+    rows = [{**row, "answers": {"text": [], "answer_start": []}} for row in hub_rows()]
+    (squad.folder / "train.jsonl").write_text(lines_of(rows))
+    (squad.folder / "validation.jsonl").write_text(lines_of(hub_rows()))
+    lines = []
+    squad(report=lines.append)
+    assert f"train: of {len(rows)} questions none has an answer" in lines
+    assert not any(line.startswith("validation") for line in lines)
+
+
 def test_two_files_for_one_part_are_refused(squad):
     write_both(squad.folder, "{}-v2.0.json", json.dumps(official_tree()))
     write_both(squad.folder, "{}-v1.1.json", json.dumps(official_tree()))

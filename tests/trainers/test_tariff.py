@@ -159,6 +159,35 @@ def test_no_code_as_long_as_the_level_is_refused(coded):
         prepare(config)
 
 
+def table_of(folder, name, codes):
+    rows = "".join(f"fine good {i},{code}\n" for i, code in enumerate(codes))
+    (folder / name).write_text("text,code\n" + rows)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            {"train.csv": ["010121"] * 9},
+            r"train: all examples \(8\) have code 010121 at level 6, .* raise task\.level or add rows of",
+        ),
+        (
+            {"train.csv": ["010121", "020230"] * 4, "validation.csv": ["010129", "020220"]},
+            r"validation: no code of 2 examples is in the training part, .* put the same codes into",
+        ),
+        (
+            {"train.csv": [f"0101{i}" for i in range(21, 29)]},
+            r"no label with two texts: too few .*; lower task\.level or add examples",
+        ),
+    ],
+)
+def test_codes_that_cannot_be_learned_are_refused(coded, folder, parts, message):
+    for name, codes in parts.items():
+        table_of(folder, name, codes)
+    with pytest.raises(BadDataError, match=message):
+        prepare(coded)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

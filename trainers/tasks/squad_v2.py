@@ -84,6 +84,14 @@ class SquadV2(DatasetTask[Question]):
             }
         return drawn(parts, self.stratum, task)
 
+    def review(self, parts: Mapping[str, Sequence[Question]], task: configuration.Task) -> Iterable[str]:
+        """See `DatasetTask.review`; SQuAD 1.1 has nothing but questions with an answer."""
+        for part, questions in parts.items():
+            answered = sum(map(self.stratum, questions))
+            if answered in (0, len(questions)):
+                share = "all have an answer" if answered else "none has an answer"
+                yield f"{part}: of {len(questions)} questions {share}"
+
     def tokenise(
         self,
         examples: Sequence[Question],

@@ -20,7 +20,7 @@ from trainers.data.tokens import TokenSet, tokenise
 from trainers.errors import BadDataError
 from trainers.models.heads import ClassHead, Head
 from trainers.tasks.base import Scoring
-from trainers.tasks.dataset import DatasetTask, drawn
+from trainers.tasks.dataset import DatasetTask, drawn, same_answer
 from trainers.tasks.losses import class_loss
 from trainers.tasks.ranking import best_f1_threshold, positive_class, ranking
 
@@ -94,6 +94,10 @@ class WikiQa(DatasetTask[Pair]):
             )
         return {part: [pair for question in several for pair in question] for part, several in chosen.items()}
 
+    def review(self, parts: Mapping[str, Sequence[Pair]], task: configuration.Task) -> Iterable[str]:
+        """See `DatasetTask.review`."""
+        return same_answer(parts, lambda pair: f"label {pair.label}", "add sentences of the other label")
+
     def tokenise(
         self,
         examples: Sequence[Pair],
@@ -107,7 +111,7 @@ class WikiQa(DatasetTask[Pair]):
         pairs = [(pair.question, pair.sentence) for pair in examples]
         tokens = tokenise(pairs, labels, tokenizer, task.max_length, told)
         of_question = np.array([numbers[pair.key] for pair in examples], dtype=np.int64)
-        return replace(tokens, columns={"question": of_question})
+        return replace(tokens, columns={**tokens.columns, "question": of_question})
 
     def outcome(self, folder: Path, validation: TokenSet, task: configuration.Task) -> tuple[Head, Scoring]:
         """See `DatasetTask.outcome`."""

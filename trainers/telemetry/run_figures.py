@@ -49,6 +49,7 @@ FIGURES: Mapping[str, Figure] = {
     "samples_per_s": Figure("1/s"),
     "tokens_per_s": Figure("1/s"),
     "padding_pct": Figure(_PCT),
+    "truncated_pct": Figure(_PCT),
     "peak_memory_mib": Figure("MiB", scope="worker with the most"),
     "cost_usd": Figure("USD", Provenance.modelled),
     "energy_kwh": Figure(_KWH, None, "all devices that train"),
@@ -109,6 +110,7 @@ class RunFigures:
         arithmetic: of the model.
         first: whether this worker counts the model's arithmetic for its replica.
         timeline: of this worker; None = one that begins now.
+        truncated_pct: share of the training examples that were cut.
     """
 
     def __init__(
@@ -119,11 +121,12 @@ class RunFigures:
         *,
         first: bool = True,
         timeline: Timeline | None = None,
+        truncated_pct: float = 0.0,
     ) -> None:
         self._timeline = timeline or Timeline(time.perf_counter())
         self._passes = self._timeline.spent_s()
         self._config, self._instruments, self._arithmetic = config, instruments, arithmetic
-        self._first = first
+        self._truncated_pct, self._first = truncated_pct, first
         self._flops = self._teacher_flops = 0.0
         self._began_s = time.time()
         self._unsaid, self._said_s = Usage(), 0.0
@@ -225,6 +228,7 @@ class RunFigures:
             "samples_per_s": progress.timed_samples / training_s if training_s else 0.0,
             "tokens_per_s": progress.timed_tokens / training_s if training_s else 0.0,
             "padding_pct": progress.padding_pct,
+            "truncated_pct": self._truncated_pct,
             "peak_memory_mib": progress.usage.peak_memory_mib,
             "cost_usd": progress.usage.cost_usd,
             "energy_kwh": energy_j / J_PER_KWH,
