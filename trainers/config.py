@@ -98,6 +98,10 @@ class Compression(StrEnum):
     onebit = "onebit"
 
 
+def _usual_length(task: Mapping[str, Any]) -> int:
+    return 128 if task.get("name") == TaskName.mlm else MAX_LENGTH
+
+
 class Task(Section):
     """What is learned, and from which data."""
 
@@ -105,8 +109,8 @@ class Task(Section):
     """Task: data format, head and metrics."""
     path: str | None = Field(default=None, max_length=4096)
     """Dataset: a folder or file under a data root, or `hub:<owner>/<name>`; unset = the task's hub id."""
-    max_length: int = Field(default=512, ge=8, le=MAX_LENGTH)
-    """Longest sequence, in tokens; longer texts are cut, or become several windows or sequences."""
+    max_length: int = Field(default_factory=_usual_length, ge=8, le=MAX_LENGTH)
+    """Longest sequence, in tokens: texts are cut, squad_v2 makes windows; unset = 512, of mlm 128."""
     too_long: Literal["cut", "error"] | None = None
     """imdb, wikiqa and tariff only: what a text of more tokens is, cut or an error; unset = cut."""
     train_examples: int | None = Field(default=None, ge=1)
