@@ -146,6 +146,7 @@ BOM = b"\xef\xbb\xbf"
         ("train.csv", BOM + b"text,label\nA fine cup.,pos\n"),
         ("train.tsv", BOM + b"text\tlabel\nA fine cup.\tpos\n"),
     ],
+    ids=["jsonl", "jsonl.gz", "csv", "tsv"],
 )
 def test_a_byte_order_mark_is_no_text(open_at, name, content):
     write(open_at.folder / name, content)
