@@ -264,7 +264,7 @@ class Optimizer(Section):
     max_grad_norm: float = Field(default=1.0, ge=0.0)
     """Clip gradients to this global L2 norm; 0 = no clipping."""
     warmup_fraction: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Share of all steps over which the learning rate rises linearly from 0; 0 = no warm-up."""
+    """Share of the steps (of each stage's, with two) over which the rate rises linearly from 0; 0 = none."""
     schedule: Literal["linear", "constant"] = "linear"
     """After the warm-up: linear decay to 0, or constant."""
 

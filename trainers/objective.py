@@ -26,6 +26,13 @@ class Objective:
         """Sum of the loss over the batch's examples, a scalar in fp32."""
         return self.task.loss(output.logits, batch)
 
+    def stage(self, step: int, total_steps: int) -> range:
+        """The steps of the stage that a step (0-based) belongs to.
+
+        A stage is a training of its own: the optimizer and its learning rate schedule begin anew.
+        """
+        return range(total_steps)
+
     def begin_step(self, step: int, total_steps: int) -> None:
         """Told before each step (0-based): weights may follow a schedule."""
 

@@ -181,6 +181,11 @@ class Trainer:
         """
         parts, config = self.parts, self.parts.config
         step = parts.progress.step
+        stage = parts.objective.stage(step, parts.total_steps)
+        if step == stage.start:
+            # Not at the end of the stage before: resumed from a checkpoint there, a run comes by here too.
+            parts.update.restart()
+            parts.noise.source.forget()
         parts.objective.begin_step(step, parts.total_steps)
         parts.noise.source.begin_step(step)
         parts.replica.begin_step(step, parts.update.scale.value)
@@ -204,7 +209,7 @@ class Trainer:
             loss, squares / parts.workers.replicas, batch.micro_batches if parts.workers.first else (), noise
         )
         norm = math.sqrt(agreed.squares) / parts.update.scale.value
-        rate = learning_rate(config.optimizer, parts.progress.step, parts.total_steps)
+        rate = learning_rate(config.optimizer, step - stage.start, len(stage))
         report = (parts.progress.step + 1) % config.log_every_steps == 0
         parts.timeline.enter(Phase.optimizer)
         underflow_pct = parts.update.underflow_pct() if report else None

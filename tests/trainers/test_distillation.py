@@ -27,6 +27,7 @@ from trainers.errors import BadDataError, BadSpecError, NotFiniteError
 from trainers.models.heads import ClassHead, SpanHead, VocabularyHead
 from trainers.models.origin import Preset
 from trainers.models.student import build
+from trainers.optimizers.schedule import learning_rate
 from trainers.reporting import NeverStop, NullSink
 from trainers.tasks.imdb import Imdb
 
@@ -180,6 +181,29 @@ def test_logits_and_task_are_left_alone_in_the_first_stage(distil, teacher):
     assert torch.equal(ours["classifier.weight"], theirs["classifier.weight"])
     name = "bert.encoder.layer.0.attention.self.query.weight"
     assert not torch.equal(ours[name], theirs[name])
+
+
+def test_each_stage_is_a_training_of_its_own(distil, recorder, tmp_path):
+    """The head's first update is Adam's first: as large as the learning rate, which warms up again."""
+    config = distil(
+        length={"steps": 40},
+        distillation={"soft_weight": 0.5, "hidden_weight": 1.0, "hidden_first_fraction": 0.75},
+        optimizer={"learning_rate": 1e-3, "warmup_fraction": 0.2, "weight_decay": 0.0},
+        checkpoint={"every_steps": 1, "every_s": 0.0, "keep": 12},
+    )
+    train(config, recorder, NeverStop())
+    rates = [recorder.series("learning_rate")[step] for step in range(1, 41)]
+    assert rates[:30] == [learning_rate(config.optimizer, i, 30) for i in range(30)]
+    assert rates[30:] == [learning_rate(config.optimizer, i, 10) for i in range(10)]
+
+    def head(step: int) -> torch.Tensor:
+        folder = tmp_path / "checkpoints" / f"step-{step:08d}"
+        return load_file(folder / "model.safetensors")["classifier.weight"]
+
+    moved = [(head(step) - head(step - 1)).abs() for step in range(31, 36)]
+    torch.testing.assert_close(moved[0], torch.full_like(moved[0], rates[30]), rtol=1e-2, atol=0.0)
+    for rate, distance in zip(rates[30:], moved, strict=False):
+        assert distance.max() < 1.1 * rate
 
 
 def test_without_weights_the_teacher_is_not_used_and_that_is_said(distil, recorder, monkeypatch):
@@ -440,8 +464,10 @@ def tensors(checkpoint: str) -> dict[str, torch.Tensor]:
     }
 
 
-def test_stopped_run_resumes_bitwise(config_in, models, teacher, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "adan"])
+def test_stopped_run_resumes_bitwise(config_in, models, teacher, tmp_path, optimizer):
     changes = {
+        "optimizer": {"name": optimizer, "learning_rate": 1e-3},
         "model": {"student": "tiny", "teacher": str(teacher)},
         "workspace__model_roots": (str(models),),
         "distillation": {"soft_weight": 0.5, **INSIDE, "hidden_first_fraction": 0.6, "schedule": "linear"},
@@ -452,12 +478,14 @@ def test_stopped_run_resumes_bitwise(config_in, models, teacher, tmp_path):
     ended = train(config_in(tmp_path / "whole", **changes), whole, NeverStop())
     config = config_in(tmp_path / "parts", **changes)
     points: dict[str, dict[int, float]] = {}
-    for stop_after in (3, 7, None):
+    resumed = []
+    for stop_after in (3, 5, 7, None):
         part = Recorder(stop_after=stop_after)
         outcome = train(config, part, part)
+        resumed.append(part.resumed_from)
         for name in ("loss", "task_loss", "soft_loss", "hidden_loss", "relation_loss"):
             points[name] = points.get(name, {}) | part.series(name)
-    assert part.resumed_from == 8  # in the second stage
+    assert resumed == [0, 4, 6, 8]  # in the first stage, between the two, and in the second
     assert points == {name: whole.series(name) for name in points}
     one, other = tensors(ended.checkpoint), tensors(outcome.checkpoint)
     assert "projections/2.weight" in one

@@ -54,6 +54,10 @@ class Lesson(Objective):
         self._parts: dict[str, float] = {}
         self.begin_step(0, 1)
 
+    def stage(self, step: int, total_steps: int) -> range:
+        """See `Objective.stage`."""
+        return plan.stage(self._config, step, total_steps)
+
     def begin_step(self, step: int, total_steps: int) -> None:
         """See `Objective.begin_step`."""
         self._weights = plan.weights(self._config, step, total_steps)
