@@ -105,6 +105,7 @@ def assemble(
         multiple=multiple,
         judges=division is None or division.judges,
         report=lambda line: sink.log("info", line),
+        warn=lambda line: sink.log("warning", line),
     )
     identity = {**data.identity, **distilled.identity}
     built = build_optimizer(config.optimizer, distilled.module)

@@ -213,6 +213,16 @@ def test_without_weights_the_teacher_is_not_used_and_that_is_said(distil, record
     assert recorder.series("task_loss") == {}
 
 
+def test_teacher_no_larger_than_its_student_is_warned_of(distil, recorder, teacher):
+    config = distil(model__student=str(teacher), length={"steps": 1})
+    train(config, recorder, NeverStop())
+    (said,) = [line for line in recorder.logs if "no larger than its student" in line]
+    assert said.endswith("(4 layers of width 256, and 4 of 256); is it the model you mean?")
+    smaller = Recorder()
+    train(distil("smaller", length={"steps": 1}), smaller, NeverStop())
+    assert not [line for line in smaller.logs if "no larger" in line]
+
+
 # Workers and micro-batches
 
 

@@ -73,6 +73,7 @@ def set_up(
     multiple: int,
     judges: bool,
     report: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> Distilled:
     """Find and check the teacher, and compute what of it can be kept.
 
@@ -86,6 +87,7 @@ def set_up(
         multiple: batch widths are rounded up to a multiple of this.
         judges: whether this worker computes losses: it alone asks the teacher.
         report: told about long work and what people should know, in one line each.
+        warn: told, in one line each, what is possible and probably a mistake.
 
     Raises:
         BadSpecError: the teacher does not fit the student, the task or the device.
@@ -106,6 +108,11 @@ def set_up(
         report=report,
     )
     shape = student.bert.config
+    if found.layers <= shape.num_hidden_layers and found.width <= shape.hidden_size:
+        warn(
+            f"model.teacher {found.folder} is no larger than its student ({found.layers} layers of width "
+            f"{found.width}, and {shape.num_hidden_layers} of {shape.hidden_size}); is it the model you mean?"
+        )
     layer_map = _layer_map(wanted.layer_map, shape.num_hidden_layers, found.layers)
     heads = plan.relation_heads(
         (shape.hidden_size, found.width), (shape.num_attention_heads, found.attention_heads)
