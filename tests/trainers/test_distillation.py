@@ -74,8 +74,9 @@ def distil(config_in, models, teacher, tmp_path):
 
 @pytest.fixture
 def copied(teacher, tmp_path) -> Path:
-    """A copy of the teacher, to be changed."""
-    return Path(shutil.copytree(teacher, tmp_path / "copied"))
+    """A copy of the teacher, to be changed: without the manifest that seals it."""
+    ignored = shutil.ignore_patterns("manifest.json")
+    return Path(shutil.copytree(teacher, tmp_path / "copied", ignore=ignored))
 
 
 def rewrite_config(folder: Path, **fields: object) -> None:
@@ -430,8 +431,8 @@ def test_changed_teacher_is_asked_anew(distil, copied, tmp_path, monkeypatch):
 
 
 def test_logits_that_are_not_finite_are_not_kept(distil, copied, tmp_path):
-    rewrite_weights(copied, lambda weights: weights | {"classifier.bias": weights["classifier.bias"] / 0})
-    with pytest.raises(NotFiniteError, match="gives logits that are not finite in fp32"):
+    rewrite_weights(copied, lambda weights: weights | {"classifier.weight": torch.full((2, 256), 3e38)})
+    with pytest.raises(NotFiniteError, match=r"not finite in fp32; its weights are damaged, use another"):
         train(distil(model__teacher=str(copied)), NullSink(), NeverStop())
     assert not list((tmp_path / "cache" / "teacher-logits").glob("*/logits.npy"))
 
@@ -580,6 +581,35 @@ def test_teacher_of_other_classes(distil, copied):
     refused(distil(model__teacher=str(copied)), r"calls class 0 'cat', and the task 'negative'")
 
 
+def test_teacher_may_spell_classes_as_files_do(distil, copied):
+    rewrite_config(copied, id2label={"0": "NEG", "1": "POS"})
+    config = distil(model__teacher=str(copied), length={"steps": 1})
+    assert train(config, NullSink(), NeverStop()).status == "completed"
+
+
+def test_teacher_of_swapped_classes(distil, copied):
+    rewrite_config(copied, id2label={"0": "POS", "1": "NEG"})
+    refused(distil(model__teacher=str(copied)), r"calls class 0 'POS', and the task 'negative'")
+
+
+@pytest.mark.parametrize("keys", [("a", "b"), ("0", "5")])
+def test_teacher_whose_classes_are_not_numbered(distil, copied, keys):
+    rewrite_config(copied, id2label=dict(zip(keys, ("negative", "positive"), strict=True)))
+    refused(
+        distil(model__teacher=str(copied)),
+        rf"id2label has the keys {keys[0]}, {keys[1]}; number its classes 0 to 1",
+    )
+
+
+def test_teacher_without_layers(distil, copied):
+    rewrite_config(copied, num_hidden_layers=0)
+    settings = {"soft_weight": 0.0, "hidden_weight": 1.0}
+    refused(
+        distil(model__teacher=str(copied), distillation=settings),
+        r"num_hidden_layers is 0; give a whole number of at least 1",
+    )
+
+
 def test_teacher_of_more_classes(distil, copied):
     rewrite_config(copied, id2label={"0": "negative", "1": "positive", "2": "neutral"})
     refused(distil(model__teacher=str(copied)), r"tells 3 classes, and the task has 2")
@@ -612,6 +642,7 @@ def test_teacher_with_too_few_positions(distil, copied, settings):
 @pytest.mark.parametrize(
     ("layers", "match"),
     [
+        ([], r"layer_map has 0 layers, and the student 2"),
         ([0], r"layer_map has 1 layers, and the student 2"),
         ([0, 1, 2], r"layer_map has 3 layers, and the student 2"),
         ([0, 4], r"layer_map asks for layer 4, but the teacher has 4; use 0 to 3"),

@@ -404,7 +404,8 @@ def test_damaged_weights_are_said(configure, tmp_path):
     folder = tmp_path / "models" / "torn"
     write(
         folder / "config.json",
-        '{"model_type": "bert", "vocab_size": 6, "hidden_size": 12, "num_hidden_layers": 1}',
+        '{"model_type": "bert", "vocab_size": 6, "hidden_size": 12, "num_hidden_layers": 1, '
+        '"num_attention_heads": 12, "max_position_embeddings": 512}',
     )
     write(folder / "model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00garbage")
     write(folder / "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")

@@ -102,6 +102,7 @@ def set_up(
     found = Teacher(
         teacher.locate(config.model.teacher, config.workspace),
         config,
+        task,
         data,
         device,
         with_head=bool(wanted.soft_weight),

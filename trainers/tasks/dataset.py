@@ -155,7 +155,7 @@ class DatasetTask(Task, Generic[Example]):
             train,
             validation,
             file,
-            tokenizer.get_vocab_size(),
+            tokenizers.vocabulary_size(tokenizer),
             pad_id,
             {
                 **examples.identity,

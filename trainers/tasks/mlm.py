@@ -81,7 +81,7 @@ class Mlm(Task):
             train,
             validation,
             file,
-            tokenizer.get_vocab_size(),
+            tokenizers.vocabulary_size(tokenizer),
             padding_id(tokenizer, file),
             {
                 **identity,

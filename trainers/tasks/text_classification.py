@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,8 +31,6 @@ class TextClassification(DatasetTask[Labelled]):
     headline = "accuracy"
     classes: ClassVar[tuple[str, ...]]
     """Names of the classes, by number."""
-    spellings: ClassVar[Mapping[str, int]]
-    """Class of each label as files write it, in lower case."""
 
     def example(self, row: Row, task: configuration.Task) -> Labelled:
         """See `DatasetTask.example`; the fields are `text` and `label`."""

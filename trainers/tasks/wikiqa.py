@@ -25,7 +25,6 @@ from trainers.tasks.losses import class_loss
 from trainers.tasks.ranking import best_f1_threshold, positive_class, ranking
 
 _CLASSES = ("other", "answer")
-_LABELS = {"0": 0, "1": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,7 @@ class WikiQa(DatasetTask[Pair]):
     headline = "map"
     hub_id = "microsoft/wiki_qa"
     layouts = OFFICIAL[configuration.TaskName.wikiqa]
+    spellings = {"0": 0, "1": 1}  # noqa: RUF012
 
     def example(self, row: Row, task: configuration.Task) -> Pair:
         """See `DatasetTask.example`; fields `question`, `sentence` or `answer`, `label`, perhaps an id.
@@ -60,9 +60,11 @@ class WikiQa(DatasetTask[Pair]):
         question = row.text(_named(row, "question", "Question"))
         sentence = row.text(_named(row, "sentence", "answer", "Sentence"))
         name = _named(row, "label", "Label")
-        label = _LABELS.get(str(row.label(name)).strip())
+        label = self.spellings.get(str(row.label(name)).strip())
         if label is None:
-            raise row.refusal(name, f"unknown label {row.fields[name]!r}; use one of {', '.join(_LABELS)}")
+            raise row.refusal(
+                name, f"unknown label {row.fields[name]!r}; use one of {', '.join(self.spellings)}"
+            )
         number = row.fields.get(_named(row, "question_id", "QuestionID"))
         return Pair(str(number) if number not in (None, "") else question, question, sentence, label)
 
