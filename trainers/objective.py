@@ -24,7 +24,9 @@ class Objective:
 
     def loss(self, output: Output, batch: Batch) -> torch.Tensor:
         """Sum of the loss over the batch's examples, a scalar in fp32."""
-        return self.task.loss(output.logits, batch)
+        total = self.task.loss(output.logits, batch)
+        # A worker's stand-in takes part, and counts nothing.
+        return total if batch.examples else total * 0.0
 
     def stage(self, step: int, total_steps: int) -> range:
         """The steps of the stage that a step (0-based) belongs to.
@@ -40,8 +42,11 @@ class Objective:
         """Arithmetic of the teacher that the current step asks; None = nobody."""
         return None
 
-    def local_sums(self) -> list[float]:
-        """What this worker's share of the step adds to `parts`; as many numbers in every step."""
+    def local_sums(self) -> list[float | torch.Tensor]:
+        """What this worker's share of the step adds to `parts`; as many numbers in every step.
+
+        Those that are computed stay on the device.
+        """
         return []
 
     def agree(self, sums: Sequence[float]) -> None:
