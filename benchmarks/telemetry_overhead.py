@@ -150,7 +150,7 @@ def _step(trainer: SwitchedTrainer, batch: StepBatch, ticks: Ticks, *, on: bool)
     timeline.on = trainer.telemetry = on
     began_s = time.perf_counter()
     if on:
-        counted = tally(batch.micro_batches, parts.model.head)
+        counted = tally(batch.micro_batches)
         with parts.profiler.around(parts.progress.step):
             timeline.enter(Phase.data_wait)
             trainer.train_step(batch)
@@ -170,7 +170,7 @@ def _calls_s(trainer: SwitchedTrainer, batch: StepBatch, ticks: Ticks) -> float:
     trainer.telemetry = True
     began_s = time.perf_counter()
     for _ in range(_CALLS):
-        counted = tally(batch.micro_batches, parts.model.head)
+        counted = tally(batch.micro_batches)
         with parts.profiler.around(parts.progress.step):
             for phase in (*phases, Phase.optimizer, Phase.communication):
                 timeline.enter(phase)

@@ -84,6 +84,7 @@ class Agreed:
         squares: squared L2 norm of the gradients, which carry the loss scale.
         tokens, padded_tokens: of the global batch.
         noise: sum of what the workers saw of the gradient's parts.
+        underflow_pct: of rank 0's gradients, in a step that reports it.
         stop: why to stop after this step, or None.
     """
 
@@ -92,6 +93,7 @@ class Agreed:
     tokens: int
     padded_tokens: int
     noise: float
+    underflow_pct: float
     stop: StopReason | None
 
     @property
@@ -171,7 +173,7 @@ class Trainer:
     def _prepare(self, step: int) -> tuple[StepBatch, Tally]:
         """A step's batch and what its arithmetic is counted from; runs ahead, in a thread."""
         batch = self.parts.batches[step]
-        return batch, tally(batch.micro_batches, self.parts.model.head)
+        return batch.pinned(self.parts.device), tally(batch.micro_batches)
 
     def train_step(self, batch: StepBatch) -> bool:
         """One optimizer update: gradients of the global batch, agreement, update, report.
@@ -181,6 +183,7 @@ class Trainer:
         """
         parts, config = self.parts, self.parts.config
         step = parts.progress.step
+        report = (step + 1) % config.log_every_steps == 0
         stage = parts.objective.stage(step, parts.total_steps)
         if step == stage.start:
             # Not at the end of the stage before: resumed from a checkpoint there, a run comes by here too.
@@ -194,25 +197,24 @@ class Trainer:
         parts.timeline.enter(Phase.optimizer)
         parts.noise.source.before_update()
         seen = parts.noise.source.sum()
-        # One transfer: on a GPU the host waits here, and nowhere else in a step.
-        squares, loss, noise = torch.stack(
-            [
-                parts.update.squares(),
-                loss_sum.double(),
-                torch.zeros_like(loss_sum).double() if seen is None else seen.double(),
-            ]
-        ).tolist()
+        underflow_pct = parts.update.underflow_pct() if report else None
+        squares = parts.update.squares()
 
         parts.timeline.enter(Phase.communication)
-        # Replicas have the same gradients, and the workers of one the same batch.
+        # One transfer: on a GPU the host waits here, and nowhere else in a step.
         agreed = self._agree(
-            loss, squares / parts.workers.replicas, batch.micro_batches if parts.workers.first else (), noise
+            loss_sum,
+            # Replicas have the same gradients, and the workers of one the same batch.
+            squares / parts.workers.replicas,
+            batch.micro_batches if parts.workers.first else (),
+            0.0 if seen is None else seen,
+            # Rank 0 reports its own.
+            0.0 if underflow_pct is None or parts.workers.rank else underflow_pct,
         )
+        parts.timeline.settle()
         norm = math.sqrt(agreed.squares) / parts.update.scale.value
         rate = learning_rate(config.optimizer, step - stage.start, len(stage))
-        report = (parts.progress.step + 1) % config.log_every_steps == 0
         parts.timeline.enter(Phase.optimizer)
-        underflow_pct = parts.update.underflow_pct() if report else None
         loss_scale = parts.update.scale.value
         if agreed.finite:
             divisor = parts.update.apply(norm, rate)
@@ -230,18 +232,17 @@ class Trainer:
             samples=batch.global_examples,
             tokens=agreed.tokens,
             padded_tokens=agreed.padded_tokens,
-            new_epoch=parts.progress.step % parts.batches.steps_per_epoch == 0,
+            new_epoch=step % parts.batches.steps_per_epoch == 0,
             timed=not parts.profiler.active,
         )
         self.stopping = agreed.stop
-        parts.timeline.settle()
         parts.progress.count_sent(
             parts.replica.end_step(applied=agreed.finite), timed=not parts.profiler.active
         )
         if report:
             own: dict[str, float] = {}
             if underflow_pct is not None:
-                own["underflow_pct"] = underflow_pct.item()
+                own["underflow_pct"] = agreed.underflow_pct
             if parts.update.scale.dynamic:
                 own["loss_scale"] = loss_scale
             if parts.update.scale.dynamic or config.numerics.not_finite != "stop":
@@ -425,10 +426,11 @@ class Trainer:
 
     def _agree(
         self,
-        loss_sum: float = 0.0,
-        squares: float = 0.0,
+        loss_sum: float | torch.Tensor = 0.0,
+        squares: float | torch.Tensor = 0.0,
         counted: Sequence[Batch] = (),
-        noise: float = 0.0,
+        noise: float | torch.Tensor = 0.0,
+        underflow_pct: float | torch.Tensor = 0.0,
     ) -> Agreed:
         """One exchange per step: sums over workers of everything that all must know.
 
@@ -436,18 +438,20 @@ class Trainer:
             loss_sum, squares: this worker's part of the loss and of the gradient's squared norm.
             counted: micro-batches that this worker counts.
             noise: what it saw of the gradient's parts.
+            underflow_pct: what is to be reported of it.
         """
         asked = self.stop.requested()
         every_s = self.parts.config.checkpoint.every_s
         # Clocks differ: rank 0's alone says when it is time for a checkpoint.
         late = self.parts.workers.rank == 0 and 0.0 < every_s <= time.monotonic() - self.saved_at_s
-        loss, norm2, tokens, padded, noise, save, *rest = self.parts.workers.sum(
+        loss, norm2, tokens, padded, parts_seen, underflow, save, *rest = self.parts.workers.sum(
             [
                 loss_sum,
                 squares,
                 sum(micro.tokens for micro in counted),
                 sum(micro.padded_tokens for micro in counted),
                 noise,
+                underflow_pct,
                 late,
                 *(reason is asked for reason in _REASONS),
                 *self.parts.objective.local_sums(),
@@ -457,7 +461,7 @@ class Trainer:
         self.time_to_save = save > 0
         self.parts.objective.agree(rest[len(_REASONS) :])
         stop = next((reason for reason, votes in zip(_REASONS, rest, strict=False) if votes), None)
-        return Agreed(loss, norm2, int(tokens), int(padded), noise, stop)
+        return Agreed(loss, norm2, int(tokens), int(padded), parts_seen, underflow, stop)
 
     def _report_step(self, loss: float, grad_norm: float, rate: float, own: Mapping[str, float]) -> None:
         parts, step = self.parts, self.parts.progress.step

@@ -24,7 +24,7 @@ from trainers.distillation.taps import RelationTap
 from trainers.distillation.teacher import LoadedTeacher, Teacher
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError, NotFiniteError
-from trainers.models.heads import ClassHead, SpanHead, VocabularyHead
+from trainers.models.heads import IGNORED, ClassHead, SpanHead, VocabularyHead
 from trainers.models.origin import Preset
 from trainers.models.student import build
 from trainers.optimizers.schedule import learning_rate
@@ -680,7 +680,8 @@ def a_lesson(*, head=None, labels=None, **weights):
     ids = torch.randint(5, 50, (2, 5))
     mask = torch.tensor([[True] * 5, [True, True, True, False, False]])
     found = labels if labels is not None else torch.tensor([0, 1])
-    batch = Batch(ids * mask, mask, None, found, torch.arange(2), 2, 8, 10)
+    guessed = (found != IGNORED).flatten().nonzero()[:, 0] if isinstance(head, VocabularyHead) else None
+    batch = Batch(ids * mask, mask, None, found, torch.arange(2), 2, 8, 10, guessed=guessed)
     head = head or ClassHead(("negative", "positive"))
     shape = {"head": head, "vocabulary_size": 60, "dropout": 0.0, "max_length": 16, "pad_id": 0}
     student, big = build(Preset("tiny"), **shape), build(Preset("mini"), **shape)

@@ -66,7 +66,10 @@ class Masking:
         self._ordinary = np.flatnonzero(self._maskable)
 
     def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
-        """See `Transform`; labels become (B, S) token ids, `IGNORED` where nothing is to be guessed."""
+        """See `Transform`; labels become (B, S) token ids, `IGNORED` where nothing is to be guessed.
+
+        `guessed` become the positions of the others.
+        """
         ids = batch.input_ids.numpy()
         maskable = self._maskable[ids]
         cells = _cells(batch.rows.numpy(), ids.shape[1], seed, epoch)
@@ -85,6 +88,7 @@ class Masking:
             batch,
             input_ids=torch.from_numpy(np.where(chosen, hidden, ids)),
             labels=torch.from_numpy(labels),
+            guessed=torch.from_numpy(np.flatnonzero(chosen)),
         )
 
 

@@ -11,7 +11,7 @@ from trainers.data.batches import Batch
 from trainers.distillation import losses, plan
 from trainers.distillation.learner import Learner
 from trainers.distillation.teacher import LoadedTeacher
-from trainers.models.heads import IGNORED, ClassHead, Head, SpanHead
+from trainers.models.heads import ClassHead, Head, SpanHead
 from trainers.models.student import Output
 from trainers.objective import Objective
 from trainers.tasks.base import Task
@@ -87,12 +87,9 @@ class Lesson(Objective):
         weighted = [getattr(weights, name) * part for name, part in parts.items()]
         return torch.stack(weighted).sum() * counted
 
-    def local_sums(self) -> list[float]:
+    def local_sums(self) -> list[float | torch.Tensor]:
         """See `Objective.local_sums`."""
-        # One copy from the device for all of them.
-        found = torch.stack([*self._sums.values()]).tolist() if self._sums else []
-        sums = dict(zip(self._sums, found, strict=True))
-        return [self._examples, *(sums.get(name, 0.0) for name in self._names)]
+        return [self._examples, *(self._sums.get(name, 0.0) for name in self._names)]
 
     def agree(self, sums: Sequence[float]) -> None:
         """See `Objective.agree`."""
@@ -148,7 +145,9 @@ class Lesson(Objective):
             return losses.soft_spans(student, teacher, temperature, batch.attention_mask)
         # Some models have rows for pieces that no tokenizer knows, to fill their matrices up.
         size = min(student.shape[-1], teacher.shape[-1])
-        return losses.soft_tokens(student[:, :size], teacher[:, :size], temperature, batch.labels != IGNORED)
+        return losses.soft_tokens(
+            student[:, :size], teacher[:, :size], temperature, batch.guesses_of_sequence()
+        )
 
 
 def _used(config: Distillation) -> list[str]:

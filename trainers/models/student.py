@@ -26,7 +26,7 @@ from transformers.models.bert.modeling_bert import (
 
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
-from trainers.models.heads import IGNORED, ClassHead, Head, SpanHead, VocabularyHead
+from trainers.models.heads import ClassHead, Head, SpanHead, VocabularyHead
 from trainers.models.origin import WEIGHTS, Folder, Origin
 
 ATTENTION = "sdpa"
@@ -110,7 +110,8 @@ class Student(nn.Module):
             logits = self.bert.qa_outputs(encoded.last_hidden_state)
         else:
             # Only what is to be guessed: the vocabulary's product is most of a small model's work.
-            logits = self.bert.cls(encoded.last_hidden_state[batch.labels != IGNORED])
+            tokens = encoded.last_hidden_state.flatten(0, 1)
+            logits = self.bert.cls(tokens.index_select(0, batch.guessed))
         return logits
 
     def checkpoint_activations(self) -> None:

@@ -95,4 +95,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Sum (not mean) of the loss over the batch's examples, a scalar in fp32."""
+        """Sum (not mean) of the loss over the batch's examples, a scalar in fp32.
+
+        On a GPU nothing in it may need the host to wait, such as a shape that depends on the data.
+        """

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainers.models.heads import IGNORED, ClassHead, Head, VocabularyHead
+from trainers.models.heads import ClassHead, Head, VocabularyHead
 
 if TYPE_CHECKING:
     from trainers.data.batches import Batch
@@ -37,9 +37,9 @@ class Tally:
     guessed: int = 0
 
 
-def tally(batches: Iterable[Batch], head: Head) -> Tally:
+def tally(batches: Iterable[Batch]) -> Tally:
     """Count micro-batches that lie on the CPU; one that stands in for a missing share is empty."""
-    each = [_tally(batch, head) for batch in batches if batch.examples]
+    each = [_tally(batch) for batch in batches if batch.examples]
     return Tally(
         sum(one.sequences for one in each),
         sum(one.tokens for one in each),
@@ -48,14 +48,14 @@ def tally(batches: Iterable[Batch], head: Head) -> Tally:
     )
 
 
-def _tally(batch: Batch, head: Head) -> Tally:
+def _tally(batch: Batch) -> Tally:
     rows, width = batch.input_ids.shape
     if batch.attention_mask is None:
         squares = rows * width * width
     else:
         lengths = batch.attention_mask.sum(1)
         squares = int((lengths * lengths).sum())
-    guessed = int((batch.labels != IGNORED).sum()) if isinstance(head, VocabularyHead) else 0
+    guessed = 0 if batch.guessed is None else len(batch.guessed)
     return Tally(batch.examples, batch.tokens, squares, guessed)
 
 
