@@ -28,7 +28,7 @@ from trainers.progress import Progress
 from trainers.reporting import Clock, NullSink, Sink, Stop
 from trainers.telemetry.energy import cost_usd
 from trainers.telemetry.facts import environment_facts
-from trainers.telemetry.flops import arithmetic_of
+from trainers.telemetry.flops import flop_count_of
 from trainers.telemetry.gradient_noise import GradientNoise, source_for
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.life import LifeFile, SignsOfLife
@@ -279,7 +279,7 @@ def assemble(
             figures=RunFigures(
                 config,
                 instruments,
-                arithmetic_of(model.bert.config, data.head),
+                flop_count_of(model.bert.config, data.head),
                 first=workers.first,
                 timeline=timeline,
                 truncated_pct=100.0 * float(data.train.cut.mean()),

@@ -9,7 +9,7 @@ import torch
 from trainers.data.batches import Batch
 from trainers.models.student import Output
 from trainers.tasks.base import Task
-from trainers.telemetry.flops import Arithmetic as TeacherArithmetic
+from trainers.telemetry.flops import FlopCount
 
 
 class Objective:
@@ -38,8 +38,8 @@ class Objective:
     def begin_step(self, step: int, total_steps: int) -> None:
         """Told before each step (0-based): weights may follow a schedule."""
 
-    def asked(self) -> TeacherArithmetic | None:
-        """Arithmetic of the teacher that the current step asks; None = nobody."""
+    def asked(self) -> FlopCount | None:
+        """Of the teacher that the current step asks; None = nobody."""
         return None
 
     def local_sums(self) -> list[float | torch.Tensor]:

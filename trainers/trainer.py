@@ -372,7 +372,7 @@ class Trainer:
         """
         parts, progress = self.parts, self.parts.progress
         # A finite loss whose gradients overflow: the scale was too high, and that is no failure.
-        if math.isfinite(loss) and parts.update.scale.forgives():
+        if math.isfinite(loss) and parts.update.scale.back_off():
             progress.skipped_steps += 1
             return True
         policy = parts.config.numerics

@@ -12,7 +12,7 @@ from trainers.data.batches import Batch
 from trainers.models import student
 from trainers.models.heads import IGNORED, ClassHead, Head, SpanHead, VocabularyHead
 from trainers.models.origin import Preset
-from trainers.telemetry.flops import Arithmetic, Tally, arithmetic_of, tally
+from trainers.telemetry.flops import FlopCount, Tally, flop_count_of, tally
 
 VOCABULARY = 1000
 HEADS = [ClassHead(("a", "b", "c")), SpanHead(), VocabularyHead()]
@@ -62,18 +62,16 @@ def counted_by_torch(model: student.Student, batches: list[Batch], *, backward: 
 def test_forward_and_backward_equal_torchs_count(head, length):
     model = model_of(head, dropout=0.0)
     batch = batch_of([length] * 2, head)
-    arithmetic = arithmetic_of(model.bert.config, head)
+    flop_count = flop_count_of(model.bert.config, head)
     counted = counted_by_torch(model, [batch], backward=True)
-    assert arithmetic.training(tally([batch])) == pytest.approx(counted, rel=0.01)
+    assert flop_count.training(tally([batch])) == pytest.approx(counted, rel=0.01)
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
 def test_the_forward_pass_of_a_teacher_equals_torchs_count(head):
     model, batch = model_of(head).eval().requires_grad_(False), batch_of([64] * 3, head)
     counted = counted_by_torch(model, [batch], backward=False)
-    assert arithmetic_of(model.bert.config, head).forward(tally([batch])) == pytest.approx(
-        counted, rel=0.01
-    )
+    assert flop_count_of(model.bert.config, head).forward(tally([batch])) == pytest.approx(counted, rel=0.01)
 
 
 def test_real_lengths_count_and_padding_does_not():
@@ -81,7 +79,7 @@ def test_real_lengths_count_and_padding_does_not():
     model, lengths = model_of(head, dropout=0.0), [12, 40, 100]
     alone = counted_by_torch(model, [batch_of([length], head) for length in lengths], backward=True)
     together = tally([batch_of(lengths, head)])
-    assert arithmetic_of(model.bert.config, head).training(together) == pytest.approx(alone, rel=0.01)
+    assert flop_count_of(model.bert.config, head).training(together) == pytest.approx(alone, rel=0.01)
     assert tally([batch_of(lengths, head, width=512)]) == together
 
 
@@ -99,6 +97,6 @@ def test_micro_batches_add_up():
 
 @pytest.mark.parametrize(("length", "published_gf"), [(128, 67), (256, 138), (384, 212), (512, 290)])
 def test_bert_base_matches_the_published_count(length, published_gf):
-    base = Arithmetic(layers=12, hidden=768, feed_forward=3072, vocabulary=30522, head=None)
+    base = FlopCount(layers=12, hidden=768, feed_forward=3072, vocabulary=30522, head=None)
     counted = base.training(Tally(sequences=1, tokens=length, squares=length**2)) / 1e9
     assert counted == pytest.approx(published_gf, rel=0.01)

@@ -206,8 +206,9 @@ def test_hub_id_may_name_a_configuration(monkeypatch):
 def guesses(labels, logits):
     labels = torch.tensor(labels)
     rows, guessed = torch.arange(len(labels)), (labels != IGNORED).flatten().nonzero()[:, 0]
-    size = labels.numel()
-    return torch.tensor(logits), Batch(labels, None, None, labels, rows, len(rows), size, size, guessed=guessed)
+    tokens = labels.numel()
+    batch = Batch(labels, None, None, labels, rows, len(rows), tokens, tokens, guessed=guessed)
+    return torch.tensor(logits), batch
 
 
 def test_rank_is_among_the_whole_vocabulary_and_ties_share_theirs():

@@ -20,7 +20,7 @@ from tests.trainers.corpora import write_squad
 from trainers import tasks
 from trainers.config import Task, TaskName
 from trainers.data import tokenizers
-from trainers.data.batches import Batch, collate
+from trainers.data.batches import collate
 from trainers.data.rows import Row
 from trainers.data.tokens import TokenSet
 from trainers.entrypoint import train
@@ -460,6 +460,14 @@ def test_loss_is_the_mean_of_both_ends_and_padding_cannot_win():
     loss.backward()
     assert torch.isfinite(logits.grad).all()
     assert torch.equal(logits.grad[1, 4:], torch.zeros(2, 2))
+
+
+def test_loss_is_torchs_over_positions():
+    batch = batch_of([4, 6], [2, 3])
+    logits = torch.randn(2, batch.input_ids.shape[1], 2)
+    masked = logits.masked_fill(~batch.attention_mask[:, :, None], -torch.inf)
+    expected = torch.nn.functional.cross_entropy(masked, batch.labels, reduction="sum") / 2
+    torch.testing.assert_close(SquadV2().loss(logits, batch), expected)
 
 
 # Answers

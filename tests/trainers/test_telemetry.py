@@ -105,7 +105,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 
 
 def gpu_step(timeline: Timeline, clocks: Clocks) -> None:
-    """1 s of waiting for data, then on the device 2 s forward, 4 s backward and, after the transfer, 8 s update."""
+    """1 s of waiting for data; on the device 2 s forward, 4 s backward, and after the transfer 8 s update."""
     timeline.enter(Phase.data_wait)
     clocks.mark().synchronize()  # the batch is late, so that the device is idle
     clocks.host_s += 1.0
@@ -127,7 +127,11 @@ def test_a_gpus_timeline_does_not_wait_for_the_update(clocks: Clocks) -> None:
     assert clocks.device_s == 115.0
     settled = timeline.settled_s()
     assert clocks.host_s == 107.0
-    assert {phase: s for phase, s in settled.items() if s} == {"data_wait": 1.0, "forward": 2.0, "backward": 4.0}
+    assert {phase: s for phase, s in settled.items() if s} == {
+        "data_wait": 1.0,
+        "forward": 2.0,
+        "backward": 4.0,
+    }
 
 
 def test_a_gpus_timeline_gives_all_time_to_its_phases_in_the_end(clocks: Clocks) -> None:

@@ -17,7 +17,7 @@ from trainers.reporting import NeverStop, Provenance
 from trainers.telemetry import instruments as instruments_module
 from trainers.telemetry import run_figures
 from trainers.telemetry.devices import Device, ReplayedDevice
-from trainers.telemetry.flops import Arithmetic, Tally
+from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.life import LifeFile
 from trainers.telemetry.rapl import Rapl, find_rapl, machine, machine_cpu_s
@@ -27,7 +27,7 @@ from trainers.telemetry.timeline import Phase
 from trainers.telemetry.usage import Energy, Usage, Window
 
 TRACE = Path(__file__).parent / "traces" / "synthetic-700w.jsonl"
-ARITHMETIC = Arithmetic(layers=1, hidden=4, feed_forward=8, vocabulary=10, head=None)
+FLOP_COUNT = FlopCount(layers=1, hidden=4, feed_forward=8, vocabulary=10, head=None)
 
 
 def zone(root: Path, path: str, name: str, energy_uj: int, range_uj: int = 999_999) -> Path:
@@ -163,9 +163,9 @@ def gpu_summary(configure, *, played: int = 60, **changes) -> tuple[dict, RunFig
     progress = Progress(timed_samples=80, timed_tokens=800)
     with Instruments(config, time.perf_counter()) as instruments:
         instruments.attach(torch.device("cpu"))
-        figures = RunFigures(config, instruments, ARITHMETIC)
+        figures = RunFigures(config, instruments, FLOP_COUNT)
         figures.count(Tally(sequences=1, tokens=10**9), None, timed=True)
-        figures.count(Tally(sequences=1, tokens=10**9), ARITHMETIC, timed=False)
+        figures.count(Tally(sequences=1, tokens=10**9), FLOP_COUNT, timed=False)
         for _ in range(played):
             instruments._sampler._sample()
         figures.update(progress, Workers())
@@ -244,7 +244,7 @@ def test_rapl_is_shared_out_by_cpu_time(configure, monkeypatch, tmp_path):
     monkeypatch.setattr(time, "process_time", lambda: next(own_s))
     config, progress = configure(), Progress()
     with Instruments(config, time.perf_counter()) as instruments:
-        figures = RunFigures(config, instruments, ARITHMETIC)
+        figures = RunFigures(config, instruments, FLOP_COUNT)
         file.write_text(str(36 * 10**8))
         figures.update(progress, Workers())
     summary = figures.summary(progress, {phase.value: 0.0 for phase in Phase}, 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -107,10 +107,10 @@ class Batch:
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """The same batch with its tensors changed."""
-        return replace(
-            self,
-            **{name: change(tensor) for name in _TENSORS if (tensor := getattr(self, name)) is not None},
-        )
+        changed: dict[str, Any] = {
+            name: change(tensor) for name in _TENSORS if (tensor := getattr(self, name)) is not None
+        }
+        return replace(self, **changed)
 
     def uncounted(self) -> Batch:
         """The same batch as a stand-in: it is computed, and neither loss nor gradients count."""

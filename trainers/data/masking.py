@@ -16,8 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from trainers.data.batches import Batch
-from trainers.data.tokenizers import SPECIAL
-from trainers.errors import BadSpecError
+from trainers.data.tokenizers import SPECIAL, special_id
 from trainers.models.heads import IGNORED
 
 Bits = npt.NDArray[np.uint64]
@@ -51,11 +50,8 @@ class Masking:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, fraction: float, whole_word: bool) -> None:
-        mask = tokenizer.token_to_id("[MASK]")
-        if mask is None:
-            raise BadSpecError("the vocabulary has no [MASK]; use the tokenizer of a BERT")
+        self._mask_id = special_id(tokenizer, "[MASK]")
         self._fraction, self._whole_word = fraction, whole_word
-        self._mask_id: int = mask
         vocabulary = tokenizer.get_vocab()
         size = 1 + max(vocabulary.values())
         self._maskable = np.zeros(size, dtype=bool)

@@ -107,6 +107,18 @@ def write(folder: Path, file: Path) -> None:
         load(file.parent).save(str(folder / FILE))
 
 
+def special_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a special token.
+
+    Raises:
+        BadSpecError: the vocabulary does not have it.
+    """
+    number: int | None = tokenizer.token_to_id(token)
+    if number is None:
+        raise BadSpecError(f"the vocabulary has no {token}; use the tokenizer of a BERT")
+    return number
+
+
 def _bert(model: models.WordPiece, *, lowercase: bool) -> Tokenizer:
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -117,12 +129,7 @@ def _bert(model: models.WordPiece, *, lowercase: bool) -> Tokenizer:
 
 def _framed(tokenizer: Tokenizer) -> Tokenizer:
     """Put `[CLS]` before and `[SEP]` after each text."""
-    ends = {}
-    for token in ("[SEP]", "[CLS]"):
-        number = tokenizer.token_to_id(token)
-        if number is None:
-            raise BadSpecError(f"the vocabulary has no {token}; use the vocabulary of a BERT")
-        ends[token] = number
+    separator, begin = (special_id(tokenizer, token) for token in ("[SEP]", "[CLS]"))
     tokenizer.add_special_tokens([token for token in SPECIAL if tokenizer.token_to_id(token) is not None])
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", ends["[SEP]"]), ("[CLS]", ends["[CLS]"]))
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", separator), ("[CLS]", begin))
     return tokenizer

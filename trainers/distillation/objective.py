@@ -15,7 +15,7 @@ from trainers.models.heads import ClassHead, Head, SpanHead
 from trainers.models.student import Output
 from trainers.objective import Objective
 from trainers.tasks.base import Task
-from trainers.telemetry.flops import Arithmetic
+from trainers.telemetry.flops import FlopCount
 
 
 class Lesson(Objective):
@@ -64,9 +64,9 @@ class Lesson(Objective):
         self._learner.with_hidden = self._weights.inside
         self._sums, self._examples = {}, 0
 
-    def asked(self) -> Arithmetic | None:
+    def asked(self) -> FlopCount | None:
         """See `Objective.asked`."""
-        return self._teacher.arithmetic if self._teacher is not None and self._asks else None
+        return self._teacher.flop_count if self._teacher is not None and self._asks else None
 
     @property
     def _asks(self) -> bool:

@@ -23,7 +23,7 @@ from trainers.models.origin import WEIGHTS, Folder
 from trainers.models.student import Output
 from trainers.precision import Rounded, has_bf16
 from trainers.tasks.base import Prepared, Task
-from trainers.telemetry.flops import arithmetic_of
+from trainers.telemetry.flops import flop_count_of
 
 _FIELD = "model.teacher"
 _HEADS: dict[str, tuple[type[Head], str]] = {
@@ -176,14 +176,14 @@ class LoadedTeacher:
         with_head: whether it is asked for logits.
 
     Attributes:
-        arithmetic: of one forward pass, to be counted.
+        flop_count: of the model.
     """
 
     def __init__(
         self, model: student.Student, tap: RelationTap | None, device: torch.device, *, with_head: bool
     ) -> None:
         self.model, self._tap, self._device, self._with_head = model, tap, device, with_head
-        self.arithmetic = arithmetic_of(model.bert.config, model.head if with_head else None)
+        self.flop_count = flop_count_of(model.bert.config, model.head if with_head else None)
 
     @torch.no_grad()
     def __call__(self, batch: Batch, *, with_hidden: bool) -> Output:

@@ -16,13 +16,11 @@ from trainers.assembly import assemble
 from trainers.config import RunConfig
 from trainers.errors import BadSpecError
 from trainers.measuring.figures import LayerTime, StepTimes
-from trainers.models.student import Student
+from trainers.models.student import HEADS, Student
 from trainers.process import environment_restored, reset_process
 from trainers.reporting import Clock, NeverStop, NullSink
 from trainers.telemetry.instruments import Instruments
 from trainers.trainer import Trainer
-
-_HEADS = ("classifier", "qa_outputs", "cls")
 
 
 class _Stamps:
@@ -36,7 +34,7 @@ class _Stamps:
     def __init__(self, student: Student, device: torch.device) -> None:
         self._device = device
         bert: Any = student.bert.bert
-        head = next(getattr(student.bert, name) for name in _HEADS if hasattr(student.bert, name))
+        head = next(getattr(student.bert, name) for name in HEADS if hasattr(student.bert, name))
         self.parts: dict[str, nn.Module] = {
             "embeddings": bert.embeddings,
             **{f"layer {number}": layer for number, layer in enumerate(bert.encoder.layer)},

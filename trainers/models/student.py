@@ -38,7 +38,9 @@ _MODELS: dict[type[Head], type[BertPreTrainedModel]] = {
     SpanHead: BertForQuestionAnswering,
     VocabularyHead: BertForMaskedLM,
 }
-_HEADS = ("classifier.", "qa_outputs.", "cls.")
+HEADS = ("classifier", "qa_outputs", "cls")
+"""Names of the modules that heads are; a model has one of them."""
+_OF_HEADS = tuple(f"{name}." for name in HEADS)
 _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -272,7 +274,7 @@ def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None, d
                     tensor = stored.get_tensor(name)
                     _require_numbers(tensor, f"{file}: {name}")
                     if tensor.shape != wanted[target].shape:
-                        if target.startswith(_HEADS):
+                        if target.startswith(_OF_HEADS):
                             continue  # a head of another task
                         raise BadSpecError(
                             f"{file}: {name} has shape {tuple(tensor.shape)}, "
@@ -282,7 +284,7 @@ def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None, d
                     missing.discard(target)
     except (SafetensorError, OSError) as error:
         raise BadSpecError(f"{file}: the weights cannot be read ({error})") from None
-    needed = sorted(name for name in missing if not name.startswith((*_HEADS, "bert.pooler.")))
+    needed = sorted(name for name in missing if not name.startswith((*_OF_HEADS, "bert.pooler.")))
     if needed:
         raise BadSpecError(f"{file}: {len(needed)} weights of the encoder are missing, first {needed[0]}")
     return sorted(missing)
@@ -312,7 +314,7 @@ def _parameter_of(name: str) -> str:
         name = name.removesuffix("gamma") + "weight"
     elif name.endswith("LayerNorm.beta"):
         name = name.removesuffix("beta") + "bias"
-    return name if name.startswith(("bert.", *_HEADS)) else f"bert.{name}"
+    return name if name.startswith(("bert.", *_OF_HEADS)) else f"bert.{name}"
 
 
 def _targets(name: str, layers: Sequence[int] | None) -> list[str]:

@@ -29,7 +29,7 @@ from trainers.data.masking import Masking
 from trainers.data.packing import Packer
 from trainers.data.sources import Source, open_source, source_identity
 from trainers.data.tokens import TokenSet, TokenWriter
-from trainers.errors import BadDataError, BadSpecError
+from trainers.errors import BadDataError
 from trainers.models.heads import VocabularyHead
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Prepared, Task
@@ -245,8 +245,8 @@ def _pack(
     encode, dtype = encoder_of(tokenizer), token_dtype(tokenizer)
     packer = Packer(
         task.max_length,
-        begin=_special(tokenizer, "[CLS]"),
-        separator=_special(tokenizer, "[SEP]"),
+        begin=tokenizers.special_id(tokenizer, "[CLS]"),
+        separator=tokenizers.special_id(tokenizer, "[SEP]"),
         dtype=dtype,
     )
     told = Pace(report, f"{part}: tokenised and packed", wanted, "sequences")
@@ -274,10 +274,3 @@ def _pack(
             )
         writer.finish()
     report(f"{part}: {done} sequences of {task.max_length} tokens, {writer.tokens} tokens")
-
-
-def _special(tokenizer: Tokenizer, token: str) -> int:
-    number: int | None = tokenizer.token_to_id(token)
-    if number is None:
-        raise BadSpecError(f"the vocabulary has no {token}; use the tokenizer of a BERT")
-    return number

@@ -60,7 +60,7 @@ def _tally(batch: Batch) -> Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class FlopCount:
     """Floating point operations of one model with its head.
 
     Attributes:
@@ -102,14 +102,14 @@ class Arithmetic:
         return (1.0 + BACKWARD) * self.forward(counted)
 
 
-def arithmetic_of(config: object, head: Head | None) -> Arithmetic:
-    """The arithmetic of a model.
+def flop_count_of(config: object, head: Head | None) -> FlopCount:
+    """The floating point operations of a model.
 
     Args:
         config: its `BertConfig`.
         head: what it ends in; None = nothing that is computed.
     """
-    return Arithmetic(
+    return FlopCount(
         layers=config.num_hidden_layers,  # type: ignore[attr-defined]
         hidden=config.hidden_size,  # type: ignore[attr-defined]
         feed_forward=config.intermediate_size,  # type: ignore[attr-defined]

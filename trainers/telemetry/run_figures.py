@@ -11,7 +11,7 @@ from trainers.parallel.workers import Workers
 from trainers.progress import Progress
 from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.energy import J_PER_KWH
-from trainers.telemetry.flops import Arithmetic, Tally
+from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.profiling import Profiled
 from trainers.telemetry.timeline import TRAINING, Phase, Timeline
@@ -107,7 +107,7 @@ class RunFigures:
     Args:
         config: of the run.
         instruments: of this worker.
-        arithmetic: of the model.
+        flop_count: of the model.
         first: whether this worker counts the model's arithmetic for its replica.
         timeline: of this worker; None = one that begins now.
         truncated_pct: share of the training examples that were cut.
@@ -117,7 +117,7 @@ class RunFigures:
         self,
         config: RunConfig,
         instruments: Instruments,
-        arithmetic: Arithmetic,
+        flop_count: FlopCount,
         *,
         first: bool = True,
         timeline: Timeline | None = None,
@@ -125,13 +125,13 @@ class RunFigures:
     ) -> None:
         self._timeline = timeline or Timeline(time.perf_counter())
         self._passes = self._timeline.spent_s()
-        self._config, self._instruments, self._arithmetic = config, instruments, arithmetic
+        self._config, self._instruments, self._flop_count = config, instruments, flop_count
         self._truncated_pct, self._first = truncated_pct, first
         self._flops = self._teacher_flops = 0.0
         self._began_s = time.time()
         self._unsaid, self._said_s = Usage(), 0.0
 
-    def count(self, counted: Tally, teacher: Arithmetic | None, *, timed: bool) -> None:
+    def count(self, counted: Tally, teacher: FlopCount | None, *, timed: bool) -> None:
         """Add the arithmetic of this replica's share of a step.
 
         Args:
@@ -142,7 +142,7 @@ class RunFigures:
         if not timed:
             return
         if self._first:
-            self._flops += self._arithmetic.training(counted)
+            self._flops += self._flop_count.training(counted)
         if teacher is not None:
             self._teacher_flops += teacher.forward(counted)
 

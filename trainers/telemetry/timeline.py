@@ -93,7 +93,7 @@ class Timeline:
         return now
 
     def settle(self) -> None:
-        """Share out the time until now; waits for the device, and has nothing to do where the host computes."""
+        """Share out the time until now; waits for the device. Nothing to do where the host computes."""
 
     def carry_over(self, spent_s: Mapping[str, float]) -> None:
         """Add what earlier attempts spent up to the checkpoint that this one resumes from."""

@@ -63,6 +63,4 @@ def _batch(student: Student, examples: int, length: int) -> Batch:
         guessed = torch.arange(0, tokens.numel(), _GUESSED)
     ids = tokens % int(student.bert.config.vocab_size)
     rows = torch.arange(examples)
-    return Batch(
-        ids, None, None, labels, rows, examples, tokens.numel(), tokens.numel(), guessed=guessed
-    )
+    return Batch(ids, None, None, labels, rows, examples, tokens.numel(), tokens.numel(), guessed=guessed)
