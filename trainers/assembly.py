@@ -173,10 +173,6 @@ def assemble(
     timeline.carry_over({Phase.lost_since_checkpoint: before.lost_s})
     progress.usage.queue_s += before.queue_s
     progress.usage.cost_usd += cost_usd(config.rates, before.lost_worker_s)
-    # Wrapped after the weights are restored, so that replicas begin equal.
-    scale = loss_scale_for(config)
-    scale.restore(progress.loss_scale)
-    batches.take_detour(progress.roll_backs)
     total_steps = config.length.total_steps(len(data.train), config.batch.global_size)
     accumulation = config.share // micro_size
     noise = GradientNoise(
@@ -191,7 +187,7 @@ def assemble(
         ),
         config.batch.global_size / config.batch.base_size,
     )
-    noise.restore(progress.noise)
+    # Wrapped after the weights are restored, so that replicas begin equal.
     replica = replicate(
         config,
         model,
@@ -206,8 +202,6 @@ def assemble(
         total_steps=total_steps,
         accumulation=accumulation,
     )
-    if taken is not None:
-        replica.restore_exchange(taken.tensors.get(snapshot.EXCHANGE, {}))
     sink.started(
         total_steps=total_steps,
         resumed_from_step=progress.step,
@@ -250,7 +244,7 @@ def assemble(
         )
     else:
         seed_all(config.seed, rank=workers.rank)
-    return Trainer(
+    trainer = Trainer(
         Parts(
             config=config,
             task=task,
@@ -263,7 +257,7 @@ def assemble(
             update=Update(
                 distilled.module,
                 built.optimizer,
-                scale,
+                loss_scale_for(config),
                 arithmetic.half,
                 config.optimizer.max_grad_norm,
                 replica.counted(),
@@ -302,6 +296,9 @@ def assemble(
         sink,
         stop,
     )
+    if taken is not None:
+        trainer.parts.go_on_from(taken)
+    return trainer
 
 
 def _device(config: RunConfig) -> torch.device:

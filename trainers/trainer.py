@@ -15,7 +15,7 @@ from torch import nn
 
 from trainers.checkpoints import random_state, snapshot, store
 from trainers.checkpoints.snapshot import EXCHANGE, Tensors
-from trainers.checkpoints.store import CheckpointStore
+from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.config import RunConfig
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, StepBatch, TrainingBatches
@@ -73,6 +73,13 @@ class Parts:
     total_steps: int
     parameters: int
     resumed_from: Path | None
+
+    def go_on_from(self, taken: Snapshot) -> None:
+        """Restore what lies beside the model and its optimizer, after `snapshot.restore` and `progress`."""
+        self.update.scale.restore(self.progress.loss_scale)
+        self.noise.restore(self.progress.noise)
+        self.batches.take_detour(self.progress.roll_backs)
+        self.replica.restore_exchange(taken.tensors.get(EXCHANGE, {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,11 +421,8 @@ class Trainer:
             data=parts.data_identity,
         )
         parts.update.clear()
-        parts.update.scale.restore(restored.loss_scale)
-        parts.noise.restore(restored.noise)
-        parts.replica.restore_exchange(taken.tensors.get(EXCHANGE, {}))
         progress.go_back_to(restored)
-        parts.batches.take_detour(progress.roll_backs)
+        parts.go_on_from(taken)
         detour = np.random.SeedSequence([parts.config.seed, progress.roll_backs]).generate_state(1)
         seed_all(int(detour[0]), rank=parts.workers.rank)
         self.saved_step, self.checkpoint = progress.step, path
