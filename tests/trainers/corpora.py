@@ -103,6 +103,8 @@ def write_task(folder: Path, task: TaskName) -> None:
         phrases = [(f"{rng.choice(FILLER)} {word}", place) for place in range(2) for word in FILLER]
         lines = [f"{phrase},{(place + 1) * 101:04d}.10\n" for phrase, place in phrases * 2]
         (folder / "train.csv").write_text("text,code\n" + "".join(lines), encoding="utf-8")
-    else:
+    elif task is TaskName.mlm:
         lines = [" ".join(rng.choices(FILLER, k=rng.randint(5, 20))) + f" {i}\n" for i in range(200)]
         (folder / "train.txt").write_text("".join(lines), encoding="utf-8")
+    else:
+        raise NotImplementedError(f"no corpus of task {task}")
