@@ -1,7 +1,10 @@
-"""On a GPU the host waits for the device once in a step: for the numbers that all workers agree on.
+"""What is asked of a step on a GPU, as far as a machine without one shows it; `tests/gpu` has the rest.
 
-A fake tensor has a shape and no values. What would make a GPU's host wait, reading a number or a shape that
-depends on the data, raises on it; so a whole step on fake tensors shows that nothing else in it waits.
+The host waits for the device once in a step: for the numbers that all workers agree on. A fake tensor has a
+shape and no values. What would make a GPU's host wait, reading a number or a shape that depends on the
+data, raises on it; so a whole step on fake tensors shows that nothing else in it waits.
+
+Deterministic runs need kernels that are: which operators have none is a list of torch's.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainers.conftest import Configure
 from tests.trainers.corpora import write_task
@@ -31,6 +35,12 @@ from trainers.reporting import Clock, NeverStop, NullSink
 from trainers.telemetry.instruments import Instruments
 from trainers.trainer import Trainer
 
+UNDETERMINED = {
+    "bincount", "cumsum", "histc", "kthvalue", "median", "nll_loss2d_forward", "nll_loss2d_backward", "put",
+    "scatter_reduce",
+}  # fmt: skip
+"""Operators that a model of texts may want and that a GPU refuses in a deterministic run; see
+`torch.use_deterministic_algorithms`."""
 INSIDE = {"hidden_weight": 1.0, "embedding_weight": 0.5, "relation_weight": 1.0, "cosine_weight": 0.5}
 
 
@@ -80,6 +90,18 @@ def assembled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[RunConfig],
         yield make
 
 
+class Operators(TorchDispatchMode):
+    """Remembers the names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__.removesuffix("_"))
+        return func(*args, **(kwargs or {}))
+
+
 def numbers_read(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Take two steps on fake tensors; returns how many numbers each of their transfers brought."""
     transfers = []
@@ -123,6 +145,15 @@ def test_a_clipped_step_of_half_parameters_that_reports_underflow(of_task, assem
     )
     assert isinstance(trainer.parts.optimizer, MasterAdamW)
     assert numbers_read(trainer, monkeypatch) == [4, 3]
+
+
+@pytest.mark.parametrize("task", TaskName)
+def test_every_operator_of_a_task_has_a_deterministic_kernel(task, of_task, assembled):
+    trainer = assembled(of_task(task))
+    with Operators() as ran:
+        trainer.train()
+    assert not ran.names & UNDETERMINED
+    assert {"_log_softmax", "nll_loss_forward", "nll_loss_backward"} <= ran.names
 
 
 def test_fake_tensors_show_a_number_that_is_read(of_task, assembled, monkeypatch):
