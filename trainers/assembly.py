@@ -274,6 +274,7 @@ def assemble(
                 config,
                 instruments,
                 flop_count_of(model.bert.config, data.head),
+                teacher_precision=distilled.teacher_precision,
                 first=workers.first,
                 timeline=timeline,
                 truncated_pct=100.0 * float(data.train.cut.mean()),

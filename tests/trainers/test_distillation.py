@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.trainers.conftest import Recorder
 from trainers import distillation
-from trainers.config import Distillation
+from trainers.config import Distillation, Precision
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
 from trainers.distillation import teacher as teachers
@@ -313,6 +313,16 @@ def test_facts_say_what_ran(distil, recorder, teacher, monkeypatch):
     assert facts["teacher_sha256"] == facts["data"]["teacher.sha256"]
 
 
+def test_mfu_holds_the_teacher_against_the_peak_of_its_own_format(distil, monkeypatch):
+    monkeypatch.setattr(teachers, "has_bf16", lambda device: True)
+    config = distil(distillation={"soft_weight": 0.5, **INSIDE}, rates__peak_tflops={"fp32": 1.0, "bf16": 4.0})
+    summary = train(config, NullSink(), NeverStop()).summary
+    asked = summary["teacher_tflops"]
+    assert asked > 0
+    ideal = (summary["achieved_tflops"] - asked) / 1.0 + asked / 4.0
+    assert summary["mfu_pct"] == pytest.approx(100.0 * ideal / config.rates.devices_per_worker)
+
+
 @pytest.mark.parametrize(
     ("wanted", "instructions", "name", "dtype"),
     [
@@ -331,7 +341,13 @@ def test_number_format_on_a_cpu(monkeypatch, wanted, instructions, name, dtype):
 
 
 def test_number_format_on_a_gpu_is_fp16():
-    assert teachers.format_on(torch.device("cuda"), "auto").dtype is torch.float16
+    found = teachers.format_on(torch.device("cuda"), "auto")
+    assert (found.dtype, found.precision) == (torch.float16, Precision.fp16)
+
+
+def test_fp32_teacher_of_a_run_in_tf32_computes_in_tf32():
+    found = teachers.format_on(torch.device("cuda"), "fp32", Precision.tf32)
+    assert (found.name, found.dtype, found.precision) == ("tf32", torch.float32, Precision.tf32)
 
 
 @pytest.mark.parametrize("wanted", ["bf16", "auto"])

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from trainers.config import RunConfig
+from trainers.config import Precision, RunConfig
 from trainers.data.batches import Transform
 from trainers.distillation import plan, teacher
 from trainers.distillation.cache import cached_logits
@@ -41,6 +41,7 @@ class Distilled:
         transform: of training batches; None = nothing.
         identity: what a resumed run must find the same.
         facts: for the record.
+        teacher_precision: whose published peak the teacher's products could reach; None = no teacher.
     """
 
     module: nn.Module
@@ -49,6 +50,7 @@ class Distilled:
     projections: nn.ModuleDict = field(default_factory=nn.ModuleDict)
     identity: Mapping[str, str | int | float] = field(default_factory=dict)
     facts: Mapping[str, object] = field(default_factory=dict)
+    teacher_precision: Precision | None = None
 
 
 def tokenizer_origin(config: RunConfig, student: Origin) -> Origin:
@@ -160,7 +162,15 @@ def set_up(
         facts["layer_map"] = list(layer_map)
     if wanted.relation_weight:
         facts["relation_heads"] = heads
-    return Distilled(learner, lesson, transform, learner.projections, {"teacher.sha256": found.sha256}, facts)
+    return Distilled(
+        learner,
+        lesson,
+        transform,
+        learner.projections,
+        {"teacher.sha256": found.sha256},
+        facts,
+        found.format.precision,
+    )
 
 
 def _source_of_logits(soft_weight: float, kept: bool) -> str:

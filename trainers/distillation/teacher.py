@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
-from trainers.config import RunConfig, Workspace
+from trainers.config import Precision, RunConfig, Workspace
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
 from trainers.distillation.taps import RelationTap
@@ -56,19 +56,26 @@ class Format:
 
     Attributes:
         name: what really runs, for the record.
+        precision: whose published peak its products could reach.
         dtype: of its weights.
         rounded: products of operands rounded to bf16 in fp32 arithmetic.
     """
 
     name: str
+    precision: Precision = Precision.fp32
     dtype: torch.dtype = torch.float32
     rounded: bool = False
 
 
-def format_on(device: torch.device, wanted: str) -> Format:
+def format_on(device: torch.device, wanted: str, student: Precision = Precision.fp32) -> Format:
     """The format of `distillation.teacher_precision` on a device.
 
     Of the half formats `auto` prefers fp16 on a GPU: as fast as bf16, and eight times as precise.
+
+    Args:
+        device: to compute on.
+        wanted: of `distillation.teacher_precision`.
+        student: the run's precision; tf32 is switched on for the process, and so for an fp32 teacher.
 
     Raises:
         BadSpecError: the device does not have it.
@@ -81,12 +88,12 @@ def format_on(device: torch.device, wanted: str) -> Format:
                 "distillation.teacher_precision fp16 needs a GPU, and this worker computes on its CPU; "
                 "use auto"
             )
-        return Format("fp16 weights and arithmetic", torch.float16)
+        return Format("fp16 weights and arithmetic", Precision.fp16, torch.float16)
     if wanted == "bf16":
         if has_bf16(device):
-            return Format("bf16 weights and arithmetic", torch.bfloat16)
+            return Format("bf16 weights and arithmetic", Precision.bf16, torch.bfloat16)
         return Format(Rounded(torch.bfloat16).name, rounded=True)
-    return Format("fp32")
+    return Format("tf32", Precision.tf32) if student is Precision.tf32 else Format("fp32")
 
 
 class Teacher:
@@ -134,7 +141,7 @@ class Teacher:
         _same_vocabulary(data.tokenizer, folder)
         if with_head:
             _same_task(folder, data.head, task.spellings, fields.get("id2label"), report)
-        self.format = format_on(device, config.distillation.teacher_precision)
+        self.format = format_on(device, config.distillation.teacher_precision, config.precision)
         self.sha256 = origin.digest(folder, config.workspace)
 
     def load(self, *, relations_of: int | None = None) -> LoadedTeacher:

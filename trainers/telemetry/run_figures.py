@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from trainers.config import RunConfig
+from trainers.config import Precision, RunConfig
 from trainers.parallel.workers import Workers
 from trainers.progress import Progress
 from trainers.reporting import Measurement, Provenance
@@ -108,6 +108,7 @@ class RunFigures:
         config: of the run.
         instruments: of this worker.
         flop_count: of the model.
+        teacher_precision: that a teacher computes in; None = no teacher.
         first: whether this worker counts the model's arithmetic for its replica.
         timeline: of this worker; None = one that begins now.
         truncated_pct: share of the training examples that were cut.
@@ -119,6 +120,7 @@ class RunFigures:
         instruments: Instruments,
         flop_count: FlopCount,
         *,
+        teacher_precision: Precision | None = None,
         first: bool = True,
         timeline: Timeline | None = None,
         truncated_pct: float = 0.0,
@@ -126,7 +128,7 @@ class RunFigures:
         self._timeline = timeline or Timeline(time.perf_counter())
         self._passes = self._timeline.spent_s()
         self._config, self._instruments, self._flop_count = config, instruments, flop_count
-        self._truncated_pct, self._first = truncated_pct, first
+        self._truncated_pct, self._first, self._teacher_precision = truncated_pct, first, teacher_precision
         self._flops = self._teacher_flops = 0.0
         self._began_s = time.time()
         self._unsaid, self._said_s = Usage(), 0.0
@@ -291,11 +293,22 @@ class RunFigures:
         speed = {"achieved_tflops": achieved}
         if usage.teacher_flops:
             speed["teacher_tflops"] = usage.teacher_flops / training_s / _TERA
-        peak = (rates.peak_tflops or {}).get(self._config.precision)
-        if peak is not None:
+        at_peak_s = self._at_peak_s(usage)
+        if at_peak_s is not None:
             devices = rates.devices_per_worker * self._config.parallel.workers
-            speed["mfu_pct"] = 100.0 * achieved / (peak * devices)
+            speed["mfu_pct"] = 100.0 * at_peak_s / (training_s * devices)
         return speed
+
+    def _at_peak_s(self, usage: Usage) -> float | None:
+        """What the arithmetic takes one device at its published peaks, the teacher's at that of its own
+        format; None = one has no peak."""
+        peaks = self._config.rates.peak_tflops or {}
+        parts = {self._config.precision: usage.flops}
+        if self._teacher_precision is not None and usage.teacher_flops:
+            parts[self._teacher_precision] = parts.get(self._teacher_precision, 0.0) + usage.teacher_flops
+        if not parts.keys() <= peaks.keys():
+            return None
+        return sum(flops / (peaks[precision] * _TERA) for precision, flops in parts.items())
 
     def _bubble(self, progress: Progress) -> dict[str, float]:
         """Of a pipeline: how much of its passes the stages waited, and how much the formula says."""
