@@ -6,6 +6,8 @@ import gzip
 import json
 import random
 import re
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +17,16 @@ import torch
 from pyarrow import parquet
 from safetensors.torch import load_file
 
-from trainers import tasks
+from trainers import evaluation, tasks
 from trainers.config import TaskName
 from trainers.data import plain_texts, tokenizers
-from trainers.data.batches import Batch
+from trainers.data.batches import Batch, collate
 from trainers.data.hub import HubDataset
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError
 from trainers.models.heads import IGNORED
 from trainers.models.origin import Folder, Preset
-from trainers.reporting import NeverStop
+from trainers.reporting import NeverStop, NullSink
 from trainers.tasks import mlm
 from trainers.tasks.mlm import GuessScoring, Mlm
 
@@ -271,6 +273,22 @@ def test_tiny_learns_that_a_line_says_one_word(configured, folder, recorder):
     assert summary["accuracy"] < summary["mrr"] < 1.0
     assert summary["sequence_ms"] > 0.0
     assert summary["padding_pct"] < 1.0
+
+
+def test_time_of_a_sequence_holds_no_making_of_batches(configured, folder, monkeypatch):
+    (folder / "train.txt").write_text("\n".join(LINES))
+    made_by = []
+
+    def slow(*arguments):
+        made_by.append(threading.current_thread().name)
+        time.sleep(1.0)
+        return collate(*arguments)
+
+    monkeypatch.setattr(evaluation, "collate", slow)
+    config = configured(length={"steps": 1}, task={"validation_examples": 4})
+    summary = train(config, NullSink(), NeverStop()).summary
+    assert set(made_by) == {"stillhouse-batches"}
+    assert 0.0 < 4 * summary["sequence_ms"] < 1000.0
 
 
 def weights(checkpoint):
