@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Never
@@ -73,6 +73,8 @@ class Parts:
     total_steps: int
     parameters: int
     resumed_from: Path | None
+    forget_micro_size: Callable[[], None]
+    """Called when a step runs out of memory: no later run goes by the micro-batch that was found."""
 
     def go_on_from(self, taken: Snapshot) -> None:
         """Restore what lies beside the model and its optimizer, after `snapshot.restore` and `progress`."""
