@@ -296,6 +296,7 @@ def assemble(
     )
     if taken is not None:
         trainer.parts.go_on_from(taken)
+    instruments.prepared()
     return trainer
 
 

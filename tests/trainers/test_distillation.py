@@ -315,7 +315,9 @@ def test_facts_say_what_ran(distil, recorder, teacher, monkeypatch):
 
 def test_mfu_holds_the_teacher_against_the_peak_of_its_own_format(distil, monkeypatch):
     monkeypatch.setattr(teachers, "has_bf16", lambda device: True)
-    config = distil(distillation={"soft_weight": 0.5, **INSIDE}, rates__peak_tflops={"fp32": 1.0, "bf16": 4.0})
+    config = distil(
+        distillation={"soft_weight": 0.5, **INSIDE}, rates__peak_tflops={"fp32": 1.0, "bf16": 4.0}
+    )
     summary = train(config, NullSink(), NeverStop()).summary
     asked = summary["teacher_tflops"]
     assert asked > 0

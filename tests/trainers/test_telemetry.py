@@ -54,10 +54,21 @@ def test_energy_is_rated_power_times_busy_time_up_to_the_devices(busy, energy):
 
 def test_peak_memory_sees_what_was_freed():
     window = PeakMemory(torch.device("cpu"))
-    before = window.end().mib
+    before = window.peak().mib
     ballast = torch.ones(32 * 1024 * 1024)
     del ballast
-    assert window.end().mib >= before + 100
+    assert window.peak().mib >= before + 100
+
+
+def test_restarted_peak_memory_counts_what_is_still_in_use_alone():
+    window = PeakMemory(torch.device("cpu"))
+    window.restart()
+    ballast = torch.ones(32 * 1024 * 1024)
+    held = window.restart().mib
+    assert window.peak().mib >= held - 10
+    del ballast
+    assert window.restart().mib >= held - 10
+    assert window.peak().mib <= held - 100
 
 
 def test_facts_name_commit_versions_and_hardware():
