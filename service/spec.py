@@ -148,6 +148,32 @@ class ExperimentSpec(TrainingSections):
         """Hash of the canonical JSON."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
+    def at(
+        self,
+        point: Mapping[str, AxisValue],
+        catalogue: Mapping[str, Hardware] = CATALOGUE,
+        *,
+        named: bool = True,
+        infeasible: bool = False,
+    ) -> ExperimentSpec:
+        """The spec of one grid point's runs: no axes, all that the point decides written in, validated.
+
+        Args:
+            point: axis values by dotted name; empty = not suggested yet, the axes' first values.
+            catalogue: known hardware.
+            named: name the point in the problems.
+            infeasible: let a precision pass that the hardware does not compute.
+
+        Raises:
+            SpecError: the values do not go together.
+        """
+        if not self.search.axes:
+            return self.model_copy(update={"search": Search(), "seeds": [0]})  # Validated as it stands.
+        document = grid.with_axis_values(
+            self.model_dump(mode="json", exclude={"search", "seeds"}), self.search.settings(point)
+        )
+        return validate(document, catalogue, point=point, named=named, infeasible=infeasible)
+
     def runs(self, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Iterator[RunPlan]:
         """The runs, in product order, each validated as if it had been written out by hand.
 
@@ -158,9 +184,8 @@ class ExperimentSpec(TrainingSections):
             SpecError: naming the axis values of the first grid point that is not valid.
         """
         if self.search.name == "tpe":
-            base = self.model_dump(mode="json", exclude={"search", "seeds"})
             for point in self.search.probes():
-                validate(grid.with_axis_values(base, point), catalogue, point=point, infeasible=True)
+                self.at(point, catalogue, infeasible=True)
         mixed = "hardware" in self.search.axes and any(
             lookup(plan.spec.hardware, catalogue).lacks(plan.spec.precision) is None
             for plan in self._plans(catalogue, infeasible=True)
@@ -168,22 +193,11 @@ class ExperimentSpec(TrainingSections):
         yield from self._plans(catalogue, infeasible=mixed)
 
     def _plans(self, catalogue: Mapping[str, Hardware], *, infeasible: bool) -> Iterator[RunPlan]:
-        search, seeds, places = self.search, self.seeds, self.places()
-        base = self.model_dump(mode="json", exclude={"search", "seeds"}) if search.axes else {}
+        seeds, places = self.seeds, self.places()
         index = 0
         measured: RunPlan | None = None
-        for point in search.points():
-            # Without axes the spec is its own grid point, and has been validated.
-            resolved = (
-                validate(
-                    grid.with_axis_values(base, search.settings(point)),
-                    catalogue,
-                    point=point,
-                    infeasible=infeasible,
-                )
-                if search.axes
-                else self.model_copy(update={"search": Search(), "seeds": [0]})
-            )
+        for point in self.search.points():
+            resolved = self.at(point, catalogue, infeasible=infeasible)
             cell = cell_of(point)
             for seed in seeds:
                 yield RunPlan(index, places[index], cell, seed, point, resolved)
@@ -293,30 +307,38 @@ def validate(
 def _with_first_point(document: Mapping[str, object]) -> Mapping[str, object]:
     """A field that is an axis takes the axis' first value, so that no default is judged unused.
 
-    A conditional axis takes it only where it varies with the first values of the axes before it. What
-    the document has for its field is kept as the value where it is left out.
+    A conditional axis takes it only where it varies with the first values of the axes that it asks for.
+    What the document has for its field is kept as the value where it is left out.
     """
     search = document.get("search")
     axes = search.get("axes") if isinstance(search, Mapping) else None
     if not isinstance(search, Mapping) or not isinstance(axes, Mapping):
         return document
-    known, conditions = set(axis_names()), search.get("when")
-    conditions = conditions if isinstance(conditions, Mapping) else {}
+    known, written = set(axis_names()), search.get("when")
+    conditions = {
+        name: needs
+        for name, needs in (written.items() if isinstance(written, Mapping) else ())
+        if name in axes and name in known and isinstance(needs, Mapping)
+    }
+    starts = {name: values for name, values in axes.items() if name in known}
     first: dict[str, Any] = {}
-    for name, values in axes.items():
-        if name not in known or not values or not (isinstance(values, list) or "low" in values):
-            continue
-        if _varies(conditions.get(name), first):
-            first[name] = values[0] if isinstance(values, list) else values["low"]
-    kept = {name: _field_value(document, name) for name in axes if name in conditions and name in known}
-    written = search.get("otherwise", {})
     try:
+        for name in grid.ordered(starts, conditions):
+            values = starts[name]
+            if not _varies(conditions.get(name), first):
+                continue
+            if isinstance(values, list) and values:
+                first[name] = values[0]
+            elif isinstance(values, Mapping) and "low" in values:
+                first[name] = values["low"]
+        kept = {name: _field_value(document, name) for name in conditions}
         document = grid.with_axis_values(document, first)
     except ValueError:
-        return document  # Validation names the value that should be a section.
-    if kept and isinstance(written, Mapping):
-        otherwise = {name: value for name, value in kept.items() if isinstance(value, AxisValue)}
-        return {**document, "search": {**search, "otherwise": {**otherwise, **written}}}
+        return document  # Validation names the circle, or the value that should be a section.
+    otherwise = search.get("otherwise", {})
+    if kept and isinstance(otherwise, Mapping):
+        kept = {name: value for name, value in kept.items() if isinstance(value, AxisValue)}
+        return {**document, "search": {**search, "otherwise": {**kept, **otherwise}}}
     return document
 
 

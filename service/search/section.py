@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -116,9 +116,12 @@ class Search(Section):
                 raise ValueError(f"otherwise names '{name}', which has no condition; add it to search.when")
         return self
 
-    def settings(self, point: Point) -> Point:
-        """All fields that a grid point decides: its values, and those of the axes that it leaves out."""
-        return {**self.otherwise, **point}
+    def settings(self, point: Mapping[str, AxisValue]) -> Point:
+        """All fields that a grid point decides: its values, and those of the axes that it leaves out.
+
+        An empty point, which nothing is suggested for yet, leaves no axis out.
+        """
+        return {**self.otherwise, **point} if point else {}
 
     @model_validator(mode="after")
     def _conditions_can_hold(self) -> Search:
@@ -146,22 +149,7 @@ class Search(Section):
         return self
 
     def _ordered(self) -> dict[str, list[AxisValue] | Range]:
-        """The axes as they are listed, but each after those that its condition asks for.
-
-        Raises:
-            ValueError: conditions ask for each other in a circle.
-        """
-        found: dict[str, list[AxisValue] | Range] = {}
-        while len(found) < len(self.axes):
-            left = [name for name in self.axes if name not in found]
-            ready = [name for name in left if self.when.get(name, {}).keys() <= found.keys()]
-            if not ready:
-                raise ValueError(
-                    f"the conditions of {' and '.join(map(repr, left))} ask for each other in a circle; "
-                    "remove one from search.when"
-                )
-            found[ready[0]] = self.axes[ready[0]]
-        return found
+        return {name: self.axes[name] for name in grid.ordered(self.axes, self.when)}
 
     def points(self) -> Iterator[Point]:
         """The grid points, in product order or in the order drawn; empty ones where they come later."""
@@ -187,7 +175,11 @@ class Search(Section):
         for name, values in ends.items():
             for value in values:
                 chosen = {other: options[0] for other, options in ends.items()} | {name: value}
-                chosen |= {other: options[0] for other, options in self.when.get(name, {}).items()}
+                conditional = [name]
+                for axis in conditional:  # What an axis asks for may be conditional itself.
+                    needs = self.when.get(axis, {})
+                    chosen |= {other: options[0] for other, options in needs.items()}
+                    conditional += needs
                 point: Point = {}
                 for other in ends:
                     if grid.holds(other, self.when, point):

@@ -243,6 +243,65 @@ def test_an_axis_that_only_some_strategies_have_leaves_the_others_as_they_are(st
     assert validate(json.loads(spec.canonical_json())) == spec
 
 
+SEARCHES: list[dict[str, Any]] = [
+    {"name": "grid"},
+    {"name": "random", "samples": 3},
+    {"name": "asha"},
+    {"name": "tpe", "samples": 3},
+]
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["as-listed", "condition-first"])
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda search: str(search["name"]))
+def test_an_axis_left_out_keeps_the_specs_value_whatever_the_search(
+    search: dict[str, Any], backwards: bool
+) -> None:
+    axes: dict[str, Any] = {"optimizer.name": ["adan", "adamw"], "optimizer.weight_decay": [0.01, 0.02]}
+    if backwards:
+        axes = dict(reversed(axes.items()))
+    when = {"optimizer.weight_decay": {"optimizer.name": ["adan"]}}
+    spec = validate(
+        {**MINIMAL, "optimizer": {"weight_decay": 0.3}, "search": {**search, "axes": axes, "when": when}}
+    )
+    assert spec.at({"optimizer.name": "adamw"}).optimizer.weight_decay == 0.3
+    with_decay = {"optimizer.name": "adan", "optimizer.weight_decay": 0.02}
+    assert spec.at(with_decay).optimizer.weight_decay == 0.02
+    assert len(list(spec.runs())) == 3
+    assert validate(json.loads(spec.canonical_json())) == spec
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["as-listed", "condition-first"])
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda search: str(search["name"]))
+def test_workers_that_only_some_strategies_have_are_an_axis_of_any_search(
+    search: dict[str, Any], backwards: bool
+) -> None:
+    axes: dict[str, Any] = {"parallel.strategy": ["pipeline", "single"], "parallel.workers": [2, 4]}
+    if backwards:
+        axes = dict(reversed(axes.items()))
+    when = {"parallel.workers": {"parallel.strategy": ["pipeline"]}}
+    spec = validate({**MINIMAL, "search": {**search, "axes": axes, "when": when}})
+    assert len(list(spec.runs())) == 3
+    assert spec.at({"parallel.strategy": "single"}).parallel.workers == 1
+
+
+def test_values_behind_two_conditions_are_checked_before_tpe_draws_them() -> None:
+    search = {
+        "name": "tpe",
+        "samples": 3,
+        "axes": {
+            "optimizer.name": ["adamw", "adan"],
+            "optimizer.no_prox": [False, True],
+            "optimizer.weight_decay": [0.01, 99.0],
+        },
+        "when": {
+            "optimizer.no_prox": {"optimizer.name": ["adan"]},
+            "optimizer.weight_decay": {"optimizer.no_prox": [True]},
+        },
+    }
+    with pytest.raises(SpecError, match=r"99\.0: input should be less than or equal to 10"):
+        list(validate({**MINIMAL, "search": search}).runs())
+
+
 def test_a_range_of_workers_is_those_that_divide_the_batch() -> None:
     spec = validate({**MINIMAL, "parallel": {"strategy": "ddp", "workers": {"min": 2, "max": 8}}})
     assert (spec.parallel.workers, spec.parallel.min_workers) == (8, 2)
