@@ -18,11 +18,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from service import grid
+from service.analysis.metrics import better_of
 from service.document import Problem, SpecError, parse, refusal
 from service.grid import MAX_RUNS, REFERENCE_CELL, AxisValue
 from service.hardware import CATALOGUE, Hardware, lookup, nearest
 from service.search.section import Search
-from trainers.config import LAYERS, Distillation, Section, TrainingSections
+from trainers.config import HEADLINES, LAYERS, Distillation, Section, TrainingSections
+from trainers.figures import Better
 
 __all__ = [
     "ExperimentSpec",
@@ -139,6 +141,15 @@ class ExperimentSpec(TrainingSections):
 
     def _reference_places(self) -> list[int]:
         return grid.reference_places(self.grid_count(), self.search.reference_every)
+
+    @property
+    def metric_better(self) -> Better | None:
+        """Which direction of `search.metric` wins; None = not known, or not the same for all tasks."""
+        tasks = self.search.axes.get("task.name")
+        judged = {str(task): headline for task, headline in HEADLINES.items()}
+        names = map(str, tasks if isinstance(tasks, list) else [self.task.name])
+        found = {better_of(self.search.metric, judged.get(name)) for name in names}
+        return found.pop() if len(found) == 1 else None
 
     def canonical_json(self) -> str:
         """The spec with all defaults, keys sorted, no white space: what is hashed."""
@@ -295,6 +306,7 @@ def validate(
         *_axis_problems(spec),
         *_distillation_problems(spec, point or {}, prefix),
         *_layer_problems(spec, prefix),
+        *_metric_problems(spec),
         *_later_problems(spec),
     ]
     if infeasible:
@@ -409,6 +421,16 @@ def _layer_problems(spec: ExperimentSpec, prefix: str) -> Iterator[Problem]:
             "model.layers",
             f"{prefix}model.layers needs a student with weights, and '{spec.model.student}' is a preset; "
             "remove model.layers, or set model.student to a folder, hub:<id> or run:<id>",
+        )
+
+
+def _metric_problems(spec: ExperimentSpec) -> Iterator[Problem]:
+    if spec.metric_better is None:
+        yield Problem(
+            "invalid-value",
+            "search.metric",
+            f"which direction of metric '{spec.search.metric}' wins is not known; use another metric, "
+            "such as validation_loss",
         )
 
 

@@ -29,7 +29,8 @@ import numpy.typing as npt
 from scipy import special, stats
 
 from service.analysis.errors import AnalysisError
-from service.analysis.records import Better, Claim, Test, Verdict
+from service.analysis.records import Claim, Test, Verdict
+from trainers.figures import Better
 
 Values = npt.NDArray[np.float64]
 

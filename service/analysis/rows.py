@@ -55,7 +55,7 @@ class Rows:
         return self._metric(text, "metric")
 
     def _metric(self, text: str, parameter: str) -> Metric:
-        return metric_of(text, self._figure_names, parameter)
+        return metric_of(text, self._figure_names, parameter, self.judged_by.name)
 
     @functools.cached_property
     def _figure_names(self) -> dict[str, None]:
@@ -173,6 +173,13 @@ class Rows:
 
     def _has(self, name: str) -> bool:
         return bool(self._having(name))
+
+    def _some_lack(self, name: str) -> bool:
+        """Whether a configuration has finished runs and none with the figure."""
+        having = set(self._having(name))
+        return any(
+            any(self._is_finished[at] for at in cell) and having.isdisjoint(cell) for cell in self._positions
+        )
 
     def _candidates(
         self, metrics: Sequence[Metric]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from service.analysis.metrics import better_of
 from service.records import Run
 from service.search.halving import Halving
 from service.search.pruning import diverges
@@ -39,7 +38,7 @@ class EarlyStops:
     ) -> None:
         self._store, self._id, self._spec, self._note = store, experiment_id, spec, note
         search = spec.search
-        better = better_of(search.metric)
+        better = spec.metric_better
         assert better is not None  # the spec's validation has seen to it
         self._halving = (
             Halving(search.first_rung, search.reduction, better) if search.name == "asha" else None

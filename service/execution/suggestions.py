@@ -10,7 +10,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 
-from service.analysis.metrics import better_of
 from service.document import SpecError
 from service.formats import point_text
 from service.grid import Point
@@ -70,7 +69,7 @@ class Suggestions:
         """
         search, seeds = self._spec.search, len(self._spec.seeds)
         number = run.index // seeds
-        better = better_of(search.metric)
+        better = self._spec.metric_better
         assert better is not None  # the spec's validation has seen to it
         groups: dict[int, list[Run]] = {}
         for one in runs:

@@ -9,7 +9,6 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from service import grid
-from service.analysis.metrics import better_of
 from service.grid import MAX_RUNS, AxisValue, Point
 from trainers.availability import AVAILABLE
 from trainers.config import Section
@@ -102,10 +101,6 @@ class Search(Section):
             raise ValueError(
                 f"axis '{spans[0]}' is a range, which a grid cannot walk; list values, "
                 "or use search.name: random with samples"
-            )
-        if better_of(self.metric) is None:
-            raise ValueError(
-                f"which direction of metric '{self.metric}' wins is not known; use another metric"
             )
         return self
 

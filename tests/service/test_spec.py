@@ -368,6 +368,18 @@ def test_what_tpe_cannot_do_is_refused(fields: dict[str, Any], said: str) -> Non
         validate({"name": "n", "task": {"name": "imdb"}, "search": search, **fields})
 
 
+@pytest.mark.parametrize(("task", "better"), [("mlm", "lower"), ("imdb", "higher")])
+def test_a_search_by_score_goes_the_way_of_the_tasks_headline(task: str, better: str) -> None:
+    search = {"name": "tpe", "samples": 2, "metric": "best_score", "axes": {"batch.global_size": [8, 16]}}
+    assert validate({"name": "n", "task": {"name": task}, "search": search}).metric_better == better
+
+
+def test_a_search_by_score_over_tasks_that_are_judged_otherwise_is_refused() -> None:
+    search = {"name": "tpe", "samples": 2, "metric": "score", "axes": {"task.name": ["imdb", "mlm"]}}
+    with pytest.raises(SpecError, match=r"search\.metric: which direction of metric 'score' wins"):
+        validate({**MINIMAL, "search": search})
+
+
 def test_values_that_tpe_may_draw_are_checked_at_submission() -> None:
     axes = {"optimizer.learning_rate": {"low": 1e-5, "high": 20.0, "log": True}}
     spec = validate(

@@ -15,6 +15,7 @@ from trainers.checkpoints.store import CheckpointStore, Snapshot, load
 from trainers.config import HEADLINES
 from trainers.entrypoint import train
 from trainers.errors import CheckpointError
+from trainers.figures import SCORES
 from trainers.progress import Progress
 from trainers.reporting import NeverStop
 from trainers.tasks import TASKS
@@ -137,7 +138,8 @@ def test_a_score_that_is_no_number_is_never_the_best_for_long():
 
 def test_headlines_are_those_of_the_tasks():
     assert {name: HEADLINES[name] for name in TASKS} == {name: task.headline for name, task in TASKS.items()}
-    assert all(task.higher_is_better is not task.headline.endswith("_loss") for task in TASKS.values())
+    for task in TASKS.values():
+        assert task.higher_is_better is (SCORES[task.headline].better == "higher")
 
 
 def test_each_evaluation_has_a_checkpoint_and_the_best_is_in_the_summary(configure, recorder, tmp_path):
