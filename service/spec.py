@@ -23,7 +23,15 @@ from service.document import Problem, SpecError, parse, refusal
 from service.grid import MAX_RUNS, REFERENCE_CELL, AxisValue
 from service.hardware import CATALOGUE, Hardware, lookup, nearest
 from service.search.section import Search
-from trainers.config import HEADLINES, LAYERS, Distillation, Section, TrainingSections
+from trainers.config import (
+    HEADLINES,
+    LAYERS,
+    NO_HUB_DATASET,
+    Distillation,
+    Section,
+    TrainingSections,
+    require_layer_map,
+)
 from trainers.figures import Better
 
 __all__ = [
@@ -304,6 +312,7 @@ def validate(
     problems = [
         *_hardware_problems(spec, catalogue, prefix),
         *_axis_problems(spec),
+        *_data_problems(spec, prefix),
         *_distillation_problems(spec, point or {}, prefix),
         *_layer_problems(spec, prefix),
         *_metric_problems(spec),
@@ -386,6 +395,15 @@ def _hardware_problems(
         return
     if "precision" not in spec.search.axes and (reason := hardware.lacks(spec.precision)) is not None:
         yield Problem(_INFEASIBLE, "precision", prefix + reason)
+    distilled = {"model.teacher", "distillation.teacher_precision"}
+    half = spec.model.teacher is not None and spec.distillation.teacher_precision == "fp16"
+    if half and hardware.device == "cpu" and distilled.isdisjoint(spec.search.axes):
+        yield Problem(
+            _INFEASIBLE,
+            "distillation.teacher_precision",
+            f"{prefix}distillation.teacher_precision fp16 needs a GPU, and hardware {spec.hardware} "
+            "computes on its CPU; use auto",
+        )
 
 
 def _axis_problems(spec: ExperimentSpec) -> Iterator[Problem]:
@@ -401,13 +419,35 @@ def _distillation_problems(
     spec: ExperimentSpec, point: Mapping[str, AxisValue], prefix: str
 ) -> Iterator[Problem]:
     """Settings without a teacher have no effect, unless an axis compares with and without one."""
-    if "model.teacher" in (*spec.search.axes, *point):
+    if spec.model.teacher is None:
+        if spec.distillation != Distillation() and "model.teacher" not in (*spec.search.axes, *point):
+            yield Problem(
+                "invalid-value",
+                "distillation",
+                f"{prefix}distillation is set without a teacher; set model.teacher or remove distillation",
+            )
         return
-    if spec.model.teacher is None and spec.distillation != Distillation():
+    layers = LAYERS.get(spec.model.student) if spec.model.layers is None else len(spec.model.layers)
+    if spec.distillation.layer_map is not None and layers is not None:
+        try:
+            require_layer_map(spec.distillation.layer_map, layers)
+        except ValueError as error:
+            yield Problem("invalid-value", "distillation.layer_map", f"{prefix}{error}")
+
+
+def _data_problems(spec: ExperimentSpec, prefix: str) -> Iterator[Problem]:
+    """Data that no worker can find; over an axis each grid point is judged."""
+    if {"task.name", "task.path"} & set(spec.search.axes):
+        return
+    if spec.task.path == "":
         yield Problem(
-            "invalid-value",
-            "distillation",
-            f"{prefix}distillation is set without a teacher; set model.teacher or remove distillation",
+            "invalid-value", "task.path", f"{prefix}the path is empty; give a folder, a file or hub:<id>"
+        )
+    elif spec.task.path is None and spec.task.name in NO_HUB_DATASET:
+        yield Problem(
+            "missing-field",
+            "task.path",
+            f"{prefix}task {spec.task.name} has no dataset on the hub; set task.path to a folder or file",
         )
 
 

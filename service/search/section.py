@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from service import grid
 from service.grid import MAX_RUNS, AxisValue, Point
-from trainers.availability import AVAILABLE
 from trainers.config import Section
 
 
@@ -66,15 +65,26 @@ class Search(Section):
     stop_diverging: float | None = Field(default=None, gt=1.0, le=1e6)
     """Stop a run early when its training loss is this many times its lowest, over windows; unset = never."""
 
-    @field_validator("name")
+    @field_validator("axes", mode="before")
     @classmethod
-    def _runnable(cls, value: str) -> str:
-        if value not in AVAILABLE["search.name"]:
-            raise ValueError(
-                f"'{value}' is not available in this version; choose one of: "
-                + ", ".join(AVAILABLE["search.name"])
-            )
-        return value
+    def _lists_or_ranges(cls, axes: Any) -> Any:
+        """One line for what pydantic would tell of each form that an axis may have."""
+        for name, values in axes.items() if isinstance(axes, Mapping) else ():
+            if isinstance(values, Mapping | Range):
+                continue
+            if not isinstance(values, list):
+                shown = _shown(values)
+                raise ValueError(
+                    f"axis '{name}' is {shown}; list its values, such as [{shown}], "
+                    "or give a range {low: ..., high: ...}"
+                )
+            for value in values:
+                if not isinstance(value, AxisValue):
+                    raise ValueError(
+                        f"axis '{name}' has the value {_shown(value)}, and a list or section cannot be an axis "
+                        "value; submit an experiment for each, and compare those"
+                    )
+        return axes
 
     @field_validator("axes")
     @classmethod
@@ -187,3 +197,8 @@ class Search(Section):
             name: values.span() if isinstance(values, Range) else values
             for name, values in self._ordered().items()
         }
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."

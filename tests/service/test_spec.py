@@ -101,6 +101,34 @@ def test_dates_and_words_like_on_stay_strings() -> None:
         ("search: {name: random}", "invalid-value", "search", "samples"),
         ("search: {otherwise: {precision: bf16}}", "invalid-value", "search", "no condition"),
         ("distillation: {temperature: 3}", "invalid-value", "distillation", "without a teacher"),
+        ("search: {axes: {precision: 5}}", "invalid-value", "search.axes", "list its values, such as [5]"),
+        ("search: {axes: {precision: low}}", "invalid-value", "search.axes", 'such as ["low"]'),
+        ("search: {axes: {precision: }}", "invalid-value", "search.axes", "such as [null]"),
+        (
+            "search: {axes: {distillation.layer_map: [[0, 1], [1, 1]]}}",
+            "invalid-value",
+            "search.axes",
+            "has the value [0, 1], and a list or section cannot be an axis value",
+        ),
+        ("model: {teacher: t}\ndistillation: {layer_map: []}", "out-of-range", "distillation.layer_map", "1"),
+        (
+            "model: {student: tiny, teacher: t}\ndistillation: {layer_map: [0, 1, 2]}",
+            "invalid-value",
+            "distillation.layer_map",
+            "distillation.layer_map has 3 layers, and the student 2",
+        ),
+        (
+            "model: {student: hub:x, layers: [0, 2], teacher: t}\ndistillation: {layer_map: [0, 1, 2]}",
+            "invalid-value",
+            "distillation.layer_map",
+            "distillation.layer_map has 3 layers, and the student 2",
+        ),
+        (
+            "model: {teacher: t}\ndistillation: {teacher_precision: fp16}",
+            "precision-not-on-hardware",
+            "distillation.teacher_precision",
+            "distillation.teacher_precision fp16 needs a GPU",
+        ),
         ("name: b", "not-yaml", "", "given twice"),
         ("batch: 3", "wrong-type", "batch", "3"),
         ("model: &x {}\nbatch: *x", "yaml-alias", "", "alias *x"),
@@ -111,6 +139,35 @@ def test_a_bad_field_gets_one_line_that_says_what_to_do(extra: str, kind: str, p
     assert found[:2] == (kind, path)
     assert says in found[2]
     assert "\n" not in found[2]
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("{name: tariff}", "task tariff has no dataset on the hub; set task.path to a folder or file"),
+        ("{name: imdb, path: ''}", "the path is empty"),
+    ],
+)
+def test_a_task_without_data_is_refused(task: str, says: str) -> None:
+    [(_, path, message)] = problems(f"name: a\ntask: {task}")
+    assert path == "task.path"
+    assert says in message
+
+
+def test_data_is_judged_by_grid_point_where_it_is_an_axis() -> None:
+    [(_, path, message)] = problems(
+        "name: a\ntask: {name: imdb}\nsearch: {axes: {task.name: [imdb, tariff]}}"
+    )
+    assert path == "task.path"
+    assert message.startswith('grid point {"task.name":"tariff"}: task tariff has no dataset')
+    assert not problems("name: a\ntask: {name: tariff}\nsearch: {axes: {task.path: [one.csv, two.csv]}}")
+
+
+def test_a_half_precision_teacher_may_be_compared_over_hardware() -> None:
+    assert not problems(
+        "name: a\ntask: {name: imdb}\nmodel: {teacher: t}\ndistillation: {teacher_precision: fp16}\n"
+        "search: {axes: {hardware: [cpu, A100]}}"
+    )
 
 
 def test_all_problems_are_named_at_once() -> None:
