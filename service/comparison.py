@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from service.headlines import Judged, headline
-from service.states import RunState
+from service.states import RUN_STATES_WITH_RESULT, RunState
 from trainers.figures import DECLARED, Better
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 Figures: TypeAlias = "npt.NDArray[np.float64]"
 Column = Callable[[str], Figures]
-_WITH_RESULT = (RunState.succeeded, RunState.stopped)
 
 
 class ComparedRun(Protocol):
@@ -210,7 +209,7 @@ def _metric(name: str) -> Metric:
 
 
 def _row(axes: Sequence[str], members: Sequence[ComparedRun], figures: dict[str, Spread | None]) -> Row:
-    results = [run for run in members if run.state in _WITH_RESULT]
+    results = [run for run in members if run.state in RUN_STATES_WITH_RESULT]
     failures: dict[str, int] = {}
     for run in members:
         if run.state is RunState.failed:
@@ -243,7 +242,7 @@ def _spreads(
     for group, members in enumerate(groups):
         for position in members:
             run = runs[position]
-            if run.state in _WITH_RESULT:
+            if run.state in RUN_STATES_WITH_RESULT:
                 cell_of[position] = numbers.setdefault((group, run.cell), len(numbers))
     group_of = np.array([group for group, _ in numbers], dtype=int)
     spreads: list[dict[str, Spread | None]] = [{} for _ in groups]

@@ -25,7 +25,7 @@ from service.formats import (
     title,
 )
 from service.headlines import headline, score, shared_headline
-from service.states import RunState
+from service.states import RUN_STATES_WITH_RESULT
 
 if TYPE_CHECKING:
     from service.answers import Span
@@ -76,7 +76,7 @@ def experiments_table(experiments: Sequence[Experiment]) -> Table:
     """One line per experiment."""
     table = grid_table("id", "name", "owner", "state", "runs", "submitted", right=("id",))
     for experiment in experiments:
-        done = sum(experiment.run_states.get(state, 0) for state in (RunState.succeeded, RunState.stopped))
+        done = sum(experiment.run_states.get(state, 0) for state in RUN_STATES_WITH_RESULT)
         table.add_row(
             str(experiment.id),
             experiment.name,

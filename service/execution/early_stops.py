@@ -13,7 +13,7 @@ from service.records import Run
 from service.search.halving import Halving
 from service.search.pruning import diverges
 from service.spec import ExperimentSpec
-from service.states import RunState
+from service.states import RUN_STATES_WITH_RESULT
 from service.store import Store
 
 logger = logging.getLogger(__name__)
@@ -94,18 +94,11 @@ class EarlyStops:
         self._restored = True
 
     def _ended(self) -> list[Run]:
-        runs: list[Run] = []
-        token: str | None = None
-        while True:
-            page = self._store.runs(experiment_id=self._id, page_size=1000, page_token=token)
-            runs += [
-                run
-                for run in page.items
-                if run.state in (RunState.succeeded, RunState.stopped) and not run.is_reference
-            ]
-            token = page.next_token
-            if token is None:
-                return runs
+        return [
+            run
+            for run in self._store.all_runs(self._id)
+            if run.state in RUN_STATES_WITH_RESULT and not run.is_reference
+        ]
 
     def _series(self, run_id: int, name: str) -> list[tuple[int, float]]:
         points = self._store.points(run_id, [name], max_points=LONGEST_SERIES).get(name, [])

@@ -81,8 +81,8 @@ class Search(Section):
             for value in values:
                 if not isinstance(value, AxisValue):
                     raise ValueError(
-                        f"axis '{name}' has the value {_shown(value)}, and a list or section cannot be an axis "
-                        "value; submit an experiment for each, and compare those"
+                        f"axis '{name}' has the value {_shown(value)}, and a list or section cannot be an "
+                        "axis value; submit an experiment for each, and compare those"
                     )
         return axes
 
