@@ -17,13 +17,13 @@ from typing import Literal
 
 from service.states import RunState
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass
+from trainers.telemetry.energy import J_PER_KWH
 
 WINDOW_ENERGY, WINDOW_UTILISATION = "window_energy_kwh", "window_utilisation_pct"
 WINDOWS = (WINDOW_ENERGY, WINDOW_UTILISATION)
 """Measurements that attempts tell, window by window."""
 MODELLED = "modelled"
 _FRUITLESS = frozenset({RunState.failed, RunState.cancelled})
-_J_PER_KWH = 3.6e6
 
 Until = Literal["its end", "now", "its last sign of life"]
 
@@ -235,7 +235,7 @@ def _energy(attempt: Tried, time_s: float) -> dict[str, float]:
     energy = dict(attempt.measured.energy_kwh or {})
     uncovered_s = time_s - attempt.measured.covered_s
     if uncovered_s > 0.0 and attempt.power_w > 0.0:
-        energy[MODELLED] = energy.get(MODELLED, 0.0) + uncovered_s * attempt.power_w / _J_PER_KWH
+        energy[MODELLED] = energy.get(MODELLED, 0.0) + uncovered_s * attempt.power_w / J_PER_KWH
     return energy
 
 

@@ -385,7 +385,7 @@ def _attempt_line(attempt: Attempt) -> Text:
     if attempt.resumed_from_step:
         line.append(f", resumed from step {attempt.resumed_from_step}")
     line.append(f", reached step {attempt.last_step}")
-    if attempt.workers is not None and attempt.workers > 1:
+    if attempt.workers > 1:
         line.append(f", {attempt.workers} workers")
     if attempt.node:
         line.append(f", on {attempt.node}")
