@@ -13,7 +13,7 @@ from service.document import Problem
 from service.models import reference
 from service.settings import Settings
 from service.spec import ExperimentSpec
-from trainers.data.paths import HUB
+from trainers.data.paths import HUB, UnusablePath, id_on_hub
 from trainers.models.origin import PRESETS
 
 
@@ -54,7 +54,7 @@ def resolve(text: str, roots: Sequence[Path]) -> Path:
 def dataset_problem(text: str, roots: Sequence[Path]) -> Problem | None:
     """What is wrong with `task.path`, or None."""
     if text.startswith(HUB):
-        return None
+        return _id_problem(text, "dataset", "task.path")
     try:
         path = resolve(text, roots)
         if path.is_dir() and next(path.iterdir(), None) is None:
@@ -75,8 +75,10 @@ def model_problem(text: str, roots: Sequence[Path], field: str = "model.student"
             "model-without-weights", field, f"'{text}' is a preset, which has no weights to learn from; "
             "give a folder, hub:<id> or run:<id>",
         )  # fmt: skip
-    if text in PRESETS or text.startswith(HUB):
+    if text in PRESETS:
         return None
+    if text.startswith(HUB):
+        return _id_problem(text, "model", field)
     try:
         if reference(text) is not None:
             return None
@@ -101,6 +103,14 @@ def model_problem(text: str, roots: Sequence[Path], field: str = "model.student"
         return Problem(error.problem_type, field, message)
     except OSError as error:
         return Problem("path-not-found", field, f"'{text}' cannot be read: {error.strerror}")
+    return None
+
+
+def _id_problem(text: str, what: str, field: str) -> Problem | None:
+    try:
+        id_on_hub(text, what)
+    except UnusablePath as error:
+        return Problem("invalid-value", field, str(error))
     return None
 
 

@@ -305,7 +305,11 @@ def validate(
         spec = ExperimentSpec.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
         raise SpecError(
-            [_problem(entry, document, prefix) for entry in error.errors(include_url=False)]
+            [
+                _problem(entry, document, prefix)
+                for entry in error.errors(include_url=False)
+                if entry["type"] != _FOLLOWS
+            ]
         ) from None
     except (TypeError, ValueError) as error:
         raise refusal("wrong-type", f"{prefix}{error}") from None
@@ -376,10 +380,13 @@ def _field_value(document: Mapping[str, object], name: str) -> object:
     value: Any = document
     section: Any = ExperimentSpec
     for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+        fields = value if isinstance(value, Mapping) else {}
+        value = fields.get(part)
         field = section.model_fields[part]
         section = field.annotation
-    return field.get_default(call_default_factory=True) if value is None else value
+    if value is None:
+        return field.get_default(call_default_factory=True, validated_data=dict(fields))
+    return value
 
 
 def _hardware_problems(
@@ -520,6 +527,8 @@ def axis_names() -> tuple[str, ...]:
     return tuple(names)
 
 
+_FOLLOWS = "default_factory_not_called"
+"""A default that depends on a field which has an error itself."""
 _TYPES = {
     "extra_forbidden": "unknown-key",
     "missing": "missing-field",

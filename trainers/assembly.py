@@ -4,41 +4,92 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from trainers import distillation, micro_batch, tasks
 from trainers.checkpoints import snapshot, store
 from trainers.checkpoints.store import CheckpointStore
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
+from trainers.distillation import Distilled
 from trainers.errors import BadSpecError
 from trainers.evaluation import Evaluator
 from trainers.loss_scale import loss_scale_for
 from trainers.models import dropout, origin, student
+from trainers.models.origin import Origin
+from trainers.models.student import Student
 from trainers.optimizers import build as build_optimizer
 from trainers.parallel import divide, replicate, workers_of
+from trainers.parallel.pipeline.layers import Division
 from trainers.parallel.pipeline.stage_trial import StageTrial
 from trainers.parallel.workers import Workers
-from trainers.precision import arithmetic_for, inference_for
+from trainers.precision import Arithmetic, Inference, arithmetic_for, inference_for
 from trainers.process import seed_all
 from trainers.progress import Progress
 from trainers.reporting import Clock, NullSink, Sink, Stop
+from trainers.tasks.base import Prepared
 from trainers.telemetry.energy import cost_usd
 from trainers.telemetry.facts import environment_facts
-from trainers.telemetry.flops import arithmetic_of
+from trainers.telemetry.flops import flop_count_of
 from trainers.telemetry.gradient_noise import GradientNoise, source_for
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.life import LifeFile, SignsOfLife
 from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.run_figures import RunFigures
-from trainers.telemetry.timeline import Phase, timeline_for
+from trainers.telemetry.timeline import Phase, Timeline, timeline_for
 from trainers.telemetry.tracing import tracer_for
 from trainers.trainer import Parts, Trainer
 from trainers.trial import Trial, compile_encoder
 from trainers.update import Update
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a run is trained.
+
+    Attributes:
+        sink: null on all workers but rank 0.
+        multiple: batch widths are rounded up to a multiple of this.
+    """
+
+    config: RunConfig
+    sink: Sink
+    workers: Workers
+    device: torch.device
+    timeline: Timeline
+    arithmetic: Arithmetic
+    inference: Inference
+    multiple: int
+
+    @classmethod
+    def of(cls, config: RunConfig, sink: Sink, began_s: float) -> _Place:
+        """This worker's."""
+        workers, device = workers_of(config), _device(config)
+        arithmetic = arithmetic_for(config.precision, device, config.numerics)
+        return cls(
+            config,
+            sink if workers.rank == 0 else NullSink(),
+            workers,
+            device,
+            timeline_for(device, began_s),
+            arithmetic,
+            inference_for(config.numerics, arithmetic, device),
+            # A GPU's matrix units want widths of 8; on CPU every column of padding costs time.
+            multiple=8 if device.type == "cuda" else 1,
+        )
+
+    def log(self, line: str) -> None:
+        """Tell people what happens."""
+        self.sink.log("info", line)
+
+    def warn(self, line: str) -> None:
+        """Tell people what they should know."""
+        self.sink.log("warning", line)
 
 
 def assemble(
@@ -57,102 +108,53 @@ def assemble(
     Raises:
         TrainingError: whatever the run asks for that cannot be had.
     """
-    workers = workers_of(config)
-    sink = sink if workers.rank == 0 else NullSink()
-    device = _device(config)
-    timeline = timeline_for(device, began_s)
+    place = _Place.of(config, sink, began_s)
+    workers, device, timeline = place.workers, place.device, place.timeline
     life = SignsOfLife()
     if workers.rank == 0:
         life = LifeFile(Path(config.workspace.checkpoints), clock.opened_s, workers.world)
     instruments.attach(device, alive=life.beat)
-    arithmetic = arithmetic_for(config.precision, device, config.numerics)
-    inference = inference_for(config.numerics, arithmetic, device)
 
     task = tasks.build(config.task.name)
-    sink.progress(step=0, total_steps=0, phase="preparing")
+    place.sink.progress(step=0, total_steps=0, phase="preparing")
     model_origin = origin.locate(config.model.student, config.workspace)
-    tokenizer_origin = distillation.tokenizer_origin(config, model_origin)
-    data = task.prepare(config, tokenizer_origin, lambda line: sink.log("info", line))
-
-    model = student.build(
-        model_origin,
-        head=data.head,
-        vocabulary_size=data.vocabulary_size,
-        dropout=config.model.dropout,
-        max_length=config.task.max_length,
-        pad_id=data.pad_id,
-        layers=config.model.layers,
-    ).to(device)
-    if config.parallel.activation_checkpointing:
-        model.checkpoint_activations()
-    if config.model.compile:
-        compile_encoder(model)
-    elif device.type == "cpu":
-        dropout.install(model)
-    arithmetic.prepare(model)
+    data = task.prepare(config, distillation.tokenizer_origin(config, model_origin), place.log)
+    model = _build_model(place, model_origin, data)
     parameters = model.parameter_count
     # From here on the model has this worker's layers alone, and so has its optimizer.
-    division = divide(config, model, workers, device, arithmetic)
-    # A GPU's matrix units want widths of 8; on CPU every column of padding costs time.
-    multiple = 8 if device.type == "cuda" else 1
+    division = divide(config, model, workers, device, place.arithmetic)
     distilled = distillation.set_up(
         config,
         task,
         data,
         model,
         device=device,
-        arithmetic=arithmetic,
-        multiple=multiple,
+        arithmetic=place.arithmetic,
+        multiple=place.multiple,
         judges=division is None or division.judges,
-        report=lambda line: sink.log("info", line),
+        report=place.log,
+        warn=place.warn,
     )
     identity = {**data.identity, **distilled.identity}
     built = build_optimizer(config.optimizer, distilled.module)
     if built.fallback is not None:
-        sink.log(
-            "warning", f"optimizer.implementation: {built.implementation} runs, because {built.fallback}"
-        )
-    make_trial: Callable[..., Trial] = Trial
-    if division is not None:
-        make_trial = partial(
-            StageTrial, division=division, stage=workers.stage, width=model.bert.config.hidden_size
-        )
-    trial = make_trial(
-        config,
-        distilled.module,
-        distilled.objective,
-        arithmetic,
-        data.train,
-        device=device,
-        pad_id=data.pad_id,
-        multiple=multiple,
-        transform=distilled.transform,
-    )
-    micro_size = micro_batch.choose(config, workers, device, model.bert.config.to_dict(), trial.at_size)
-    if config.model.compile:
-        trial.compile(micro_size)
+        place.warn(f"optimizer.implementation: {built.implementation} runs, because {built.fallback}")
+    sized, forget_micro_size = _choose_micro_batch(place, data, model, division, distilled)
     batches = TrainingBatches(
         data.train,
         seed=config.seed,
         global_size=config.batch.global_size,
-        micro_size=micro_size,
+        micro_size=sized.micro_size,
         replica=workers.replica,
         replicas=workers.replicas,
         pad_id=data.pad_id,
-        multiple=multiple,
+        multiple=place.multiple,
         transform=distilled.transform,
     )
-    evaluator = Evaluator(
-        task,
-        data,
-        batch_size=config.evaluation.batch_size,
-        workers=workers,
-        device=device,
-        inference=inference,
-        multiple=multiple,
-    )
+    total_steps = config.length.total_steps(len(data.train), config.batch.global_size)
+
     checkpoints = CheckpointStore(Path(config.workspace.checkpoints), config.checkpoint.keep)
-    found = _newest(checkpoints, workers, sink)
+    found = _newest(checkpoints, place)
     taken = store.load(found) if found else None
     progress = Progress()
     if taken is not None:
@@ -172,42 +174,23 @@ def assemble(
     timeline.carry_over({Phase.lost_since_checkpoint: before.lost_s})
     progress.usage.queue_s += before.queue_s
     progress.usage.cost_usd += cost_usd(config.rates, before.lost_worker_s)
+    noise = _noise_of(sized, place, distilled.module, built.optimizer)
     # Wrapped after the weights are restored, so that replicas begin equal.
-    scale = loss_scale_for(config)
-    scale.restore(progress.loss_scale)
-    batches.take_detour(progress.roll_backs)
-    total_steps = config.length.total_steps(len(data.train), config.batch.global_size)
-    accumulation = config.share // micro_size
-    noise = GradientNoise(
-        source_for(
-            wanted=config.telemetry.gradient_noise,
-            optimizer=built.optimizer,
-            module=distilled.module,
-            replicas=workers.replicas,
-            whole_model=workers.stages == 1,
-            accumulation=accumulation,
-            device=device,
-        ),
-        config.batch.global_size / config.batch.base_size,
-    )
-    noise.restore(progress.noise)
     replica = replicate(
-        config,
+        sized,
         model,
         distilled.module,
         division,
         workers=workers,
         device=device,
-        arithmetic=arithmetic,
+        arithmetic=place.arithmetic,
         timeline=timeline,
         optimizer=built.optimizer,
         noise=noise.source,
         total_steps=total_steps,
-        accumulation=accumulation,
+        accumulation=sized.accumulation,
     )
-    if taken is not None:
-        replica.restore_exchange(taken.tensors.get(snapshot.EXCHANGE, {}))
-    sink.started(
+    place.sink.started(
         total_steps=total_steps,
         resumed_from_step=progress.step,
         facts={
@@ -225,15 +208,15 @@ def assemble(
             "optimizer_implementation": built.implementation,
             "optimizer_library": built.library,
             "optimizer_parity": built.parity,
-            "precision_implementation": arithmetic.name,
-            "evaluation_precision": inference.name,
+            "precision_implementation": place.arithmetic.name,
+            "evaluation_precision": place.inference.name,
             "compiled": config.model.compile,
             **distilled.facts,
             **replica.facts(),
             "attention": model.attention,
             "workers": workers.world,
-            "micro_size": micro_size,
-            "accumulation": accumulation,
+            "micro_size": sized.micro_size,
+            "accumulation": sized.accumulation,
             "compression": config.parallel.compression.value,
             "gradient_noise": noise.source.name,
             "parameters": parameters,
@@ -249,9 +232,9 @@ def assemble(
         )
     else:
         seed_all(config.seed, rank=workers.rank)
-    return Trainer(
+    trainer = Trainer(
         Parts(
-            config=config,
+            config=sized,
             task=task,
             objective=distilled.objective,
             projections=distilled.projections,
@@ -262,13 +245,21 @@ def assemble(
             update=Update(
                 distilled.module,
                 built.optimizer,
-                scale,
-                arithmetic.half,
+                loss_scale_for(config),
+                place.arithmetic.half,
                 config.optimizer.max_grad_norm,
                 replica.counted(),
             ),
             batches=batches,
-            evaluator=evaluator,
+            evaluator=Evaluator(
+                task,
+                data,
+                batch_size=config.evaluation.batch_size,
+                workers=workers,
+                device=device,
+                inference=place.inference,
+                multiple=place.multiple,
+            ),
             workers=workers,
             device=device,
             checkpoints=checkpoints,
@@ -276,11 +267,13 @@ def assemble(
             timeline=timeline,
             noise=noise,
             figures=RunFigures(
-                config,
+                sized,
                 instruments,
-                arithmetic_of(model.bert.config, data.head),
+                flop_count_of(model.bert.config, data.head),
+                teacher_precision=distilled.teacher_precision,
                 first=workers.first,
                 timeline=timeline,
+                truncated_pct=100.0 * float(data.train.cut.mean()),
             ),
             profiler=profiler_for(
                 config.telemetry.profile_steps, total_steps, device, timeline, records=workers.rank == 0
@@ -296,10 +289,87 @@ def assemble(
             total_steps=total_steps,
             parameters=parameters,
             resumed_from=found,
+            forget_micro_size=forget_micro_size,
         ),
-        sink,
+        place.sink,
         stop,
     )
+    if taken is not None:
+        trainer.parts.go_on_from(taken)
+    instruments.prepared()
+    return trainer
+
+
+def _build_model(place: _Place, model_origin: Origin, data: Prepared) -> Student:
+    """The student on its device, as the run's arithmetic wants it."""
+    config = place.config
+    model = student.build(
+        model_origin,
+        head=data.head,
+        vocabulary_size=data.vocabulary_size,
+        dropout=config.model.dropout,
+        max_length=config.task.max_length,
+        pad_id=data.pad_id,
+        layers=config.model.layers,
+    ).to(place.device)
+    if config.parallel.activation_checkpointing:
+        model.checkpoint_activations()
+    if config.model.compile:
+        compile_encoder(model)
+    elif place.device.type == "cpu":
+        dropout.install(model)
+    place.arithmetic.prepare(model)
+    return model
+
+
+def _choose_micro_batch(
+    place: _Place, data: Prepared, model: Student, division: Division | None, distilled: Distilled
+) -> tuple[RunConfig, Callable[[], None]]:
+    """The run with the micro-batch that it trains with, compiled for it, and how to unlearn that size."""
+    config, device = place.config, place.device
+    make_trial: Callable[..., Trial] = Trial
+    if division is not None:
+        make_trial = partial(
+            StageTrial, division=division, stage=place.workers.stage, width=model.bert.config.hidden_size
+        )
+    trial = make_trial(
+        config,
+        distilled.module,
+        distilled.objective,
+        place.arithmetic,
+        data.train,
+        device=device,
+        pad_id=data.pad_id,
+        multiple=place.multiple,
+        transform=distilled.transform,
+    )
+    shape = {**model.bert.config.to_dict(), "longest example": trial.longest}
+    sized = micro_batch.with_size(
+        config, micro_batch.choose(config, place.workers, device, shape, trial.at_size)
+    )
+    forget = partial(micro_batch.forget, config, device, shape)
+    if config.model.compile:
+        try:
+            trial.compile(sized.micro_size)
+        except torch.OutOfMemoryError:
+            forget()
+            raise
+    return sized, forget
+
+
+def _noise_of(
+    sized: RunConfig, place: _Place, module: nn.Module, optimizer: torch.optim.Optimizer
+) -> GradientNoise:
+    source = source_for(
+        wanted=sized.telemetry.gradient_noise,
+        optimizer=optimizer,
+        module=module,
+        replicas=place.workers.replicas,
+        whole_model=place.workers.stages == 1,
+        accumulation=sized.accumulation,
+        device=place.device,
+    )
+    return GradientNoise(source, sized.batch.global_size / sized.batch.base_size)
 
 
 def _device(config: RunConfig) -> torch.device:
@@ -312,12 +382,10 @@ def _device(config: RunConfig) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _newest(checkpoints: CheckpointStore, workers: Workers, sink: Sink) -> Path | None:
+def _newest(checkpoints: CheckpointStore, place: _Place) -> Path | None:
     """Rank 0 verifies and decides, so that all workers resume from the same checkpoint."""
-    chosen = None
-    if workers.rank == 0:
-        chosen = checkpoints.newest(lambda line: sink.log("warning", line))
-    shared: Path | None = workers.share(chosen)
+    chosen = checkpoints.newest(place.warn) if place.workers.rank == 0 else None
+    shared: Path | None = place.workers.share(chosen)
     return shared
 
 

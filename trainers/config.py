@@ -23,6 +23,9 @@ Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_
 LAYERS: Mapping[str, int] = MappingProxyType({"tiny": 2, "mini": 4, "small": 4, "medium": 8, "base": 12})
 """Encoder layers of the presets."""
 
+MAX_LENGTH = 512
+"""Tokens of the longest sequence: the positions of the published models."""
+
 MICRO_BATCHES_PER_STAGE = 4
 """Of a pipeline whose micro-batch is `auto`: by the formula at most a fifth of a step is bubble then."""
 
@@ -98,15 +101,21 @@ class Compression(StrEnum):
     onebit = "onebit"
 
 
+def _usual_length(task: Mapping[str, Any]) -> int:
+    return 128 if task.get("name") == TaskName.mlm else MAX_LENGTH
+
+
 class Task(Section):
     """What is learned, and from which data."""
 
     name: TaskName
     """Task: data format, head and metrics."""
     path: str | None = Field(default=None, max_length=4096)
-    """Dataset: a folder or file under a configured data root, or `hub:<id>`; unset = the task's hub id."""
-    max_length: int = Field(default=512, ge=8, le=512)
-    """Longest sequence, in tokens; longer texts are cut."""
+    """Dataset: a folder or file under a data root, or `hub:<owner>/<name>`; unset = the task's hub id."""
+    max_length: int = Field(default_factory=_usual_length, ge=8, le=MAX_LENGTH)
+    """Longest sequence, in tokens: texts are cut, squad_v2 makes windows; unset = 512, of mlm 128."""
+    too_long: Literal["cut", "error"] | None = None
+    """imdb, wikiqa and tariff only: what a text of more tokens is, cut or an error; unset = cut."""
     train_examples: int | None = Field(default=None, ge=1)
     """How many training examples (squad_v2, wikiqa: questions) to draw, balanced by label; unset = all."""
     validation_examples: int | None = Field(default=None, ge=1)
@@ -128,11 +137,11 @@ class Task(Section):
 
     @model_validator(mode="after")
     def _own_fields(self) -> Task:
-        for field, owner in _FIELDS_OF_A_TASK.items():
-            if getattr(self, field) is not None and self.name is not owner:
+        for field, owners in _FIELDS_OF_TASKS.items():
+            if getattr(self, field) is not None and self.name not in owners:
                 raise ValueError(
-                    f"{field} belongs to task {owner}, not {self.name}; "
-                    f"remove task.{field} or set task.name: {owner}"
+                    f"{field} belongs to task {', '.join(owners)}, not {self.name}; "
+                    f"remove task.{field} or set task.name: {owners[0]}"
                 )
         if self.stride is not None and self.stride > self.max_length // 2:
             raise ValueError(
@@ -142,12 +151,13 @@ class Task(Section):
         return self
 
 
-_FIELDS_OF_A_TASK = {
-    "level": TaskName.tariff,
-    "stride": TaskName.squad_v2,
-    "max_answer_tokens": TaskName.squad_v2,
-    "masked_fraction": TaskName.mlm,
-    "whole_word": TaskName.mlm,
+_FIELDS_OF_TASKS = {
+    "too_long": (TaskName.imdb, TaskName.wikiqa, TaskName.tariff),
+    "level": (TaskName.tariff,),
+    "stride": (TaskName.squad_v2,),
+    "max_answer_tokens": (TaskName.squad_v2,),
+    "masked_fraction": (TaskName.mlm,),
+    "whole_word": (TaskName.mlm,),
 }
 
 
@@ -250,7 +260,7 @@ class Optimizer(Section):
     max_grad_norm: float = Field(default=1.0, ge=0.0)
     """Clip gradients to this global L2 norm; 0 = no clipping."""
     warmup_fraction: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Share of all steps over which the learning rate rises linearly from 0; 0 = no warm-up."""
+    """Share of the steps (of each stage's, with two) over which the rate rises linearly from 0; 0 = none."""
     schedule: Literal["linear", "constant"] = "linear"
     """After the warm-up: linear decay to 0, or constant."""
 

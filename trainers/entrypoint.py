@@ -10,6 +10,7 @@ import gc
 import importlib
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from trainers.config import RunConfig, TrainingSections, Workspace
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError
@@ -17,10 +18,14 @@ from trainers.measuring.figures import ModelShape, Profile
 from trainers.reporting import Clock, Outcome, Sink, Stop
 from trainers.telemetry.instruments import Instruments
 
+if TYPE_CHECKING:
+    from trainers.trainer import Trainer
+
 _MESSAGE_LIMIT = 1000
 _ALLOCATION = ("can't allocate memory", "out of memory", "cannot allocate memory")
 _CONNECTION = ("connection closed by peer", "connection reset", "timed out", "gloo", "nccl", "broken pipe")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def train(config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = None) -> Outcome:
@@ -48,17 +53,43 @@ def train(config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = No
 
     with environment_restored(), Instruments(config, began_s) as instruments:
         reset_process(config)
+        trainer: Trainer | None = None
         try:
-            return assemble(config, sink, stop, clock=clock, began_s=began_s, instruments=instruments).train()
+            trainer = assemble(config, sink, stop, clock=clock, began_s=began_s, instruments=instruments)
+            return trainer.train()
         except TrainingError:
             raise
         except Exception as error:
             if classify(error)[0] is FailureClass.out_of_memory:
-                raise OutOfMemoryError(
-                    f"a step does not fit into memory at micro-batch {config.micro_size} and length "
-                    f"{config.task.max_length}; lower batch.micro_size or task.max_length"
-                ) from error
+                raise _out_of_memory(config, trainer) from error
             raise
+
+
+def _out_of_memory(config: RunConfig, trainer: Trainer | None) -> OutOfMemoryError:
+    """What did not fit, and what to lower; a step that did not fit unlearns its micro-batch.
+
+    Args:
+        config: the run.
+        trainer: None while it is prepared.
+    """
+    from trainers.telemetry.timeline import Phase
+
+    length = config.task.max_length
+    if trainer is None:
+        return OutOfMemoryError(
+            f"what comes before the first step does not fit into memory at length {length}; lower "
+            "task.max_length, or use another model or hardware"
+        )
+    if trainer.parts.timeline.entered[0] is Phase.validation:
+        return OutOfMemoryError(
+            f"an evaluation does not fit into memory at batch {config.evaluation.batch_size} and length "
+            f"{length}; lower evaluation.batch_size or task.max_length"
+        )
+    trainer.parts.forget_micro_size()
+    return OutOfMemoryError(
+        f"a step does not fit into memory at micro-batch {trainer.parts.config.micro_size} and length "
+        f"{length}; lower batch.micro_size or task.max_length"
+    )
 
 
 def input_identity(sections: TrainingSections, workspace: Workspace) -> dict[str, str | int | float]:
@@ -188,7 +219,7 @@ def _failure_class(error: BaseException) -> FailureClass:
     if isinstance(error, OSError):
         return (
             FailureClass.infrastructure
-            if error.errno in (*_FULL, errno.EIO, errno.EROFS)
+            if error.errno in (*_FULL, errno.EIO, *_NOT_ALLOWED)
             else FailureClass.bug
         )
     if isinstance(error, KeyboardInterrupt | SystemExit):

@@ -67,6 +67,12 @@ class CheckpointError(TrainingError):
     failure_class = FailureClass.infrastructure
 
 
+class CacheError(TrainingError):
+    """The cache of tokens, vocabularies and teachers' outputs cannot be written."""
+
+    failure_class = FailureClass.infrastructure
+
+
 class PipelineError(TrainingError):
     """A stage of a pipeline is gone, or said nothing for too long; names it."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from trainers.data.batches import Batch, collate, evaluation_rows
+from trainers.data.prefetch import Prefetcher
 from trainers.parallel.replica import Replica
 from trainers.parallel.workers import Workers
 from trainers.precision import Inference
@@ -56,7 +57,6 @@ class Evaluator:
         Returns:
             The scores, or None when abandoned.
         """
-        began_s = time.perf_counter()
         replica.student.eval()
         try:
             with self._inference.on(replica.student):
@@ -65,7 +65,7 @@ class Evaluator:
             replica.student.train()
         if parts is None:
             return None
-        every = self._workers.collect((*parts, time.perf_counter() - began_s))
+        every = self._workers.collect(parts)
         rows = np.concatenate([rows for rows, _, _, _ in every])
         observed = np.concatenate([observed for _, observed, _, _ in every if len(observed)])
         loss = sum(loss for _, _, loss, _ in every) / len(self._data)
@@ -77,33 +77,49 @@ class Evaluator:
     @torch.no_grad()
     def _forward_all(
         self, replica: Replica, abandon: Callable[[], bool]
-    ) -> tuple[np.ndarray, np.ndarray, float] | None:
-        """Rows that this worker observed, what it observed of each, and the sum of their loss."""
+    ) -> tuple[np.ndarray, np.ndarray, float, float] | None:
+        """Rows that this worker observed, what it observed of each, the sum of their loss, its seconds."""
         seen: list[np.ndarray] = []
         observed: list[np.ndarray] = []
-        loss = 0.0
-        for rows in self._batches:
-            if abandon():
-                return None
-            if not len(rows):
-                continue
-            batch = collate(self._data, rows, self._pad_id, self._multiple)
-            if self._transform is not None:
-                batch = self._transform(batch, seed=0, epoch=0)
-            said = self._forward(replica, batch.to(self._device))
-            if said is None:
-                continue
-            kept, batch_loss = said
-            seen.append(rows)
-            observed.append(kept.float().cpu().numpy())
-            loss += float(batch_loss)
+        loss = spent_s = 0.0
+        batches = Prefetcher(self._prepare, 0, len(self._batches))
+        try:
+            for rows in self._batches:
+                if abandon():
+                    return None
+                batch = batches.next()
+                if batch is None:
+                    continue
+                batch = batch.to(self._device)
+                began_s = time.perf_counter()
+                said = self._forward(replica, batch)
+                spent_s += time.perf_counter() - began_s
+                if said is None:
+                    continue
+                kept, batch_loss = said
+                seen.append(rows)
+                observed.append(kept)
+                loss += batch_loss
+        finally:
+            batches.close()
         if not seen:
-            return np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.float32), 0.0
-        return np.concatenate(seen), np.concatenate(observed), loss
+            return np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.float32), 0.0, spent_s
+        return np.concatenate(seen), np.concatenate(observed), loss, spent_s
 
-    def _forward(self, replica: Replica, batch: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _prepare(self, number: int) -> Batch | None:
+        """A batch on the CPU, None where this worker has none left; runs ahead, in a thread."""
+        rows = self._batches[number]
+        if not len(rows):
+            return None
+        batch = collate(self._data, rows, self._pad_id, self._multiple)
+        return batch if self._transform is None else self._transform(batch, seed=0, epoch=0)
+
+    def _forward(self, replica: Replica, batch: Batch) -> tuple[np.ndarray, float] | None:
+        """What is observed of each example and the sum of their loss, when the device has computed both."""
         with self._inference.context():
             said = replica.infer(batch)
             if said is None:
                 return None
-            return self._scoring.observe(said.logits, batch), self._task.loss(said.logits, batch)
+            observed = self._scoring.observe(said.logits, batch)
+            loss = self._task.loss(said.logits, batch)
+        return observed.float().cpu().numpy(), float(loss)

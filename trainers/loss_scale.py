@@ -31,8 +31,12 @@ class LossScale:
         """Whether the scale changes in training."""
         return False
 
-    def forgives(self) -> bool:
-        """Whether gradients that are not finite are this scale's doing; it is lowered then."""
+    def back_off(self) -> bool:
+        """Lower the scale after gradients that were not finite.
+
+        Returns:
+            Whether it could be lowered; else they are not its doing.
+        """
         return False
 
     def applied(self) -> None:
@@ -63,8 +67,8 @@ class DynamicLossScale(LossScale):
         """See `LossScale.dynamic`."""
         return True
 
-    def forgives(self) -> bool:
-        """See `LossScale.forgives`."""
+    def back_off(self) -> bool:
+        """See `LossScale.back_off`."""
         self.clean_steps = 0
         if self.value <= MINIMUM:
             return False

@@ -67,11 +67,20 @@ class Memory:
 
     def keep(self, key: str, size: int) -> None:
         """Remember a size; a folder that cannot be written costs the next run its search."""
+        self._change(lambda found: found.update({key: size}))
+
+    def forget(self, key: str) -> None:
+        """Search anew next time; a folder that cannot be written keeps what it has."""
+        self._change(lambda found: found.pop(key, None))
+
+    def _change(self, change: Callable[[dict[str, object]], object]) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self._path}.lock", timeout=_LOCK_S):
+                found = self._read()
+                change(found)
                 draft = self._path.with_suffix(f".{os.getpid()}")
-                draft.write_text(json.dumps({**self._read(), key: size}, indent=1, sort_keys=True))
+                draft.write_text(json.dumps(found, indent=1, sort_keys=True))
                 draft.replace(self._path)
 
     def _read(self) -> dict[str, object]:
@@ -95,15 +104,15 @@ def choose(
         config: the run.
         workers: that must agree.
         device: to compute on.
-        shape: of the model, for the key.
+        shape: of the model and of the examples that are tried, for the key.
         attempt: what a step holds at once of so many examples at the run's greatest length.
 
     Raises:
         OutOfMemoryError: not even one example fits; on every worker.
     """
-    if config.batch.micro_size != "auto" or device.type != "cuda":
+    if not _searched(config, device):
         return config.micro_size
-    memory = Memory(Path(config.workspace.cache) / "micro-batches.json")
+    memory = _memory_of(config)
     key = key_of(config, device, shape)
     # Rank 0's word counts, because another run may write between two workers' readings.
     found: int | None = workers.share(memory.recall(key))
@@ -119,6 +128,29 @@ def choose(
         if workers.rank == 0:
             memory.keep(key, found)
     return found
+
+
+def forget(config: RunConfig, device: torch.device, shape: Mapping[str, object]) -> None:
+    """The run ran out of memory: the next one does not go by the size that was found.
+
+    Args:
+        config, device, shape: as for `choose`.
+    """
+    if _searched(config, device):
+        _memory_of(config).forget(key_of(config, device, shape))
+
+
+def with_size(config: RunConfig, size: int) -> RunConfig:
+    """The run with the micro-batch that was chosen in place of `auto`."""
+    return config.model_copy(update={"batch": config.batch.model_copy(update={"micro_size": size})})
+
+
+def _searched(config: RunConfig, device: torch.device) -> bool:
+    return config.batch.micro_size == "auto" and device.type == "cuda"
+
+
+def _memory_of(config: RunConfig) -> Memory:
+    return Memory(Path(config.workspace.cache) / "micro-batches.json")
 
 
 def fits(attempt: Callable[[], None]) -> bool:
@@ -137,7 +169,7 @@ def fits(attempt: Callable[[], None]) -> bool:
 
 
 def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object]) -> str:
-    """What the answer depends on: model, precision, length, optimizer, distillation, share, device."""
+    """What the answer depends on: model, precision, lengths, masking, optimizer, share, device."""
     memory = name = None
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -145,7 +177,12 @@ def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object])
     fields = config.model_dump(mode="json", include={"model", "distillation", "precision", "numerics"})
     fields |= {
         "shape": {name: str(value) for name, value in shape.items()},
-        "task": [config.task.name, config.task.max_length],
+        "task": [
+            config.task.name,
+            config.task.max_length,
+            config.task.masked_fraction,
+            config.task.whole_word,
+        ],
         "optimizer": [config.optimizer.name, config.optimizer.implementation],
         "share": config.share,
         "parallel": config.parallel.model_dump(mode="json", exclude={"stage_timeout_s"}),

@@ -9,7 +9,7 @@ import torch
 from trainers.data.batches import Batch
 from trainers.models.student import Output
 from trainers.tasks.base import Task
-from trainers.telemetry.flops import Arithmetic as TeacherArithmetic
+from trainers.telemetry.flops import FlopCount
 
 
 class Objective:
@@ -24,17 +24,29 @@ class Objective:
 
     def loss(self, output: Output, batch: Batch) -> torch.Tensor:
         """Sum of the loss over the batch's examples, a scalar in fp32."""
-        return self.task.loss(output.logits, batch)
+        total = self.task.loss(output.logits, batch)
+        # A worker's stand-in takes part, and counts nothing.
+        return total if batch.examples else total * 0.0
+
+    def stage(self, step: int, total_steps: int) -> range:
+        """The steps of the stage that a step (0-based) belongs to.
+
+        A stage is a training of its own: the optimizer and its learning rate schedule begin anew.
+        """
+        return range(total_steps)
 
     def begin_step(self, step: int, total_steps: int) -> None:
         """Told before each step (0-based): weights may follow a schedule."""
 
-    def asked(self) -> TeacherArithmetic | None:
-        """Arithmetic of the teacher that the current step asks; None = nobody."""
+    def asked(self) -> FlopCount | None:
+        """Of the teacher that the current step asks; None = nobody."""
         return None
 
-    def local_sums(self) -> list[float]:
-        """What this worker's share of the step adds to `parts`; as many numbers in every step."""
+    def local_sums(self) -> list[float | torch.Tensor]:
+        """What this worker's share of the step adds to `parts`; as many numbers in every step.
+
+        Those that are computed stay on the device.
+        """
         return []
 
     def agree(self, sums: Sequence[float]) -> None:

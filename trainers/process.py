@@ -42,7 +42,13 @@ def reset_process(config: RunConfig) -> None:
         # nothing; given back, each page is zeroed anew (measured: up to a quarter of a step).
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
-        libc.malloc_trim(0)
+    trim_memory()
+
+
+def trim_memory() -> None:
+    """Give freed memory back to the system, which `reset_process` else has the process keep."""
+    with contextlib.suppress(OSError, AttributeError):  # another libc than glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def seed_all(seed: int, *, rank: int) -> None:

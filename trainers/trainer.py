@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Never
@@ -15,7 +15,7 @@ from torch import nn
 
 from trainers.checkpoints import random_state, snapshot, store
 from trainers.checkpoints.snapshot import EXCHANGE, Tensors
-from trainers.checkpoints.store import CheckpointStore
+from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.config import RunConfig
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, StepBatch, TrainingBatches
@@ -73,6 +73,15 @@ class Parts:
     total_steps: int
     parameters: int
     resumed_from: Path | None
+    forget_micro_size: Callable[[], None]
+    """Called when a step runs out of memory: no later run goes by the micro-batch that was found."""
+
+    def go_on_from(self, taken: Snapshot) -> None:
+        """Restore what lies beside the model and its optimizer, after `snapshot.restore` and `progress`."""
+        self.update.scale.restore(self.progress.loss_scale)
+        self.noise.restore(self.progress.noise)
+        self.batches.take_detour(self.progress.roll_backs)
+        self.replica.restore_exchange(taken.tensors.get(EXCHANGE, {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,7 @@ class Agreed:
         squares: squared L2 norm of the gradients, which carry the loss scale.
         tokens, padded_tokens: of the global batch.
         noise: sum of what the workers saw of the gradient's parts.
+        underflow_pct: of rank 0's gradients, in a step that reports it.
         stop: why to stop after this step, or None.
     """
 
@@ -92,6 +102,7 @@ class Agreed:
     tokens: int
     padded_tokens: int
     noise: float
+    underflow_pct: float
     stop: StopReason | None
 
     @property
@@ -171,7 +182,7 @@ class Trainer:
     def _prepare(self, step: int) -> tuple[StepBatch, Tally]:
         """A step's batch and what its arithmetic is counted from; runs ahead, in a thread."""
         batch = self.parts.batches[step]
-        return batch, tally(batch.micro_batches, self.parts.model.head)
+        return batch.pinned(self.parts.device), tally(batch.micro_batches)
 
     def train_step(self, batch: StepBatch) -> bool:
         """One optimizer update: gradients of the global batch, agreement, update, report.
@@ -181,6 +192,12 @@ class Trainer:
         """
         parts, config = self.parts, self.parts.config
         step = parts.progress.step
+        report = (step + 1) % config.log_every_steps == 0
+        stage = parts.objective.stage(step, parts.total_steps)
+        if step == stage.start:
+            # Not at the end of the stage before: resumed from a checkpoint there, a run comes by here too.
+            parts.update.restart()
+            parts.noise.source.forget()
         parts.objective.begin_step(step, parts.total_steps)
         parts.noise.source.begin_step(step)
         parts.replica.begin_step(step, parts.update.scale.value)
@@ -189,25 +206,24 @@ class Trainer:
         parts.timeline.enter(Phase.optimizer)
         parts.noise.source.before_update()
         seen = parts.noise.source.sum()
-        # One transfer: on a GPU the host waits here, and nowhere else in a step.
-        squares, loss, noise = torch.stack(
-            [
-                parts.update.squares(),
-                loss_sum.double(),
-                torch.zeros_like(loss_sum).double() if seen is None else seen.double(),
-            ]
-        ).tolist()
+        underflow_pct = parts.update.underflow_pct() if report else None
+        squares = parts.update.squares()
 
         parts.timeline.enter(Phase.communication)
-        # Replicas have the same gradients, and the workers of one the same batch.
+        # One transfer: on a GPU the host waits here, and nowhere else in a step.
         agreed = self._agree(
-            loss, squares / parts.workers.replicas, batch.micro_batches if parts.workers.first else (), noise
+            loss_sum,
+            # Replicas have the same gradients, and the workers of one the same batch.
+            squares / parts.workers.replicas,
+            batch.micro_batches if parts.workers.first else (),
+            0.0 if seen is None else seen,
+            # Rank 0 reports its own.
+            0.0 if underflow_pct is None or parts.workers.rank else underflow_pct,
         )
+        parts.timeline.settle()
         norm = math.sqrt(agreed.squares) / parts.update.scale.value
-        rate = learning_rate(config.optimizer, parts.progress.step, parts.total_steps)
-        report = (parts.progress.step + 1) % config.log_every_steps == 0
+        rate = learning_rate(config.optimizer, step - stage.start, len(stage))
         parts.timeline.enter(Phase.optimizer)
-        underflow_pct = parts.update.underflow_pct() if report else None
         loss_scale = parts.update.scale.value
         if agreed.finite:
             divisor = parts.update.apply(norm, rate)
@@ -225,18 +241,17 @@ class Trainer:
             samples=batch.global_examples,
             tokens=agreed.tokens,
             padded_tokens=agreed.padded_tokens,
-            new_epoch=parts.progress.step % parts.batches.steps_per_epoch == 0,
+            new_epoch=step % parts.batches.steps_per_epoch == 0,
             timed=not parts.profiler.active,
         )
         self.stopping = agreed.stop
-        parts.timeline.settle()
         parts.progress.count_sent(
             parts.replica.end_step(applied=agreed.finite), timed=not parts.profiler.active
         )
         if report:
             own: dict[str, float] = {}
             if underflow_pct is not None:
-                own["underflow_pct"] = underflow_pct.item()
+                own["underflow_pct"] = agreed.underflow_pct
             if parts.update.scale.dynamic:
                 own["loss_scale"] = loss_scale
             if parts.update.scale.dynamic or config.numerics.not_finite != "stop":
@@ -366,7 +381,7 @@ class Trainer:
         """
         parts, progress = self.parts, self.parts.progress
         # A finite loss whose gradients overflow: the scale was too high, and that is no failure.
-        if math.isfinite(loss) and parts.update.scale.forgives():
+        if math.isfinite(loss) and parts.update.scale.back_off():
             progress.skipped_steps += 1
             return True
         policy = parts.config.numerics
@@ -408,11 +423,8 @@ class Trainer:
             data=parts.data_identity,
         )
         parts.update.clear()
-        parts.update.scale.restore(restored.loss_scale)
-        parts.noise.restore(restored.noise)
-        parts.replica.restore_exchange(taken.tensors.get(EXCHANGE, {}))
         progress.go_back_to(restored)
-        parts.batches.take_detour(progress.roll_backs)
+        parts.go_on_from(taken)
         detour = np.random.SeedSequence([parts.config.seed, progress.roll_backs]).generate_state(1)
         seed_all(int(detour[0]), rank=parts.workers.rank)
         self.saved_step, self.checkpoint = progress.step, path
@@ -420,10 +432,11 @@ class Trainer:
 
     def _agree(
         self,
-        loss_sum: float = 0.0,
-        squares: float = 0.0,
+        loss_sum: float | torch.Tensor = 0.0,
+        squares: float | torch.Tensor = 0.0,
         counted: Sequence[Batch] = (),
-        noise: float = 0.0,
+        noise: float | torch.Tensor = 0.0,
+        underflow_pct: float | torch.Tensor = 0.0,
     ) -> Agreed:
         """One exchange per step: sums over workers of everything that all must know.
 
@@ -431,18 +444,20 @@ class Trainer:
             loss_sum, squares: this worker's part of the loss and of the gradient's squared norm.
             counted: micro-batches that this worker counts.
             noise: what it saw of the gradient's parts.
+            underflow_pct: what is to be reported of it.
         """
         asked = self.stop.requested()
         every_s = self.parts.config.checkpoint.every_s
         # Clocks differ: rank 0's alone says when it is time for a checkpoint.
         late = self.parts.workers.rank == 0 and 0.0 < every_s <= time.monotonic() - self.saved_at_s
-        loss, norm2, tokens, padded, noise, save, *rest = self.parts.workers.sum(
+        loss, norm2, tokens, padded, parts_seen, underflow, save, *rest = self.parts.workers.sum(
             [
                 loss_sum,
                 squares,
                 sum(micro.tokens for micro in counted),
                 sum(micro.padded_tokens for micro in counted),
                 noise,
+                underflow_pct,
                 late,
                 *(reason is asked for reason in _REASONS),
                 *self.parts.objective.local_sums(),
@@ -452,7 +467,7 @@ class Trainer:
         self.time_to_save = save > 0
         self.parts.objective.agree(rest[len(_REASONS) :])
         stop = next((reason for reason, votes in zip(_REASONS, rest, strict=False) if votes), None)
-        return Agreed(loss, norm2, int(tokens), int(padded), noise, stop)
+        return Agreed(loss, norm2, int(tokens), int(padded), parts_seen, underflow, stop)
 
     def _report_step(self, loss: float, grad_norm: float, rate: float, own: Mapping[str, float]) -> None:
         parts, step = self.parts, self.parts.progress.step

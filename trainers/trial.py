@@ -24,7 +24,8 @@ _FP32_BYTES = 4
 class Trial:
     """Passes through a run's model, on the longest of its own examples; no gradient stays.
 
-    They draw random numbers: a run seeds its generators afterwards.
+    Where there are fewer examples than a pass takes, they come again. Passes draw random numbers: a run
+    seeds its generators afterwards.
 
     Args:
         config: the run.
@@ -55,6 +56,11 @@ class Trial:
         self._data, self._device, self._transform = data, device, transform
         self._pad_id, self._multiple = pad_id, multiple
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest example, which all passes are as wide as."""
+        return int(self._data.lengths.max())
+
     def at_size(self, size: int) -> None:
         """One pass of `size` examples beside all that a step of the run needs memory for.
 
@@ -66,7 +72,8 @@ class Trial:
         copies += self._config.parallel.workers > 1  # the buckets that gradients are exchanged in
         states = torch.empty(count * copies * _FP32_BYTES, dtype=torch.uint8, device=self._device)
         try:
-            self._pass(self._longest(size))
+            # With a mask, which attention needs the more memory for.
+            self._pass(_with_mask(self._longest(size)))
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
         finally:
@@ -81,10 +88,10 @@ class Trial:
 
     def _variants(self, batch: Batch) -> Iterator[Batch]:
         yield replace(batch, attention_mask=None)
-        yield replace(batch, attention_mask=torch.ones_like(batch.input_ids, dtype=torch.bool))
+        yield _with_mask(batch)
 
     def _longest(self, size: int) -> Batch:
-        rows = np.argsort(-self._data.lengths, kind="stable")[:size]
+        rows = np.resize(np.argsort(-self._data.lengths, kind="stable")[:size], size)
         batch = collate(self._data, rows, self._pad_id, self._multiple)
         if self._transform is not None:
             batch = self._transform(batch, seed=0, epoch=0)
@@ -95,6 +102,10 @@ class Trial:
         with self._arithmetic.context():
             loss = self._objective.loss(self._module(batch), batch)
         loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _with_mask(batch: Batch) -> Batch:
+    return replace(batch, attention_mask=torch.ones_like(batch.input_ids, dtype=torch.bool))
 
 
 def compile_encoder(model: Student) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from trainers.loss_scale import LossScale
+from trainers.optimizers import restart
 
 
 class Update:
@@ -50,6 +51,10 @@ class Update:
         norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
         whole: torch.Tensor = torch.stack(list(norms)).double().square().sum()
         return whole
+
+    def restart(self) -> None:
+        """Let the optimizer begin anew: what it has gathered was of another loss."""
+        restart(self.optimizer)
 
     def apply(self, norm: float, rate: float) -> float:
         """Take one step.

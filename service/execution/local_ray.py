@@ -27,7 +27,7 @@ from typing import Self
 
 from service.settings import Settings
 
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 20.0
 _LONGEST_FOLDER = 40  # A Unix socket's path has at most 107 bytes, and Ray adds up to 66.
 _OBJECT_STORE_BYTES = 100 * 2**20  # Nothing large travels between processes: configs and points.
@@ -111,7 +111,13 @@ class LocalRay:
             command += ["--num-cpus", str(num_cpus)]
         log_path = folder / "start.log"
         # A head that is told to end has nothing to hand over: draining would cost up to 30 s.
-        own = {**environment, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0", "PYTHONWARNINGS": "ignore"}
+        # And on a busy machine its node needs longer to register than the 30 s that Ray gives it.
+        own = {
+            **environment,
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+            "RAY_raylet_start_wait_time_s": f"{_START_TIMEOUT_S:.0f}",
+            "PYTHONWARNINGS": "ignore",
+        }
         own.pop("RAY_ADDRESS")
         inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         with log_path.open("wb") as log:

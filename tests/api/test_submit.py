@@ -179,6 +179,20 @@ def test_hub_ids_pass(client: TestClient) -> None:
     assert client.post(EXPERIMENTS, content=text).status_code == 201
 
 
+@pytest.mark.parametrize("identifier", ["/etc", "../texts", "json"])
+def test_paths_and_files_are_no_hub_datasets(client: TestClient, identifier: str) -> None:
+    problem = refused(client, SPEC.replace("path: texts", f"path: 'hub:{identifier}'"), "invalid-value")
+    assert "an id is owner/name" in problem["detail"]
+    assert problem["errors"][0]["path"] == "task.path"
+
+
+@pytest.mark.parametrize("field", ["student", "teacher"])
+def test_paths_are_no_hub_models(client: TestClient, field: str) -> None:
+    problem = refused(client, SPEC.replace("student: tiny", f"{field}: 'hub:/etc'"), "invalid-value")
+    assert "'hub:/etc' is no model of the hub" in problem["detail"]
+    assert problem["errors"][0]["path"] == f"model.{field}"
+
+
 def see_cluster(app: FastAPI, at_s: float, *, reachable: bool = True) -> None:
     node = ClusterNode("n1", "here", True, {"CPU": 2.0, "memory": 8 * 2.0**30}, {"CPU": 2.0})
     Queue(app.state.store).put_cluster(ClusterSnapshot(at_s, reachable, None, (node,)))

@@ -31,7 +31,7 @@ from service.store import Store
 from trainers.synthetic import write_corpus
 
 _tests = itertools.count(1)
-WAIT_S = 240.0
+WAIT_S = 600.0
 """Longest wait for anything; a loaded machine needs most of it for starting processes."""
 
 

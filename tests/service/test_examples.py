@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from service.admission import read_spec
+from service.admission import admit, read_spec
+from service.document import SpecError
 from service.hardware import CATALOGUE
+from service.settings import Settings
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -21,3 +23,13 @@ def test_every_example_and_each_of_its_runs_is_valid(path: Path) -> None:
 
 def test_there_are_examples() -> None:
     assert {"demo", "ddp", "imdb", "optimizer"} <= {path.stem for path in EXAMPLES}
+
+
+@pytest.mark.parametrize("kind", ["fp32", "mixed"])
+def test_a_distilled_procedure_names_no_run_by_a_number_that_only_a_service_knows(
+    kind: str, tmp_path: Path
+) -> None:
+    path = EXAMPLES[0].with_name(f"procedure-{kind}-distilled.yaml")
+    settings = Settings(data_dir=tmp_path / "data", model_roots=str(tmp_path))
+    with pytest.raises(SpecError, match=r"'wikiqa-teacher' does not exist under .*give a folder, .*run:<id>"):
+        admit(path.read_bytes(), settings, CATALOGUE, None, now_s=0.0)

@@ -175,6 +175,27 @@ def test_all_problems_are_named_at_once() -> None:
     assert [kind for kind, _, _ in found] == ["unknown-key", "invalid-value", "unknown-key"]
 
 
+def test_sequences_of_mlm_have_a_length_of_their_own() -> None:
+    grid = {"search": {"axes": {"precision": ["fp32", "bf16"]}}}
+    for name, usual in (("mlm", 128), ("imdb", 512)):
+        spec = validate({"name": "a", "task": {"name": name}, **grid})
+        assert {run.spec.task.max_length for run in spec.runs()} == {usual}
+    assert validate({"name": "a", "task": {"name": "mlm", "max_length": 512}}).task.max_length == 512
+
+
+def test_a_length_that_varies_only_for_some_is_the_usual_one_for_the_others() -> None:
+    axes = {"precision": ["fp32", "bf16"], "task.max_length": [64, 32]}
+    search = {"axes": axes, "when": {"task.max_length": {"precision": ["bf16"]}}}
+    spec = validate({"name": "a", "task": {"name": "mlm"}, "search": search})
+    assert [run.spec.task.max_length for run in spec.runs()] == [128, 64, 32]
+
+
+def test_an_unknown_task_is_the_only_problem() -> None:
+    [(kind, path, message)] = problems("name: a\ntask: {name: imbd}")
+    assert (kind, path) == ("invalid-value", "task.name")
+    assert "'imdb'" in message
+
+
 def test_a_bad_axis_value_names_its_grid_point() -> None:
     [(kind, path, message)] = problems(
         "name: a\ntask: {name: imdb}\nsearch: {axes: {precision: [bf16, fp64]}}"

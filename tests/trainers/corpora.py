@@ -8,6 +8,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+from trainers.config import TaskName
+from trainers.synthetic import write_corpus
+
 KINDS = {
     "colour": ("red", "blue", "green", "white", "black"),
     "animal": ("fox", "owl", "cat", "horse", "goose"),
@@ -79,3 +82,29 @@ def write_wikiqa(folder: Path, *, train: int, dev: int, seed: int) -> None:
                 sentence = " ".join([*rng.sample(FILLER, 3), word])
                 lines.append(f"which {kind} {told} ?\t{sentence}\t{int(place == right)}\n")
         (folder / f"WikiQA-{part}.txt").write_text("".join(lines), encoding="utf-8")
+
+
+def write_task(folder: Path, task: TaskName) -> None:
+    """Write a corpus of any task, for runs of a few steps; the same bytes each time.
+
+    Args:
+        folder: made when missing.
+        task: whose official format it is in, or a table of rows.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(0)
+    if task is TaskName.imdb:
+        write_corpus(folder, train=32, test=8, seed=0)
+    elif task is TaskName.squad_v2:
+        write_squad(folder, train=12, dev=4, seed=0)
+    elif task is TaskName.wikiqa:
+        write_wikiqa(folder, train=12, dev=4, seed=0)
+    elif task is TaskName.tariff:
+        phrases = [(f"{rng.choice(FILLER)} {word}", place) for place in range(2) for word in FILLER]
+        lines = [f"{phrase},{(place + 1) * 101:04d}.10\n" for phrase, place in phrases * 2]
+        (folder / "train.csv").write_text("text,code\n" + "".join(lines), encoding="utf-8")
+    elif task is TaskName.mlm:
+        lines = [" ".join(rng.choices(FILLER, k=rng.randint(5, 20))) + f" {i}\n" for i in range(200)]
+        (folder / "train.txt").write_text("".join(lines), encoding="utf-8")
+    else:
+        raise NotImplementedError(f"no corpus of task {task}")

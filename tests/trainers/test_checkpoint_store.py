@@ -74,6 +74,13 @@ def test_renamed_folder_is_no_checkpoint(checkpoints):
     assert newest_step(checkpoints) == 1
 
 
+def test_file_that_the_manifest_does_not_list_is_not_read(checkpoints):
+    """Such as the shadow that a file server leaves beside each file."""
+    checkpoints.save(1, snapshot(1), describe)
+    (checkpoints.path(1) / "._model.safetensors").write_bytes(b"\0\5\26\7Mac OS X")
+    assert newest_step(checkpoints) == 1
+
+
 def test_rejected_checkpoint_is_replaced_and_never_outlives_a_good_one(checkpoints):
     for step in (10, 20):
         checkpoints.save(step, snapshot(step), describe)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.trainers.conftest import Recorder
 from trainers import distillation
-from trainers.config import Distillation
+from trainers.config import Distillation, Precision
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
 from trainers.distillation import teacher as teachers
@@ -24,9 +24,10 @@ from trainers.distillation.taps import RelationTap
 from trainers.distillation.teacher import LoadedTeacher, Teacher
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError, NotFiniteError
-from trainers.models.heads import ClassHead, SpanHead, VocabularyHead
+from trainers.models.heads import IGNORED, ClassHead, SpanHead, VocabularyHead
 from trainers.models.origin import Preset
 from trainers.models.student import build
+from trainers.optimizers.schedule import learning_rate
 from trainers.reporting import NeverStop, NullSink
 from trainers.tasks.imdb import Imdb
 
@@ -73,8 +74,9 @@ def distil(config_in, models, teacher, tmp_path):
 
 @pytest.fixture
 def copied(teacher, tmp_path) -> Path:
-    """A copy of the teacher, to be changed."""
-    return Path(shutil.copytree(teacher, tmp_path / "copied"))
+    """A copy of the teacher, to be changed: without the manifest that seals it."""
+    ignored = shutil.ignore_patterns("manifest.json")
+    return Path(shutil.copytree(teacher, tmp_path / "copied", ignore=ignored))
 
 
 def rewrite_config(folder: Path, **fields: object) -> None:
@@ -182,11 +184,44 @@ def test_logits_and_task_are_left_alone_in_the_first_stage(distil, teacher):
     assert not torch.equal(ours[name], theirs[name])
 
 
+def test_each_stage_is_a_training_of_its_own(distil, recorder, tmp_path):
+    """The head's first update is Adam's first: as large as the learning rate, which warms up again."""
+    config = distil(
+        length={"steps": 40},
+        distillation={"soft_weight": 0.5, "hidden_weight": 1.0, "hidden_first_fraction": 0.75},
+        optimizer={"learning_rate": 1e-3, "warmup_fraction": 0.2, "weight_decay": 0.0},
+        checkpoint={"every_steps": 1, "every_s": 0.0, "keep": 12},
+    )
+    train(config, recorder, NeverStop())
+    rates = [recorder.series("learning_rate")[step] for step in range(1, 41)]
+    assert rates[:30] == [learning_rate(config.optimizer, i, 30) for i in range(30)]
+    assert rates[30:] == [learning_rate(config.optimizer, i, 10) for i in range(10)]
+
+    def head(step: int) -> torch.Tensor:
+        folder = tmp_path / "checkpoints" / f"step-{step:08d}"
+        return load_file(folder / "model.safetensors")["classifier.weight"]
+
+    moved = [(head(step) - head(step - 1)).abs() for step in range(31, 36)]
+    torch.testing.assert_close(moved[0], torch.full_like(moved[0], rates[30]), rtol=1e-2, atol=0.0)
+    for rate, distance in zip(rates[30:], moved, strict=False):
+        assert distance.max() < 1.1 * rate
+
+
 def test_without_weights_the_teacher_is_not_used_and_that_is_said(distil, recorder, monkeypatch):
     monkeypatch.setattr(Teacher, "load", forbidden)
     train(distil(distillation={"soft_weight": 0.0}), recorder, NeverStop())
     assert "the teacher is not used: every weight of distillation is 0" in recorder.logs
     assert recorder.series("task_loss") == {}
+
+
+def test_teacher_no_larger_than_its_student_is_warned_of(distil, recorder, teacher):
+    config = distil(model__student=str(teacher), length={"steps": 1})
+    train(config, recorder, NeverStop())
+    (said,) = [line for line in recorder.logs if "no larger than its student" in line]
+    assert said.endswith("(4 layers of width 256, and 4 of 256); is it the model you mean?")
+    smaller = Recorder()
+    train(distil("smaller", length={"steps": 1}), smaller, NeverStop())
+    assert not [line for line in smaller.logs if "no larger" in line]
 
 
 # Workers and micro-batches
@@ -278,6 +313,18 @@ def test_facts_say_what_ran(distil, recorder, teacher, monkeypatch):
     assert facts["teacher_sha256"] == facts["data"]["teacher.sha256"]
 
 
+def test_mfu_holds_the_teacher_against_the_peak_of_its_own_format(distil, monkeypatch):
+    monkeypatch.setattr(teachers, "has_bf16", lambda device: True)
+    config = distil(
+        distillation={"soft_weight": 0.5, **INSIDE}, rates__peak_tflops={"fp32": 1.0, "bf16": 4.0}
+    )
+    summary = train(config, NullSink(), NeverStop()).summary
+    asked = summary["teacher_tflops"]
+    assert asked > 0
+    ideal = (summary["achieved_tflops"] - asked) / 1.0 + asked / 4.0
+    assert summary["mfu_pct"] == pytest.approx(100.0 * ideal / config.rates.devices_per_worker)
+
+
 @pytest.mark.parametrize(
     ("wanted", "instructions", "name", "dtype"),
     [
@@ -296,7 +343,13 @@ def test_number_format_on_a_cpu(monkeypatch, wanted, instructions, name, dtype):
 
 
 def test_number_format_on_a_gpu_is_fp16():
-    assert teachers.format_on(torch.device("cuda"), "auto").dtype is torch.float16
+    found = teachers.format_on(torch.device("cuda"), "auto")
+    assert (found.dtype, found.precision) == (torch.float16, Precision.fp16)
+
+
+def test_fp32_teacher_of_a_run_in_tf32_computes_in_tf32():
+    found = teachers.format_on(torch.device("cuda"), "fp32", Precision.tf32)
+    assert (found.name, found.dtype, found.precision) == ("tf32", torch.float32, Precision.tf32)
 
 
 @pytest.mark.parametrize("wanted", ["bf16", "auto"])
@@ -396,8 +449,8 @@ def test_changed_teacher_is_asked_anew(distil, copied, tmp_path, monkeypatch):
 
 
 def test_logits_that_are_not_finite_are_not_kept(distil, copied, tmp_path):
-    rewrite_weights(copied, lambda weights: weights | {"classifier.bias": weights["classifier.bias"] / 0})
-    with pytest.raises(NotFiniteError, match="gives logits that are not finite in fp32"):
+    rewrite_weights(copied, lambda weights: weights | {"classifier.weight": torch.full((2, 256), 3e38)})
+    with pytest.raises(NotFiniteError, match=r"not finite in fp32; its weights are damaged, use another"):
         train(distil(model__teacher=str(copied)), NullSink(), NeverStop())
     assert not list((tmp_path / "cache" / "teacher-logits").glob("*/logits.npy"))
 
@@ -440,8 +493,10 @@ def tensors(checkpoint: str) -> dict[str, torch.Tensor]:
     }
 
 
-def test_stopped_run_resumes_bitwise(config_in, models, teacher, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "adan"])
+def test_stopped_run_resumes_bitwise(config_in, models, teacher, tmp_path, optimizer):
     changes = {
+        "optimizer": {"name": optimizer, "learning_rate": 1e-3},
         "model": {"student": "tiny", "teacher": str(teacher)},
         "workspace__model_roots": (str(models),),
         "distillation": {"soft_weight": 0.5, **INSIDE, "hidden_first_fraction": 0.6, "schedule": "linear"},
@@ -452,12 +507,14 @@ def test_stopped_run_resumes_bitwise(config_in, models, teacher, tmp_path):
     ended = train(config_in(tmp_path / "whole", **changes), whole, NeverStop())
     config = config_in(tmp_path / "parts", **changes)
     points: dict[str, dict[int, float]] = {}
-    for stop_after in (3, 7, None):
+    resumed = []
+    for stop_after in (3, 5, 7, None):
         part = Recorder(stop_after=stop_after)
         outcome = train(config, part, part)
+        resumed.append(part.resumed_from)
         for name in ("loss", "task_loss", "soft_loss", "hidden_loss", "relation_loss"):
             points[name] = points.get(name, {}) | part.series(name)
-    assert part.resumed_from == 8  # in the second stage
+    assert resumed == [0, 4, 6, 8]  # in the first stage, between the two, and in the second
     assert points == {name: whole.series(name) for name in points}
     one, other = tensors(ended.checkpoint), tensors(outcome.checkpoint)
     assert "projections/2.weight" in one
@@ -542,6 +599,35 @@ def test_teacher_of_other_classes(distil, copied):
     refused(distil(model__teacher=str(copied)), r"calls class 0 'cat', and the task 'negative'")
 
 
+def test_teacher_may_spell_classes_as_files_do(distil, copied):
+    rewrite_config(copied, id2label={"0": "NEG", "1": "POS"})
+    config = distil(model__teacher=str(copied), length={"steps": 1})
+    assert train(config, NullSink(), NeverStop()).status == "completed"
+
+
+def test_teacher_of_swapped_classes(distil, copied):
+    rewrite_config(copied, id2label={"0": "POS", "1": "NEG"})
+    refused(distil(model__teacher=str(copied)), r"calls class 0 'POS', and the task 'negative'")
+
+
+@pytest.mark.parametrize("keys", [("a", "b"), ("0", "5")])
+def test_teacher_whose_classes_are_not_numbered(distil, copied, keys):
+    rewrite_config(copied, id2label=dict(zip(keys, ("negative", "positive"), strict=True)))
+    refused(
+        distil(model__teacher=str(copied)),
+        rf"id2label has the keys {keys[0]}, {keys[1]}; number its classes 0 to 1",
+    )
+
+
+def test_teacher_without_layers(distil, copied):
+    rewrite_config(copied, num_hidden_layers=0)
+    settings = {"soft_weight": 0.0, "hidden_weight": 1.0}
+    refused(
+        distil(model__teacher=str(copied), distillation=settings),
+        r"num_hidden_layers is 0; give a whole number of at least 1",
+    )
+
+
 def test_teacher_of_more_classes(distil, copied):
     rewrite_config(copied, id2label={"0": "negative", "1": "positive", "2": "neutral"})
     refused(distil(model__teacher=str(copied)), r"tells 3 classes, and the task has 2")
@@ -574,6 +660,7 @@ def test_teacher_with_too_few_positions(distil, copied, settings):
 @pytest.mark.parametrize(
     ("layers", "match"),
     [
+        ([], r"layer_map has 0 layers, and the student 2"),
         ([0], r"layer_map has 1 layers, and the student 2"),
         ([0, 1, 2], r"layer_map has 3 layers, and the student 2"),
         ([0, 4], r"layer_map asks for layer 4, but the teacher has 4; use 0 to 3"),
@@ -611,7 +698,8 @@ def a_lesson(*, head=None, labels=None, **weights):
     ids = torch.randint(5, 50, (2, 5))
     mask = torch.tensor([[True] * 5, [True, True, True, False, False]])
     found = labels if labels is not None else torch.tensor([0, 1])
-    batch = Batch(ids * mask, mask, None, found, torch.arange(2), 2, 8, 10)
+    guessed = (found != IGNORED).flatten().nonzero()[:, 0] if isinstance(head, VocabularyHead) else None
+    batch = Batch(ids * mask, mask, None, found, torch.arange(2), 2, 8, 10, guessed=guessed)
     head = head or ClassHead(("negative", "positive"))
     shape = {"head": head, "vocabulary_size": 60, "dropout": 0.0, "max_length": 16, "pad_id": 0}
     student, big = build(Preset("tiny"), **shape), build(Preset("mini"), **shape)

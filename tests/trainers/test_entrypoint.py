@@ -33,6 +33,7 @@ def test_import_is_light():
         (torch.distributed.DistBackendError("NCCL error"), FailureClass.infrastructure),
         (ConnectionResetError("gone"), FailureClass.infrastructure),
         (OSError(errno.ENOSPC, "No space left on device"), FailureClass.infrastructure),
+        (PermissionError(errno.EACCES, "Permission denied"), FailureClass.infrastructure),
         (ZeroDivisionError("division by zero"), FailureClass.bug),
     ],
 )

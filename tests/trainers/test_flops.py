@@ -12,7 +12,7 @@ from trainers.data.batches import Batch
 from trainers.models import student
 from trainers.models.heads import IGNORED, ClassHead, Head, SpanHead, VocabularyHead
 from trainers.models.origin import Preset
-from trainers.telemetry.flops import Arithmetic, Tally, arithmetic_of, tally
+from trainers.telemetry.flops import FlopCount, Tally, flop_count_of, tally
 
 VOCABULARY = 1000
 HEADS = [ClassHead(("a", "b", "c")), SpanHead(), VocabularyHead()]
@@ -21,9 +21,10 @@ HEADS = [ClassHead(("a", "b", "c")), SpanHead(), VocabularyHead()]
 def batch_of(lengths: list[int], head: Head, *, width: int | None = None) -> Batch:
     width = width or max(lengths)
     real = torch.arange(width) < torch.tensor(lengths)[:, None]
-    labels = torch.zeros(len(lengths), dtype=torch.long)
+    labels, guessed = torch.zeros(len(lengths), dtype=torch.long), None
     if isinstance(head, VocabularyHead):
         labels = torch.where((torch.arange(width) % 7 == 1) & real, 5, IGNORED)
+        guessed = (labels != IGNORED).flatten().nonzero()[:, 0]
     return Batch(
         torch.ones(len(lengths), width, dtype=torch.long),
         None if bool(real.all()) else real,
@@ -33,6 +34,7 @@ def batch_of(lengths: list[int], head: Head, *, width: int | None = None) -> Bat
         len(lengths),
         sum(lengths),
         len(lengths) * width,
+        guessed=guessed,
     )
 
 
@@ -60,43 +62,41 @@ def counted_by_torch(model: student.Student, batches: list[Batch], *, backward: 
 def test_forward_and_backward_equal_torchs_count(head, length):
     model = model_of(head, dropout=0.0)
     batch = batch_of([length] * 2, head)
-    arithmetic = arithmetic_of(model.bert.config, head)
+    flop_count = flop_count_of(model.bert.config, head)
     counted = counted_by_torch(model, [batch], backward=True)
-    assert arithmetic.training(tally([batch], head)) == pytest.approx(counted, rel=0.01)
+    assert flop_count.training(tally([batch])) == pytest.approx(counted, rel=0.01)
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
 def test_the_forward_pass_of_a_teacher_equals_torchs_count(head):
     model, batch = model_of(head).eval().requires_grad_(False), batch_of([64] * 3, head)
     counted = counted_by_torch(model, [batch], backward=False)
-    assert arithmetic_of(model.bert.config, head).forward(tally([batch], head)) == pytest.approx(
-        counted, rel=0.01
-    )
+    assert flop_count_of(model.bert.config, head).forward(tally([batch])) == pytest.approx(counted, rel=0.01)
 
 
 def test_real_lengths_count_and_padding_does_not():
     head = ClassHead(("a", "b"))
     model, lengths = model_of(head, dropout=0.0), [12, 40, 100]
     alone = counted_by_torch(model, [batch_of([length], head) for length in lengths], backward=True)
-    together = tally([batch_of(lengths, head)], head)
-    assert arithmetic_of(model.bert.config, head).training(together) == pytest.approx(alone, rel=0.01)
-    assert tally([batch_of(lengths, head, width=512)], head) == together
+    together = tally([batch_of(lengths, head)])
+    assert flop_count_of(model.bert.config, head).training(together) == pytest.approx(alone, rel=0.01)
+    assert tally([batch_of(lengths, head, width=512)]) == together
 
 
 def test_a_stand_in_for_a_missing_share_counts_nothing():
     head = ClassHead(("a", "b"))
     idle = dataclasses.replace(batch_of([12], head), examples=0, tokens=0)
-    assert tally([idle], head) == Tally()
+    assert tally([idle]) == Tally()
 
 
 def test_micro_batches_add_up():
     head = VocabularyHead()
     whole, parts = batch_of([20, 30], head), [batch_of([20], head), batch_of([30], head)]
-    assert tally(parts, head) == tally([whole], head)
+    assert tally(parts) == tally([whole])
 
 
 @pytest.mark.parametrize(("length", "published_gf"), [(128, 67), (256, 138), (384, 212), (512, 290)])
 def test_bert_base_matches_the_published_count(length, published_gf):
-    base = Arithmetic(layers=12, hidden=768, feed_forward=3072, vocabulary=30522, head=None)
+    base = FlopCount(layers=12, hidden=768, feed_forward=3072, vocabulary=30522, head=None)
     counted = base.training(Tally(sequences=1, tokens=length, squares=length**2)) / 1e9
     assert counted == pytest.approx(published_gf, rel=0.01)

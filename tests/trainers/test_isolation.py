@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from trainers import assembly
 from trainers.entrypoint import reset_process, train
 from trainers.errors import BadDataError
 from trainers.reporting import NeverStop, NullSink
@@ -69,3 +70,16 @@ def test_peak_memory_counts_this_run_alone(config_in, tmp_path):
     del ballast
     second = train(config_in(tmp_path / "2"), NullSink(), NeverStop())
     assert second.summary["peak_memory_mib"] < first.summary["peak_memory_mib"] + 128
+
+
+def test_peak_memory_is_that_of_training_and_preparing_has_its_own(configure, monkeypatch):
+    build = assembly.build_optimizer
+
+    def with_ballast(*arguments):
+        ballast = torch.ones(64 * 1024 * 1024)  # 256 MiB
+        del ballast
+        return build(*arguments)
+
+    monkeypatch.setattr(assembly, "build_optimizer", with_ballast)
+    summary = train(configure(), NullSink(), NeverStop()).summary
+    assert summary["peak_memory_mib"] < summary["preparation_memory_mib"] - 128

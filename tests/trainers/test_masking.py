@@ -58,6 +58,8 @@ def test_labels_are_the_tokens_and_special_tokens_are_left_alone(whole_word):
     assert after.labels[guessed].equal(before.input_ids[guessed])
     assert bool((before.input_ids[guessed] >= WHOLE).all())
     assert after.input_ids[~guessed].equal(before.input_ids[~guessed])
+    assert after.guessed.equal(guessed.flatten().nonzero()[:, 0])
+    assert after.guesses_of_sequence().equal(guessed.sum(1)[guessed.nonzero()[:, 0]])
     assert (after.examples, after.tokens, after.padded_tokens) == (50, 50 * 64, 50 * 64)
 
 

@@ -14,7 +14,7 @@ from trainers import micro_batch
 from trainers.config import Parallel
 from trainers.entrypoint import classify, train
 from trainers.errors import FailureClass, OutOfMemoryError
-from trainers.micro_batch import Memory, choose, fits, key_of, largest
+from trainers.micro_batch import Memory, choose, fits, forget, key_of, largest
 from trainers.models import student
 from trainers.models.origin import Preset
 from trainers.objective import Objective
@@ -22,8 +22,10 @@ from trainers.parallel.pipeline.layers import Division
 from trainers.parallel.pipeline.stage_trial import StageTrial, passes_held
 from trainers.parallel.workers import Workers
 from trainers.precision import Arithmetic
-from trainers.reporting import NeverStop
+from trainers.reporting import NeverStop, NullSink
 from trainers.tasks.imdb import Imdb
+from trainers.telemetry.run_figures import RunFigures
+from trainers.trial import Trial
 
 CUDA = torch.device("cuda", 0)
 
@@ -133,6 +135,17 @@ def test_not_even_one_fits_is_out_of_memory_on_every_worker(configure, tmp_path)
     assert choose(config, Workers(), CUDA, {}, Device(8).attempt) == 8
 
 
+def test_a_size_that_ran_out_of_memory_is_searched_anew(configure, tmp_path):
+    config = configure(batch__global_size=8, workspace=in_folder(configure, tmp_path))
+    assert choose(config, Workers(), CUDA, {}, Device(8).attempt) == 8
+    assert choose(config, Workers(), CUDA, {"other": 1}, Device(4).attempt) == 4
+    forget(config, CUDA, {})
+    assert choose(config, Workers(), CUDA, {}, Device(2).attempt) == 2
+    remembered = Device(1)
+    assert choose(config, Workers(), CUDA, {"other": 1}, remembered.attempt) == 4
+    assert remembered.asked == []
+
+
 def in_folder(configure, folder) -> dict[str, object]:
     return {**configure().workspace.model_dump(), "cache": str(folder / "cache")}
 
@@ -150,6 +163,26 @@ def in_folder(configure, folder) -> dict[str, object]:
 )
 def test_what_changes_memory_changes_the_key(configure, change):
     assert key_of(configure(), CUDA, {}) != key_of(configure(**change), CUDA, {})
+
+
+def test_how_much_is_masked_changes_the_key(configure):
+    def masking(**how):
+        return key_of(configure(task={"name": "mlm", "path": "texts", **how}), CUDA, {})
+
+    keys = {masking(), masking(masked_fraction=0.6), masking(whole_word=True)}
+    assert len(keys) == 3
+
+
+def test_how_long_the_examples_are_changes_the_key(config_in, tmp_path, monkeypatch):
+    """A size that was found on short texts may be too large for those that fill `task.max_length`."""
+    shapes = []
+    monkeypatch.setattr(micro_batch, "choose", lambda *run: shapes.append(run[3]) or 8)
+    for length in (24, 40):
+        folder = tmp_path / str(length)
+        train(config_in(folder, task__max_length=length, length={"steps": 1}), NullSink(), NeverStop())
+    first, second = ({**shape} for shape in shapes)
+    assert (first.pop("longest example"), second.pop("longest example")) == (24, 40)
+    assert first == second
 
 
 def test_what_does_not_change_memory_leaves_the_key(configure):
@@ -237,6 +270,44 @@ def test_runs_at_the_same_time_lose_no_ones_answer(tmp_path):
     assert json.loads((tmp_path / "found.json").read_text()) == {str(i): i + 1 for i in range(40)}
 
 
+@pytest.mark.parametrize(
+    ("place", "words", "forgotten"),
+    [
+        ("trainers.update.Update.apply", "a step does not fit into memory at micro-batch 4 and length 48", 1),
+        ("trainers.evaluation.Evaluator._forward", "an evaluation does not fit into memory at batch 64", 0),
+        ("trainers.assembly.build_optimizer", "what comes before the first step does not fit", 0),
+    ],
+)
+def test_what_ran_out_of_memory_is_named_and_a_steps_size_forgotten(
+    configure, recorder, monkeypatch, place, words, forgotten
+):
+    def out_of_memory(*_):
+        raise torch.OutOfMemoryError("too much")
+
+    forgets = []
+    monkeypatch.setattr(micro_batch, "choose", lambda *_: 4)
+    monkeypatch.setattr(micro_batch, "forget", lambda config, *_: forgets.append(config.batch.micro_size))
+    monkeypatch.setattr(place, out_of_memory)
+    with pytest.raises(OutOfMemoryError, match=words):
+        train(configure(), recorder, NeverStop())
+    assert forgets == ["auto"] * forgotten
+
+
+def test_figures_count_with_the_size_that_was_chosen(configure, recorder, monkeypatch):
+    seen = []
+
+    class Seen(RunFigures):
+        def __init__(self, config, *arguments, **more):
+            seen.append(config)
+            super().__init__(config, *arguments, **more)
+
+    monkeypatch.setattr(micro_batch, "choose", lambda *_: 2)
+    monkeypatch.setattr("trainers.assembly.RunFigures", Seen)
+    train(configure(length={"steps": 1}), recorder, NeverStop())
+    assert seen[0].accumulation == 4
+    assert recorder.facts["config"]["batch"]["micro_size"] == "auto"
+
+
 def test_run_after_one_that_did_not_fit_starts_clean(configure, recorder, monkeypatch):
     def out_of_memory(*_):
         raise torch.OutOfMemoryError("too much")
@@ -247,6 +318,20 @@ def test_run_after_one_that_did_not_fit_starts_clean(configure, recorder, monkey
             train(configure(), recorder, NeverStop())
     outcome = train(configure(), type(recorder)(), NeverStop())
     assert outcome.status == "completed"
+
+
+def test_trial_tries_whole_batches_with_a_mask_also_where_examples_are_few(configure, monkeypatch):
+    config = configure(batch__global_size=8, task__train_examples=5)
+    data = Imdb().prepare(config, Preset("tiny"), lambda line: None)
+    tried = []
+    monkeypatch.setattr(Trial, "_pass", lambda self, batch: tried.append(batch))
+    trial = Trial(
+        config, torch.nn.Linear(1, 1), Objective(Imdb()), Arithmetic(), data.train,
+        device=torch.device("cpu"), pad_id=data.pad_id, multiple=1, transform=None,
+    )  # fmt: skip
+    trial.at_size(8)
+    (batch,) = tried
+    assert batch.input_ids.shape == batch.attention_mask.shape == (8, trial.longest)
 
 
 def test_trial_leaves_no_gradient_and_counts_what_the_optimizer_will_keep(configure, recorder, monkeypatch):

@@ -6,8 +6,9 @@ import gzip
 import json
 import random
 import re
+import threading
+import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow
@@ -16,15 +17,16 @@ import torch
 from pyarrow import parquet
 from safetensors.torch import load_file
 
-from trainers import tasks
+from trainers import evaluation, tasks
 from trainers.config import TaskName
 from trainers.data import plain_texts, tokenizers
+from trainers.data.batches import Batch, collate
 from trainers.data.hub import HubDataset
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError
 from trainers.models.heads import IGNORED
 from trainers.models.origin import Folder, Preset
-from trainers.reporting import NeverStop
+from trainers.reporting import NeverStop, NullSink
 from trainers.tasks import mlm
 from trainers.tasks.mlm import GuessScoring, Mlm
 
@@ -204,7 +206,10 @@ def test_hub_id_may_name_a_configuration(monkeypatch):
 
 
 def guesses(labels, logits):
-    batch = SimpleNamespace(labels=torch.tensor(labels), examples=len(labels))
+    labels = torch.tensor(labels)
+    rows, guessed = torch.arange(len(labels)), (labels != IGNORED).flatten().nonzero()[:, 0]
+    tokens = labels.numel()
+    batch = Batch(labels, None, None, labels, rows, len(rows), tokens, tokens, guessed=guessed)
     return torch.tensor(logits), batch
 
 
@@ -247,8 +252,6 @@ def test_loss_is_the_mean_of_each_sequence_and_the_sum_of_all():
     )
     own = -torch.log_softmax(logits, 1)[range(3), [0, 1, 2]]
     assert float(Mlm().loss(logits, batch)) == pytest.approx(float(own[:2].mean() + own[2]))
-    batch.examples = 0
-    assert float(Mlm().loss(logits, batch)) == 0.0
 
 
 def test_tiny_learns_that_a_line_says_one_word(configured, folder, recorder):
@@ -270,6 +273,22 @@ def test_tiny_learns_that_a_line_says_one_word(configured, folder, recorder):
     assert summary["accuracy"] < summary["mrr"] < 1.0
     assert summary["sequence_ms"] > 0.0
     assert summary["padding_pct"] < 1.0
+
+
+def test_time_of_a_sequence_holds_no_making_of_batches(configured, folder, monkeypatch):
+    (folder / "train.txt").write_text("\n".join(LINES))
+    made_by = []
+
+    def slow(*arguments):
+        made_by.append(threading.current_thread().name)
+        time.sleep(1.0)
+        return collate(*arguments)
+
+    monkeypatch.setattr(evaluation, "collate", slow)
+    config = configured(length={"steps": 1}, task={"validation_examples": 4})
+    summary = train(config, NullSink(), NeverStop()).summary
+    assert set(made_by) == {"stillhouse-batches"}
+    assert 0.0 < 4 * summary["sequence_ms"] < 1000.0
 
 
 def weights(checkpoint):

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
+from trainers.config import Workspace
+from trainers.data import tokenizers
 from trainers.data.batches import Batch
-from trainers.models.heads import ClassHead
-from trainers.models.origin import Folder, Preset
+from trainers.errors import BadSpecError
+from trainers.models.heads import ClassHead, SpanHead
+from trainers.models.origin import Folder, Preset, locate
 from trainers.models.student import build
 from trainers.precision import Rounded
 
 
-def student(origin, vocabulary_size=100, dropout=0.0):
+def student(origin, vocabulary_size=100, dropout=0.0, head=ClassHead(("no", "yes"))):  # noqa: B008
     torch.manual_seed(0)
     return build(
         origin,
         vocabulary_size=vocabulary_size,
-        head=ClassHead(("no", "yes")),
+        head=head,
         dropout=dropout,
         max_length=64,
         pad_id=0,
@@ -51,8 +60,6 @@ def test_padding_does_not_change_the_logits():
 
 def test_pretrained_encoder_is_loaded_and_the_head_is_new(minilm):
     model = student(Folder(minilm), vocabulary_size=30522)
-    from safetensors.torch import load_file
-
     stored = load_file(minilm / "model.safetensors")
     name = "encoder.layer.3.attention.self.query.weight"
     assert torch.equal(model.weights()[f"bert.{name}"], stored[name])
@@ -87,3 +94,164 @@ def test_rounded_products_are_those_of_bf16():
     torch.testing.assert_close(rounded.weight.grad, plain.weight.grad, rtol=2**-6, atol=2e-2)
     torch.testing.assert_close(rounded.bias.grad, plain.bias.grad, rtol=2**-6, atol=2e-2)
     assert list(rounded.state_dict()) == list(plain.state_dict())
+
+
+# Folders
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A model of two layers."""
+    path = tmp_path / "model"
+    path.mkdir()
+    model = student(Preset("tiny"))
+    model.write_config(path)
+    save_file(model.weights(), path / "model.safetensors", metadata={"format": "pt"})
+    tokenizers.train_wordpiece(["no yes"], 50).save(str(path / "tokenizer.json"))
+    return path
+
+
+def with_fields(path: Path, **fields: object) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def with_weight(path: Path, name: str, change) -> None:
+    file = path / "model.safetensors"
+    weights = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    save_file({**weights, name: change(weights[name])}, file)
+
+
+def refused(path: Path, match: str, **how) -> None:
+    with pytest.raises(BadSpecError, match=match) as caught:
+        student(Folder(path), **how)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_quantised_weights_are_refused(folder, dtype):
+    name = "bert.encoder.layer.0.output.dense.weight"
+    with_weight(folder, name, lambda weight: (weight * 127).to(dtype))
+    refused(folder, rf"{name} is {str(dtype)[6:]}: quantised weights are not loaded; save the model in fp32")
+
+
+def test_quantised_model_is_refused(folder):
+    with_fields(folder, quantization_config={"load_in_8bit": True})
+    refused(folder, r"config\.json: the model is quantised .*; save the model in fp32, fp16 or bf16")
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"num_hidden_layers": "2"}, r"num_hidden_layers is '2'; give a whole number of at least 1"),
+        ({"num_hidden_layers": 0}, r"num_hidden_layers is 0; give a whole number of at least 1"),
+        ({"num_hidden_layers": -1}, r"num_hidden_layers is -1"),
+        ({"num_hidden_layers": True}, r"num_hidden_layers is True"),
+        ({"num_attention_heads": 0}, r"num_attention_heads is 0"),
+        ({"hidden_size": None}, r"hidden_size is None"),
+        ({"hidden_act": "gelutypo"}, r"configuration is not usable \(KeyError 'gelutypo'\)"),
+        ({"layer_norm_eps": "x"}, r"configuration is not usable \(.*layer_norm_eps"),
+        ({"num_attention_heads": 3}, r"configuration is not usable \(.*not a multiple"),
+    ],
+)
+def test_mistaken_configuration_is_refused_in_one_line(folder, fields, match):
+    with_fields(folder, **fields)
+    refused(folder, match)
+
+
+def test_missing_size_is_named(folder):
+    file = folder / "config.json"
+    fields = json.loads(file.read_text())
+    del fields["num_hidden_layers"]
+    file.write_text(json.dumps(fields))
+    refused(folder, r"config\.json: num_hidden_layers is missing; give a whole number")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"return_dict": False},
+        {"output_attentions": True, "output_hidden_states": True},
+        {"add_cross_attention": True, "is_decoder": True},
+        {"chunk_size_feed_forward": 7},
+        {"tie_word_embeddings": False},
+    ],
+)
+def test_fields_that_are_no_part_of_the_encoder_change_nothing(folder, fields):
+    plain = student(Folder(folder)).eval()
+    with_fields(folder, **fields)
+    changed = student(Folder(folder)).eval()
+    with torch.no_grad():
+        assert torch.equal(changed(batch_of(5)).logits, plain(batch_of(5)).logits)
+
+
+def test_classes_of_another_task_do_not_widen_the_head(folder):
+    with_fields(folder, id2label={"0": "a", "1": "b", "2": "c"}, label2id={"a": 0, "b": 1, "c": 2})
+    with torch.no_grad():
+        assert student(Folder(folder), head=SpanHead())(batch_of(5)).logits.shape == (1, 5, 2)
+
+
+def test_configuration_may_begin_with_a_byte_order_mark(folder):
+    file = folder / "config.json"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert student(Folder(folder)).fresh == []
+
+
+def test_configuration_with_fewer_layers_than_the_file_is_refused(folder):
+    with_fields(folder, num_hidden_layers=1)
+    refused(folder, r"the file has 2 layers, config\.json says 1; .* use model\.layers to keep some")
+
+
+@pytest.mark.parametrize("name", ["bert.encoder.layer.1.output.dense.weight", "classifier.bias"])
+def test_weights_that_are_not_finite_are_refused(folder, name):
+    with_weight(folder, name, lambda weight: weight.index_fill(0, torch.tensor([0]), float("nan")))
+    refused(folder, rf"{name} has values that are not finite: the weights are damaged")
+
+
+def test_ids_beyond_the_vocabulary_are_refused(folder):
+    file = folder / "tokenizer.json"
+    described = json.loads(file.read_text())
+    described["model"]["vocab"]["yes"] = 5000
+    Tokenizer.from_str(json.dumps(described)).save(str(file))
+    tokenizer = tokenizers.load(folder)
+    size = tokenizers.vocabulary_size(tokenizer)
+    assert tokenizer.get_vocab_size() < 100 < size == 5001
+    refused(folder, r"the tokenizer's ids go up to 5000, and .* has rows for 0 to 99", vocabulary_size=size)
+
+
+def test_tokenizer_without_special_tokens_around_texts_is_refused(folder):
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "post_processor": None}))
+    with pytest.raises(BadSpecError, match=r"no post_processor puts \[CLS\] before a text and \[SEP\] after"):
+        tokenizers.load(folder)
+
+
+def located(path: Path) -> None:
+    locate(str(path), Workspace(checkpoints="", cache="", model_roots=(str(path.parent),)))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_folder_that_is_not_what_its_manifest_says_is_refused(folder, name):
+    sealed = {
+        file.name: {"size": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+        for file in folder.iterdir()
+    }
+    # A copied checkpoint may have lost what no model needs.
+    listed = {**sealed, "optimizer.safetensors": {"size": 1, "sha256": ""}}
+    (folder / "manifest.json").write_text(json.dumps({"step": 3, "files": listed}))
+    located(folder)
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 4
+    (folder / name).write_bytes(content)
+    with pytest.raises(
+        BadSpecError, match=rf"{name} has other content than the manifest says; copy the model"
+    ):
+        located(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "", '{"files": ["model.safetensors"]}', '{"files": {"config.json": 1}}']
+)
+def test_manifest_of_another_program_says_nothing(folder, text):
+    (folder / "manifest.json").write_text(text)
+    located(folder)

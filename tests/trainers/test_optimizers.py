@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,21 +11,26 @@ from hypothesis import strategies as st
 
 from cuda_ext import BuildError, native
 from trainers.config import Optimizer
-from trainers.optimizers import build
+from trainers.optimizers import build, restart
 from trainers.optimizers.schedule import learning_rate
+
+IMPLEMENTATIONS = [
+    ("adamw", "single_unfused"),
+    ("adamw", "multi_unfused"),
+    ("adamw", "multi_fused"),
+    ("adan", "single_unfused"),
+    ("adan", "multi_unfused"),
+    ("adan", "single_fused"),
+    ("adan", "multi_fused"),
+]
 
 
 @pytest.mark.parametrize(
     ("name", "implementation", "runs"),
     [
+        *((name, implementation, implementation) for name, implementation in IMPLEMENTATIONS),
         ("adamw", "auto", "multi_fused"),
-        ("adamw", "single_unfused", "single_unfused"),
-        ("adamw", "multi_unfused", "multi_unfused"),
         ("adan", "auto", "multi_fused"),
-        ("adan", "single_unfused", "single_unfused"),
-        ("adan", "multi_unfused", "multi_unfused"),
-        ("adan", "single_fused", "single_fused"),
-        ("adan", "multi_fused", "multi_fused"),
     ],
 )
 def test_built_optimizer_says_what_runs(name, implementation, runs):
@@ -59,6 +66,40 @@ def test_biases_and_norms_do_not_decay():
     assert [p.ndim for p in decaying["params"]] == [2]
     assert [p.ndim for p in rest["params"]] == [1, 1, 1]
     assert (decaying["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
+
+
+def take_steps(optimizer: torch.optim.Optimizer, model: torch.nn.Module, seed: int) -> None:
+    torch.manual_seed(seed)
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
+def test_restarted_optimizer_goes_on_as_a_new_one(name, implementation):
+    config = Optimizer(name=name, implementation=implementation, learning_rate=0.1)
+    model = torch.nn.Linear(3, 3)
+    optimizer = build(config, model).optimizer
+    take_steps(optimizer, model, seed=0)
+    other = copy.deepcopy(model)
+    restart(optimizer)
+    take_steps(optimizer, model, seed=1)
+    take_steps(build(config, other).optimizer, other, seed=1)
+    assert torch.equal(model.weight, other.weight)
+    assert torch.equal(model.bias, other.bias)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adan"])
+def test_restart_keeps_masters(name):
+    model = torch.nn.Linear(3, 3).bfloat16()
+    optimizer = build(Optimizer(name=name, learning_rate=1e-4), model).optimizer
+    take_steps(optimizer, model, seed=0)
+    before = {i: state["master"].clone() for i, state in optimizer.state_dict()["state"].items()}
+    restart(optimizer)
+    after = {i: state["master"] for i, state in optimizer.state_dict()["state"].items()}
+    assert not torch.equal(before[0], before[0].bfloat16().float())
+    assert [i for i in before if not torch.equal(before[i], after[i])] == []
 
 
 @given(st.integers(1, 2000), st.floats(0.0, 0.99), st.sampled_from(["linear", "constant"]))

@@ -75,7 +75,7 @@ def test_fp16_overflows_and_underflows_and_bf16_does_not():
 
 def test_scale_halves_at_an_overflow_and_doubles_after_clean_steps():
     scale = DynamicLossScale(8.0, growth_steps=3)
-    assert scale.forgives()
+    assert scale.back_off()
     for expected in (4.0, 4.0, 8.0, 8.0):
         scale.applied()
         assert scale.value == expected
@@ -83,7 +83,7 @@ def test_scale_halves_at_an_overflow_and_doubles_after_clean_steps():
     again.restore(scale.to_state())
     assert again == scale
     scale = DynamicLossScale(2 * MINIMUM)
-    assert [scale.forgives(), scale.forgives()] == [True, False]
+    assert [scale.back_off(), scale.back_off()] == [True, False]
     scale = DynamicLossScale(MAXIMUM, growth_steps=1)
     scale.applied()
     assert scale.value == MAXIMUM

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import errno
+import gzip
 import json
+import os
 from pathlib import Path
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from trainers.config import Task, Workspace
+from trainers.config import Task, TaskName, Workspace
+from trainers.data.layouts import OFFICIAL
 from trainers.data.sources import open_source
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError
@@ -25,18 +29,36 @@ def open_at(tmp_path):
     root = tmp_path / "data"
     root.mkdir()
 
-    def opened(path: str | None = "set", **workspace):
+    def opened(path: str | None = "set", task: str = "imdb", **workspace):
         return open_source(
-            Task(name="imdb", path=path),
+            Task(name=task, path=path),
             Workspace(
                 checkpoints="unused", cache=str(tmp_path / "cache"), data_roots=(str(root),), **workspace
             ),
             hub_id=Imdb.hub_id,
-            layouts=Imdb.layouts,
+            layouts=OFFICIAL[TaskName(task)],
         )
 
     opened.folder = root / "set"
     return opened
+
+
+@pytest.fixture
+def forbid(monkeypatch):
+    """Make a file or folder unreadable, for root too."""
+
+    def forbidden(path: Path):
+        for name in ("open", "iterdir"):
+            allowed = getattr(Path, name)
+
+            def refused(self, *args, allowed=allowed, **options):
+                if self == path:
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+                return allowed(self, *args, **options)
+
+            monkeypatch.setattr(Path, name, refused)
+
+    return forbidden
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -89,10 +111,58 @@ def test_parquet(open_at):
     assert rows_of(open_at()) == ROWS
 
 
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("text", pyarrow.array([b"caf\xe9", b"x"]).view(pyarrow.binary()).cast(pyarrow.binary())),
+        ("bought_at", pyarrow.array([2**62, 0], pyarrow.timestamp("us"))),
+    ],
+)
+def test_parquet_cells_that_cannot_be_read_name_their_field(open_at, name, cells):
+    if name == "text":  # bytes that are said to be a text
+        cells = pyarrow.StringArray.from_buffers(2, *cells.buffers()[1:])
+    file = open_at.folder / "train.parquet"
+    file.parent.mkdir()
+    columns = {"text": ["a", "b"], "label": ["pos", "neg"], name: cells}
+    parquet.write_table(pyarrow.table(columns), file)
+    with pytest.raises(BadDataError, match=rf"train\.parquet, field {name}: holds what cannot be read"):
+        rows_of(open_at())
+
+
 def test_damaged_parquet_is_said(open_at):
     write(open_at.folder / "train.parquet", "PAR1 but no table")
     with pytest.raises(BadDataError, match=r"train\.parquet: not a Parquet file"):
         rows_of(open_at())
+
+
+BOM = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.jsonl", BOM + json_lines(ROWS[:1]).encode()),
+        ("train.jsonl.gz", gzip.compress(BOM + json_lines(ROWS[:1]).encode())),
+        ("train.csv", BOM + b"text,label\nA fine cup.,pos\n"),
+        ("train.tsv", BOM + b"text\tlabel\nA fine cup.\tpos\n"),
+    ],
+    ids=["jsonl", "jsonl.gz", "csv", "tsv"],
+)
+def test_a_byte_order_mark_is_no_text(open_at, name, content):
+    write(open_at.folder / name, content)
+    assert rows_of(open_at()) == ROWS[:1]
+
+
+def test_a_byte_order_mark_of_a_corpus_file_is_no_text(open_at):
+    write(open_at.folder / "train" / "pos" / "1.txt", BOM + b"A fine cup.")
+    write(open_at.folder / "train" / "neg" / "1.txt", "Bad.")
+    assert rows_of(open_at()) == [("Bad.", "neg"), ROWS[0]]
+
+
+def test_a_long_text_is_a_field_of_csv(open_at):
+    text = "word " * 40_000
+    write(open_at.folder / "train.csv", f"text,label\n{text},1\n")
+    assert rows_of(open_at()) == [(text, "1")]
 
 
 def test_tab_separated_quotes_have_no_meaning(open_at):
@@ -106,6 +176,47 @@ def test_corpus_layout(open_at):
         write(open_at.folder / part / "neg" / "0_2.txt", "Bad.")
     source = open_at()
     assert rows_of(source) == rows_of(source, "validation") == [("Bad.", "neg"), ("Good.", "pos")]
+
+
+@pytest.mark.parametrize("other", ["", "negative/0_2.txt", "neg/0_2.html"])
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_corpus_without_texts_of_a_class_is_refused(open_at, part, other):
+    for name in ("train/pos", "train/neg", "test/pos", "test/neg"):
+        if name != f"{part}/neg":
+            write(open_at.folder / name / "0_9.txt", "A cup.")
+    if other:
+        write(open_at.folder / part / other, "Bad.")
+    with pytest.raises(BadDataError, match=rf"{part}/neg: no texts; both classes are needed"):
+        open_at()
+
+
+def test_corpus_with_an_unreadable_class_is_refused(open_at, forbid):
+    for name in ("train/pos", "train/neg"):
+        write(open_at.folder / name / "0_9.txt", "A cup.")
+    forbid(open_at.folder / "train" / "neg")
+    with pytest.raises(BadDataError, match=r"train/neg: cannot be read \(Permission denied\)"):
+        open_at()
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("imdb", "set/train.jsonl"),
+        ("squad_v2", "set/train.json"),
+        ("wikiqa", "set/WikiQA-train.txt"),
+        ("tariff", "set/codes.csv"),
+        ("tariff", "set/codes.json"),
+        ("mlm", "set/train.txt"),
+        ("tariff", "set"),
+        ("imdb", "set"),
+    ],
+)
+def test_unreadable_files_are_named(open_at, forbid, task, name):
+    file = open_at.folder / ("notes.md" if name == "set" else name.removeprefix("set/"))
+    write(file, "text")
+    forbid(open_at.folder.parent / name)
+    with pytest.raises(BadDataError, match=rf"{name}: cannot be read \(Permission denied\)"):
+        open_at(task=task)
 
 
 def test_corpus_layout_below_its_archive_folder(open_at):
@@ -149,10 +260,12 @@ def test_malformed_csv_names_file_line_and_field(open_at, content, message):
         rows_of(open_at())
 
 
-@pytest.mark.parametrize("name", ["train.jsonl", "train.csv", "train/pos/0_1.txt"])
+@pytest.mark.parametrize("name", ["train.jsonl", "train.csv", "train/neg/0_1.txt"])
 def test_bad_utf8_names_file_and_line(open_at, name):
     good = b"text,label\n" if name.endswith("csv") else b'{"text": "a", "label": 1}\n'
     write(open_at.folder / name, good + b"caf\xe9,1\n")
+    if name.endswith(".txt"):
+        write(open_at.folder / "train" / "pos" / "0_1.txt", "Good.")
     with pytest.raises(BadDataError, match=r", line 2: byte 0xe9 is not UTF-8"):
         rows_of(open_at())
 
@@ -169,6 +282,35 @@ def test_link_out_of_the_roots_is_refused(open_at, tmp_path):
     open_at.folder.symlink_to(tmp_path / "outside")
     with pytest.raises(BadDataError, match="lies outside the allowed folders"):
         open_at()
+
+
+@pytest.mark.parametrize(
+    "identifier",
+    [
+        "/etc",
+        "../data/set",
+        "team/../set",
+        "a/b/c",
+        "./set",
+        "json",
+        "",
+        "team/texts:../x",
+        "~/texts",
+        "a/b\n",
+    ],
+)
+def test_hub_ids_are_no_paths(open_at, identifier):
+    with pytest.raises(
+        BadDataError, match=r"is no dataset of the hub: an id is owner/name .* leave out 'hub:'"
+    ):
+        open_at(f"hub:{identifier}")
+
+
+def test_a_folder_is_not_taken_for_a_hub_dataset(open_at, tmp_path, monkeypatch):
+    write(tmp_path / "team" / "texts" / "train.jsonl", json_lines(ROWS))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadDataError, match=r"'team/texts' has the name of a path in the working directory"):
+        list(open_at("hub:team/texts", offline=True).parts)
 
 
 def test_missing_path_is_said(open_at):
@@ -219,6 +361,16 @@ def test_unknown_hub_dataset_offline_is_said(open_at):
         list(open_at("hub:nobody/nothing", offline=True).parts)
 
 
+@pytest.mark.parametrize(("label", "shown"), [("pos", "positive"), ("neg", "negative")])
+def test_training_examples_of_one_label_are_refused(configure, tmp_path, label, shown):
+    write(tmp_path / "d" / "set" / "train.jsonl", json_lines([(f"Cup {i}.", label) for i in range(9)]))
+    config = configure(task__path="set", workspace__data_roots=(str(tmp_path / "d"),))
+    with pytest.raises(
+        BadDataError, match=rf"train: all examples \(8\) have label {shown}, .* add examples of"
+    ):
+        train(config, NullSink(), NeverStop())
+
+
 def test_more_examples_than_there_are_is_said(configure):
     config = configure(task__train_examples=91)
     with pytest.raises(BadDataError, match="train_examples asks for 91, but the train part has 90"):
@@ -252,7 +404,8 @@ def test_damaged_weights_are_said(configure, tmp_path):
     folder = tmp_path / "models" / "torn"
     write(
         folder / "config.json",
-        '{"model_type": "bert", "vocab_size": 6, "hidden_size": 12, "num_hidden_layers": 1}',
+        '{"model_type": "bert", "vocab_size": 6, "hidden_size": 12, "num_hidden_layers": 1, '
+        '"num_attention_heads": 12, "max_position_embeddings": 512}',
     )
     write(folder / "model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00garbage")
     write(folder / "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")

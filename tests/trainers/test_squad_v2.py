@@ -20,7 +20,7 @@ from tests.trainers.corpora import write_squad
 from trainers import tasks
 from trainers.config import Task, TaskName
 from trainers.data import tokenizers
-from trainers.data.batches import Batch, collate
+from trainers.data.batches import collate
 from trainers.data.rows import Row
 from trainers.data.tokens import TokenSet
 from trainers.entrypoint import train
@@ -85,13 +85,13 @@ def squad(configure, tmp_path):
     folder = tmp_path / "data" / "set"
     folder.mkdir(parents=True)
 
-    def prepare(origin=None, path="set", **task):
+    def prepare(origin=None, path="set", report=lambda line: None, **task):
         config = configure(
             task={"name": "squad_v2", "path": path, "max_length": 48, **task},
             workspace__data_roots=(str(tmp_path / "data"),),
             workspace__cache=str(tmp_path / "cache"),
         )
-        return tasks.build(TaskName.squad_v2).prepare(config, origin or Preset("tiny"), lambda line: None)
+        return tasks.build(TaskName.squad_v2).prepare(config, origin or Preset("tiny"), report)
 
     prepare.folder = folder
     return prepare
@@ -239,6 +239,7 @@ def refusal(squad, **task):
         ({"context": " "}, "line 2, question q2, field context: empty"),
         ({"answers": None}, "line 2, question q2, field answers: missing or malformed"),
         ({"answers": "{text"}, "line 2, question q2, field answers: not JSON"),
+        ({"answers": "[" * 100_000}, "line 2, question q2, field answers: not JSON (maximum recursion"),
         ({"answers": ["Assam"]}, "line 2, question q2, field answers: missing or malformed"),
         (
             {"answers": {"text": ["Assam"], "answer_start": []}},
@@ -299,6 +300,7 @@ def test_bad_rows_are_named(squad, change, message):
         ),
         ('{"data": []}', "set: the train part has no rows"),
         ("[" * 100_000, "train-v2.0.json: nested too deeply"),
+        (f'{{"data": {"9" * 5000}}}', "train-v2.0.json: cannot be read (Exceeds the limit"),
     ],
 )
 def test_bad_official_files_are_named(squad, text, message):
@@ -310,6 +312,22 @@ def test_bytes_that_are_not_utf8_are_named(squad):
     text = json.dumps(official_tree(), ensure_ascii=False, indent=0)
     (squad.folder / "train-v2.0.json").write_bytes(text.encode("latin-1"))
     assert "byte 0xe9 is not UTF-8" in refusal(squad)
+
+
+@pytest.mark.parametrize("name", ["{}-v2.0.json", "{}.json"])
+def test_a_byte_order_mark_is_skipped(squad, name):
+    write_both(squad.folder, name, "\ufeff" + json.dumps(official_tree()))
+    assert gold_answers(squad()) == {0: "Assam", 1: "Café Müller"}
+
+
+def test_questions_without_any_answer_are_said(squad):
+    rows = [{**row, "answers": {"text": [], "answer_start": []}} for row in hub_rows()]
+    (squad.folder / "train.jsonl").write_text(lines_of(rows))
+    (squad.folder / "validation.jsonl").write_text(lines_of(hub_rows()))
+    lines = []
+    squad(report=lines.append)
+    assert f"train: of {len(rows)} questions none has an answer" in lines
+    assert not any(line.startswith("validation") for line in lines)
 
 
 def test_two_files_for_one_part_are_refused(squad):
@@ -444,10 +462,12 @@ def test_loss_is_the_mean_of_both_ends_and_padding_cannot_win():
     assert torch.equal(logits.grad[1, 4:], torch.zeros(2, 2))
 
 
-def test_a_stand_in_counts_nothing():
-    batch = batch_of([4], [2])
-    idle = Batch(batch.input_ids, None, batch.token_type_ids, batch.labels, batch.rows, 0, 0, 0)
-    assert SquadV2().loss(torch.randn(1, 4, 2), idle) == 0.0
+def test_loss_is_torchs_over_positions():
+    batch = batch_of([4, 6], [2, 3])
+    logits = torch.randn(2, batch.input_ids.shape[1], 2)
+    masked = logits.masked_fill(~batch.attention_mask[:, :, None], -torch.inf)
+    expected = torch.nn.functional.cross_entropy(masked, batch.labels, reduction="sum") / 2
+    torch.testing.assert_close(SquadV2().loss(logits, batch), expected)
 
 
 # Answers

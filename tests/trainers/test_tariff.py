@@ -121,6 +121,18 @@ def test_every_phrase_of_a_uk_commodity_is_an_example(configure, folder):
     assert rows(configure, folder) == [(phrase, "0101210000") for phrase in phrases]
 
 
+def test_byte_order_marks_do_not_hide_official_files(configure, folder):
+    (folder / "a.csv").write_text(HARMONIZED, encoding="utf-8-sig")
+    (folder / "c.json").write_text(json.dumps(UK), encoding="utf-8-sig")
+    assert len(rows(configure, folder)) == 3 + 3
+
+
+def test_a_long_field_does_not_hide_the_other_files(configure, folder):
+    (folder / "a.csv").write_text(HARMONIZED)
+    (folder / "b.csv").write_text("x" * 200_000)
+    assert len(rows(configure, folder)) == 3
+
+
 def test_official_files_of_a_folder_are_taken_together(configure, folder):
     (folder / "a.csv").write_text(HARMONIZED)
     (folder / "b.csv").write_text(US)
@@ -147,6 +159,35 @@ def test_no_code_as_long_as_the_level_is_refused(coded):
         prepare(config)
 
 
+def table_of(folder, name, codes):
+    rows = "".join(f"fine good {i},{code}\n" for i, code in enumerate(codes))
+    (folder / name).write_text("text,code\n" + rows)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            {"train.csv": ["010121"] * 9},
+            r"train: all examples \(8\) have code 010121 at level 6, .* raise task\.level or add rows of",
+        ),
+        (
+            {"train.csv": ["010121", "020230"] * 4, "validation.csv": ["010129", "020220"]},
+            r"validation: no code of 2 examples is in the training part, .* put the same codes into",
+        ),
+        (
+            {"train.csv": [f"0101{i}" for i in range(21, 29)]},
+            r"no label with two texts: too few .*; lower task\.level or add examples",
+        ),
+    ],
+)
+def test_codes_that_cannot_be_learned_are_refused(coded, folder, parts, message):
+    for name, codes in parts.items():
+        table_of(folder, name, codes)
+    with pytest.raises(BadDataError, match=message):
+        prepare(coded)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -163,6 +204,7 @@ def test_no_code_as_long_as_the_level_is_refused(coded):
         ("a.csv", HARMONIZED.replace("Horses; pure-bred", ""), r"a\.csv, line 4, field description: empty"),
         ("a.csv", HARMONIZED.replace(",0101,", ",01O1,"), r"line 3, field code: '01O1' is no customs"),
         ("a.json", "[{]", r"a\.json, line 1: not a JSON list"),
+        ("a.json", f"[{'9' * 5000}]", r"a\.json: cannot be read \(Exceeds the limit"),
         ("a.json", "[7]", r"a\.json, item 1: a JSON int, not an object"),
         ("a.json", '[{"commodity_code": "01"}]', r"item 1, field description: missing"),
         ("a.json", '[{"description": "x"}]', r"item 1, field commodity_code: missing"),

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from trainers import tasks
-from trainers.config import TaskName
+from trainers.config import Task, TaskName
 from trainers.data import tokenizers
 from trainers.data.cache import cached_folder
 from trainers.data.fingerprint import fingerprint
 from trainers.data.tokens import TokenSet
+from trainers.errors import BadDataError, CacheError
 from trainers.models.origin import Folder, Preset
 from trainers.synthetic import write_corpus
 
@@ -27,7 +28,7 @@ def private(configure, tmp_path):
     """A configuration with a corpus and a cache of its own."""
     write_corpus(tmp_path / "data" / "set", train=40, test=16, seed=0)
     return configure(
-        task__path="set",
+        task={"name": "imdb", "path": "set"},
         workspace__data_roots=(str(tmp_path / "data"),),
         workspace__cache=str(tmp_path / "cache"),
     )
@@ -68,6 +69,46 @@ def test_length_is_another_entry(private, configure):
     data, _ = prepare(short)
     assert data.train.lengths.max() == 8
     assert prepare(private)[0].train.lengths.max() > 8
+
+
+def test_examples_that_are_cut_are_said_at_every_start(private):
+    def start(task=private.task, **changes):
+        return prepare(private.model_copy(update={"task": task.model_copy(update=changes)}))
+
+    for _ in range(2):
+        data, lines = start(max_length=8)
+        assert (
+            "train: 40 of 40 examples (100.0 %) have more than 8 tokens and are cut; "
+            "raise task.max_length to keep them whole" in lines
+        )
+        assert data.train.cut.all()
+    whole, lines = start(max_length=512)
+    assert not whole.train.cut.any()
+    assert not any("cut" in line for line in lines)
+    longest = int(whole.train.lengths.max())
+    assert not start(max_length=longest)[0].train.cut.any()
+    shorter = start(max_length=longest - 1)[0].train
+    assert shorter.cut.tolist() == (whole.train.lengths == longest).tolist()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_texts_that_are_too_long_can_be_an_error(private, tmp_path, cached):
+    text = {"text": "A very, very long cup. " * 40, "label": 1}
+    with (tmp_path / "data" / "set" / "train.jsonl").open("a") as file:
+        file.write(json.dumps(text) + "\n")
+    task = private.task.model_copy(update={"max_length": 200})
+    if cached:
+        prepare(private.model_copy(update={"task": task}))
+    strict = private.model_copy(update={"task": task.model_copy(update={"too_long": "error"})})
+    with pytest.raises(
+        BadDataError, match=r"train\.jsonl, line 41: more than 200 tokens; raise task\.max_length"
+    ):
+        prepare(strict)
+
+
+def test_too_long_belongs_to_tasks_without_windows():
+    with pytest.raises(ValueError, match="too_long belongs to task imdb, wikiqa, tariff, not squad_v2"):
+        Task(name="squad_v2", too_long="error")
 
 
 def test_damaged_entry_is_built_again(private, tmp_path):
@@ -130,10 +171,26 @@ def test_failed_build_leaves_nothing(tmp_path):
         (folder / "half").write_text("x")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(CacheError, match=r"the cache cannot be written .*No space"):
         cached_folder(tmp_path, "key", fail)
     assert not (tmp_path / "key").exists()
     assert cached_folder(tmp_path, "key", lambda folder: None).is_dir()
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match=r"file/tokens: the cache cannot be written \(Not a directory\)"):
+        cached_folder(tmp_path / "file" / "tokens", "key", lambda folder: None)
+
+
+def test_a_fingerprint_needs_no_memory(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    os.utime(file, (1, 1))
+    assert (
+        fingerprint(tmp_path, [file], file / "memory").sha256
+        == fingerprint(tmp_path, [file], tmp_path).sha256
+    )
 
 
 def test_fingerprint_is_remembered_only_when_old_enough(tmp_path):

@@ -23,8 +23,9 @@ SUMMARY = {
     "train_time_s", "startup_time_s", "data_wait_time_s", "forward_time_s", "backward_time_s",
     "bubble_time_s", "optimizer_time_s", "communication_time_s", "checkpoint_time_s", "validation_time_s",
     "profiling_time_s", "lost_since_checkpoint_time_s", "queue_time_s", "samples_per_s", "achieved_tflops",
-    "cpu_utilisation_pct",
-    "tokens_per_s", "padding_pct", "peak_memory_mib", "cost_usd", "energy_kwh", "energy_provenance",
+    "cpu_utilisation_pct", "truncated_pct",
+    "tokens_per_s", "padding_pct", "peak_memory_mib", "preparation_memory_mib", "cost_usd", "energy_kwh",
+    "energy_provenance",
     "parameters", "steps", "headline", "score", "best_score", "best_step", "best_checkpoint",
     "noise_scale", "statistical_efficiency", "goodput",
 }  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainers.config import Precision
 from trainers.entrypoint import train
 from trainers.parallel.workers import Workers
 from trainers.progress import Progress
@@ -17,7 +18,7 @@ from trainers.reporting import NeverStop, Provenance
 from trainers.telemetry import instruments as instruments_module
 from trainers.telemetry import run_figures
 from trainers.telemetry.devices import Device, ReplayedDevice
-from trainers.telemetry.flops import Arithmetic, Tally
+from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.life import LifeFile
 from trainers.telemetry.rapl import Rapl, find_rapl, machine, machine_cpu_s
@@ -27,7 +28,7 @@ from trainers.telemetry.timeline import Phase
 from trainers.telemetry.usage import Energy, Usage, Window
 
 TRACE = Path(__file__).parent / "traces" / "synthetic-700w.jsonl"
-ARITHMETIC = Arithmetic(layers=1, hidden=4, feed_forward=8, vocabulary=10, head=None)
+FLOP_COUNT = FlopCount(layers=1, hidden=4, feed_forward=8, vocabulary=10, head=None)
 
 
 def zone(root: Path, path: str, name: str, energy_uj: int, range_uj: int = 999_999) -> Path:
@@ -150,7 +151,9 @@ def replayed(monkeypatch, device: Device) -> None:
     monkeypatch.setattr(instruments_module, "_counters_of", lambda _: device)
 
 
-def gpu_summary(configure, *, played: int = 60, **changes) -> tuple[dict, RunFigures, Progress]:
+def gpu_summary(
+    configure, *, played: int = 60, teacher: Precision | None = None, **changes
+) -> tuple[dict, RunFigures, Progress]:
     """The summary of a run whose GPU is what `_counters_of` gives."""
     config = configure(
         rates={
@@ -163,9 +166,9 @@ def gpu_summary(configure, *, played: int = 60, **changes) -> tuple[dict, RunFig
     progress = Progress(timed_samples=80, timed_tokens=800)
     with Instruments(config, time.perf_counter()) as instruments:
         instruments.attach(torch.device("cpu"))
-        figures = RunFigures(config, instruments, ARITHMETIC)
-        figures.count(Tally(sequences=1, tokens=10**9), None, timed=True)
-        figures.count(Tally(sequences=1, tokens=10**9), ARITHMETIC, timed=False)
+        figures = RunFigures(config, instruments, FLOP_COUNT, teacher_precision=teacher)
+        figures.count(Tally(sequences=1, tokens=10**9), FLOP_COUNT if teacher else None, timed=True)
+        figures.count(Tally(sequences=1, tokens=10**9), FLOP_COUNT, timed=False)
         for _ in range(played):
             instruments._sampler._sample()
         figures.update(progress, Workers())
@@ -233,6 +236,17 @@ def test_a_precision_without_a_published_peak_has_no_mfu(configure, monkeypatch)
     assert "mfu_pct" in gpu_summary(configure, precision="bf16")[0]
     for peaks in (None, {"fp32": 67.0}):
         assert "mfu_pct" not in gpu_summary(configure, precision="bf16", rates__peak_tflops=peaks)[0]
+    assert "mfu_pct" not in gpu_summary(configure, precision="bf16", teacher=Precision.fp16)[0]
+
+
+def test_the_teachers_arithmetic_is_held_against_the_peak_of_its_own_format(configure, monkeypatch):
+    replayed(monkeypatch, Device())
+    forward = 2 * 10**9 * (4 * 16 + 2 * 4 * 8)
+    for teacher, peak in ((Precision.bf16, 989e12), (Precision.fp32, 67e12)):
+        summary, _, _ = gpu_summary(configure, precision="fp32", teacher=teacher)
+        ideal_s = 3 * forward / 67e12 + forward / peak
+        assert summary["mfu_pct"] == pytest.approx(100.0 * ideal_s / 10.0)
+        assert summary["achieved_tflops"] == pytest.approx(4 * forward / 10.0 / 1e12)
 
 
 def test_rapl_is_shared_out_by_cpu_time(configure, monkeypatch, tmp_path):
@@ -244,7 +258,7 @@ def test_rapl_is_shared_out_by_cpu_time(configure, monkeypatch, tmp_path):
     monkeypatch.setattr(time, "process_time", lambda: next(own_s))
     config, progress = configure(), Progress()
     with Instruments(config, time.perf_counter()) as instruments:
-        figures = RunFigures(config, instruments, ARITHMETIC)
+        figures = RunFigures(config, instruments, FLOP_COUNT)
         file.write_text(str(36 * 10**8))
         figures.update(progress, Workers())
     summary = figures.summary(progress, {phase.value: 0.0 for phase in Phase}, 1)

@@ -159,6 +159,20 @@ def test_long_pairs_are_cut_the_longer_text_first(wikiqa):
     assert texts_of(prepared)[0][0] == "how ?"
 
 
+def test_a_byte_order_mark_makes_no_question_of_its_own(wikiqa):
+    write_both(wikiqa.folder, "WikiQA-{}.txt", "\ufeff" + three_columns(ROWS))
+    assert wikiqa().validation.columns["question"].tolist() == [0, 0, 1]
+
+
+def test_training_sentences_of_one_label_are_refused(wikiqa):
+    (wikiqa.folder / "WikiQA-dev.txt").write_text(three_columns(ROWS))
+    (wikiqa.folder / "WikiQA-train.txt").write_text(three_columns(ROWS[1:]))
+    with pytest.raises(
+        BadDataError, match=r"train: all examples \(2\) have label 0, .* add sentences of the"
+    ):
+        wikiqa()
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,27 @@ def sealed_files(path: Path) -> dict[str, dict[str, Any]]:
     """Size and SHA-256 of each file, as the manifest of a checkpoint that verified has them."""
     files: dict[str, dict[str, Any]] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
     return files
+
+
+def changed(folder: Path, names: Collection[str]) -> str | None:
+    """What is wrong with files of a model folder, in words, or None. Reads every byte of them.
+
+    The folder is a checkpoint, wherever it was copied to, or a model that the service sent: both have
+    a manifest. One without a manifest, or with another program's, has nothing that could be wrong.
+
+    Args:
+        folder: of a model.
+        names: of the files that are read; those that the manifest does not list are left out.
+    """
+    try:
+        listed = {name: sealed for name, sealed in sealed_files(folder).items() if name in names}
+        ours = all({"size", "sha256"} <= sealed.keys() for sealed in listed.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    try:
+        return _difference(folder, listed, every_byte=True) if ours else None
+    except OSError as error:
+        return f"{Path(error.filename).name} cannot be read ({error.strerror})"
 
 
 def seal(path: Path) -> dict[str, Any]:
@@ -136,15 +158,19 @@ def _problem(path: Path, *, every_byte: bool) -> str | None:
             return f"format {manifest['format']} is not {FORMAT}"
         if path.name != f"step-{manifest['step']:08d}":
             return f"the manifest is of step {manifest['step']}"
-        for name, expected in manifest["files"].items():
-            file = path / name
-            size = file.stat().st_size
-            if size != expected["size"]:
-                return f"{name} has {size} bytes, the manifest says {expected['size']}"
-            if every_byte and digest(file) != expected["sha256"]:
-                return f"{name} has other content than the manifest says"
+        return _difference(path, manifest["files"], every_byte=every_byte)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"the manifest cannot be read ({error})"
+
+
+def _difference(path: Path, files: Mapping[str, Mapping[str, Any]], *, every_byte: bool) -> str | None:
+    for name, expected in files.items():
+        file = path / name
+        size = file.stat().st_size
+        if size != expected["size"]:
+            return f"{name} has {size} bytes, the manifest says {expected['size']}"
+        if every_byte and digest(file) != expected["sha256"]:
+            return f"{name} has other content than the manifest says"
     return None

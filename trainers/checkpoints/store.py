@@ -157,10 +157,11 @@ def load(path: Path) -> Snapshot:
         CheckpointError: it cannot be read after all.
     """
     try:
+        # By the manifest: what else lies in the folder was not verified, and is not ours.
+        files = [path / name for name in manifest.sealed_files(path) if name.endswith(".safetensors")]
         # Copied, because they come mapped: what happens to the file later must not reach the run.
         tensors = {
-            file.stem: {name: tensor.clone() for name, tensor in load_file(file).items()}
-            for file in sorted(path.glob("*.safetensors"))
+            file.stem: {name: tensor.clone() for name, tensor in load_file(file).items()} for file in files
         }
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError, SafetensorError) as error:

@@ -6,8 +6,9 @@ so a run resumes at any step by counting, and data-parallel workers see one work
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import torch
 
 from trainers.data.selection import Indices
 from trainers.data.tokens import TokenSet
+from trainers.models.heads import IGNORED
 
 POOL_BATCHES = 64
 """Batches that are sorted by length together: more pad less, fewer mix lengths more freely."""
@@ -53,7 +55,7 @@ def epoch_order(
     return np.concatenate([rng.permutation(batches).reshape(-1), rest])
 
 
-_TENSORS = ("input_ids", "attention_mask", "token_type_ids", "labels", "rows", "teacher_logits")
+_TENSORS = ("input_ids", "attention_mask", "token_type_ids", "labels", "rows", "teacher_logits", "guessed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,9 @@ class Batch:
         tokens: real tokens.
         padded_tokens: B x S.
         teacher_logits: of the head's shape, in fp32, where a teacher's answers were kept; else None.
+        guessed: (M,) positions in the flattened batch that are to be guessed, ascending: those whose label
+            is not `IGNORED`. Made on the CPU, because a GPU's host has to wait for a size that depends on
+            the data. None where labels are not of tokens.
     """
 
     input_ids: torch.Tensor
@@ -82,19 +87,30 @@ class Batch:
     tokens: int
     padded_tokens: int
     teacher_logits: torch.Tensor | None = None
+    guessed: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
         if device.type == "cpu":
             return self
-        return replace(
-            self,
-            **{
-                name: tensor.to(device, non_blocking=True)
-                for name in _TENSORS
-                if (tensor := getattr(self, name)) is not None
-            },
-        )
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> Batch:
+        """The same batch in memory that a GPU copies from by itself, while the host goes on."""
+        return self._each(torch.Tensor.pin_memory)
+
+    def guesses_of_sequence(self) -> torch.Tensor:
+        """(M,) how many positions are to be guessed in the sequence of each that is."""
+        assert self.guessed is not None
+        of_sequences = (self.labels != IGNORED).sum(1)
+        return of_sequences.index_select(0, self.guessed // self.labels.shape[1])
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """The same batch with its tensors changed."""
+        changed: dict[str, Any] = {
+            name: change(tensor) for name in _TENSORS if (tensor := getattr(self, name)) is not None
+        }
+        return replace(self, **changed)
 
     def uncounted(self) -> Batch:
         """The same batch as a stand-in: it is computed, and neither loss nor gradients count."""
@@ -126,6 +142,14 @@ class StepBatch:
 
     micro_batches: list[Batch]
     global_examples: int
+
+    def pinned(self, device: torch.device) -> StepBatch:
+        """The same step, see `Batch.pinned`; as it is where the device is the CPU."""
+        if device.type == "cpu":
+            return self
+        # A thread's current device is the first one until it says otherwise.
+        with torch.cuda.device(device):
+            return replace(self, micro_batches=[micro.pinned() for micro in self.micro_batches])
 
 
 def collate(data: TokenSet, rows: Indices, pad_id: int, multiple: int) -> Batch:

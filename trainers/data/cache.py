@@ -10,6 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from trainers.errors import CacheError
+
 _SIZES = "sizes.json"
 
 
@@ -24,15 +26,26 @@ def cached_folder(root: Path, key: str, build: Callable[[Path], None]) -> Path:
         build: fills an empty folder.
 
     Raises:
-        OSError: no space, no permission.
+        CacheError: no space, no permission.
     """
     folder = root / key
-    if _is_complete(folder):
-        return folder
+    if not _is_complete(folder):
+        try:
+            _build(folder, build)
+        except OSError as error:
+            raise CacheError(
+                f"{error.filename or root}: the cache cannot be written ({error.strerror or error}); "
+                "free space, or let this user write there"
+            ) from error
+    return folder
+
+
+def _build(folder: Path, build: Callable[[Path], None]) -> None:
+    root, key = folder.parent, folder.name
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / f"{key}.lock"):
         if _is_complete(folder):
-            return folder
+            return
         shutil.rmtree(folder, ignore_errors=True)
         draft = root / f"{key}.draft"
         shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed
@@ -49,7 +62,6 @@ def cached_folder(root: Path, key: str, build: Callable[[Path], None]) -> Path:
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-    return folder
 
 
 def sync(path: Path) -> None:

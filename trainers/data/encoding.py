@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from trainers.data.tokenizers import vocabulary_size
+
 Ids = npt.NDArray[np.integer]
 Counts = npt.NDArray[np.int64]
 
@@ -57,7 +59,7 @@ def encoder_of(tokenizer: Tokenizer) -> Encoder:
 
 def token_dtype(tokenizer: Tokenizer) -> type[np.integer]:
     """The smallest type that holds every id of a vocabulary."""
-    return np.uint16 if tokenizer.get_vocab_size() <= np.iinfo(np.uint16).max else np.int32
+    return np.uint16 if vocabulary_size(tokenizer) <= np.iinfo(np.uint16).max else np.int32
 
 
 class LibraryEncoder:

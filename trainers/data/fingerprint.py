@@ -7,6 +7,7 @@ remembered: a second change in the same clock tick would go unseen.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -67,14 +68,16 @@ def fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
     remembered = memory / f"{signature}.sha256"
     try:
         return FileSet(len(ordered), size, remembered.read_text(encoding="ascii"))
-    except FileNotFoundError:
+    except OSError:
         sha256 = _read_digest(root, ordered)
     newest = max((max(stat.st_mtime, stat.st_ctime) for stat in stats), default=0.0)
     if time.time() - newest > _RACY_S:
-        memory.mkdir(parents=True, exist_ok=True)
-        draft = memory / f"{signature}.{os.getpid()}.draft"
-        draft.write_text(sha256, encoding="ascii")
-        os.replace(draft, remembered)
+        # A memory that cannot be written costs the next run its reading.
+        with contextlib.suppress(OSError):
+            memory.mkdir(parents=True, exist_ok=True)
+            draft = memory / f"{signature}.{os.getpid()}.draft"
+            draft.write_text(sha256, encoding="ascii")
+            os.replace(draft, remembered)
     return FileSet(len(ordered), size, sha256)
 
 

@@ -6,6 +6,7 @@ field. JSON lines, delimited and plain text may be compressed with gzip.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import json
@@ -19,6 +20,10 @@ import orjson
 
 from trainers.data.rows import Row
 from trainers.errors import BadDataError
+
+csv.field_size_limit(1 << 26)
+"""Characters of a field: longer than any document (Python's 131,072 are not), shorter than what a quote
+that is never closed may take of memory."""
 
 
 def read_json_lines(path: Path) -> Iterator[Row]:
@@ -80,9 +85,13 @@ def read_parquet(path: Path) -> Iterator[Row]:
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
             for batch in table.iter_batches():
-                for fields in batch.to_pylist():
+                columns = [
+                    _cells(path, name, column)
+                    for name, column in zip(batch.schema.names, batch.columns, strict=True)
+                ]
+                for values in zip(*columns, strict=True):
                     number += 1
-                    yield Row(fields, f"{path}, row {number}")
+                    yield Row(dict(zip(batch.schema.names, values, strict=True)), f"{path}, row {number}")
     except (pyarrow.ArrowException, OSError) as error:
         raise BadDataError(f"{path}: not a Parquet file ({str(error).splitlines()[0]})") from None
 
@@ -122,7 +131,7 @@ def read_text(path: Path) -> str:
         BadDataError: naming the file.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise BadDataError(_not_utf8(path, line, error)) from None
@@ -144,12 +153,22 @@ def read_lines(path: Path) -> Iterator[tuple[str, int]]:
             yield line.rstrip("\r\n"), number
 
 
+def _cells(path: Path, name: str, column: Any) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError, LookupError) as error:  # bytes that are no UTF-8, dates after 9999
+        raise BadDataError(
+            f"{path}, field {name}: holds what cannot be read ({error}); repair the column or leave it out"
+        ) from None
+    return values
+
+
 def _delimited(path: Path, dialect: dict[str, Any]) -> Iterator[Row]:
     with closing(_raw_lines(path)) as lines:
         # strict: an unclosed quote is an error instead of one row with the rest of the file.
         reader = csv.reader(_decoded(lines, path), **dialect)
         try:
-            columns = [name.strip().removeprefix("\ufeff") for name in next(reader, [])]
+            columns = [name.strip() for name in next(reader, [])]
             for values in reader:
                 if not values:
                     continue
@@ -164,12 +183,12 @@ def _delimited(path: Path, dialect: dict[str, Any]) -> Iterator[Row]:
 
 
 def _raw_lines(path: Path) -> Generator[bytes]:
-    """Lines of a file, or of what a file compressed with gzip holds."""
+    """Lines of a file, or of what a file compressed with gzip holds, without a byte order mark."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            for number, line in enumerate(stream, 1):  # noqa: B007  (the errors below say it)
-                yield line
+            for number, line in enumerate(stream, 1):
+                yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BadDataError(
             f"{path}, line {number + 1}: the gzip file is broken ({error}); copy or compress it again"

@@ -21,11 +21,13 @@ class Framed:
         tokens: of all examples, one after the other.
         lengths: (N,) tokens of each.
         second_at: (N,) place of the second text in its example; 0 when there is none.
+        cut: (N,) whether some of the texts is lost.
     """
 
     tokens: Ids
     lengths: Counts
     second_at: Counts
+    cut: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class Frame:
                 is cut first, as the tokenizers library does.
         """
         room = max(0, max_length - sum(map(len, self.specials)))
-        kept = _cut([counts for _, counts in columns], room)
+        whole = [counts for _, counts in columns]
+        kept = _cut(whole, room)
         lengths = np.sum(kept, axis=0) + sum(map(len, self.specials))
         place = ends_of(lengths)[:-1]
         framed = np.empty(int(lengths.sum()), dtype=columns[0][0].dtype)
@@ -66,7 +69,7 @@ class Frame:
                 np.repeat(ends_of(counts)[:-1], kept[number]) + within
             ]
             place = place + kept[number]
-        return Framed(framed, lengths, second_at)
+        return Framed(framed, lengths, second_at, np.sum(whole, axis=0) > room)
 
 
 def frame_of(tokenizer: Tokenizer, *, pairs: bool) -> Frame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from trainers.data.fingerprint import FileSet, digest_of
@@ -66,6 +67,11 @@ class HubDataset:
         import datasets
 
         identifier, _, configuration = self.name.partition(":")
+        if Path(identifier).exists():  # The library would read that instead.
+            raise BadDataError(
+                f"hub dataset '{identifier}' has the name of a path in the working directory {Path.cwd()}; "
+                "move that, or start elsewhere"
+            )
         before = datasets.config.HF_HUB_OFFLINE
         datasets.config.HF_HUB_OFFLINE = self._offline or before
         try:

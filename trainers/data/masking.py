@@ -16,8 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from trainers.data.batches import Batch
-from trainers.data.tokenizers import SPECIAL
-from trainers.errors import BadSpecError
+from trainers.data.tokenizers import SPECIAL, special_id
 from trainers.models.heads import IGNORED
 
 Bits = npt.NDArray[np.uint64]
@@ -51,11 +50,8 @@ class Masking:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, fraction: float, whole_word: bool) -> None:
-        mask = tokenizer.token_to_id("[MASK]")
-        if mask is None:
-            raise BadSpecError("the vocabulary has no [MASK]; use the tokenizer of a BERT")
+        self._mask_id = special_id(tokenizer, "[MASK]")
         self._fraction, self._whole_word = fraction, whole_word
-        self._mask_id: int = mask
         vocabulary = tokenizer.get_vocab()
         size = 1 + max(vocabulary.values())
         self._maskable = np.zeros(size, dtype=bool)
@@ -66,7 +62,10 @@ class Masking:
         self._ordinary = np.flatnonzero(self._maskable)
 
     def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
-        """See `Transform`; labels become (B, S) token ids, `IGNORED` where nothing is to be guessed."""
+        """See `Transform`; labels become (B, S) token ids, `IGNORED` where nothing is to be guessed.
+
+        `guessed` become the positions of the others.
+        """
         ids = batch.input_ids.numpy()
         maskable = self._maskable[ids]
         cells = _cells(batch.rows.numpy(), ids.shape[1], seed, epoch)
@@ -85,6 +84,7 @@ class Masking:
             batch,
             input_ids=torch.from_numpy(np.where(chosen, hidden, ids)),
             labels=torch.from_numpy(labels),
+            guessed=torch.from_numpy(np.flatnonzero(chosen)),
         )
 
 

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 HUB = "hub:"
 """Prefix of a dataset or model that comes from the hub."""
+_NAME = r"[A-Za-z0-9_][\w.-]*"
+_IDS = {
+    # The `datasets` library reads the working directory's files for a name without owner, such as `json`.
+    "dataset": (
+        re.compile(rf"{_NAME}/{_NAME}(:[^:/\\]+)?", re.ASCII),
+        "owner/name or owner/name:configuration",
+    ),
+    "model": (re.compile(rf"({_NAME}/)?{_NAME}", re.ASCII), "owner/name or name"),
+}
 
 
 class UnusablePath(Exception):
-    """A path that may not be opened or does not exist; the message is one line."""
+    """A path or id that may not be opened or does not exist; the message is one line."""
+
+
+def id_on_hub(text: str, what: str) -> str:
+    """The id in `hub:<id>`, which never names a folder of this machine.
+
+    Args:
+        text: as the spec has it, with its prefix.
+        what: `dataset` or `model`.
+
+    Raises:
+        UnusablePath: naming the id and its form.
+    """
+    form, shown = _IDS[what]
+    found = text.removeprefix(HUB)
+    if not form.fullmatch(found) or ".." in found:
+        raise UnusablePath(
+            f"'{text}' is no {what} of the hub: an id is {shown}; for a folder leave out '{HUB}'"
+        )
+    return found
 
 
 def resolve(text: str, roots: Sequence[str], what: str) -> Path:

@@ -96,7 +96,12 @@ def held_out_groups(groups: Indices, fraction: float, seed: int) -> tuple[Indice
 
 
 def held_out_by_text(
-    texts: Indices, labels: npt.NDArray[np.int64], fraction: float, seed: int
+    texts: Indices,
+    labels: npt.NDArray[np.int64],
+    fraction: float,
+    seed: int,
+    *,
+    advice: str = "add examples",
 ) -> tuple[Indices, Indices]:
     """Split examples into training and validation by their texts, with the same share of every label.
 
@@ -109,6 +114,7 @@ def held_out_by_text(
         labels: (N,) what parts are balanced by; a text's first label counts.
         fraction: share of the texts in the validation part.
         seed: of the draw.
+        advice: what to do where no label has two texts.
 
     Returns:
         Ascending indices of the training and of the validation part.
@@ -126,7 +132,7 @@ def held_out_by_text(
     if not count:
         raise BadDataError(
             f"the dataset has {len(texts)} examples and no label with two texts: too few to hold out a "
-            "validation part; add examples"
+            f"validation part; {advice}"
         )
     places = ((np.arange(count) + rng.random()) * (len(eligible) / count)).astype(np.int64)
     inside = np.isin(texts, distinct[eligible[places]])

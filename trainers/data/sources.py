@@ -11,7 +11,7 @@ from trainers.config import Task, Workspace
 from trainers.data.fingerprint import FileSet, fingerprint
 from trainers.data.formats import READERS, ending, read_text
 from trainers.data.hub import HubDataset
-from trainers.data.paths import HUB, UnusablePath, resolve
+from trainers.data.paths import HUB, UnusablePath, id_on_hub, resolve
 from trainers.data.rows import Row
 from trainers.errors import BadDataError
 
@@ -68,28 +68,35 @@ def open_source(task: Task, workspace: Workspace, *, hub_id: str, layouts: Seque
         layouts: the task's official file formats, tried before tables of rows.
 
     Raises:
-        BadDataError: missing, empty, outside the roots, or of no known layout.
+        BadDataError: missing, empty, unreadable, outside the roots, no id, or of no known layout.
     """
     path = task.path or HUB + hub_id
     memory = Path(workspace.cache) / "fingerprints"
-    if path == HUB:
+    if not task.path and not hub_id:
         raise BadDataError(f"task {task.name} has no dataset on the hub; set task.path to a folder or file")
-    if path.startswith(HUB):
-        return HubDataset(path.removeprefix(HUB), offline=workspace.offline)
     try:
+        if path.startswith(HUB):
+            return HubDataset(id_on_hub(path, "dataset"), offline=workspace.offline)
         found = resolve(path, workspace.data_roots, "dataset")
     except UnusablePath as error:
         raise BadDataError(str(error)) from None
-    for layout in (*layouts, tables):
-        parts = layout(found)
+    try:
+        return FileSource(found, _parts(found, (*layouts, tables)), memory)
+    except OSError as error:
+        raise BadDataError(f"{error.filename or found}: cannot be read ({error.strerror})") from None
+
+
+def _parts(path: Path, layouts: Sequence[Layout]) -> Mapping[str, Part]:
+    for layout in layouts:
+        parts = layout(path)
         if parts is not None:
-            return FileSource(found, parts, memory)
-    if found.is_file():
-        raise BadDataError(f"{found}: unknown format '{ending(found)}'; use one of {', '.join(READERS)}")
-    if not any(found.iterdir()):
-        raise BadDataError(f"{found}: the dataset folder is empty")
+            return parts
+    if path.is_file():
+        raise BadDataError(f"{path}: unknown format '{ending(path)}'; use one of {', '.join(READERS)}")
+    if not any(path.iterdir()):
+        raise BadDataError(f"{path}: the dataset folder is empty")
     raise BadDataError(
-        f"{found}: no dataset found; expected train.jsonl, train.csv, train.tsv or train.parquet, "
+        f"{path}: no dataset found; expected train.jsonl, train.csv, train.tsv or train.parquet, "
         "or the task's own file layout (docs/tasks.md)"
     )
 
@@ -98,7 +105,8 @@ class FileSource:
     """Parts that are files on disk.
 
     Raises:
-        BadDataError: a file cannot be read, or a part is empty.
+        BadDataError: a part is empty.
+        OSError: a file cannot be read.
     """
 
     def __init__(self, path: Path, parts: Mapping[str, Part], memory: Path) -> None:
@@ -164,9 +172,7 @@ def labelled_folders(path: Path) -> Mapping[str, Part] | None:
 
 
 def _one_text_per_file(folder: Path) -> Part:
-    files = [(path, label) for label in ("neg", "pos") for path in sorted((folder / label).glob("*.txt"))]
-    if not files:
-        raise BadDataError(f"{folder}: no texts; expected pos/*.txt and neg/*.txt")
+    files = [(path, label) for label in ("neg", "pos") for path in _texts_in(folder / label)]
 
     def read() -> Iterator[Row]:
         for path, label in files:
@@ -175,11 +181,16 @@ def _one_text_per_file(folder: Path) -> Part:
     return Part([path for path, _ in files], read)
 
 
+def _texts_in(folder: Path) -> list[Path]:
+    # Listed, since a glob takes a folder that cannot be read for an empty one.
+    found = sorted(path for path in folder.iterdir() if path.suffix == ".txt") if folder.exists() else []
+    if not found:
+        raise BadDataError(f"{folder}: no texts; both classes are needed: pos/*.txt and neg/*.txt")
+    return found
+
+
 def _fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
-    try:
-        found = fingerprint(root, files, memory)
-    except OSError as error:
-        raise BadDataError(f"{error.filename or root}: cannot be read ({error.strerror})") from None
+    found = fingerprint(root, files, memory)
     if found.size_bytes == 0:
         raise BadDataError(f"{files[0]}: the dataset is empty")
     return found

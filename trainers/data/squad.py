@@ -12,7 +12,7 @@ from trainers.data.rows import Row
 from trainers.data.sources import VALIDATION_PARTS, Part
 from trainers.errors import BadDataError
 
-_OFFICIAL = re.compile(rb'\s*\{\s*"(version|data)"\s*:')
+_OFFICIAL = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"(version|data)"\s*:')
 _SNIFFED_BYTES = 4096
 
 
@@ -43,7 +43,7 @@ def read_squad(path: Path) -> Iterator[Row]:
         BadDataError: naming the file and the line, or the place in its tree.
     """
     try:
-        tree = json.loads(path.read_bytes().decode("utf-8"))
+        tree = json.loads(path.read_bytes().decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise BadDataError(
             f"{path}, line {error.lineno}, column {error.colno}: not JSON ({error.msg})"
@@ -54,6 +54,8 @@ def read_squad(path: Path) -> Iterator[Row]:
             f"{path}, line {line}: byte 0x{error.object[error.start]:02x} is not UTF-8; "
             "convert the file to UTF-8"
         ) from None
+    except ValueError as error:  # a number with thousands of digits
+        raise BadDataError(f"{path}: cannot be read ({error})") from None
     except RecursionError:
         raise BadDataError(f"{path}: nested too deeply; expected the official form of SQuAD") from None
     except OSError as error:
@@ -95,8 +97,5 @@ def _named(folder: Path, name: str) -> Path | None:
 def _is_official(path: Path) -> bool:
     if path.suffix != ".json":
         return False
-    try:
-        with path.open("rb") as stream:
-            return _OFFICIAL.match(stream.read(_SNIFFED_BYTES)) is not None
-    except OSError as error:
-        raise BadDataError(f"{path}: cannot be read ({error.strerror})") from None
+    with path.open("rb") as stream:
+        return _OFFICIAL.match(stream.read(_SNIFFED_BYTES)) is not None

@@ -5,6 +5,7 @@ Each gives rows with a `text` and a `code`; which file is which is told by its h
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -48,7 +49,8 @@ def _reader_of(file: Path) -> Reader | None:
         return read_us_tariff if columns >= _US else None
     if file.suffix == ".json":
         with file.open("rb") as binary:
-            return read_uk_commodities if binary.read(64).lstrip().startswith(b"[") else None
+            start = binary.read(64).removeprefix(codecs.BOM_UTF8).lstrip()
+        return read_uk_commodities if start.startswith(b"[") else None
     return None
 
 
@@ -100,6 +102,8 @@ def read_uk_commodities(path: Path) -> Iterator[Row]:
         items = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise BadDataError(f"{path}, line {error.lineno}: not a JSON list ({error.msg})") from None
+    except ValueError as error:  # a number with thousands of digits
+        raise BadDataError(f"{path}: cannot be read ({error})") from None
     except RecursionError:
         raise BadDataError(f"{path}: not a JSON list of commodities (nested too deeply)") from None
     for number, item in enumerate(items, 1):

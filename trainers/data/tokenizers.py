@@ -53,16 +53,27 @@ def _alphabet(texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
     return sorted(sorted(characters, key=lambda one: (-counts[one], one))[:_ALPHABET])
 
 
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """Rows that a model needs: one more than the largest id, as numbers may be left out."""
+    return 1 + max(tokenizer.get_vocab().values(), default=-1)
+
+
 def load(folder: Path) -> Tokenizer:
     """The fast tokenizer of a model folder: `tokenizer.json`, or built from `vocab.txt`.
 
     Raises:
-        BadSpecError: the folder has neither, or an unreadable one.
+        BadSpecError: the folder has neither, an unreadable one, or one that frames no text.
     """
     file, vocabulary = folder / FILE, folder / "vocab.txt"
     try:
         if file.is_file():
-            return Tokenizer.from_file(str(file))
+            tokenizer = Tokenizer.from_file(str(file))
+            if not tokenizer.num_special_tokens_to_add(is_pair=False):
+                raise BadSpecError(
+                    "no post_processor puts [CLS] before a text and [SEP] after it; "
+                    "add that of a BERT, or give vocab.txt instead"
+                )
+            return tokenizer
         if vocabulary.is_file():
             settings = folder / "tokenizer_config.json"
             config = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
@@ -70,7 +81,7 @@ def load(folder: Path) -> Tokenizer:
             model = models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
             return _framed(_bert(model, lowercase=bool(config.get("do_lower_case", True))))
     except Exception as error:  # the library raises plain Exception
-        raise BadSpecError(f"{folder}: the tokenizer cannot be read ({error})") from None
+        raise BadSpecError(f"{folder}: the tokenizer cannot be used ({error})") from None
     raise BadSpecError(f"{folder}: no tokenizer; expected tokenizer.json or vocab.txt")
 
 
@@ -96,6 +107,18 @@ def write(folder: Path, file: Path) -> None:
         load(file.parent).save(str(folder / FILE))
 
 
+def special_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a special token.
+
+    Raises:
+        BadSpecError: the vocabulary does not have it.
+    """
+    number: int | None = tokenizer.token_to_id(token)
+    if number is None:
+        raise BadSpecError(f"the vocabulary has no {token}; use the tokenizer of a BERT")
+    return number
+
+
 def _bert(model: models.WordPiece, *, lowercase: bool) -> Tokenizer:
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -106,12 +129,7 @@ def _bert(model: models.WordPiece, *, lowercase: bool) -> Tokenizer:
 
 def _framed(tokenizer: Tokenizer) -> Tokenizer:
     """Put `[CLS]` before and `[SEP]` after each text."""
-    ends = {}
-    for token in ("[SEP]", "[CLS]"):
-        number = tokenizer.token_to_id(token)
-        if number is None:
-            raise BadSpecError(f"the vocabulary has no {token}; use the vocabulary of a BERT")
-        ends[token] = number
+    separator, begin = (special_id(tokenizer, token) for token in ("[SEP]", "[CLS]"))
     tokenizer.add_special_tokens([token for token in SPECIAL if tokenizer.token_to_id(token) is not None])
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", ends["[SEP]"]), ("[CLS]", ends["[CLS]"]))
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", separator), ("[CLS]", begin))
     return tokenizer

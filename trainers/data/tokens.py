@@ -17,6 +17,7 @@ from trainers.data.framing import frame_of
 
 _CHUNK = 1024
 _COLUMN = "column-"
+_CUT = "cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class TokenSet:
         labels: (N, ...) what the task learns of each example: its class, its span, or nothing.
         second_at: (N,) position of each example's second text (token type 1 from there on), or
             None when every example is one text.
-        columns: (N, ...) further arrays by name, which the task's scoring needs.
+        columns: (N, ...) further arrays by name: what the task's scoring needs, and what `cut` says.
     """
 
     tokens: npt.NDArray[np.integer]
@@ -45,6 +46,12 @@ class TokenSet:
     def lengths(self) -> npt.NDArray[np.int64]:
         """(N,) tokens of each example."""
         return np.diff(self.offsets)
+
+    @property
+    def cut(self) -> npt.NDArray[np.bool_]:
+        """(N,) whether an example was longer than the limit; windows and packed sequences never are."""
+        found: npt.NDArray[np.bool_] | None = self.columns.get(_CUT)
+        return np.zeros(len(self), dtype=np.bool_) if found is None else found
 
     @classmethod
     def open(cls, folder: Path, part: str) -> TokenSet:
@@ -135,6 +142,7 @@ def tokenise(
     pieces: list[npt.NDArray[np.integer]] = [np.empty(0, dtype=dtype)]
     lengths: list[npt.NDArray[np.int64]] = []
     seconds: list[npt.NDArray[np.int64]] = []
+    cut: list[npt.NDArray[np.bool_]] = [np.empty(0, dtype=np.bool_)]
     for start in range(0, len(texts), _CHUNK):
         chunk = texts[start : start + _CHUNK]
         columns: list[Any] = list(zip(*chunk, strict=True)) if pairs else [chunk]
@@ -142,6 +150,8 @@ def tokenise(
         pieces.append(framed.tokens.astype(dtype, copy=False))
         lengths.append(framed.lengths)
         seconds.append(framed.second_at)
+        cut.append(framed.cut)
         progress(min(start + _CHUNK, len(texts)))
     offsets = ends_of(np.concatenate([*lengths, np.empty(0, dtype=np.int64)]))
-    return TokenSet(np.concatenate(pieces), offsets, labels, np.concatenate(seconds) if pairs else None)
+    second_at = np.concatenate(seconds) if pairs else None
+    return TokenSet(np.concatenate(pieces), offsets, labels, second_at, {_CUT: np.concatenate(cut)})

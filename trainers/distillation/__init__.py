@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from trainers.config import RunConfig, require_layer_map
+from trainers.config import Precision, RunConfig, require_layer_map
 from trainers.data.batches import Transform
 from trainers.distillation import plan, teacher
 from trainers.distillation.cache import cached_logits
@@ -41,6 +41,7 @@ class Distilled:
         transform: of training batches; None = nothing.
         identity: what a resumed run must find the same.
         facts: for the record.
+        teacher_precision: whose published peak the teacher's products could reach; None = no teacher.
     """
 
     module: nn.Module
@@ -49,6 +50,7 @@ class Distilled:
     projections: nn.ModuleDict = field(default_factory=nn.ModuleDict)
     identity: Mapping[str, str | int | float] = field(default_factory=dict)
     facts: Mapping[str, object] = field(default_factory=dict)
+    teacher_precision: Precision | None = None
 
 
 def tokenizer_origin(config: RunConfig, student: Origin) -> Origin:
@@ -73,6 +75,7 @@ def set_up(
     multiple: int,
     judges: bool,
     report: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> Distilled:
     """Find and check the teacher, and compute what of it can be kept.
 
@@ -86,6 +89,7 @@ def set_up(
         multiple: batch widths are rounded up to a multiple of this.
         judges: whether this worker computes losses: it alone asks the teacher.
         report: told about long work and what people should know, in one line each.
+        warn: told, in one line each, what is possible and probably a mistake.
 
     Raises:
         BadSpecError: the teacher does not fit the student, the task or the device.
@@ -100,12 +104,18 @@ def set_up(
     found = Teacher(
         teacher.locate(config.model.teacher, config.workspace),
         config,
+        task,
         data,
         device,
         with_head=bool(wanted.soft_weight),
         report=report,
     )
     shape = student.bert.config
+    if found.layers <= shape.num_hidden_layers and found.width <= shape.hidden_size:
+        warn(
+            f"model.teacher {found.folder} is no larger than its student ({found.layers} layers of width "
+            f"{found.width}, and {shape.num_hidden_layers} of {shape.hidden_size}); is it the model you mean?"
+        )
     layer_map = _layer_map(wanted.layer_map, shape.num_hidden_layers, found.layers)
     heads = plan.relation_heads(
         (shape.hidden_size, found.width), (shape.num_attention_heads, found.attention_heads)
@@ -152,7 +162,15 @@ def set_up(
         facts["layer_map"] = list(layer_map)
     if wanted.relation_weight:
         facts["relation_heads"] = heads
-    return Distilled(learner, lesson, transform, learner.projections, {"teacher.sha256": found.sha256}, facts)
+    return Distilled(
+        learner,
+        lesson,
+        transform,
+        learner.projections,
+        {"teacher.sha256": found.sha256},
+        facts,
+        found.format.precision,
+    )
 
 
 def _source_of_logits(soft_weight: float, kept: bool) -> str:

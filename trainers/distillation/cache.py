@@ -76,7 +76,7 @@ def cached_logits(
 
     Raises:
         NotFiniteError: the teacher's number format does not hold its logits.
-        OSError: no space, no permission.
+        CacheError: no space, no permission.
     """
     per_token = isinstance(data.head, SpanHead)
 

@@ -45,18 +45,17 @@ def soft_spans(
 
 
 def soft_tokens(
-    student: torch.Tensor, teacher: torch.Tensor, temperature: float, guessed: torch.Tensor
+    student: torch.Tensor, teacher: torch.Tensor, temperature: float, of_sequence: torch.Tensor
 ) -> torch.Tensor:
     """`soft_targets` over the vocabulary, the mean over each sequence's guessed positions.
 
     Args:
         student, teacher: (M, V) logits of the guessed positions.
         temperature: T.
-        guessed: (B, S) True where a token is guessed, M times.
+        of_sequence: (M,) guessed positions in the sequence of each.
     """
     each = _divergence(student.float() / temperature, teacher.float() / temperature)
-    share = 1.0 / guessed.sum(1, keepdim=True).clamp(min=1)
-    return temperature**2 * (each * share.expand(guessed.shape)[guessed]).sum()
+    return temperature**2 * (each / of_sequence).sum()
 
 
 def squared_distance(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -11,11 +11,11 @@ from trainers.data.batches import Batch
 from trainers.distillation import losses, plan
 from trainers.distillation.learner import Learner
 from trainers.distillation.teacher import LoadedTeacher
-from trainers.models.heads import IGNORED, ClassHead, Head, SpanHead
+from trainers.models.heads import ClassHead, Head, SpanHead
 from trainers.models.student import Output
 from trainers.objective import Objective
 from trainers.tasks.base import Task
-from trainers.telemetry.flops import Arithmetic
+from trainers.telemetry.flops import FlopCount
 
 
 class Lesson(Objective):
@@ -54,15 +54,19 @@ class Lesson(Objective):
         self._parts: dict[str, float] = {}
         self.begin_step(0, 1)
 
+    def stage(self, step: int, total_steps: int) -> range:
+        """See `Objective.stage`."""
+        return plan.stage(self._config, step, total_steps)
+
     def begin_step(self, step: int, total_steps: int) -> None:
         """See `Objective.begin_step`."""
         self._weights = plan.weights(self._config, step, total_steps)
         self._learner.with_hidden = self._weights.inside
         self._sums, self._examples = {}, 0
 
-    def asked(self) -> Arithmetic | None:
+    def asked(self) -> FlopCount | None:
         """See `Objective.asked`."""
-        return self._teacher.arithmetic if self._teacher is not None and self._asks else None
+        return self._teacher.flop_count if self._teacher is not None and self._asks else None
 
     @property
     def _asks(self) -> bool:
@@ -83,12 +87,9 @@ class Lesson(Objective):
         weighted = [getattr(weights, name) * part for name, part in parts.items()]
         return torch.stack(weighted).sum() * counted
 
-    def local_sums(self) -> list[float]:
+    def local_sums(self) -> list[float | torch.Tensor]:
         """See `Objective.local_sums`."""
-        # One copy from the device for all of them.
-        found = torch.stack([*self._sums.values()]).tolist() if self._sums else []
-        sums = dict(zip(self._sums, found, strict=True))
-        return [self._examples, *(sums.get(name, 0.0) for name in self._names)]
+        return [self._examples, *(self._sums.get(name, 0.0) for name in self._names)]
 
     def agree(self, sums: Sequence[float]) -> None:
         """See `Objective.agree`."""
@@ -144,7 +145,9 @@ class Lesson(Objective):
             return losses.soft_spans(student, teacher, temperature, batch.attention_mask)
         # Some models have rows for pieces that no tokenizer knows, to fill their matrices up.
         size = min(student.shape[-1], teacher.shape[-1])
-        return losses.soft_tokens(student[:, :size], teacher[:, :size], temperature, batch.labels != IGNORED)
+        return losses.soft_tokens(
+            student[:, :size], teacher[:, :size], temperature, batch.guesses_of_sequence()
+        )
 
 
 def _used(config: Distillation) -> list[str]:

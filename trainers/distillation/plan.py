@@ -37,13 +37,26 @@ def looks_inside(config: Distillation) -> bool:
     return any((config.hidden_weight, config.embedding_weight, config.relation_weight, config.cosine_weight))
 
 
+def stage(config: Distillation, step: int, total_steps: int) -> range:
+    """The steps of the stage that a step belongs to: of two, or the whole run.
+
+    The first stage has `ceil(hidden_first_fraction * total_steps)` steps.
+
+    Args:
+        config: share of the first stage.
+        step: 0-based.
+        total_steps: of the run.
+    """
+    first = math.ceil(config.hidden_first_fraction * total_steps)
+    return range(first) if step < first else range(first, total_steps)
+
+
 def weights(config: Distillation, step: int, total_steps: int) -> Weights:
     """Weights of one step.
 
-    With two stages, the first `ceil(hidden_first_fraction * total_steps)` steps learn what is
-    inside the model and nothing else, the others logits and task and nothing else (TinyBERT, arXiv
-    1909.10351, section 3). A linear schedule multiplies the teacher's weights by
-    `(n - i) / n` in step i of the n that the task's loss has a part in.
+    With two stages, the first learns what is inside the model and nothing else, the second logits
+    and task and nothing else (TinyBERT, arXiv 1909.10351, section 3). A linear schedule multiplies
+    the teacher's weights by `(n - i) / n` in step i of the n that the task's loss has a part in.
 
     Args:
         config: weights and schedule.
@@ -51,12 +64,12 @@ def weights(config: Distillation, step: int, total_steps: int) -> Weights:
         total_steps: of the run.
     """
     inside = (config.hidden_weight, config.embedding_weight, config.relation_weight, config.cosine_weight)
-    first = math.ceil(config.hidden_first_fraction * total_steps)
-    if step < first:
+    steps = stage(config, step, total_steps)
+    if config.hidden_first_fraction and steps.start == 0:
         return Weights(0.0, 0.0, *inside)
-    left = (total_steps - step) / (total_steps - first) if config.schedule == "linear" else 1.0
+    left = (steps.stop - step) / len(steps) if config.schedule == "linear" else 1.0
     soft = config.soft_weight * left
-    if first:
+    if steps.start:
         return Weights(1.0 - soft, soft, 0.0, 0.0, 0.0, 0.0)
     return Weights(1.0 - soft, soft, *(weight * left for weight in inside))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
-from trainers.config import RunConfig, Workspace
+from trainers.config import Precision, RunConfig, Workspace
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
 from trainers.distillation.taps import RelationTap
@@ -22,8 +22,8 @@ from trainers.models.heads import ClassHead, Head, SpanHead, VocabularyHead
 from trainers.models.origin import WEIGHTS, Folder
 from trainers.models.student import Output
 from trainers.precision import Rounded, has_bf16
-from trainers.tasks.base import Prepared
-from trainers.telemetry.flops import arithmetic_of
+from trainers.tasks.base import Prepared, Task
+from trainers.telemetry.flops import flop_count_of
 
 _FIELD = "model.teacher"
 _HEADS: dict[str, tuple[type[Head], str]] = {
@@ -56,19 +56,26 @@ class Format:
 
     Attributes:
         name: what really runs, for the record.
+        precision: whose published peak its products could reach.
         dtype: of its weights.
         rounded: products of operands rounded to bf16 in fp32 arithmetic.
     """
 
     name: str
+    precision: Precision = Precision.fp32
     dtype: torch.dtype = torch.float32
     rounded: bool = False
 
 
-def format_on(device: torch.device, wanted: str) -> Format:
+def format_on(device: torch.device, wanted: str, student: Precision = Precision.fp32) -> Format:
     """The format of `distillation.teacher_precision` on a device.
 
     Of the half formats `auto` prefers fp16 on a GPU: as fast as bf16, and eight times as precise.
+
+    Args:
+        device: to compute on.
+        wanted: of `distillation.teacher_precision`.
+        student: the run's precision; tf32 is switched on for the process, and so for an fp32 teacher.
 
     Raises:
         BadSpecError: the device does not have it.
@@ -81,12 +88,12 @@ def format_on(device: torch.device, wanted: str) -> Format:
                 "distillation.teacher_precision fp16 needs a GPU, and this worker computes on its CPU; "
                 "use auto"
             )
-        return Format("fp16 weights and arithmetic", torch.float16)
+        return Format("fp16 weights and arithmetic", Precision.fp16, torch.float16)
     if wanted == "bf16":
         if has_bf16(device):
-            return Format("bf16 weights and arithmetic", torch.bfloat16)
+            return Format("bf16 weights and arithmetic", Precision.bf16, torch.bfloat16)
         return Format(Rounded(torch.bfloat16).name, rounded=True)
-    return Format("fp32")
+    return Format("tf32", Precision.tf32) if student is Precision.tf32 else Format("fp32")
 
 
 class Teacher:
@@ -95,6 +102,7 @@ class Teacher:
     Args:
         folder: of the model.
         config: the run.
+        task: that is learned.
         data: the task's tokenizer and head.
         device: that it will compute on.
         with_head: whether its logits will be asked for.
@@ -113,6 +121,7 @@ class Teacher:
         self,
         folder: Folder,
         config: RunConfig,
+        task: Task,
         data: Prepared,
         device: torch.device,
         *,
@@ -122,15 +131,8 @@ class Teacher:
         self.folder, self._config, self._data, self._device = folder, config, data, device
         self._with_head = with_head
         fields = folder.config()
-        try:
-            self.layers, self.width, self.attention_heads, positions = (
-                int(fields[name])
-                for name in (
-                    "num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings",
-                )
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadSpecError(f"{_FIELD}: {folder}: config.json is not usable ({error})") from None
+        self.layers, self.width = fields["num_hidden_layers"], fields["hidden_size"]
+        self.attention_heads, positions = fields["num_attention_heads"], fields["max_position_embeddings"]
         if positions < config.task.max_length:
             raise BadSpecError(
                 f"{_FIELD} {folder} has {positions} positions, fewer than task.max_length "
@@ -138,8 +140,8 @@ class Teacher:
             )
         _same_vocabulary(data.tokenizer, folder)
         if with_head:
-            _same_task(folder, data.head, fields.get("id2label"), report)
-        self.format = format_on(device, config.distillation.teacher_precision)
+            _same_task(folder, data.head, task.spellings, fields.get("id2label"), report)
+        self.format = format_on(device, config.distillation.teacher_precision, config.precision)
         self.sha256 = origin.digest(folder, config.workspace)
 
     def load(self, *, relations_of: int | None = None) -> LoadedTeacher:
@@ -181,14 +183,14 @@ class LoadedTeacher:
         with_head: whether it is asked for logits.
 
     Attributes:
-        arithmetic: of one forward pass, to be counted.
+        flop_count: of the model.
     """
 
     def __init__(
         self, model: student.Student, tap: RelationTap | None, device: torch.device, *, with_head: bool
     ) -> None:
         self.model, self._tap, self._device, self._with_head = model, tap, device, with_head
-        self.arithmetic = arithmetic_of(model.bert.config, model.head if with_head else None)
+        self.flop_count = flop_count_of(model.bert.config, model.head if with_head else None)
 
     @torch.no_grad()
     def __call__(self, batch: Batch, *, with_hidden: bool) -> Output:
@@ -208,15 +210,17 @@ class LoadedTeacher:
 
 
 def require_finite(logits: torch.Tensor, teacher: Teacher) -> None:
-    """Refuse what a half precision cannot hold.
+    """Refuse what the teacher's number format cannot hold.
 
     Raises:
         NotFiniteError: naming the format.
     """
     if not bool(torch.isfinite(logits).all()):
+        remedy = "set distillation.teacher_precision to bf16 or fp32"
+        if teacher.format == Format("fp32"):
+            remedy = "its weights are damaged, use another teacher"
         raise NotFiniteError(
-            f"{_FIELD} {teacher.folder} gives logits that are not finite in {teacher.format.name}; "
-            "set distillation.teacher_precision to bf16 or fp32"
+            f"{_FIELD} {teacher.folder} gives logits that are not finite in {teacher.format.name}; {remedy}"
         )
 
 
@@ -242,7 +246,13 @@ def _pieces(tokenizer: Tokenizer) -> list[str]:
     return [piece for piece, _ in sorted(tokenizer.get_vocab().items(), key=lambda one: one[1])]
 
 
-def _same_task(folder: Folder, head: Head, names: object, report: Callable[[str], None]) -> None:
+def _same_task(
+    folder: Folder,
+    head: Head,
+    spellings: Mapping[str, int],
+    names: object,
+    report: Callable[[str], None],
+) -> None:
     """The teacher has a head of this kind, and the same classes under the same numbers."""
     try:
         with safe_open(str(folder.path / WEIGHTS), framework="pt") as stored:
@@ -259,7 +269,12 @@ def _same_task(folder: Folder, head: Head, names: object, report: Callable[[str]
         )
     if not isinstance(head, ClassHead) or not isinstance(names, dict):
         return
-    theirs = [str(names[key]) for key in sorted(names, key=int)]
+    if {*names} != {*map(str, range(len(names)))}:
+        raise BadSpecError(
+            f"{_FIELD} {folder}: config.json's id2label has the keys {', '.join(sorted(names))}; "
+            f"number its classes 0 to {len(names) - 1}"
+        )
+    theirs = [str(names[str(number)]) for number in range(len(names))]
     if len(theirs) != len(head.classes):
         raise BadSpecError(
             f"{_FIELD} {folder} tells {len(theirs)} classes, and the task has {len(head.classes)}; "
@@ -268,8 +283,9 @@ def _same_task(folder: Folder, head: Head, names: object, report: Callable[[str]
     if all(_UNNAMED.fullmatch(name) for name in theirs):
         report(f"{_FIELD}: the teacher's classes have no names; they are taken in the task's order")
         return
+    meant = {our.casefold(): number for number, our in enumerate(head.classes)} | dict(spellings)
     for number, (their, our) in enumerate(zip(theirs, head.classes, strict=True)):
-        if their.casefold() != our.casefold():
+        if meant.get(their.casefold()) != number:
             raise BadSpecError(
                 f"{_FIELD} {folder} calls class {number} {their!r}, and the task {our!r}; "
                 "use a teacher that was fine-tuned on the task"

@@ -16,13 +16,11 @@ from trainers.assembly import assemble
 from trainers.config import RunConfig
 from trainers.errors import BadSpecError
 from trainers.measuring.figures import LayerTime, StepTimes
-from trainers.models.student import Student
+from trainers.models.student import HEADS, Student
 from trainers.process import environment_restored, reset_process
 from trainers.reporting import Clock, NeverStop, NullSink
 from trainers.telemetry.instruments import Instruments
 from trainers.trainer import Trainer
-
-_HEADS = ("classifier", "qa_outputs", "cls")
 
 
 class _Stamps:
@@ -36,7 +34,7 @@ class _Stamps:
     def __init__(self, student: Student, device: torch.device) -> None:
         self._device = device
         bert: Any = student.bert.bert
-        head = next(getattr(student.bert, name) for name in _HEADS if hasattr(student.bert, name))
+        head = next(getattr(student.bert, name) for name in HEADS if hasattr(student.bert, name))
         self.parts: dict[str, nn.Module] = {
             "embeddings": bert.embeddings,
             **{f"layer {number}": layer for number, layer in enumerate(bert.encoder.layer)},
@@ -71,31 +69,32 @@ class _Stamps:
             entered_s = self.forward[name]
         return found
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """The time when the device has done what it was given."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
     def _begin(self, module: nn.Module, inputs: Any) -> None:
-        self.begin_s = self._now()
+        self.begin_s = self.now()
 
     def _left(self, name: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             tensor = output[0] if isinstance(output, tuple) else output
             if not isinstance(tensor, torch.Tensor):
                 tensor = tensor.logits
-            self.forward[name] = self._now()
+            self.forward[name] = self.now()
             if tensor.requires_grad:
 
                 def reached(gradient: torch.Tensor) -> None:
-                    self.backward[name] = self._now()
+                    self.backward[name] = self.now()
 
                 tensor.register_hook(reached)
 
         return hook
 
     def _ended(self, parameter: torch.Tensor) -> None:
-        self.backward["end"] = self._now()
+        self.backward["end"] = self.now()
 
 
 def layer_times(config: RunConfig, *, steps: int, warm_up: int) -> StepTimes:
@@ -127,7 +126,7 @@ def layer_times(config: RunConfig, *, steps: int, warm_up: int) -> StepTimes:
                 trainer.train_step(batch)
                 if step >= warm_up:
                     layers.append(stamps.times())
-                    whole_s.append(time.perf_counter() - began_s)
+                    whole_s.append(stamps.now() - began_s)
         finally:
             stamps.remove()
         sizes = _gradient_bytes(stamps.parts, parts.model)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainers.checkpoints import manifest
 from trainers.config import LAYERS, Workspace
 from trainers.data.fingerprint import fingerprint
 from trainers.data.paths import HUB, UnusablePath, resolve
@@ -15,6 +16,8 @@ from trainers.errors import BadSpecError
 WEIGHTS = "model.safetensors"
 VOCABULARY_SIZE = 30_522
 """Most WordPiece pieces of a preset's vocabulary, as in the published models."""
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
+"""Fields of `config.json` that every model has."""
 _FILES = ("config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 _HIDDEN = {"tiny": 128, "mini": 256, "small": 512, "medium": 512, "base": 768}
@@ -58,11 +61,11 @@ class Folder:
         """Fields of the folder's `BertConfig`.
 
         Raises:
-            BadSpecError: missing, malformed, or not a BERT.
+            BadSpecError: missing, malformed, not a BERT, or of a quantised one.
         """
         file = self.path / "config.json"
         try:
-            fields = json.loads(file.read_text(encoding="utf-8"))
+            fields = json.loads(file.read_text(encoding="utf-8-sig"))
         except FileNotFoundError:
             raise BadSpecError(f"{self.path}: not a model folder; config.json is missing") from None
         except (OSError, ValueError) as error:
@@ -70,6 +73,16 @@ class Folder:
         kind = fields.get("model_type") if isinstance(fields, dict) else None
         if kind != "bert":
             raise BadSpecError(f"{file}: model_type is {kind!r}; only bert models can be trained")
+        if fields.get("quantization_config"):
+            raise BadSpecError(
+                f"{file}: the model is quantised (quantization_config): quantised weights are not loaded; "
+                "save the model in fp32, fp16 or bf16"
+            )
+        for name in _SIZES:
+            size = fields.get(name)
+            if type(size) is not int or size < 1:
+                found = repr(size) if name in fields else "missing"
+                raise BadSpecError(f"{file}: {name} is {found}; give a whole number of at least 1")
         return dict(fields)
 
 
@@ -98,7 +111,7 @@ def locate(model: str, workspace: Workspace, field: str = "model.student") -> Or
     """What `model.student`, or the field of that name, means.
 
     Raises:
-        BadSpecError: unknown, outside the roots, without weights, or not on the hub.
+        BadSpecError: unknown, outside the roots, without weights, damaged, or not on the hub.
     """
     if model in PRESETS:
         return Preset(model)
@@ -119,6 +132,10 @@ def _with_weights(folder: Path) -> Path:
     if not (folder / WEIGHTS).is_file():
         raise BadSpecError(
             f"{folder}: the model folder has no weights ({WEIGHTS} is missing; other formats are not loaded)"
+        )
+    if (problem := manifest.changed(folder, _FILES)) is not None:
+        raise BadSpecError(
+            f"{folder}: {problem}; copy the model there anew, or remove its manifest.json if you changed it"
         )
     return folder
 

@@ -26,7 +26,7 @@ from transformers.models.bert.modeling_bert import (
 
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
-from trainers.models.heads import IGNORED, ClassHead, Head, SpanHead, VocabularyHead
+from trainers.models.heads import ClassHead, Head, SpanHead, VocabularyHead
 from trainers.models.origin import WEIGHTS, Folder, Origin
 
 ATTENTION = "sdpa"
@@ -38,12 +38,22 @@ _MODELS: dict[type[Head], type[BertPreTrainedModel]] = {
     SpanHead: BertForQuestionAnswering,
     VocabularyHead: BertForMaskedLM,
 }
-_HEADS = ("classifier.", "qa_outputs.", "cls.")
+HEADS = ("classifier", "qa_outputs", "cls")
+"""Names of the modules that heads are; a model has one of them."""
+_OF_HEADS = tuple(f"{name}." for name in HEADS)
 _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 """Parameters that are others under a second name, which a file holds once."""
+_NOT_KEPT = (
+    "architectures", "transformers_version", "_name_or_path", "auto_map", "torch_dtype", "dtype",
+    "return_dict", "output_attentions", "output_hidden_states", "torchscript",
+    "add_cross_attention", "chunk_size_feed_forward", "tie_word_embeddings",
+    "num_labels", "id2label", "label2id", "problem_type",
+)  # fmt: skip
+"""Fields of a `config.json` that are no part of an encoder: bookkeeping, ways of calling it, its head."""
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _LAYER = re.compile(r"^bert\.encoder\.layer\.(\d+)\.")
 
 
@@ -102,7 +112,8 @@ class Student(nn.Module):
             logits = self.bert.qa_outputs(encoded.last_hidden_state)
         else:
             # Only what is to be guessed: the vocabulary's product is most of a small model's work.
-            logits = self.bert.cls(encoded.last_hidden_state[batch.labels != IGNORED])
+            tokens = encoded.last_hidden_state.flatten(0, 1)
+            logits = self.bert.cls(tokens.index_select(0, batch.guessed))
         return logits
 
     def checkpoint_activations(self) -> None:
@@ -167,7 +178,7 @@ def build(
     Args:
         origin: preset or folder.
         head: what it ends in.
-        vocabulary_size: of the tokenizer.
+        vocabulary_size: one more than the tokenizer's largest id.
         dropout: of hidden states, attention and head.
         max_length: longest sequence that it will see, in tokens.
         pad_id: token id of padding.
@@ -177,8 +188,11 @@ def build(
         BadSpecError: the folder's model does not fit tokenizer, length or its own weights.
     """
     fields: dict[str, Any] = origin.config() if isinstance(origin, Folder) else origin.config(vocabulary_size)
+    for name in _NOT_KEPT:
+        fields.pop(name, None)
+    depth = fields["num_hidden_layers"]
     if layers is not None:
-        fields["num_hidden_layers"] = _kept(layers, origin, int(fields["num_hidden_layers"]))
+        fields["num_hidden_layers"] = _kept(layers, origin, depth)
     fields.update(
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
@@ -192,25 +206,18 @@ def build(
             label2id={name: i for i, name in enumerate(head.classes)},
             problem_type="single_label_classification",
         )
-    for bookkeeping in (
-        "architectures",
-        "transformers_version",
-        "_name_or_path",
-        "auto_map",
-        "torch_dtype",
-        "dtype",
-    ):
-        fields.pop(bookkeeping, None)
     try:
         config = BertConfig(**fields)
         config._attn_implementation = ATTENTION
         bert = _MODELS[type(head)](config).float()
-    except (TypeError, ValueError) as error:
-        raise BadSpecError(f"{origin}: the model's configuration is not usable ({error})") from None
+    except Exception as error:  # the library lets a field's value fail where it is used, in any way
+        lines = [line.strip() for line in str(error).splitlines()]
+        reason = " ".join((type(error).__name__, *lines[:2]))
+        raise BadSpecError(f"{origin}: the model's configuration is not usable ({reason})") from None
     if config.vocab_size < vocabulary_size:
         raise BadSpecError(
-            f"the tokenizer has {vocabulary_size} pieces, but the model {config.vocab_size}; "
-            "use its own tokenizer"
+            f"the tokenizer's ids go up to {vocabulary_size - 1}, and {origin} has rows for 0 to "
+            f"{config.vocab_size - 1}; use its own tokenizer"
         )
     if config.max_position_embeddings < max_length:
         raise BadSpecError(
@@ -218,7 +225,7 @@ def build(
             f"{config.max_position_embeddings} positions; lower it"
         )
     if isinstance(origin, Folder):
-        return Student(bert, head, _load(bert, origin.path / WEIGHTS, layers))
+        return Student(bert, head, _load(bert, origin.path / WEIGHTS, layers, depth))
     return Student(bert, head, list(bert.state_dict()))
 
 
@@ -237,8 +244,14 @@ def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
     return len(layers)
 
 
-def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None) -> list[str]:
+def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None, depth: int) -> list[str]:
     """Copy what the file has; the head and the pooler may start anew, the encoder may not.
+
+    Args:
+        bert: to be filled.
+        file: with weights.
+        layers: which of the file's layers the model has; None = all.
+        depth: how many layers `config.json` says that the file has.
 
     Returns:
         The names of the weights that start anew.
@@ -247,13 +260,21 @@ def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None) -
     missing = set(wanted) - set(_TIED)
     try:
         with safe_open(str(file), framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118  (the handle is no mapping)
-                for target in _names_here(name, layers):
+            names = {name: _parameter_of(name) for name in stored.keys()}  # noqa: SIM118  (no mapping)
+            numbers = {int(found[1]) for own in names.values() if (found := _LAYER.match(own))}
+            if len(numbers) > depth:
+                raise BadSpecError(
+                    f"{file}: the file has {len(numbers)} layers, config.json says {depth}; "
+                    "correct config.json, and use model.layers to keep some"
+                )
+            for name, own in names.items():
+                for target in _targets(own, layers):
                     if target not in missing:
                         continue
                     tensor = stored.get_tensor(name)
+                    _require_numbers(tensor, f"{file}: {name}")
                     if tensor.shape != wanted[target].shape:
-                        if target.startswith(_HEADS):
+                        if target.startswith(_OF_HEADS):
                             continue  # a head of another task
                         raise BadSpecError(
                             f"{file}: {name} has shape {tuple(tensor.shape)}, "
@@ -263,22 +284,41 @@ def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None) -
                     missing.discard(target)
     except (SafetensorError, OSError) as error:
         raise BadSpecError(f"{file}: the weights cannot be read ({error})") from None
-    needed = sorted(name for name in missing if not name.startswith((*_HEADS, "bert.pooler.")))
+    needed = sorted(name for name in missing if not name.startswith((*_OF_HEADS, "bert.pooler.")))
     if needed:
         raise BadSpecError(f"{file}: {len(needed)} weights of the encoder are missing, first {needed[0]}")
     return sorted(missing)
 
 
-def _names_here(name: str, layers: Sequence[int] | None) -> list[str]:
-    """A stored name in this model: encoders are stored bare, old LayerNorms as gamma and beta.
+def _require_numbers(tensor: torch.Tensor, what: str) -> None:
+    """Refuse a tensor that says nothing without further ones, or nothing at all.
 
-    None when the model does not have its layer; several when it has the layer more than once.
+    Raises:
+        BadSpecError: it is quantised, or not finite.
     """
+    if tensor.dtype not in _FLOATS:
+        raise BadSpecError(
+            f"{what} is {str(tensor.dtype).removeprefix('torch.')}: quantised weights are not loaded; "
+            "save the model in fp32, fp16 or bf16"
+        )
+    if not bool(torch.isfinite(tensor).all()):
+        raise BadSpecError(
+            f"{what} has values that are not finite: the weights are damaged; "
+            "use another copy of the model, or a checkpoint from before it diverged"
+        )
+
+
+def _parameter_of(name: str) -> str:
+    """The parameter that a stored name is of: encoders are stored bare, old LayerNorms as gamma and beta."""
     if name.endswith("LayerNorm.gamma"):
         name = name.removesuffix("gamma") + "weight"
     elif name.endswith("LayerNorm.beta"):
         name = name.removesuffix("beta") + "bias"
-    name = name if name.startswith(("bert.", *_HEADS)) else f"bert.{name}"
+    return name if name.startswith(("bert.", *_OF_HEADS)) else f"bert.{name}"
+
+
+def _targets(name: str, layers: Sequence[int] | None) -> list[str]:
+    """What a file's parameter becomes in the model: nothing without its layer, several with more of it."""
     found = _LAYER.match(name)
     if layers is None or found is None:
         return [name]

@@ -25,6 +25,10 @@ _ADAMW_FLAGS = {
 }
 
 
+_PARTS_OF_PARAMETERS = ("master", "remainder")
+"""In Adan's state: they complete 16-bit parameters."""
+
+
 @dataclass(frozen=True, slots=True)
 class Built:
     """An optimizer and what really runs, for the record.
@@ -67,6 +71,17 @@ def build(config: Optimizer, model: nn.Module) -> Built:
     if config.name is OptimizerName.adamw:
         return _adamw(config, groups, names)
     return _adan(config, groups, names)
+
+
+def restart(optimizer: torch.optim.Optimizer) -> None:
+    """Put an optimizer's moments, previous gradients and step counts to 0, as before its first step.
+
+    The fp32 values of half-precision parameters stay.
+    """
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if name not in _PARTS_OF_PARAMETERS:
+                value.zero_()
 
 
 def _adamw(config: Optimizer, groups: list[dict[str, Any]], names: tuple[str, ...]) -> Built:

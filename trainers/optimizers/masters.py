@@ -54,7 +54,7 @@ class MasterAdamW(torch.optim.AdamW):
             masters.append(master)
             halves.append(half)
         if scale is not None and gradients:
-            torch._foreach_div_(gradients, float(scale))
+            torch._foreach_div_(gradients, scale)
         self.grad_scale = None
         super().step()
         self.grad_scale = scale

@@ -16,8 +16,8 @@ def learning_rate(config: Optimizer, step: int, total_steps: int) -> float:
 
     Args:
         config: peak, warm-up share and shape.
-        step: 0-based.
-        total_steps: of the run.
+        step: 0-based, within its stage.
+        total_steps: of the stage; most runs have one.
     """
     warmup = math.ceil(config.warmup_fraction * total_steps)
     if step < warmup:

@@ -35,14 +35,18 @@ class Workers:
         """The rank of a worker."""
         return stage * self.replicas + replica
 
-    def sum(self, values: Sequence[float], device: torch.device) -> list[float]:
+    def sum(self, values: Sequence[float | torch.Tensor], device: torch.device) -> list[float]:
         """Sums over all workers, the same on each; waits for all.
 
+        What lies on a device comes from it in one transfer, for which the host waits.
+
         Args:
-            values: this worker's share, as many on each.
+            values: this worker's share, as many on each; tensors are scalars.
             device: that the exchange goes through.
         """
-        return list(values)
+        there = [value.double() for value in values if isinstance(value, torch.Tensor)]
+        found = iter(torch.stack(there).tolist() if there else ())
+        return [next(found) if isinstance(value, torch.Tensor) else value for value in values]
 
     def share(self, value: Any) -> Any:
         """Rank 0's value, on every worker."""
@@ -78,9 +82,13 @@ class GroupWorkers(Workers):
         self.stages, self.replicas = stages, self.world // stages
         self.stage, self.replica = divmod(self.rank, self.replicas)
 
-    def sum(self, values: Sequence[float], device: torch.device) -> list[float]:
+    def sum(self, values: Sequence[float | torch.Tensor], device: torch.device) -> list[float]:
         """See `Workers.sum`."""
-        tensor = torch.tensor(values, dtype=torch.float64, device=device)
+        known = [0.0 if isinstance(value, torch.Tensor) else value for value in values]
+        tensor = torch.tensor(known, dtype=torch.float64, device=device)
+        for place, value in enumerate(values):
+            if isinstance(value, torch.Tensor):
+                tensor[place] = value
         distributed.all_reduce(tensor)
         return list(tensor.tolist())
 

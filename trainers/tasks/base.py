@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -47,7 +48,7 @@ class Prepared:
     Attributes:
         train, validation: tokenised examples.
         tokenizer: file of the tokenizer that made them.
-        vocabulary_size: its pieces.
+        vocabulary_size: its largest token id, and one.
         pad_id: its token id of padding.
         identity: what the data is, by name: hashes, sizes, limits. A resumed run must find
             the same.
@@ -74,6 +75,8 @@ class Task(ABC):
     """The metric by which checkpoints are compared."""
     higher_is_better: ClassVar[bool] = True
     """Direction of the headline."""
+    spellings: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    """Class of each label as files write it, in lower case; empty where classes have one name each."""
     timed: ClassVar[bool] = False
     """Whether the evaluation's time per example is one of its scores, as `sequence_ms`."""
 
@@ -92,4 +95,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Sum (not mean) of the loss over the batch's examples, a scalar in fp32."""
+        """Sum (not mean) of the loss over the batch's examples, a scalar in fp32.
+
+        On a GPU nothing in it may need the host to wait, such as a shape that depends on the data.
+        """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from trainers import config as configuration
-from trainers.config import RunConfig
+from trainers.config import MAX_LENGTH, RunConfig
 from trainers.data import tokenizers
 from trainers.data.cache import cached_folder
 from trainers.data.fingerprint import digest_of, digest_text
@@ -26,7 +26,7 @@ from trainers.models.heads import Head
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Prepared, Scoring, Task
 
-_LAYOUT = 3
+_LAYOUT = 4
 """Grows when the cache's content changes for the same input."""
 _REPORT_S = 2.0
 _NOTES = "notes.json"
@@ -116,6 +116,14 @@ class DatasetTask(Task, Generic[Example]):
             }
         return drawn(parts, self.stratum, task)
 
+    def review(self, parts: Mapping[str, Sequence[Example]], task: configuration.Task) -> Iterable[str]:
+        """What the log should say of the selected examples, a line each; nothing unless a task has such.
+
+        Raises:
+            BadDataError: nothing can be learned from them, or nothing scored.
+        """
+        return ()
+
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
         """See `Task.prepare`. What is already in the cache is neither read nor tokenised."""
         source = open_source(config.task, config.workspace, hub_id=self.hub_id, layouts=self.layouts)
@@ -139,12 +147,15 @@ class DatasetTask(Task, Generic[Example]):
         for line in json.loads((folder / _NOTES).read_text(encoding="utf-8")):
             report(line)
         train, validation = TokenSet.open(folder, "train"), TokenSet.open(folder, "validation")
+        for part, tokens in (("train", train), ("validation", validation)):
+            if tokens.cut.any():
+                report(examples.told_of_cut(part, tokens))
         head, scoring = self.outcome(folder, validation, config.task)
         return Prepared(
             train,
             validation,
             file,
-            tokenizer.get_vocab_size(),
+            tokenizers.vocabulary_size(tokenizer),
             pad_id,
             {
                 **examples.identity,
@@ -194,7 +205,35 @@ class _Examples(Generic[Example]):
         if self._selected is None:
             parts = {part: self._read(part) for part in self._source.parts}
             self._selected = self._task.select(parts, self._config)
+            self.notes.extend(self._task.review(self._selected, self._config))
         return self._selected
+
+    def told_of_cut(self, part: str, tokens: TokenSet) -> str:
+        """What the log says of a part in which examples are longer than the limit.
+
+        Raises:
+            BadDataError: naming the first, where the spec has none cut.
+        """
+        limit = self._config.max_length
+        if self._config.too_long == "error":
+            place = self._place(self.selected()[part][int(tokens.cut.argmax())])
+            raise BadDataError(
+                f"{place}: more than {limit} tokens; raise task.max_length, shorten the text, or set "
+                "task.too_long: cut"
+            )
+        share = f"{tokens.cut.sum()} of {len(tokens)} examples ({100 * tokens.cut.mean():.1f} %)"
+        told = f"{part}: {share} have more than {limit} tokens and are cut"
+        return told if limit == MAX_LENGTH else f"{told}; raise task.max_length to keep them whole"
+
+    def _place(self, example: Example) -> str:
+        """Where an example stands: the first row with its texts."""
+        texts = list(self._task.texts(example))
+        for part in self._source.parts:
+            for row in self._source.rows(part):
+                found = self._task.example(row, self._config)
+                if found is not None and list(self._task.texts(found)) == texts:
+                    return row.where
+        return self._source.name
 
     def _read(self, part: str) -> list[Example]:
         read = [self._task.example(row, self._config) for row in self._source.rows(part)]
@@ -231,6 +270,27 @@ def drawn(
         strata = np.array([stratum(one) for one in units])
         chosen[part] = [units[i] for i in balanced_subset(strata, wanted[part], task.split_seed, part)]
     return chosen
+
+
+def same_answer(
+    parts: Mapping[str, Sequence[Example]], answer: Callable[[Example], str], advice: str
+) -> Iterator[str]:
+    """Says of which part all examples have the same answer.
+
+    Args:
+        parts: `train` and `validation`.
+        answer: of an example, in words, such as `label 1`.
+        advice: how to come by other answers.
+
+    Raises:
+        BadDataError: the training part does, so that a model would learn nothing else.
+    """
+    for part, examples in parts.items():
+        if len(set(map(answer, examples))) == 1:
+            line = f"{part}: all examples ({len(examples)}) have {answer(examples[0])}"
+            if part == "train":
+                raise BadDataError(f"{line}, so that there is nothing to tell apart; {advice}")
+            yield f"{line}: its scores say little"
 
 
 class Pace:

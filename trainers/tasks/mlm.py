@@ -29,8 +29,8 @@ from trainers.data.masking import Masking
 from trainers.data.packing import Packer
 from trainers.data.sources import Source, open_source, source_identity
 from trainers.data.tokens import TokenSet, TokenWriter
-from trainers.errors import BadDataError, BadSpecError
-from trainers.models.heads import IGNORED, VocabularyHead
+from trainers.errors import BadDataError
+from trainers.models.heads import VocabularyHead
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Prepared, Task
 from trainers.tasks.dataset import Pace, padding_id
@@ -81,7 +81,7 @@ class Mlm(Task):
             train,
             validation,
             file,
-            tokenizer.get_vocab_size(),
+            tokenizers.vocabulary_size(tokenizer),
             padding_id(tokenizer, file),
             {
                 **identity,
@@ -97,10 +97,14 @@ class Mlm(Task):
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Cross-entropy, the mean over each sequence's guessed tokens, summed over sequences."""
-        guessed = batch.labels != IGNORED
-        of_tokens = functional.cross_entropy(logits.float(), batch.labels[guessed], reduction="none")
-        total = (of_tokens / guessed.sum(1).repeat_interleave(guessed.sum(1))).sum()
-        return total if batch.examples else total * 0.0
+        of_tokens = functional.cross_entropy(logits.float(), _right(batch), reduction="none")
+        return (of_tokens / batch.guesses_of_sequence()).sum()
+
+
+def _right(batch: Batch) -> torch.Tensor:
+    """(M,) the tokens to be guessed."""
+    assert batch.guessed is not None
+    return batch.labels.flatten().index_select(0, batch.guessed)
 
 
 class GuessScoring:
@@ -115,8 +119,7 @@ class GuessScoring:
         The rank is among the whole vocabulary; tokens with the same logit share their mean rank,
         and only a token that stands alone at the top is right.
         """
-        guessed = batch.labels != IGNORED
-        right = batch.labels[guessed]
+        right = _right(batch)
         found = []
         for start in range(0, len(right), self._TOKENS):
             part = logits[start : start + self._TOKENS].float()
@@ -125,9 +128,10 @@ class GuessScoring:
             # Counted from the end, so that a NaN ranks last.
             rank = part.shape[1] - below - (equal - 1) * 0.5
             found.append(torch.stack([torch.ones_like(rank), (rank == 1.0).float(), 1.0 / rank], dim=1))
-        of_sequences = logits.new_zeros((len(guessed), 3), dtype=torch.float32)
+        of_sequences = logits.new_zeros((len(batch.labels), 3), dtype=torch.float32)
         if found:
-            of_sequences.index_add_(0, guessed.nonzero()[:, 0], torch.cat(found))
+            assert batch.guessed is not None
+            of_sequences.index_add_(0, batch.guessed // batch.labels.shape[1], torch.cat(found))
         return of_sequences
 
     def score(self, observed: npt.NDArray[np.float32]) -> dict[str, float]:
@@ -241,8 +245,8 @@ def _pack(
     encode, dtype = encoder_of(tokenizer), token_dtype(tokenizer)
     packer = Packer(
         task.max_length,
-        begin=_special(tokenizer, "[CLS]"),
-        separator=_special(tokenizer, "[SEP]"),
+        begin=tokenizers.special_id(tokenizer, "[CLS]"),
+        separator=tokenizers.special_id(tokenizer, "[SEP]"),
         dtype=dtype,
     )
     told = Pace(report, f"{part}: tokenised and packed", wanted, "sequences")
@@ -270,10 +274,3 @@ def _pack(
             )
         writer.finish()
     report(f"{part}: {done} sequences of {task.max_length} tokens, {writer.tokens} tokens")
-
-
-def _special(tokenizer: Tokenizer, token: str) -> int:
-    number: int | None = tokenizer.token_to_id(token)
-    if number is None:
-        raise BadSpecError(f"the vocabulary has no {token}; use the tokenizer of a BERT")
-    return number

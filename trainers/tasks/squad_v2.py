@@ -84,6 +84,14 @@ class SquadV2(DatasetTask[Question]):
             }
         return drawn(parts, self.stratum, task)
 
+    def review(self, parts: Mapping[str, Sequence[Question]], task: configuration.Task) -> Iterable[str]:
+        """See `DatasetTask.review`; SQuAD 1.1 has nothing but questions with an answer."""
+        for part, questions in parts.items():
+            answered = sum(map(self.stratum, questions))
+            if answered in (0, len(questions)):
+                share = "all have an answer" if answered else "none has an answer"
+                yield f"{part}: of {len(questions)} questions {share}"
+
     def tokenise(
         self,
         examples: Sequence[Question],
@@ -110,9 +118,9 @@ class SquadV2(DatasetTask[Question]):
         scores = logits.float()
         if batch.attention_mask is not None:
             scores = scores.masked_fill(~batch.attention_mask[:, :, None], -torch.inf)
-        # (B, S, 2) with labels (B, 2): positions are the classes.
-        total = functional.cross_entropy(scores, batch.labels, reduction="sum") / 2
-        return total if batch.examples else total * 0.0
+        # Positions are the classes, in (2 B, S): with more dimensions a GPU has no deterministic kernel.
+        scores = scores.transpose(1, 2).flatten(0, 1)
+        return functional.cross_entropy(scores, batch.labels.flatten(), reduction="sum") / 2
 
 
 def _stride(task: configuration.Task) -> int:
@@ -125,7 +133,7 @@ def _answers(row: Row, context: str) -> tuple[Answer, ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise row.refusal("answers", f"not JSON ({error})") from None
     if isinstance(value, Mapping):
         texts, starts = value.get("text"), value.get("answer_start")

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from trainers.data.tokenizers import special_id
 from trainers.data.tokens import TokenSet, token_dtype
-from trainers.errors import BadDataError, BadSpecError
+from trainers.errors import BadDataError
 
 _CHUNK = 1024
 
@@ -130,7 +131,7 @@ def tokenise_windows(
     """
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    cls, sep = _special(tokenizer, "[CLS]"), _special(tokenizer, "[SEP]")
+    cls, sep = special_id(tokenizer, "[CLS]"), special_id(tokenizer, "[SEP]")
     numbers = {text: i for i, text in enumerate(dict.fromkeys(one.context for one in questions))}
     contexts = Contexts(list(numbers), tokenizer)
     dtype = token_dtype(tokenizer)
@@ -190,10 +191,3 @@ def _answer_tokens(question: Question, contexts: Contexts, context: int) -> Span
             "remove the answer"
         )
     return found
-
-
-def _special(tokenizer: Tokenizer, token: str) -> int:
-    number: int | None = tokenizer.token_to_id(token)
-    if number is None:
-        raise BadSpecError(f"the vocabulary has no {token}; use the tokenizer of a BERT")
-    return number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,9 +21,10 @@ from trainers.data.layouts import OFFICIAL
 from trainers.data.rows import Row
 from trainers.data.selection import held_out_by_text
 from trainers.data.tokens import TokenSet, tokenise
+from trainers.errors import BadDataError
 from trainers.models.heads import ClassHead, Head
 from trainers.tasks.base import Scoring
-from trainers.tasks.dataset import DatasetTask, drawn
+from trainers.tasks.dataset import DatasetTask, drawn, same_answer
 from trainers.tasks.scores import classification
 
 LEVEL = 6
@@ -97,6 +98,7 @@ class Tariff(DatasetTask[Phrase]):
                 np.array([self.stratum(one) for one in whole]),
                 task.validation_fraction,
                 task.split_seed,
+                advice="lower task.level or add examples" if (task.level or LEVEL) > 2 else "add examples",
             )
             parts = {
                 part: [whole[i] for i in rows]
@@ -109,6 +111,20 @@ class Tariff(DatasetTask[Phrase]):
             for part, phrases in chosen.items()
         }
 
+    def review(self, parts: Mapping[str, Sequence[Phrase]], task: configuration.Task) -> Iterator[str]:
+        """See `DatasetTask.review`."""
+        level = task.level or LEVEL
+        yield from same_answer(
+            parts,
+            lambda one: f"code {one.code} at level {level}",
+            "raise task.level or add rows of other codes",
+        )
+        if all(one.number == UNSEEN for one in parts["validation"]):
+            raise BadDataError(
+                f"validation: no code of {len(parts['validation'])} examples is in the training part, so "
+                "that none can be found; put the same codes into both parts, or leave the validation part out"
+            )
+
     def tokenise(
         self,
         examples: Sequence[Phrase],
@@ -119,7 +135,8 @@ class Tariff(DatasetTask[Phrase]):
         """See `DatasetTask.tokenise`; labels (N,) classes, column `code` (N,) the code as a number."""
         labels = np.array([one.number for one in examples], dtype=np.int64)
         tokens = tokenise([one.text for one in examples], labels, tokenizer, task.max_length, told)
-        return replace(tokens, columns={"code": np.array([int(one.code) for one in examples])})
+        codes = np.array([int(one.code) for one in examples])
+        return replace(tokens, columns={**tokens.columns, "code": codes})
 
     def describe(self, folder: Path, parts: Mapping[str, Sequence[Phrase]], task: configuration.Task) -> None:
         """Write the codes of the classes, by number."""
@@ -139,8 +156,7 @@ class Tariff(DatasetTask[Phrase]):
         number of classes.
         """
         seen = functional.cross_entropy(logits.float(), batch.labels, ignore_index=UNSEEN, reduction="sum")
-        total = seen + (batch.labels == UNSEEN).sum() * math.log(logits.shape[1])
-        return total if batch.examples else total * 0.0
+        return seen + (batch.labels == UNSEEN).sum() * math.log(logits.shape[1])
 
 
 class CodeScoring:

@@ -17,7 +17,7 @@ from trainers.data.rows import Row
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.models.heads import ClassHead, Head
 from trainers.tasks.base import Scoring
-from trainers.tasks.dataset import DatasetTask
+from trainers.tasks.dataset import DatasetTask, same_answer
 from trainers.tasks.losses import class_loss
 from trainers.tasks.scores import classification
 
@@ -31,8 +31,6 @@ class TextClassification(DatasetTask[Labelled]):
     headline = "accuracy"
     classes: ClassVar[tuple[str, ...]]
     """Names of the classes, by number."""
-    spellings: ClassVar[Mapping[str, int]]
-    """Class of each label as files write it, in lower case."""
 
     def example(self, row: Row, task: configuration.Task) -> Labelled:
         """See `DatasetTask.example`; the fields are `text` and `label`."""
@@ -50,6 +48,10 @@ class TextClassification(DatasetTask[Labelled]):
     def texts(self, example: Labelled) -> Iterable[str]:
         """The text."""
         return (example[0],)
+
+    def review(self, parts: Mapping[str, Sequence[Labelled]], task: configuration.Task) -> Iterable[str]:
+        """See `DatasetTask.review`."""
+        return same_answer(parts, lambda one: f"label {self.classes[one[1]]}", "add examples of other labels")
 
     def tokenise(
         self,

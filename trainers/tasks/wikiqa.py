@@ -20,12 +20,11 @@ from trainers.data.tokens import TokenSet, tokenise
 from trainers.errors import BadDataError
 from trainers.models.heads import ClassHead, Head
 from trainers.tasks.base import Scoring
-from trainers.tasks.dataset import DatasetTask, drawn
+from trainers.tasks.dataset import DatasetTask, drawn, same_answer
 from trainers.tasks.losses import class_loss
 from trainers.tasks.ranking import best_f1_threshold, positive_class, ranking
 
 _CLASSES = ("other", "answer")
-_LABELS = {"0": 0, "1": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,7 @@ class WikiQa(DatasetTask[Pair]):
     headline = "map"
     hub_id = "microsoft/wiki_qa"
     layouts = OFFICIAL[configuration.TaskName.wikiqa]
+    spellings = {"0": 0, "1": 1}  # noqa: RUF012
 
     def example(self, row: Row, task: configuration.Task) -> Pair:
         """See `DatasetTask.example`; fields `question`, `sentence` or `answer`, `label`, perhaps an id.
@@ -60,9 +60,11 @@ class WikiQa(DatasetTask[Pair]):
         question = row.text(_named(row, "question", "Question"))
         sentence = row.text(_named(row, "sentence", "answer", "Sentence"))
         name = _named(row, "label", "Label")
-        label = _LABELS.get(str(row.label(name)).strip())
+        label = self.spellings.get(str(row.label(name)).strip())
         if label is None:
-            raise row.refusal(name, f"unknown label {row.fields[name]!r}; use one of {', '.join(_LABELS)}")
+            raise row.refusal(
+                name, f"unknown label {row.fields[name]!r}; use one of {', '.join(self.spellings)}"
+            )
         number = row.fields.get(_named(row, "question_id", "QuestionID"))
         return Pair(str(number) if number not in (None, "") else question, question, sentence, label)
 
@@ -94,6 +96,10 @@ class WikiQa(DatasetTask[Pair]):
             )
         return {part: [pair for question in several for pair in question] for part, several in chosen.items()}
 
+    def review(self, parts: Mapping[str, Sequence[Pair]], task: configuration.Task) -> Iterable[str]:
+        """See `DatasetTask.review`."""
+        return same_answer(parts, lambda pair: f"label {pair.label}", "add sentences of the other label")
+
     def tokenise(
         self,
         examples: Sequence[Pair],
@@ -107,7 +113,7 @@ class WikiQa(DatasetTask[Pair]):
         pairs = [(pair.question, pair.sentence) for pair in examples]
         tokens = tokenise(pairs, labels, tokenizer, task.max_length, told)
         of_question = np.array([numbers[pair.key] for pair in examples], dtype=np.int64)
-        return replace(tokens, columns={"question": of_question})
+        return replace(tokens, columns={**tokens.columns, "question": of_question})
 
     def outcome(self, folder: Path, validation: TokenSet, task: configuration.Task) -> tuple[Head, Scoring]:
         """See `DatasetTask.outcome`."""

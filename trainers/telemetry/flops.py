@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainers.models.heads import IGNORED, ClassHead, Head, VocabularyHead
+from trainers.models.heads import ClassHead, Head, VocabularyHead
 
 if TYPE_CHECKING:
     from trainers.data.batches import Batch
@@ -37,9 +37,9 @@ class Tally:
     guessed: int = 0
 
 
-def tally(batches: Iterable[Batch], head: Head) -> Tally:
+def tally(batches: Iterable[Batch]) -> Tally:
     """Count micro-batches that lie on the CPU; one that stands in for a missing share is empty."""
-    each = [_tally(batch, head) for batch in batches if batch.examples]
+    each = [_tally(batch) for batch in batches if batch.examples]
     return Tally(
         sum(one.sequences for one in each),
         sum(one.tokens for one in each),
@@ -48,19 +48,19 @@ def tally(batches: Iterable[Batch], head: Head) -> Tally:
     )
 
 
-def _tally(batch: Batch, head: Head) -> Tally:
+def _tally(batch: Batch) -> Tally:
     rows, width = batch.input_ids.shape
     if batch.attention_mask is None:
         squares = rows * width * width
     else:
         lengths = batch.attention_mask.sum(1)
         squares = int((lengths * lengths).sum())
-    guessed = int((batch.labels != IGNORED).sum()) if isinstance(head, VocabularyHead) else 0
+    guessed = 0 if batch.guessed is None else len(batch.guessed)
     return Tally(batch.examples, batch.tokens, squares, guessed)
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class FlopCount:
     """Floating point operations of one model with its head.
 
     Attributes:
@@ -102,14 +102,14 @@ class Arithmetic:
         return (1.0 + BACKWARD) * self.forward(counted)
 
 
-def arithmetic_of(config: object, head: Head | None) -> Arithmetic:
-    """The arithmetic of a model.
+def flop_count_of(config: object, head: Head | None) -> FlopCount:
+    """The floating point operations of a model.
 
     Args:
         config: its `BertConfig`.
         head: what it ends in; None = nothing that is computed.
     """
-    return Arithmetic(
+    return FlopCount(
         layers=config.num_hidden_layers,  # type: ignore[attr-defined]
         hidden=config.hidden_size,  # type: ignore[attr-defined]
         feed_forward=config.intermediate_size,  # type: ignore[attr-defined]

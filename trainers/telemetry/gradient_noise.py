@@ -23,8 +23,9 @@ from trainers.telemetry.efficiency import (
     goodput,
 )
 
-EVERY_STEPS = 4
-"""Micro-batches and steps in a row are compared in one step of so many, and cost a quarter."""
+EVERY_STEPS = 16
+"""Parts are compared in one step of so many: reading all gradients costs a short step of a small model some
+percent, and an average over a hundred looks wants them spread over a run rather than close together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +94,25 @@ class WorkerShares(NoiseSource):
     def __init__(self, workers: int, device: torch.device) -> None:
         self._workers = workers
         self._sum = torch.zeros((), device=device)
+        self._looks = False
 
     def begin_step(self, step: int) -> None:
         """See `NoiseSource.begin_step`."""
+        self._looks = step % EVERY_STEPS == 0
         self._sum.zero_()
 
     def see(self, gradients: torch.Tensor) -> None:
         """See `NoiseSource.see`."""
-        self._sum += torch.linalg.vector_norm(gradients, dtype=torch.float32).square()
+        if self._looks:
+            self._sum += torch.linalg.vector_norm(gradients, dtype=torch.float32).square()
 
     def sum(self) -> torch.Tensor | None:
         """See `NoiseSource.sum`."""
-        return self._sum
+        return self._sum if self._looks else None
 
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
         """See `NoiseSource.moments`."""
-        if not self.faithful:
+        if not (self._looks and self.faithful):
             return None
         mean = norms.parts / self._workers / norms.loss_scale**2
         return from_squares(self._workers, mean, norms.norm**2, scale=scale)
@@ -166,8 +170,9 @@ class MicroBatches(NoiseSource):
 class StepsInARow(NoiseSource):
     """The parts are the gradients of two steps, of one worker without accumulation.
 
-    Adan holds the gradient of the step before. For other optimizers a copy in bf16 is kept from the
-    one step to the other.
+    Adan holds the gradient of the step before. For other optimizers a copy is kept from the one step to
+    the other: in bf16 on a GPU, whose memory is short, and as it is on a CPU, where converting it costs more
+    than the rest.
 
     Args:
         optimizer: over the parameters.
@@ -195,7 +200,10 @@ class StepsInARow(NoiseSource):
         """See `NoiseSource.before_update`."""
         gradients = [parameter.grad for parameter in self._parameters]
         if self._phase == 0 and self._adan is None:
-            self._copies = [None if g is None else g.to(torch.bfloat16, copy=True) for g in gradients]
+            self._copies = [
+                None if g is None else g.to(torch.bfloat16 if g.is_cuda else g.dtype, copy=True)
+                for g in gradients
+            ]
         elif self._phase == 1 and self._before is not None:
             copies = self._copies
             if self._adan is not None:

@@ -39,6 +39,7 @@ class Instruments:
         self._rapl = find_rapl()
         self._sampler: Sampler | None = None
         self._memory: PeakMemory | None = None
+        self._preparation_mib = 0.0
         self._wall_s = began_s
         self._mark()
 
@@ -66,6 +67,11 @@ class Instruments:
         ticks = [self._rapl.read_j, *([alive] if alive else [])]
         self._sampler = Sampler(self.device, self._every_s, ticks)
 
+    def prepared(self) -> None:
+        """The first step comes next: from here on the peak of memory is that of training."""
+        if self._memory is not None:
+            self._preparation_mib = self._memory.restart().mib
+
     def window(self) -> Window:
         """What was used since the last call, or since the beginning."""
         wall_s, cpu_s, machine_s = self._wall_s, self._cpu_s, self._machine_cpu_s
@@ -92,7 +98,8 @@ class Instruments:
             energy=energy,
             cpu_s=cpu_s,
             device_s=device_s,
-            peak_memory_mib=self._memory.end().mib if self._memory else 0.0,
+            peak_memory_mib=self._memory.peak().mib if self._memory else 0.0,
+            preparation_memory_mib=self._preparation_mib,
             sampled=sampled,
         )
 

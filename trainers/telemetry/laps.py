@@ -45,7 +45,7 @@ class Throughput(Laps):
         return {"samples_per_s": samples / seconds, "tokens_per_s": tokens / seconds}
 
     def _now(self) -> tuple[float, ...]:
-        spent, progress = self._timeline.spent_s(), self._progress
+        spent, progress = self._timeline.settled_s(), self._progress
         return sum(spent[phase.value] for phase in TRAINING), progress.timed_samples, progress.timed_tokens
 
 
@@ -64,5 +64,5 @@ class Communication(Laps):
         }
 
     def _now(self) -> tuple[float, ...]:
-        exposed_s, progress = self._timeline.spent_s()[Phase.communication.value], self._progress
+        exposed_s, progress = self._timeline.settled_s()[Phase.communication.value], self._progress
         return progress.step, exposed_s, progress.hidden_communication_s, progress.bytes_sent

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from trainers.process import trim_memory
 from trainers.reporting import Provenance
 
 MIB = 1024.0 * 1024.0
@@ -28,22 +30,37 @@ class Peak:
 
 
 class PeakMemory:
-    """The peak of a window that begins when this is made."""
+    """The peak of a window that begins when this is made, or restarted."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        else:
-            # Not permitted in some sandboxes; the peak is then that of the process' life.
-            with contextlib.suppress(OSError):
-                Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK, encoding="ascii")
+        self._begin()
 
-    def end(self) -> Peak:
+    def peak(self) -> Peak:
         """The peak since the window began."""
         if self._device.type == "cuda":
             return Peak(torch.cuda.max_memory_allocated(self._device) / MIB)
         return Peak(_resident_peak_kib() / 1024.0)
+
+    def restart(self) -> Peak:
+        """End the window, and begin another with what is still in use.
+
+        Returns:
+            The peak of the one that ended.
+        """
+        ended = self.peak()
+        gc.collect()
+        trim_memory()
+        self._begin()
+        return ended
+
+    def _begin(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            # Not permitted in some sandboxes; the peak is then that of the process' life.
+            with contextlib.suppress(OSError):
+                Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK, encoding="ascii")
 
 
 def _resident_peak_kib() -> float:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
-from trainers.config import RunConfig
+from trainers.config import Precision, RunConfig
 from trainers.figures import DECLARED, EVERY_DEVICE, Figure
 from trainers.parallel.workers import Workers
 from trainers.progress import Progress
 from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.energy import J_PER_KWH
-from trainers.telemetry.flops import Arithmetic, Tally
+from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.profiling import Profiled
 from trainers.telemetry.timeline import TRAINING, Phase, Timeline
@@ -49,29 +49,33 @@ class RunFigures:
     Args:
         config: of the run.
         instruments: of this worker.
-        arithmetic: of the model.
+        flop_count: of the model.
+        teacher_precision: that a teacher computes in; None = no teacher.
         first: whether this worker counts the model's arithmetic for its replica.
         timeline: of this worker; None = one that begins now.
+        truncated_pct: share of the training examples that were cut.
     """
 
     def __init__(
         self,
         config: RunConfig,
         instruments: Instruments,
-        arithmetic: Arithmetic,
+        flop_count: FlopCount,
         *,
+        teacher_precision: Precision | None = None,
         first: bool = True,
         timeline: Timeline | None = None,
+        truncated_pct: float = 0.0,
     ) -> None:
         self._timeline = timeline or Timeline(time.perf_counter())
         self._passes = self._timeline.spent_s()
-        self._config, self._instruments, self._arithmetic = config, instruments, arithmetic
-        self._first = first
+        self._config, self._instruments, self._flop_count = config, instruments, flop_count
+        self._truncated_pct, self._first, self._teacher_precision = truncated_pct, first, teacher_precision
         self._flops = self._teacher_flops = 0.0
         self._began_s = time.time()
         self._unsaid, self._said_s = Usage(), 0.0
 
-    def count(self, counted: Tally, teacher: Arithmetic | None, *, timed: bool) -> None:
+    def count(self, counted: Tally, teacher: FlopCount | None, *, timed: bool) -> None:
         """Add the arithmetic of this replica's share of a step.
 
         Args:
@@ -82,7 +86,7 @@ class RunFigures:
         if not timed:
             return
         if self._first:
-            self._flops += self._arithmetic.training(counted)
+            self._flops += self._flop_count.training(counted)
         if teacher is not None:
             self._teacher_flops += teacher.forward(counted)
 
@@ -168,7 +172,9 @@ class RunFigures:
             "samples_per_s": progress.timed_samples / training_s if training_s else 0.0,
             "tokens_per_s": progress.timed_tokens / training_s if training_s else 0.0,
             "padding_pct": progress.padding_pct,
+            "truncated_pct": self._truncated_pct,
             "peak_memory_mib": progress.usage.peak_memory_mib,
+            "preparation_memory_mib": progress.usage.preparation_memory_mib,
             "cost_usd": progress.usage.cost_usd,
             "energy_kwh": energy_j / J_PER_KWH,
             "energy_provenance": provenance.value,
@@ -230,11 +236,22 @@ class RunFigures:
         speed = {"achieved_tflops": achieved}
         if usage.teacher_flops:
             speed["teacher_tflops"] = usage.teacher_flops / training_s / _TERA
-        peak = (rates.peak_tflops or {}).get(self._config.precision)
-        if peak is not None:
+        at_peak_s = self._at_peak_s(usage)
+        if at_peak_s is not None:
             devices = rates.devices_per_worker * self._config.parallel.workers
-            speed["mfu_pct"] = 100.0 * achieved / (peak * devices)
+            speed["mfu_pct"] = 100.0 * at_peak_s / (training_s * devices)
         return speed
+
+    def _at_peak_s(self, usage: Usage) -> float | None:
+        """What the arithmetic takes one device at its published peaks, the teacher's at that of its own
+        format; None = one has no peak."""
+        peaks = self._config.rates.peak_tflops or {}
+        parts = {self._config.precision: usage.flops}
+        if self._teacher_precision is not None and usage.teacher_flops:
+            parts[self._teacher_precision] = parts.get(self._teacher_precision, 0.0) + usage.teacher_flops
+        if not parts.keys() <= peaks.keys():
+            return None
+        return sum(flops / (peaks[precision] * _TERA) for precision, flops in parts.items())
 
     def _bubble(self, progress: Progress) -> dict[str, float]:
         """Of a pipeline: how much of its passes the stages waited, and how much the formula says."""

@@ -95,7 +95,7 @@ class Timeline:
         return now
 
     def settle(self) -> None:
-        """The device has finished all work of the step; nothing to do where the host computes."""
+        """Share out the time until now; waits for the device. Nothing to do where the host computes."""
 
     def carry_over(self, spent_s: Mapping[str, float]) -> None:
         """Add what earlier attempts spent up to the checkpoint that this one resumes from."""
@@ -107,29 +107,35 @@ class Timeline:
         self._begin(self._phase)
         return {phase.value: seconds for phase, seconds in self._spent.items()}
 
+    def settled_s(self) -> dict[str, float]:
+        """The same until the device was last waited for: reading it never waits."""
+        return self.spent_s()
+
 
 class CudaTimeline(Timeline):
     """A timeline for a device that runs behind the host.
 
-    Phases are marked on the device's stream; `settle`, called where the host waits for the
-    device anyway, shares the step's time on the host out by the time between the marks.
+    Phases of steps are marked on the device's stream. `settle` shares the host's time since the last
+    settling out by the time between the marks. A step settles right after the transfer that its host
+    waits for anyway: so no kernels are under way, and what is queued after it, the update, is settled
+    by the next step or by whoever leaves the steps.
     """
 
     def __init__(self, began_s: float) -> None:
         super().__init__(began_s)
+        # Of phases since the last settling. The first is that of `_phase`, at the host's `_since_s`.
         self._marks: list[tuple[Phase, torch.cuda.Event]] = []
-        self._window_s: float | None = None
 
     def enter(self, phase: Phase) -> None:
         """See `Timeline.enter`; phases of a step are settled later."""
-        self.entered = (phase, time.perf_counter())
         if phase in TRAINING and not self.profiling:
-            if self._window_s is None:
-                self._window_s = self._begin(phase)
-            event = device_mark()
-            self._marks.append((phase, event))
+            self.entered = (phase, time.perf_counter())
+            if not self._marks:
+                self._listener(phase, self._begin(phase))
+            self._marks.append((phase, device_mark()))
             return
         self.settle()
+        self._marks.clear()
         super().enter(phase)
 
     def spent_s(self) -> dict[str, float]:
@@ -137,25 +143,32 @@ class CudaTimeline(Timeline):
         self.settle()
         return super().spent_s()
 
+    def settled_s(self) -> dict[str, float]:
+        """See `Timeline.settled_s`."""
+        if not self._marks:
+            return super().settled_s()
+        return {phase.value: seconds for phase, seconds in self._spent.items()}
+
     def settle(self) -> None:
-        """Share out the time since the last settling; waits for the device."""
-        if self._window_s is None:
+        """See `Timeline.settle`; does not wait where the device has nothing to do."""
+        if not self._marks:
             return
         end = device_mark()
         end.synchronize()
         now = time.perf_counter()
-        host_s = now - self._window_s
         stamps = [event for _, event in self._marks] + [end]
         parts = [first.elapsed_time(second) for first, second in pairwise(stamps)]
-        whole = sum(parts) or 1.0
-        at_s = self._window_s
-        for (phase, _), part in zip(self._marks, parts, strict=True):
-            self._listener(phase, at_s)
+        whole = sum(parts)
+        if not whole:
+            parts[-1] = whole = 1.0
+        at_s, host_s = self._since_s, now - self._since_s
+        for number, ((phase, _), part) in enumerate(zip(self._marks, parts, strict=True)):
+            if number:  # the first one was told when it began
+                self._listener(phase, at_s)
             self._spent[phase] += host_s * part / whole
             at_s += host_s * part / whole
         self._phase, self._since_s = self._marks[-1][0], now
-        self._marks.clear()
-        self._window_s = None
+        self._marks = [(self._phase, end)]
 
 
 def device_mark() -> torch.cuda.Event:

@@ -104,6 +104,7 @@ class SpanTracer(StepTracer):
             yield
             return
         self._step, self._open, self._counts = step + 1, None, dict.fromkeys(_NUMBERED, 0)
+        self._timeline.settle()  # what belongs to the steps before is not told
         self._timeline.heard_by(self._entered)
         try:
             yield

@@ -35,7 +35,8 @@ class Window:
         energy: measured, by kind: `gpu`, `cpu`, `dram` (each whole), `cpu_share` (this process').
         cpu_s: CPU time of the process.
         device_s: time x devices held.
-        peak_memory_mib: most memory.
+        peak_memory_mib: most memory since the worker was prepared.
+        preparation_memory_mib: most memory until then.
         sampled: what the device's samples say.
     """
 
@@ -45,6 +46,7 @@ class Window:
     cpu_s: float
     device_s: float
     peak_memory_mib: float
+    preparation_memory_mib: float = 0.0
     sampled: Sampled = field(default_factory=Sampled)
 
 
@@ -54,7 +56,8 @@ class Usage:
 
     Attributes:
         queue_s: time in which no attempt worked, since the run was submitted.
-        cost_usd, modelled_j, cpu_s, device_s, peak_memory_mib: see `Window`.
+        cost_usd, modelled_j, cpu_s, device_s: see `Window`.
+        peak_memory_mib, preparation_memory_mib: see `Window`; of the worker and attempt with the most.
         windows: of single workers, that were added.
         measured_j: by kind.
         measured_windows: by kind, in how many windows it was measured.
@@ -72,6 +75,7 @@ class Usage:
     cpu_s: float = 0.0
     device_s: float = 0.0
     peak_memory_mib: float = 0.0
+    preparation_memory_mib: float = 0.0
     windows: int = 0
     measured_j: dict[str, float] = field(default_factory=dict)
     measured_windows: dict[str, int] = field(default_factory=dict)
@@ -96,6 +100,7 @@ class Usage:
             self.cpu_s += window.cpu_s
             self.device_s += window.device_s
             self.peak_memory_mib = max(self.peak_memory_mib, window.peak_memory_mib)
+            self.preparation_memory_mib = max(self.preparation_memory_mib, window.preparation_memory_mib)
             for kind, energy in window.energy.items():
                 self.measured_windows[kind] = self.measured_windows.get(kind, 0) + 1
                 if self.provenance.get(kind) != Provenance.sampled:

@@ -17,12 +17,11 @@ from trainers.config import Parallel, require_layers
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
 from trainers.models.heads import VocabularyHead
-from trainers.models.student import Student
+from trainers.models.student import HEADS, Student
 from trainers.parallel.pipeline.partition import balanced
 
 Apply = Callable[[torch.Tensor | None, Batch], torch.Tensor]
 """What a layer makes of the hidden states (B, S, H) of the one before; the first gets None."""
-_HEADS = ("classifier", "qa_outputs", "cls")
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def layers_of(student: Student) -> tuple[Layer, ...]:
     """All layers of a student that has all of them."""
     shape = student.bert.bert
     table = shape.embeddings.word_embeddings.weight
-    heads = [part for name in _HEADS if (part := getattr(student.bert, name, None)) is not None]
+    heads = [part for name in HEADS if (part := getattr(student.bert, name, None)) is not None]
     pooler = [] if shape.pooler is None else [shape.pooler]
     shares = isinstance(student.head, VocabularyHead) and any(
         parameter is table for part in heads for parameter in part.parameters()
@@ -184,7 +183,7 @@ def keep(student: Student, layers: Collection[int]) -> None:
             shape.encoder.layer[number - 1] = nn.Identity()
     if last not in layers:
         shape.pooler = None
-        for name in _HEADS:
+        for name in HEADS:
             if hasattr(student.bert, name):
                 setattr(student.bert, name, nn.Identity())
     student.absent = frozenset(names - set(student.weights()))

@@ -57,8 +57,10 @@ def _batch(student: Student, examples: int, length: int) -> Batch:
     """Made-up examples without padding."""
     tokens = torch.arange(examples * length).reshape(examples, length)
     labels = torch.zeros(examples, dtype=torch.int64)
+    guessed = None
     if isinstance(student.head, VocabularyHead):
         labels = torch.where(tokens % _GUESSED == 0, 0, IGNORED)
+        guessed = torch.arange(0, tokens.numel(), _GUESSED)
     ids = tokens % int(student.bert.config.vocab_size)
     rows = torch.arange(examples)
-    return Batch(ids, None, None, labels, rows, examples, tokens.numel(), tokens.numel())
+    return Batch(ids, None, None, labels, rows, examples, tokens.numel(), tokens.numel(), guessed=guessed)

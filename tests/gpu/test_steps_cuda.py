@@ -1,0 +1,144 @@
+"""Steps of each task on a real GPU: deterministic kernels, and one wait of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trainers.conftest import Recorder
+from tests.trainers.corpora import write_task
+from trainers.config import RunConfig, TaskName
+from trainers.data.batches import StepBatch
+from trainers.entrypoint import train
+from trainers.parallel.workers import Workers
+from trainers.reporting import NeverStop, NullSink, Outcome
+from trainers.trainer import Trainer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
+
+STEPS = 6
+INSIDE = {"hidden_weight": 1.0, "embedding_weight": 0.5, "relation_weight": 1.0, "cosine_weight": 0.5}
+
+
+@pytest.fixture
+def configure(tmp_path: Path) -> Callable[..., RunConfig]:
+    """Make the configuration of a short run of a task on the GPU."""
+
+    def make(task: TaskName, to: str, **changes: Any) -> RunConfig:
+        if not (tmp_path / task).is_dir():
+            write_task(tmp_path / task, task)
+        sections = {
+            "task": {"name": task, "path": task.value, "max_length": 48, "validation_fraction": 0.3},
+            "model": {"student": "tiny"},
+            "optimizer": {"learning_rate": 1e-3},
+            "length": {"steps": STEPS},
+            "batch": {"global_size": 8, "micro_size": 4},
+            "checkpoint": {"every_s": 0.0},
+            "seed": 0,
+            "rates": {
+                "hardware": "GPU",
+                "device": "cuda",
+                "price_usd_per_hour": 1.0,
+                "price_date": "2026-01-01",
+                "tdp_w": 100.0,
+            },
+            "workspace": {
+                "checkpoints": str(tmp_path / to),
+                "cache": str(tmp_path / "cache"),
+                "data_roots": (str(tmp_path),),
+                "model_roots": (str(tmp_path),),
+            },
+            **changes,
+        }
+        return RunConfig.model_validate(sections)
+
+    return make
+
+
+def ended(config: RunConfig) -> tuple[Outcome, dict[int, float]]:
+    recorder = Recorder()
+    outcome = train(config, recorder, NeverStop())
+    assert outcome.status == "completed"
+    return outcome, recorder.series("loss")
+
+
+@pytest.mark.parametrize("task", TaskName)
+@pytest.mark.parametrize("taught", [False, True], ids=["alone", "distilled"])
+def test_deterministic_runs_end_bitwise_alike(
+    configure: Callable[..., RunConfig], task: TaskName, taught: bool
+) -> None:
+    changes: dict[str, Any] = {"deterministic": True}
+    if taught:
+        teacher = train(configure(task, "teacher", deterministic=True), NullSink(), NeverStop()).checkpoint
+        changes |= {
+            "model": {"student": "tiny", "teacher": teacher},
+            "distillation": {"soft_weight": 0.5, **INSIDE},
+        }
+    (one, losses), (other, again) = (ended(configure(task, to, **changes)) for to in ("one", "other"))
+    assert losses == again
+    assert len(losses) == STEPS
+    first, second = (load_file(Path(run.checkpoint or "") / "model.safetensors") for run in (one, other))
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+@pytest.mark.parametrize("task", TaskName)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"precision": "fp16", "numerics": {"parameters": "half", "initial_loss_scale": 1024.0}},
+        {"optimizer": {"learning_rate": 1e-3, "max_grad_norm": 1e-3}},
+    ],
+    ids=["fp32", "half", "clipped"],
+)
+def test_the_host_waits_once_in_a_step(
+    configure: Callable[..., RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    task: TaskName,
+    changes: dict[str, Any],
+) -> None:
+    take, total = Trainer.train_step, Workers.sum
+    transfers: list[int] = []
+
+    def step(self: Trainer, batch: StepBatch) -> bool:
+        transfers.append(0)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return take(self, batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def transfer(self: Workers, *share: Any) -> list[float]:
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
+        if mode:
+            transfers[-1] += 1
+        try:
+            return total(self, *share)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+
+    monkeypatch.setattr(Trainer, "train_step", step)
+    monkeypatch.setattr(Workers, "sum", transfer)
+    ended(configure(task, "checkpoints", **changes))
+    assert transfers == [1] * STEPS
+
+
+def test_batches_are_copied_from_pinned_memory(
+    configure: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, pinned = Trainer.train_step, []
+
+    def step(self: Trainer, batch: StepBatch) -> bool:
+        pinned.extend(micro.input_ids.is_pinned() for micro in batch.micro_batches)
+        return take(self, batch)
+
+    monkeypatch.setattr(Trainer, "train_step", step)
+    ended(configure(TaskName.mlm, "checkpoints"))
+    assert pinned
+    assert all(pinned)

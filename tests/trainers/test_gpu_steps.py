@@ -1,0 +1,186 @@
+"""What is asked of a step on a GPU, as far as a machine without one shows it; `tests/gpu` has the rest.
+
+The host waits for the device once in a step: for the numbers that all workers agree on. A fake tensor has a
+shape and no values. What would make a GPU's host wait, reading a number or a shape that depends on the
+data, raises on it; so a whole step on fake tensors shows that nothing else in it waits.
+
+Deterministic runs need kernels that are: which operators have none is a list of torch's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.trainers.conftest import Configure
+from tests.trainers.corpora import write_task
+from trainers import assembly
+from trainers.assembly import assemble
+from trainers.config import RunConfig, TaskName
+from trainers.entrypoint import train
+from trainers.models.student import Output
+from trainers.objective import Objective
+from trainers.optimizers.masters import MasterAdamW
+from trainers.parallel.workers import Workers
+from trainers.process import reset_process
+from trainers.reporting import Clock, NeverStop, NullSink
+from trainers.telemetry.instruments import Instruments
+from trainers.trainer import Trainer
+
+UNDETERMINED = {
+    "bincount", "cumsum", "histc", "kthvalue", "median", "nll_loss2d_forward", "nll_loss2d_backward", "put",
+    "scatter_reduce",
+}  # fmt: skip
+"""Operators that a model of texts may want and that a GPU refuses in a deterministic run; see
+`torch.use_deterministic_algorithms`."""
+INSIDE = {"hidden_weight": 1.0, "embedding_weight": 0.5, "relation_weight": 1.0, "cosine_weight": 0.5}
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpora")
+    for task in TaskName:
+        write_task(folder / task, task)
+    return folder
+
+
+@pytest.fixture
+def of_task(config_in: Configure, corpora: Path, tmp_path: Path) -> Callable[..., RunConfig]:
+    """Make the configuration of a run of two steps with two micro-batches each."""
+
+    def make(task: TaskName, to: str = "checkpoints", **changes: Any) -> RunConfig:
+        return config_in(
+            tmp_path / to,
+            **{
+                "task": {"name": task, "path": task.value, "max_length": 48, "validation_fraction": 0.3},
+                "batch": {"global_size": 4, "micro_size": 2},
+                "length": {"steps": 2},
+                "workspace__cache": str(corpora / "cache"),
+                "workspace__data_roots": (str(corpora),),
+                "workspace__model_roots": (str(tmp_path),),
+                **changes,
+            },
+        )
+
+    return make
+
+
+@pytest.fixture
+def assembled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[RunConfig], Trainer]]:
+    """Make a run's trainer, whose model has a GPU's dropout and attention."""
+    monkeypatch.setattr(assembly.dropout, "install", lambda model: None)
+    with ExitStack() as stack:
+
+        def make(config: RunConfig) -> Trainer:
+            began_s = time.perf_counter()
+            instruments = stack.enter_context(Instruments(config, began_s))
+            reset_process(config)
+            return assemble(
+                config, NullSink(), NeverStop(), clock=Clock(), began_s=began_s, instruments=instruments
+            )
+
+        yield make
+
+
+class Operators(TorchDispatchMode):
+    """Remembers the names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__.removesuffix("_"))
+        return func(*args, **(kwargs or {}))
+
+
+def numbers_read(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Take two steps on fake tensors; returns how many numbers each of their transfers brought."""
+    transfers = []
+
+    def agreed(self: Workers, values: list[float | torch.Tensor], device: torch.device) -> list[float]:
+        transfers.append(sum(isinstance(value, torch.Tensor) for value in values))
+        return [1.0 if isinstance(value, torch.Tensor) else value for value in values]
+
+    monkeypatch.setattr(Workers, "sum", agreed)
+    batches = [trainer.parts.batches[step] for step in range(2)]
+    trainer.parts.model.train()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for batch in batches:
+            assert trainer.train_step(batch)
+    return transfers
+
+
+@pytest.mark.parametrize("task", TaskName)
+def test_a_step_of_each_task(task, of_task, assembled, monkeypatch):
+    trainer = assembled(of_task(task))
+    assert len(trainer.parts.batches[0].micro_batches) == 2
+    assert numbers_read(trainer, monkeypatch) == [3, 2]  # loss, squared norm; noise every few steps
+
+
+@pytest.mark.parametrize("task", [TaskName.imdb, TaskName.squad_v2, TaskName.mlm])
+def test_a_distilled_step(task, of_task, assembled, monkeypatch):
+    teacher = train(of_task(task, "teacher", length={"steps": 1}), NullSink(), NeverStop()).checkpoint
+    settings = {"soft_weight": 0.5, "cache_logits": False, **INSIDE}
+    trainer = assembled(of_task(task, model__teacher=teacher, distillation=settings))
+    assert numbers_read(trainer, monkeypatch) == [3 + 6, 2 + 6]
+
+
+def test_a_clipped_step_of_half_parameters_that_reports_underflow(of_task, assembled, monkeypatch):
+    trainer = assembled(
+        of_task(
+            TaskName.mlm,
+            precision="bf16",
+            numerics={"parameters": "half"},
+            optimizer={"learning_rate": 1e-3, "max_grad_norm": 0.5},
+        )
+    )
+    assert isinstance(trainer.parts.optimizer, MasterAdamW)
+    assert numbers_read(trainer, monkeypatch) == [4, 3]
+
+
+@pytest.mark.parametrize("task", TaskName)
+def test_every_operator_of_a_task_has_a_deterministic_kernel(task, of_task, assembled):
+    trainer = assembled(of_task(task))
+    with Operators() as ran:
+        trainer.train()
+    assert not ran.names & UNDETERMINED
+    assert {"_log_softmax", "nll_loss_forward", "nll_loss_backward"} <= ran.names
+
+
+def test_fake_tensors_show_a_number_that_is_read(of_task, assembled, monkeypatch):
+    trainer = assembled(of_task(TaskName.imdb))
+    loss = trainer.parts.task.loss
+    monkeypatch.setattr(
+        trainer.parts.task, "loss", lambda logits, batch: loss(logits, batch) * float(logits.max())
+    )
+    with pytest.raises(DataDependentOutputException):
+        numbers_read(trainer, monkeypatch)
+
+
+@pytest.mark.parametrize("task", TaskName)
+def test_a_stand_in_takes_part_and_counts_nothing(task, of_task, assembled):
+    trainer = assembled(of_task(task))
+    batch = trainer.parts.batches[0].micro_batches[0]
+    objective = Objective(trainer.parts.task)
+    logits = trainer.parts.model(batch).logits
+    assert objective.loss(Output(logits), batch) > 0.0
+    idle = objective.loss(Output(logits), batch.uncounted())
+    assert idle == 0.0
+    idle.backward()
+    gradients = [p.grad for p in trainer.parts.model.parameters() if p.grad is not None]
+    assert gradients
+    assert not any(gradient.any() for gradient in gradients)
+
+
+def test_workers_bring_numbers_of_the_device_in_their_places():
+    values = [1.5, torch.tensor(2.5), 3, torch.tensor(0.1, dtype=torch.float64), torch.tensor(7)]
+    assert Workers().sum(values, torch.device("cpu")) == [1.5, 2.5, 3, 0.1, 7]
