@@ -388,8 +388,8 @@ class AttemptShape(Shape):
     last_step: int
     node: str | None
     pid: int | None
-    workers: int | None
-    """Worker processes that it had; null = opened before this was kept."""
+    workers: int
+    """Worker processes that it had."""
     failure_class: FailureClass | None
     failure_message: str | None
     facts: dict[str, Any] | None

@@ -36,7 +36,6 @@ from cuda_ext import IMPLEMENTATIONS, Adan, counters
 RESULTS = Path(__file__).parent / "results"
 
 ADAN_BYTES = 44
-ADAMW_BYTES = 28
 
 # Tables 4.3 to 4.5 of the thesis that this project follows: one step, BERT-base, IMDb, on one V100.
 PUBLISHED_SOURCE = "V100, BERT-base, IMDb; tables 4.3-4.5 of the thesis that Stillhouse follows"

@@ -256,7 +256,7 @@ def fill_runs(store: Store, runs: int, points: int) -> tuple[list[int], list[int
     ids = list(range(1, runs + 1))
     insert(schema.attempts, [
         {"run_id": id, "number": 1, "experiment_attempt": 1, "state": RunState.succeeded, "started_s": now,
-         "ended_s": now, "last_step": 1000, "resumed_from_step": 0}
+         "ended_s": now, "last_step": 1000, "resumed_from_step": 0, "workers": 1}
         for id in ids
     ])  # fmt: skip
     steps = points // (runs * 2)

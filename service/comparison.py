@@ -11,10 +11,11 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from service.headlines import Judged, headline
-from service.states import RunState
+from service.states import RUN_STATES_WITH_RESULT, RunState
+from trainers.figures import DECLARED, Better
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 Figures: TypeAlias = "npt.NDArray[np.float64]"
 Column = Callable[[str], Figures]
-_WITH_RESULT = (RunState.succeeded, RunState.stopped)
 
 
 class ComparedRun(Protocol):
@@ -64,28 +64,24 @@ class Metric:
     """
 
     name: str
-    better: Literal["lower", "higher"]
+    better: Better
 
 
-METRICS: tuple[Metric, ...] = (
-    Metric("total_time_s", "lower"),
-    Metric("train_time_s", "lower"),
-    Metric("cost_usd", "lower"),
-    Metric("energy_kwh", "lower"),
-    Metric("accuracy", "higher"),
-    Metric("f1", "higher"),
-    Metric("exact_match", "higher"),
-    Metric("map", "higher"),
-    Metric("mrr", "higher"),
-    Metric("top5_accuracy", "higher"),
-    Metric("train_loss", "lower"),
-    Metric("validation_loss", "lower"),
-    Metric("samples_per_s", "higher"),
-    Metric("tokens_per_s", "higher"),
-    Metric("peak_memory_mib", "lower"),
-    Metric("mfu_pct", "higher"),
-)
-"""Everything that runs can be compared by."""
+def _declared(name: str) -> Metric:
+    better = DECLARED[name].better
+    assert better is not None, f"no direction of {name} wins"
+    return Metric(name, better)
+
+
+METRICS = tuple(
+    _declared(name)
+    for name in (
+        "total_time_s", "train_time_s", "cost_usd", "energy_kwh", "accuracy", "f1", "exact_match", "map",
+        "mrr", "top5_accuracy", "train_loss", "validation_loss", "samples_per_s", "tokens_per_s",
+        "peak_memory_mib", "mfu_pct",
+    )
+)  # fmt: skip
+"""Figures that a run has as columns; `service.analysis.metrics.metric_of` knows those of a summary too."""
 
 DEFAULT_METRICS = ("total_time_s", "cost_usd", "energy_kwh", "accuracy")
 """The project's question: time, cost, energy, and what happened to accuracy."""
@@ -213,7 +209,7 @@ def _metric(name: str) -> Metric:
 
 
 def _row(axes: Sequence[str], members: Sequence[ComparedRun], figures: dict[str, Spread | None]) -> Row:
-    results = [run for run in members if run.state in _WITH_RESULT]
+    results = [run for run in members if run.state in RUN_STATES_WITH_RESULT]
     failures: dict[str, int] = {}
     for run in members:
         if run.state is RunState.failed:
@@ -246,7 +242,7 @@ def _spreads(
     for group, members in enumerate(groups):
         for position in members:
             run = runs[position]
-            if run.state in _WITH_RESULT:
+            if run.state in RUN_STATES_WITH_RESULT:
                 cell_of[position] = numbers.setdefault((group, run.cell), len(numbers))
     group_of = np.array([group for group, _ in numbers], dtype=int)
     spreads: list[dict[str, Spread | None]] = [{} for _ in groups]

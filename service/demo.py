@@ -19,7 +19,6 @@ from service.cli.output import console, note, print_json, say
 from service.cli.rendering import print_comparison
 from service.cli.serving import StopRequests
 from service.client import Client
-from service.comparison import compare
 from service.local_service import LocalService, ServiceStartError
 from service.settings import Settings
 from service.states import RunState
@@ -96,7 +95,7 @@ def _experiment(url: str, folder: Path, *, as_json: bool) -> tuple[int, int]:
         else:
             follow_experiment(client, experiment.id)
         runs = list(client.all_runs(experiment_id=experiment.id))
-    comparison = compare(runs)
+        comparison = client.compare([experiment.id])
     if as_json:
         print_json({"folder": folder, "comparison": comparison, "runs": runs})
     else:

@@ -23,7 +23,6 @@ from trainers.availability import AVAILABLE
 from trainers.config import Implementation
 
 _LEAST_FREE_GIB = 2.0
-_SOUND_SQLITE = (3, 51, 3)
 
 
 class Health(StrEnum):
@@ -116,17 +115,13 @@ def _database(settings: Settings) -> Iterator[Finding]:
     is_file = url.get_backend_name() == "sqlite"
     shown = str(url.database) if is_file else url.render_as_string(hide_password=True)
     if is_file:
-        version = sqlite3.sqlite_version
-        if sqlite3.sqlite_version_info < _SOUND_SQLITE:
-            yield Finding(
-                "sqlite",
-                Health.note,
-                f"{version}: versions before 3.51.3 can corrupt a file that several connections "
-                "write and checkpoint",
-                "the service keeps checkpoints to one connection; PostgreSQL or a newer Python ends this",
-            )
+        from service.db.sqlite import version_warning
+
+        warning = version_warning()
+        if warning is None:
+            yield Finding("sqlite", Health.ok, sqlite3.sqlite_version)
         else:
-            yield Finding("sqlite", Health.ok, version)
+            yield Finding("sqlite", Health.note, warning, "PostgreSQL or a newer Python build ends this")
         if url.database and not os.path.exists(url.database):
             yield Finding("database", Health.note, f"{shown}: not there yet", "`stillhouse up` makes it")
             return

@@ -14,7 +14,6 @@ from service.records import PointRow, Run
 from service.spec import axis_names
 from service.store import Store
 
-_PAGE_SIZE = 1000
 _ENVIRONMENT = (
     "packages", "python", "platform", "cpu", "cpus", "threads", "device", "gpu", "cuda", "git_commit",
     "git_dirty", "optimizer_library", "precision_implementation", "attention",
@@ -37,7 +36,7 @@ def read_evidence(store: Store, experiment_ids: Sequence[int], *, filter: str | 
     """
     ids = list(dict.fromkeys(experiment_ids))
     experiments = tuple(store.experiment(id) for id in ids)
-    every = [run for id in ids for run in _runs(store, id, filter)]
+    every = [run for id in ids for run in store.all_runs(id, filter)]
     runs = [run for run in every if not run.is_reference]
     summaries: dict[int, Mapping[str, Any]] = {}
     data: dict[int, Facts] = {}
@@ -132,16 +131,6 @@ def read_curves(
         if series:
             found[run.id] = series
     return found
-
-
-def _runs(store: Store, experiment_id: int, filter: str | None) -> list[Run]:
-    found: list[Run] = []
-    token: str | None = None
-    while True:
-        page = store.runs(experiment_id=experiment_id, filter=filter, page_size=_PAGE_SIZE, page_token=token)
-        found += page.items
-        if (token := page.next_token) is None:
-            return found
 
 
 def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainers.errors import FailureClass
+from trainers.errors import FAILURES_OF_MACHINES, FailureClass
 
 INFRASTRUCTURE_LIMIT = 20
 """Attempts that a run may lose to machines before it fails; bounds a crash loop."""
@@ -17,7 +17,6 @@ FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 300.0
 
 _COUNTED = frozenset({FailureClass.bug, FailureClass.not_finite})
-_NOT_THE_RUNS_FAULT = frozenset({FailureClass.infrastructure, FailureClass.lost})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def decide_retry(
     """
     if failure is FailureClass.preempted:
         return RetryDecision(True, 0.0, "preempted: the run resumes when resources are back")
-    if failure in _NOT_THE_RUNS_FAULT:
+    if failure in FAILURES_OF_MACHINES:
         if counts.infrastructure > INFRASTRUCTURE_LIMIT:
             return RetryDecision(
                 False,

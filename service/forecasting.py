@@ -8,13 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from service import grid
 from service.db import history_statements
 from service.document import Problem, SpecError
 from service.encoder_size import encoder_size
 from service.hardware import Hardware
 from service.planner.forecast import Cell, Forecast, Past, forecast, too_small
-from service.spec import Budget, ExperimentSpec, validate
+from service.spec import Budget, ExperimentSpec
 from service.store import Store
 
 MOST_CELLS = 500
@@ -87,7 +86,6 @@ def _cells(
     every = -(-count // MOST_CELLS)
     each_stands_for = count / len(range(0, count, every))
     taken_over = Counter(index // seeds for index in reused)
-    base = spec.model_dump(mode="json", exclude={"search", "seeds"})
     size_of = functools.cache(functools.partial(encoder_size, roots=roots))
     cells = []
     # What will be suggested is not known yet; points drawn evenly stand for it.
@@ -97,9 +95,7 @@ def _cells(
         if number % every:
             continue
         try:
-            resolved = validate(
-                grid.with_axis_values(base, spec.search.settings(point)), catalogue, point=point
-            )
+            resolved = spec.at(point, catalogue)
         except SpecError:
             continue  # Marked in the preview, and never run.
         cells.append(

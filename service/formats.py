@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -146,6 +147,11 @@ def clock(at_s: float) -> str:
     return time.strftime(form, local)
 
 
+def utc(at_s: float) -> str:
+    """Date and time for a document that is read anywhere: `2026-11-21 14:05 UTC`."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_s))
+
+
 def short_names(axes: Sequence[str]) -> dict[str, str]:
     """The last part of each dotted name, unless two axes would then share it."""
     last = [_SHORT.get(axis, axis.rsplit(".", 1)[-1]) for axis in axes]
@@ -154,10 +160,8 @@ def short_names(axes: Sequence[str]) -> dict[str, str]:
 
 def axis_value(value: Any) -> str:
     """A value of an axis as the spec writes it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

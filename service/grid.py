@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -168,6 +168,30 @@ def with_axis_values(document: Mapping[str, object], point: Mapping[str, AxisVal
             target = target[section]  # type: ignore[assignment]
         target[leaf] = value
     return result
+
+
+def ordered(names: Iterable[str], conditions: Conditions) -> list[str]:
+    """The axes as they are listed, but each after those that its condition asks for.
+
+    Args:
+        names: of the axes.
+        conditions: by axis; what they ask for beside `names` does not matter.
+
+    Raises:
+        ValueError: conditions ask for each other in a circle.
+    """
+    left = list(names)
+    found: list[str] = []
+    while left:
+        ready = next((name for name in left if conditions.get(name, {}).keys().isdisjoint(left)), None)
+        if ready is None:
+            raise ValueError(
+                f"the conditions of {' and '.join(map(repr, left))} ask for each other in a circle; "
+                "remove one from search.when"
+            )
+        left.remove(ready)
+        found.append(ready)
+    return found
 
 
 def holds(name: str, conditions: Conditions, chosen: Point) -> bool:

@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from service.states import RunState
-from trainers.errors import FailureClass
+from trainers.errors import FAILURES_OF_MACHINES, FailureClass
+from trainers.telemetry.energy import J_PER_KWH
 
 WINDOW_ENERGY, WINDOW_UTILISATION = "window_energy_kwh", "window_utilisation_pct"
 WINDOWS = (WINDOW_ENERGY, WINDOW_UTILISATION)
 """Measurements that attempts tell, window by window."""
 MODELLED = "modelled"
-_WITHOUT_A_WORD = frozenset({FailureClass.infrastructure, FailureClass.lost})
 _FRUITLESS = frozenset({RunState.failed, RunState.cancelled})
-_J_PER_KWH = 3.6e6
 
 Until = Literal["its end", "now", "its last sign of life"]
 
@@ -226,7 +225,7 @@ def _charge(attempt: Tried, kept_until_s: float, now_s: float) -> Charge:
 def _until(attempt: Tried, now_s: float) -> tuple[Until, float]:
     if attempt.ended_s is None:
         return "now", now_s
-    if attempt.failure_class in _WITHOUT_A_WORD:
+    if attempt.failure_class in FAILURES_OF_MACHINES:
         # Nothing is known to have lived after it was found dead.
         return "its last sign of life", min(attempt.ended_s, attempt.seen_s or attempt.started_s)
     return "its end", attempt.ended_s
@@ -236,7 +235,7 @@ def _energy(attempt: Tried, time_s: float) -> dict[str, float]:
     energy = dict(attempt.measured.energy_kwh or {})
     uncovered_s = time_s - attempt.measured.covered_s
     if uncovered_s > 0.0 and attempt.power_w > 0.0:
-        energy[MODELLED] = energy.get(MODELLED, 0.0) + uncovered_s * attempt.power_w / _J_PER_KWH
+        energy[MODELLED] = energy.get(MODELLED, 0.0) + uncovered_s * attempt.power_w / J_PER_KWH
     return energy
 
 

@@ -9,12 +9,11 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from service import grid
 from service.cluster import ClusterSnapshot, unsatisfiable
 from service.document import SpecError
 from service.grid import REFERENCE_CELL, AxisValue, Point
 from service.hardware import Hardware
-from service.spec import ExperimentSpec, cell_of, validate
+from service.spec import ExperimentSpec, cell_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +76,13 @@ def planned_runs(
     """
     seeds = spec.seeds
     first_point, skipped_seeds = divmod(start, len(seeds))
-    base = spec.model_dump(mode="json", exclude={"search", "seeds"})
 
     def runs() -> Iterator[PlannedRun]:
         for number, point in enumerate(
             itertools.islice(spec.search.points(), first_point, None), first_point
         ):
             cell = cell_of(point)
-            resolved, reason = _resolve(spec, base, point, catalogue)
+            resolved, reason = _resolve(spec, point, catalogue)
             reason = reason or (unsatisfiable(resolved, snapshot, catalogue) if snapshot else None)
             for position, seed in enumerate(seeds):
                 yield _planned(resolved, catalogue, number * len(seeds) + position, cell, seed, point, reason)
@@ -107,12 +105,11 @@ def planned_runs(
 
 
 def _resolve(
-    spec: ExperimentSpec, base: Mapping[str, object], point: Point, catalogue: Mapping[str, Hardware]
+    spec: ExperimentSpec, point: Point, catalogue: Mapping[str, Hardware]
 ) -> tuple[ExperimentSpec, str | None]:
     """The spec at a grid point, or the spec as it stands with the reason why the point is not valid."""
     try:
-        document = grid.with_axis_values(base, spec.search.settings(point))
-        return validate(document, catalogue, point=point, named=False), None
+        return spec.at(point, catalogue, named=False), None
     except SpecError as error:
         return spec, str(error)
 

@@ -175,16 +175,6 @@ class Queue:
             rows = connection.execute(statements.active_experiments()).mappings().all()
         return [Experiment.from_row(row) for row in rows]
 
-    def expired(self, now: float | None = None) -> list[Experiment]:
-        """Experiments that are starting or running under a lease that ran out."""
-        with self._database.read() as connection:
-            rows = (
-                connection.execute(statements.expired_experiments(self._clock() if now is None else now))
-                .mappings()
-                .all()
-            )
-        return [Experiment.from_row(row) for row in rows]
-
     def adopt(self, experiment_id: int, attempt: int, scheduler: str, lease_s: float) -> bool:
         """Take over an attempt whose lease ran out; False when somebody else did, or it was renewed."""
         now = self._clock()

@@ -143,8 +143,8 @@ class Attempt(_Record):
     last_step: int
     node: str | None
     pid: int | None
-    workers: int | None
-    """Worker processes; None = opened before this was kept."""
+    workers: int
+    """Worker processes."""
     failure_class: FailureClass | None
     failure_message: str | None
     facts: dict[str, Any] | None

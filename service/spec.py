@@ -18,11 +18,21 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from service import grid
+from service.analysis.metrics import better_of
 from service.document import Problem, SpecError, parse, refusal
 from service.grid import MAX_RUNS, REFERENCE_CELL, AxisValue
 from service.hardware import CATALOGUE, Hardware, lookup, nearest
 from service.search.section import Search
-from trainers.config import LAYERS, Distillation, Section, TrainingSections
+from trainers.config import (
+    HEADLINES,
+    LAYERS,
+    NO_HUB_DATASET,
+    Distillation,
+    Section,
+    TrainingSections,
+    require_layer_map,
+)
+from trainers.figures import Better
 
 __all__ = [
     "ExperimentSpec",
@@ -140,6 +150,15 @@ class ExperimentSpec(TrainingSections):
     def _reference_places(self) -> list[int]:
         return grid.reference_places(self.grid_count(), self.search.reference_every)
 
+    @property
+    def metric_better(self) -> Better | None:
+        """Which direction of `search.metric` wins; None = not known, or not the same for all tasks."""
+        tasks = self.search.axes.get("task.name")
+        judged = {str(task): headline for task, headline in HEADLINES.items()}
+        names = map(str, tasks if isinstance(tasks, list) else [self.task.name])
+        found = {better_of(self.search.metric, judged.get(name)) for name in names}
+        return found.pop() if len(found) == 1 else None
+
     def canonical_json(self) -> str:
         """The spec with all defaults, keys sorted, no white space: what is hashed."""
         return canonical_json(self.model_dump(mode="json"))
@@ -147,6 +166,32 @@ class ExperimentSpec(TrainingSections):
     def sha256(self) -> str:
         """Hash of the canonical JSON."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+
+    def at(
+        self,
+        point: Mapping[str, AxisValue],
+        catalogue: Mapping[str, Hardware] = CATALOGUE,
+        *,
+        named: bool = True,
+        infeasible: bool = False,
+    ) -> ExperimentSpec:
+        """The spec of one grid point's runs: no axes, all that the point decides written in, validated.
+
+        Args:
+            point: axis values by dotted name; empty = not suggested yet, the axes' first values.
+            catalogue: known hardware.
+            named: name the point in the problems.
+            infeasible: let a precision pass that the hardware does not compute.
+
+        Raises:
+            SpecError: the values do not go together.
+        """
+        if not self.search.axes:
+            return self.model_copy(update={"search": Search(), "seeds": [0]})  # Validated as it stands.
+        document = grid.with_axis_values(
+            self.model_dump(mode="json", exclude={"search", "seeds"}), self.search.settings(point)
+        )
+        return validate(document, catalogue, point=point, named=named, infeasible=infeasible)
 
     def runs(self, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Iterator[RunPlan]:
         """The runs, in product order, each validated as if it had been written out by hand.
@@ -158,9 +203,8 @@ class ExperimentSpec(TrainingSections):
             SpecError: naming the axis values of the first grid point that is not valid.
         """
         if self.search.name == "tpe":
-            base = self.model_dump(mode="json", exclude={"search", "seeds"})
             for point in self.search.probes():
-                validate(grid.with_axis_values(base, point), catalogue, point=point, infeasible=True)
+                self.at(point, catalogue, infeasible=True)
         mixed = "hardware" in self.search.axes and any(
             lookup(plan.spec.hardware, catalogue).lacks(plan.spec.precision) is None
             for plan in self._plans(catalogue, infeasible=True)
@@ -168,22 +212,11 @@ class ExperimentSpec(TrainingSections):
         yield from self._plans(catalogue, infeasible=mixed)
 
     def _plans(self, catalogue: Mapping[str, Hardware], *, infeasible: bool) -> Iterator[RunPlan]:
-        search, seeds, places = self.search, self.seeds, self.places()
-        base = self.model_dump(mode="json", exclude={"search", "seeds"}) if search.axes else {}
+        seeds, places = self.seeds, self.places()
         index = 0
         measured: RunPlan | None = None
-        for point in search.points():
-            # Without axes the spec is its own grid point, and has been validated.
-            resolved = (
-                validate(
-                    grid.with_axis_values(base, search.settings(point)),
-                    catalogue,
-                    point=point,
-                    infeasible=infeasible,
-                )
-                if search.axes
-                else self.model_copy(update={"search": Search(), "seeds": [0]})
-            )
+        for point in self.search.points():
+            resolved = self.at(point, catalogue, infeasible=infeasible)
             cell = cell_of(point)
             for seed in seeds:
                 yield RunPlan(index, places[index], cell, seed, point, resolved)
@@ -283,8 +316,10 @@ def validate(
     problems = [
         *_hardware_problems(spec, catalogue, prefix),
         *_axis_problems(spec),
+        *_data_problems(spec, prefix),
         *_distillation_problems(spec, point or {}, prefix),
         *_layer_problems(spec, prefix),
+        *_metric_problems(spec),
         *_later_problems(spec),
     ]
     if infeasible:
@@ -297,30 +332,38 @@ def validate(
 def _with_first_point(document: Mapping[str, object]) -> Mapping[str, object]:
     """A field that is an axis takes the axis' first value, so that no default is judged unused.
 
-    A conditional axis takes it only where it varies with the first values of the axes before it. What
-    the document has for its field is kept as the value where it is left out.
+    A conditional axis takes it only where it varies with the first values of the axes that it asks for.
+    What the document has for its field is kept as the value where it is left out.
     """
     search = document.get("search")
     axes = search.get("axes") if isinstance(search, Mapping) else None
     if not isinstance(search, Mapping) or not isinstance(axes, Mapping):
         return document
-    known, conditions = set(axis_names()), search.get("when")
-    conditions = conditions if isinstance(conditions, Mapping) else {}
+    known, written = set(axis_names()), search.get("when")
+    conditions = {
+        name: needs
+        for name, needs in (written.items() if isinstance(written, Mapping) else ())
+        if name in axes and name in known and isinstance(needs, Mapping)
+    }
+    starts = {name: values for name, values in axes.items() if name in known}
     first: dict[str, Any] = {}
-    for name, values in axes.items():
-        if name not in known or not values or not (isinstance(values, list) or "low" in values):
-            continue
-        if _varies(conditions.get(name), first):
-            first[name] = values[0] if isinstance(values, list) else values["low"]
-    kept = {name: _field_value(document, name) for name in axes if name in conditions and name in known}
-    written = search.get("otherwise", {})
     try:
+        for name in grid.ordered(starts, conditions):
+            values = starts[name]
+            if not _varies(conditions.get(name), first):
+                continue
+            if isinstance(values, list) and values:
+                first[name] = values[0]
+            elif isinstance(values, Mapping) and "low" in values:
+                first[name] = values["low"]
+        kept = {name: _field_value(document, name) for name in conditions}
         document = grid.with_axis_values(document, first)
     except ValueError:
-        return document  # Validation names the value that should be a section.
-    if kept and isinstance(written, Mapping):
-        otherwise = {name: value for name, value in kept.items() if isinstance(value, AxisValue)}
-        return {**document, "search": {**search, "otherwise": {**otherwise, **written}}}
+        return document  # Validation names the circle, or the value that should be a section.
+    otherwise = search.get("otherwise", {})
+    if kept and isinstance(otherwise, Mapping):
+        kept = {name: value for name, value in kept.items() if isinstance(value, AxisValue)}
+        return {**document, "search": {**search, "otherwise": {**kept, **otherwise}}}
     return document
 
 
@@ -359,6 +402,15 @@ def _hardware_problems(
         return
     if "precision" not in spec.search.axes and (reason := hardware.lacks(spec.precision)) is not None:
         yield Problem(_INFEASIBLE, "precision", prefix + reason)
+    distilled = {"model.teacher", "distillation.teacher_precision"}
+    half = spec.model.teacher is not None and spec.distillation.teacher_precision == "fp16"
+    if half and hardware.device == "cpu" and distilled.isdisjoint(spec.search.axes):
+        yield Problem(
+            _INFEASIBLE,
+            "distillation.teacher_precision",
+            f"{prefix}distillation.teacher_precision fp16 needs a GPU, and hardware {spec.hardware} "
+            "computes on its CPU; use auto",
+        )
 
 
 def _axis_problems(spec: ExperimentSpec) -> Iterator[Problem]:
@@ -374,13 +426,35 @@ def _distillation_problems(
     spec: ExperimentSpec, point: Mapping[str, AxisValue], prefix: str
 ) -> Iterator[Problem]:
     """Settings without a teacher have no effect, unless an axis compares with and without one."""
-    if "model.teacher" in (*spec.search.axes, *point):
+    if spec.model.teacher is None:
+        if spec.distillation != Distillation() and "model.teacher" not in (*spec.search.axes, *point):
+            yield Problem(
+                "invalid-value",
+                "distillation",
+                f"{prefix}distillation is set without a teacher; set model.teacher or remove distillation",
+            )
         return
-    if spec.model.teacher is None and spec.distillation != Distillation():
+    layers = LAYERS.get(spec.model.student) if spec.model.layers is None else len(spec.model.layers)
+    if spec.distillation.layer_map is not None and layers is not None:
+        try:
+            require_layer_map(spec.distillation.layer_map, layers)
+        except ValueError as error:
+            yield Problem("invalid-value", "distillation.layer_map", f"{prefix}{error}")
+
+
+def _data_problems(spec: ExperimentSpec, prefix: str) -> Iterator[Problem]:
+    """Data that no worker can find; over an axis each grid point is judged."""
+    if {"task.name", "task.path"} & set(spec.search.axes):
+        return
+    if spec.task.path == "":
         yield Problem(
-            "invalid-value",
-            "distillation",
-            f"{prefix}distillation is set without a teacher; set model.teacher or remove distillation",
+            "invalid-value", "task.path", f"{prefix}the path is empty; give a folder, a file or hub:<id>"
+        )
+    elif spec.task.path is None and spec.task.name in NO_HUB_DATASET:
+        yield Problem(
+            "missing-field",
+            "task.path",
+            f"{prefix}task {spec.task.name} has no dataset on the hub; set task.path to a folder or file",
         )
 
 
@@ -394,6 +468,16 @@ def _layer_problems(spec: ExperimentSpec, prefix: str) -> Iterator[Problem]:
             "model.layers",
             f"{prefix}model.layers needs a student with weights, and '{spec.model.student}' is a preset; "
             "remove model.layers, or set model.student to a folder, hub:<id> or run:<id>",
+        )
+
+
+def _metric_problems(spec: ExperimentSpec) -> Iterator[Problem]:
+    if spec.metric_better is None:
+        yield Problem(
+            "invalid-value",
+            "search.metric",
+            f"which direction of metric '{spec.search.metric}' wins is not known; use another metric, "
+            "such as validation_loss",
         )
 
 

@@ -58,7 +58,8 @@ class RunState(StrEnum):
 TERMINAL_EXPERIMENT_STATES = frozenset(
     {ExperimentState.succeeded, ExperimentState.failed, ExperimentState.cancelled}
 )
-TERMINAL_RUN_STATES = frozenset({RunState.succeeded, RunState.failed, RunState.cancelled, RunState.stopped})
+RUN_STATES_WITH_RESULT = frozenset({RunState.succeeded, RunState.stopped})
+TERMINAL_RUN_STATES = RUN_STATES_WITH_RESULT | {RunState.failed, RunState.cancelled}
 
 EXPERIMENT_TRANSITIONS: Mapping[ExperimentState, frozenset[ExperimentState]] = MappingProxyType(
     {

@@ -31,7 +31,7 @@ def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        steps = json.loads(store.run_config(run_id))["telemetry"].get("trace_steps", 0)
+        steps = json.loads(store.run_config(run_id))["telemetry"]["trace_steps"]
     except OSError as error:
         raise NoTrace(f"run {run_id}: {path} cannot be read ({error.strerror or error})") from None
     if not steps:

@@ -12,8 +12,6 @@ from types import MappingProxyType
 AVAILABLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "model.encoder": ("huggingface",),
-        "distillation": ("distillation",),
-        "precision": ("fp32", "tf32", "fp16", "bf16"),
         "optimizer.implementation[adamw]": ("auto", "single_unfused", "multi_unfused", "multi_fused"),
         "optimizer.implementation[adan]": (
             "auto",
@@ -22,7 +20,5 @@ AVAILABLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "single_fused",
             "multi_fused",
         ),
-        "parallel.strategy": ("single", "ddp", "pipeline"),
-        "search.name": ("grid", "random", "asha", "tpe"),
     }
 )

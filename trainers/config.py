@@ -8,7 +8,7 @@ transformers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -69,6 +69,9 @@ HEADLINES: Mapping[TaskName, str] = MappingProxyType(
     }
 )
 """The metric by which runs of a task are judged first; a loss is better when it is lower."""
+
+NO_HUB_DATASET = frozenset({TaskName.tariff})
+"""Tasks of which the hub has no dataset: they need a path."""
 
 
 class Precision(StrEnum):
@@ -179,13 +182,6 @@ class Model(Section):
     def _runnable(cls, value: str) -> str:
         return _available("model.encoder", value)
 
-    @field_validator("teacher")
-    @classmethod
-    def _no_teacher_yet(cls, value: str | None) -> str | None:
-        if value is not None and not AVAILABLE["distillation"]:
-            raise ValueError("distillation is not available in this version; remove the field")
-        return value
-
 
 class Distillation(Section):
     """What the student learns from its teacher; used when `model.teacher` is set.
@@ -205,7 +201,7 @@ class Distillation(Section):
     """Weight of the divergence of the last mapped layer's query, key and value relations; 0 = off."""
     cosine_weight: float = Field(default=0.0, ge=0.0, le=1e4)
     """Weight of 1 - cosine of the last mapped layer's hidden states; 0 = off."""
-    layer_map: tuple[Annotated[int, Field(ge=0, le=255)], ...] | None = None
+    layer_map: tuple[Annotated[int, Field(ge=0, le=255)], ...] | None = Field(default=None, min_length=1)
     """The teacher's layer for each of the student's, 0-based; unset = evenly spread, the last to the last."""
     schedule: Literal["constant", "linear"] = "constant"
     """Weights over the run: constant, or falling linearly to 0 while the task's loss rises to 1."""
@@ -396,7 +392,6 @@ class Parallel(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Parallel:
-        _available("parallel.strategy", self.strategy)
         if self.strategy is Strategy.single and self.workers != 1:
             raise ValueError(
                 f"strategy single has one worker, not {self.workers}; "
@@ -534,6 +529,19 @@ def require_layers(parallel: Parallel, layers: int, whose: str) -> None:
     )
 
 
+def require_layer_map(layer_map: Sequence[int], student_layers: int) -> None:
+    """Refuse a layer map that is not as long as the student is deep.
+
+    Raises:
+        ValueError: with both numbers.
+    """
+    if len(layer_map) != student_layers:
+        raise ValueError(
+            f"distillation.layer_map has {len(layer_map)} layers, and the student {student_layers}; "
+            "give one of the teacher's layers for each of the student's, or remove it"
+        )
+
+
 class TrainingSections(Section):
     """The sections that describe training: shared by a spec and by each resolved run."""
 
@@ -567,12 +575,6 @@ class TrainingSections(Section):
     """Deterministic kernels: a resumed run ends bitwise where the uninterrupted one ends."""
     log_every_steps: int = Field(default=1, ge=1)
     """Report points each time this many steps have passed."""
-
-    @field_validator("precision")
-    @classmethod
-    def _runnable(cls, value: Precision) -> Precision:
-        _available("precision", value)
-        return value
 
     @model_validator(mode="after")
     def _half_parameters(self) -> TrainingSections:

@@ -27,6 +27,10 @@ class FailureClass(StrEnum):
     """An error that nobody foresaw; the traceback is in the log."""
 
 
+FAILURES_OF_MACHINES = frozenset({FailureClass.infrastructure, FailureClass.lost})
+"""A machine, process or network under the run went away, or nobody knows what did: not the run's fault."""
+
+
 class TrainingError(Exception):
     """Base of all errors that a run ends with. The message is one line that says what to do."""
 

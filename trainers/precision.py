@@ -98,15 +98,6 @@ class Rounded(Arithmetic):
                 module.__class__ = _WideEmbedding
 
 
-class RoundedBf16(Rounded):
-    """`Rounded` to bf16."""
-
-    name = "bf16 operands and results, fp32 arithmetic (no instructions for it here)"
-
-    def __init__(self) -> None:
-        super().__init__(torch.bfloat16)
-
-
 def arithmetic_for(
     precision: Precision, device: torch.device, numerics: Numerics | None = None
 ) -> Arithmetic:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.analysis.errors import AnalysisError
+from service.formats import axis_value
 
 Matrix = npt.NDArray[np.float64]
 
@@ -27,15 +27,8 @@ class Candidate:
 def label_of(point: Mapping[str, Any]) -> str:
     """Axis values in words: `precision=bf16, batch.global_size=16`."""
     return (
-        ", ".join(f"{axis}={value_text(value)}" for axis, value in point.items()) or "the only configuration"
+        ", ".join(f"{axis}={axis_value(value)}" for axis, value in point.items()) or "the only configuration"
     )
-
-
-def value_text(value: Any) -> str:
-    """A value of an axis as the spec writes it."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def matrix(candidates: Sequence[Candidate], metrics: Sequence[str]) -> Matrix:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,8 @@ import numpy.typing as npt
 from scipy import special, stats
 
 from service.analysis.errors import AnalysisError
-from service.analysis.records import Better, Claim, Test, Verdict
+from service.analysis.records import Claim, Test, Verdict
+from trainers.figures import Better
 
 Values = npt.NDArray[np.float64]
 
@@ -129,32 +129,6 @@ def compare_pairs(
         )
         answers[pair] = _judged(corrected, better, alpha)
     return answers
-
-
-def compare_all(
-    metric: str,
-    sides: Mapping[str, Mapping[int, float]],
-    *,
-    better: Better,
-    margin: float | None = None,
-    alpha: float = 0.05,
-) -> dict[tuple[str, str], Claim]:
-    """Every pair of sides, corrected by Holm.
-
-    Raises:
-        AnalysisError: there is one side only, or a pair cannot be tested.
-    """
-    if len(sides) < 2:
-        raise AnalysisError("there is one configuration only; a comparison needs two")
-    answers = compare_pairs(
-        metric, sides, list(itertools.combinations(sides, 2)), better=better, margin=margin, alpha=alpha
-    )
-    claims: dict[tuple[str, str], Claim] = {}
-    for pair, answer in answers.items():
-        if isinstance(answer, AnalysisError):
-            raise answer
-        claims[pair] = answer
-    return claims
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from service.analysis.candidates import label_of, value_text
+from service.analysis.candidates import label_of
 from service.analysis.errors import AnalysisError
 from service.analysis.records import Effects, LevelEffect, Scale, Term
+from service.formats import axis_value
 
 Matrix = npt.NDArray[np.floating[Any]]
 
@@ -320,7 +321,7 @@ def _sentence(model: Effects, level: LevelEffect, alpha: float) -> str:
         return f"{value:+.1%}" if ratio else f"{value:+.3g}"
 
     interval = f"{amount(level.low)} to {amount(level.high)}"
-    what = f"{level.axis}={value_text(level.level)} against {value_text(level.baseline)}"
+    what = f"{level.axis}={axis_value(level.level)} against {axis_value(level.baseline)}"
     if not level.p_value < alpha:
         return f"{what}: no effect on {model.metric} is shown ({interval})"
     change = f"{what}: {model.metric} {amount(level.effect)} ({interval})"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.analysis.candidates import Candidate, matrix
-from service.analysis.records import Better
+from trainers.figures import Better
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from service.analysis.errors import BadQuestion
-from service.analysis.records import Better
 from service.comparison import METRICS, Metric
 from service.hardware import nearest
+from trainers.figures import DECLARED, Better
 
 NO_LOSS = 0.005
 """Difference in accuracy (half a point) that counts as no loss unless somebody says otherwise."""
@@ -20,41 +20,19 @@ MARGINS: Mapping[str, float] = MappingProxyType(
 )
 """Equivalence margins by metric, in the metric's unit; other metrics have none."""
 
-_BETTER: Mapping[str, Better] = MappingProxyType(
-    {
-        **{metric.name: metric.better for metric in METRICS},
-        **dict.fromkeys(
-            (
-                "padding_pct",
-                "truncated_pct",
-                "bubble_pct",
-                "bubble_formula_pct",
-                "underflow_pct",
-                "parameters",
-                "steps",
-            ),
-            "lower",
-        ),
-        **dict.fromkeys(
-            ("precision_macro", "recall_macro", "f1_has_answer", "f1_best_span", "score", "best_score"),
-            "higher",
-        ),
-        **dict.fromkeys(("exact_match_has_answer", "exact_match_no_answer", "precision", "recall"), "higher"),
-        **dict.fromkeys(("useful_time_fraction", "mfu", "goodput", "statistical_efficiency"), "higher"),
-    }
-)
-_LOWER = ("_s", "_ms", "_usd", "_kwh", "_j", "_w", "_mib", "loss", "_per_step")
-_HIGHER = ("_per_s", "accuracy", "f1", "_pct", "_active_ratio")
 _RATIOS = ("_s", "_ms", "_usd", "_kwh", "_j", "_w", "_mib")
 
 
-def metric_of(text: str, known: Mapping[str, object], parameter: str = "metric") -> Metric:
-    """Read `cost_usd`, or `my_figure:higher` where the name alone does not say which direction wins.
+def metric_of(
+    text: str, known: Mapping[str, object], parameter: str = "metric", headline: str | None = None
+) -> Metric:
+    """Read `cost_usd`, or `noise_scale:lower` where no direction is declared.
 
     Args:
         text: a name, with an optional direction.
         known: names of the figures that any run has, besides the columns of a run.
         parameter: which part of the question is read, for the error.
+        headline: by which the runs are judged.
 
     Raises:
         BadQuestion: for a name that no run has, or a direction that is none or not known.
@@ -70,7 +48,7 @@ def metric_of(text: str, known: Mapping[str, object], parameter: str = "metric")
         raise BadQuestion(
             parameter, f"'{direction[:100]}' is no direction; write {name}:lower or {name}:higher"
         )
-    better = better_of(name)
+    better = better_of(name, headline)
     if better is None:
         raise BadQuestion(
             parameter, f"which direction of {name} wins is not known; write {name}:lower or {name}:higher"
@@ -78,13 +56,17 @@ def metric_of(text: str, known: Mapping[str, object], parameter: str = "metric")
     return Metric(name, better)
 
 
-def better_of(name: str) -> Better | None:
-    """Which direction wins, by the metric's name; None when the name does not say."""
-    if name in _BETTER:
-        return _BETTER[name]
-    if name.endswith(_HIGHER) or name.startswith("accuracy_"):
-        return "higher"
-    return "lower" if name.endswith(_LOWER) else None
+def better_of(name: str, headline: str | None = None) -> Better | None:
+    """Which direction wins, as the trainers declare it; None = they declare none.
+
+    Args:
+        name: of a figure, score or point.
+        headline: by which the runs are judged: what `score` and `best_score` are values of.
+    """
+    if name in ("score", "best_score") and headline is not None:
+        name = headline
+    figure = DECLARED.get(name)
+    return None if figure is None else figure.better
 
 
 def scale_of(name: str) -> Literal["ratio", "difference"]:

@@ -37,7 +37,7 @@ from service.analysis.metrics import NO_LOSS, scale_of
 from service.analysis.recommend import Configuration, recommend
 from service.analysis.records import Claim, Recommendation
 from service.analysis.rows import Rows, is_at
-from service.analysis.score import STRATEGIES, rank, sensitivity
+from service.analysis.score import OCCUPANCY, STRATEGIES, rank, sensitivity
 from service.analysis.speedup import ratio, times_to_target
 from service.comparison import Metric, compare
 from service.hardware import nearest
@@ -227,12 +227,15 @@ class Question(Rows):
                     f"no strategy is called '{strategy[:100]}'; {nearest(strategy[:100], STRATEGIES)}",
                 )
             criteria = STRATEGIES[strategy]
-            absent = [c for c in criteria if not self._has(c.metric)]
+            absent = {c: f"no run has {c.metric}" for c in criteria if not self._has(c.metric)}
+            for criterion in criteria:
+                if criterion.metric == OCCUPANCY and criterion not in absent and self._some_lack(OCCUPANCY):
+                    absent[criterion] = f"not every configuration has {OCCUPANCY}"
             if len(absent) < len(criteria):
-                for criterion in absent:
-                    notes.append(
-                        f"no run has {criterion.metric}, so its weight of {criterion.weight:g} counts nowhere"
-                    )
+                notes += [
+                    f"{reason}, so its weight of {criterion.weight:g} counts nowhere"
+                    for criterion, reason in absent.items()
+                ]
                 criteria = tuple(criterion for criterion in criteria if criterion not in absent)
         metrics = [Metric(criterion.metric, criterion.better) for criterion in criteria]
         candidates, left_out, points = self._candidates(metrics)

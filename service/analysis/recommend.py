@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from service.analysis.claims import compare
 from service.analysis.errors import AnalysisError
-from service.analysis.records import Better, Claim, Recommendation
+from service.analysis.records import Claim, Recommendation
+from trainers.figures import Better
 
 
 @dataclass(frozen=True, slots=True)

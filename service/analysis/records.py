@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Better = Literal["lower", "higher"]
+from trainers.figures import Better
+
 Scale = Literal["ratio", "difference"]
 Test = Literal["paired t-test", "Wilcoxon signed-rank test", "Welch's t-test"]
 Verdict = Literal["A is better", "B is better", "equivalent", "undecided"]
@@ -25,7 +26,7 @@ class Claim:
         low, high: confidence interval of the difference at level 1 - alpha, not corrected.
         interval: how the interval was made.
         test: which test gave `p_value`.
-        p_value: two-sided; Holm-corrected in `compare_all`.
+        p_value: two-sided; Holm-corrected over `claims`.
         p_equivalent: the larger of the two one-sided p-values; None without a margin.
         pairs: number of seeds that were paired; 0 when unpaired.
         seeds_a, seeds_b: seeds on each side.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from service.analysis.candidates import Candidate, value_text
+from service.analysis.candidates import Candidate
 from service.analysis.cells import Side, cells_of, configurations
 from service.analysis.drift import drifts
 from service.analysis.errors import AnalysisError, BadQuestion
@@ -23,6 +23,7 @@ from service.analysis.metrics import MARGINS, better_of, metric_of
 from service.analysis.recommend import Configuration, Constraint
 from service.analysis.records import Criterion
 from service.comparison import Metric, default_metrics
+from service.formats import axis_value
 from service.headlines import headline, shared_headline
 from service.records import Run
 from service.states import RunState
@@ -55,7 +56,7 @@ class Rows:
         return self._metric(text, "metric")
 
     def _metric(self, text: str, parameter: str) -> Metric:
-        return metric_of(text, self._figure_names, parameter)
+        return metric_of(text, self._figure_names, parameter, self.judged_by.name)
 
     @functools.cached_property
     def _figure_names(self) -> dict[str, None]:
@@ -107,7 +108,7 @@ class Rows:
                 )
             axis = self._axis(name.strip(), parameter)
             values = dict.fromkeys(
-                value_text(run.point[axis]) for run in self.evidence.runs if axis in run.point
+                axis_value(run.point[axis]) for run in self.evidence.runs if axis in run.point
             )
             if written.strip() not in values:
                 raise BadQuestion(
@@ -174,6 +175,13 @@ class Rows:
     def _has(self, name: str) -> bool:
         return bool(self._having(name))
 
+    def _some_lack(self, name: str) -> bool:
+        """Whether a configuration has finished runs and none with the figure."""
+        having = set(self._having(name))
+        return any(
+            any(self._is_finished[at] for at in cell) and having.isdisjoint(cell) for cell in self._positions
+        )
+
     def _candidates(
         self, metrics: Sequence[Metric]
     ) -> tuple[list[Candidate], dict[str, str], dict[str, Mapping[str, Any]]]:
@@ -227,7 +235,7 @@ class Rows:
 
 def is_at(point: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether a configuration has these values, given as text."""
-    return all(axis in point and value_text(point[axis]) == written for axis, written in wanted.items())
+    return all(axis in point and axis_value(point[axis]) == written for axis, written in wanted.items())
 
 
 def _runs(runs: Sequence[Run]) -> str:

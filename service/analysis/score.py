@@ -18,13 +18,16 @@ from service.analysis.candidates import Candidate, Matrix, matrix
 from service.analysis.errors import AnalysisError
 from service.analysis.records import Criterion, WeightRange
 
+OCCUPANCY = "sm_occupancy_pct"
+"""Only runs on a GPU with `telemetry.profile_steps` have it: a strategy does without it elsewhere."""
+
 
 def _strategy(time: float, cost: float, energy: float) -> tuple[Criterion, ...]:
     return (
         Criterion("total_time_s", time),
         Criterion("cost_usd", cost),
         Criterion("energy_kwh", energy),
-        Criterion("occupancy_pct", 0.1, "higher"),
+        Criterion(OCCUPANCY, 0.1, "higher"),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from scipy import special
 
 from service.analysis.answers import Ratio, TimeToTarget
-from service.analysis.records import Better
+from trainers.figures import Better
 
 
 def ratio(

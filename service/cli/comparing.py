@@ -50,8 +50,6 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Set runs beside each other by axis, mean ± sd over seeds; with claims, say what is proven."""
-    from service.comparison import Comparison, Row
-
     numbers = experiments(targets)
     tests = claims or queue_seeds or a is not None or b is not None
     submitted = None
@@ -73,27 +71,10 @@ def compare(
         print_json({"comparison": answer, "submitted": submitted} if queue_seeds else answer)
         return
     from service.cli.answer_rendering import print_claims
-    from service.cli.rendering import comparison_notes, print_comparison
+    from service.cli.rendering import print_comparison
 
-    rows = tuple(
-        Row(
-            dict(row.point),
-            dict(row.figures),
-            row.finished,
-            row.planned,
-            row.incomplete,
-            dict(row.failures),
-            row.energy_provenance,
-        )
-        for row in answer.rows
-    )
-    comparison = Comparison(answer.axes, answer.metrics, rows, dict(answer.best))
     screen = console()
-    print_comparison(comparison, screen)
-    said = set(comparison_notes(comparison))
-    for line in answer.notes:
-        if line not in said and not line.startswith("one seed per configuration"):
-            note(line)
+    print_comparison(answer, screen)
     if answer.claims:
         print_claims(answer.claims, screen)
     if submitted is not None:

@@ -51,10 +51,8 @@ def connected(*, patient: bool = False) -> Iterator[Client]:
     """
     from service.client import Client
 
-    settings = read_settings()
-    token = settings.token.get_secret_value() if settings.token else None
     attempts = _PATIENT_ATTEMPTS if patient else _QUICK_ATTEMPTS
-    with client_errors(), Client(str(settings.url), token=token, attempts=attempts) as client:
+    with client_errors(), Client.from_settings(read_settings(), attempts=attempts) as client:
         yield client
 
 

@@ -13,7 +13,7 @@ from service.cli.exits import ExitCode, Failure
 from service.cli.output import console, json_text, note, say
 from service.cli.progress import Board
 from service.formats import clock, counts_text
-from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, RunState
+from service.states import RUN_STATES_WITH_RESULT, TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, RunState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,7 +25,6 @@ T = TypeVar("T")
 _LINE_EVERY_S = 5.0
 _PICTURES_PER_S = 4
 _POLL_S = 0.5
-_GOOD_RUN_STATES = frozenset({RunState.succeeded, RunState.stopped})
 
 
 def follow_experiment(client: Client, experiment_id: int, *, as_json: bool = False) -> Experiment:
@@ -198,5 +197,5 @@ def exit_for(ended: Experiment | Run) -> None:
     Raises:
         typer.Exit: when it did not.
     """
-    if str(ended.state) != "succeeded" and ended.state not in _GOOD_RUN_STATES:
+    if str(ended.state) != "succeeded" and ended.state not in RUN_STATES_WITH_RESULT:
         raise typer.Exit(ExitCode.not_succeeded)

@@ -11,7 +11,6 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from service.comparison import Comparison, Row
 from service.formats import (
     ago,
     axis_value,
@@ -25,9 +24,10 @@ from service.formats import (
     title,
 )
 from service.headlines import headline, score, shared_headline
-from service.states import RunState
+from service.states import RUN_STATES_WITH_RESULT
 
 if TYPE_CHECKING:
+    from service.analysis.answers import ComparedRow, ComparisonAnswer
     from service.answers import Span
     from service.client import Experiment, ExperimentDetail, Forecast, PlannedRun, QueueEntry
     from service.records import Attempt, Event, Run
@@ -76,7 +76,7 @@ def experiments_table(experiments: Sequence[Experiment]) -> Table:
     """One line per experiment."""
     table = grid_table("id", "name", "owner", "state", "runs", "submitted", right=("id",))
     for experiment in experiments:
-        done = sum(experiment.run_states.get(state, 0) for state in (RunState.succeeded, RunState.stopped))
+        done = sum(experiment.run_states.get(state, 0) for state in RUN_STATES_WITH_RESULT)
         table.add_row(
             str(experiment.id),
             experiment.name,
@@ -153,80 +153,70 @@ def step_text(run: Run) -> str:
     return f"{run.step}/{run.total_steps}"
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
+def print_comparison(answer: ComparisonAnswer, console: Console) -> None:
     """A comparison with what its reader must know."""
-    if not comparison.rows:
-        console.print("no runs to compare")
-        return
-    print_fitting(console, comparison_table(comparison), comparison_lines(comparison))
-    for line in comparison_notes(comparison):
+    print_fitting(console, comparison_table(answer), comparison_lines(answer))
+    for line in _comparison_notes(answer):
         _say_dim(console, line)
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(answer: ComparisonAnswer) -> Table:
     """Rows of a comparison: mean ± standard deviation over seeds; the best mean is marked `*`."""
-    names = short_names(comparison.axes)
+    names = short_names(answer.axes)
     scales = {
         metric.name: scale_for(
             metric.name,
-            [spread.mean for row in comparison.rows if (spread := row.figures[metric.name]) is not None],
+            [spread.mean for row in answer.rows if (spread := row.figures[metric.name]) is not None],
         )
-        for metric in comparison.metrics
+        for metric in answer.metrics
     }
     table = grid_table(*names.values())
     table.add_column("runs", justify="right", no_wrap=True)
-    for metric in comparison.metrics:
+    for metric in answer.metrics:
         unit = scales[metric.name].unit
         heading = f"{title(metric.name)}\n{unit}" if unit else title(metric.name)
         table.add_column(heading, justify="right", no_wrap=True)
-    for position, row in enumerate(comparison.rows):
+    for position, row in enumerate(answer.rows):
         cells = []
-        for metric in comparison.metrics:
+        for metric in answer.metrics:
             text = scales[metric.name].spread(row.figures[metric.name])
-            best = comparison.best.get(metric.name) == position
+            best = answer.best.get(metric.name) == position
             cells.append(Text(text + ("*" if best else " "), style="bold green" if best else ""))
         table.add_row(
-            *(axis_value(row.point[axis]) for axis in comparison.axes),
+            *(axis_value(row.point[axis]) for axis in answer.axes),
             f"{row.finished}/{row.planned}",
             *cells,
         )
     return table
 
 
-def comparison_lines(comparison: Comparison) -> list[str]:
+def comparison_lines(answer: ComparisonAnswer) -> list[str]:
     """What `comparison_table` says, for a terminal too narrow for it."""
     lines = []
-    for position, row in enumerate(comparison.rows):
+    for position, row in enumerate(answer.rows):
         lines.append(f"{point_text(row.point) or 'all runs'} ({row.finished} of {row.planned} runs)")
-        for metric in comparison.metrics:
+        for metric in answer.metrics:
             spread = row.figures[metric.name]
             scale = scale_for(metric.name, [spread.mean] if spread else [])
-            best = " *" if comparison.best.get(metric.name) == position else ""
+            best = " *" if answer.best.get(metric.name) == position else ""
             lines.append(f"  {title(metric.name)} {scale.spread(spread)} {scale.unit}".rstrip() + best)
     return lines
 
 
-def comparison_notes(comparison: Comparison) -> list[str]:
-    """What a reader of the comparison must know to read it rightly."""
+def _comparison_notes(answer: ComparisonAnswer) -> list[str]:
+    """How to read the table, what its rows lack, and what the answer itself says."""
+    spreads = [spread for row in answer.rows for spread in row.figures.values() if spread is not None]
     notes = []
-    spreads = [spread for row in comparison.rows for spread in row.figures.values() if spread is not None]
     if any(spread.sd is not None for spread in spreads):
         notes.append("mean ± standard deviation between seeds; * best mean, which proves no difference yet")
     elif spreads:
-        notes.append("one seed per cell: no spread is known; * best value, which proves no difference yet")
-    provenances = {row.energy_provenance for row in comparison.rows if row.energy_provenance is not None}
-    if provenances == {"modelled"}:
-        notes.append("energy is modelled from rated power and time, not measured")
-    elif "mixed" in provenances:
-        notes.append("energy is left out where measured and modelled runs would mix in one number")
-    elif len(provenances) > 1:
-        notes.append(f"energy comes from different sources by row: {', '.join(sorted(provenances))}")
-    for row in comparison.rows:
+        notes.append("* best value, which proves no difference yet")
+    for row in answer.rows:
         notes.extend(_row_notes(row))
-    return notes
+    return [*notes, *answer.notes]
 
 
-def _row_notes(row: Row) -> list[str]:
+def _row_notes(row: ComparedRow) -> list[str]:
     name = point_text(row.point) or "all runs"
     notes = [f"{name}: {count} failed ({reason})" for reason, count in row.failures.items()]
     if row.incomplete:
@@ -395,7 +385,7 @@ def _attempt_line(attempt: Attempt) -> Text:
     if attempt.resumed_from_step:
         line.append(f", resumed from step {attempt.resumed_from_step}")
     line.append(f", reached step {attempt.last_step}")
-    if attempt.workers is not None and attempt.workers > 1:
+    if attempt.workers > 1:
         line.append(f", {attempt.workers} workers")
     if attempt.node:
         line.append(f", on {attempt.node}")

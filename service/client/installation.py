@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import httpx
-import orjson
 
 from service.answers import Cluster, Forecast, HardwareEntry, Preview, Queue, Validated
 from service.client.wire import Wire, encoded, given, read
@@ -46,11 +44,6 @@ class InstallationCalls(Wire):
             token = page.next_page_token
             if token is None or len(items) >= limit:
                 return replace(page, items=items, next_page_token=token, forecast=forecast)
-
-    def spec_schema(self) -> dict[str, Any]:
-        """The JSON Schema of a spec."""
-        schema: dict[str, Any] = orjson.loads(self._call("GET", "/api/v1/spec.schema.json", repeat=True))
-        return schema
 
     def queue(self) -> Queue:
         """Everything that waits and why."""

@@ -97,10 +97,10 @@ class Wire:
         )
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
+    def from_settings(cls, settings: Settings, *, attempts: int = _ATTEMPTS) -> Self:
         """The client of the server that the settings name."""
         token = settings.token.get_secret_value() if settings.token else None
-        return cls(str(settings.url), token=token)
+        return cls(str(settings.url), token=token, attempts=attempts)
 
     def __enter__(self) -> Self:
         return self

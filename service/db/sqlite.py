@@ -153,10 +153,10 @@ def version_warning(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> s
     """What is to be said about this version of SQLite, if anything."""
     if version >= _FIXED_VERSION:
         return None
+    ours, fixed = (".".join(map(str, of)) for of in (version, _FIXED_VERSION))
     return (
-        f"SQLite {'.'.join(map(str, version))} is older than 3.51.3, which fixes a rare corruption when "
-        "a checkpoint meets a commit; Stillhouse keeps the two apart with a lock, so let no other "
-        "program write to this database"
+        f"SQLite {ours} is older than {fixed}, which fixes a rare corruption when a checkpoint meets a "
+        "commit; Stillhouse keeps the two apart with a lock, so let no other program write to this database"
     )
 
 

@@ -47,7 +47,7 @@ from service.states import (
     ExperimentState,
     RunState,
 )
-from trainers.errors import FailureClass
+from trainers.errors import FAILURES_OF_MACHINES, FailureClass
 
 ACTIVE_EXPERIMENT_STATES = frozenset({ExperimentState.starting, ExperimentState.running})
 ACTIVE_RUN_STATES = frozenset({RunState.starting, RunState.running})
@@ -422,16 +422,9 @@ def failure_counter(failure: FailureClass) -> dict[str, Any]:
     """The counter that a failure raises; preemption raises none."""
     if failure is FailureClass.preempted:
         return {}
-    if failure in (FailureClass.infrastructure, FailureClass.lost):
+    if failure in FAILURES_OF_MACHINES:
         return {"infrastructure_failures": _r.infrastructure_failures + 1}
     return {"own_failures": _r.own_failures + 1}
-
-
-def runs_unfinished(experiment_id: int) -> Select[Any]:
-    """How many runs of an experiment have not ended."""
-    return select(func.count()).where(
-        _r.experiment_id == experiment_id, _r.state.not_in(sorted(TERMINAL_RUN_STATES))
-    )
 
 
 # -- Queue -----------------------------------------------------------------------------------
@@ -574,11 +567,6 @@ that does not depend on how much is queued: along the index, whose order is the 
 def active_experiments() -> Select[Any]:
     """Experiments that are starting or running, oldest lease first."""
     return select(*EXPERIMENT_COLUMNS).where(ACTIVE).order_by(_x.lease_until_s, _x.id)
-
-
-def expired_experiments(now: float) -> Select[Any]:
-    """Experiments that are starting or running under a lease that ran out."""
-    return active_experiments().where(_x.lease_until_s < now)
 
 
 def queued_in_order_of_age() -> Select[Any]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from service.execution import driver_settings
 from service.execution.early_stops import EarlyStops
 from service.execution.exchange import ExchangeClient
+from service.execution.report import STALE_EXIT_CODE
 from service.execution.scheduler import lost_attempts
 from service.execution.sweep import Sweep
 from service.failures import FailureCounts, decide_retry
@@ -50,7 +51,6 @@ JUDGE_S = 1.0
 """How often running runs are looked at by a search that ends some early."""
 GRACE_S = 30.0
 """How long runs may take to stop at a step boundary before their processes are ended."""
-_STALE_EXIT_CODE = 70
 _RETRY_S = 0.5
 _CATCH_UP_S = 3600.0
 _AWAY = (StoreUnavailable, StoreFull)
@@ -248,7 +248,7 @@ class Driver:
         # Another attempt is current. Nothing of this one may write any more; its actors end with it.
         logger.error("attempt %d at experiment %d is over; ending at once", self._attempt, self._id)
         logging.shutdown()
-        os._exit(_STALE_EXIT_CODE)
+        os._exit(STALE_EXIT_CODE)
 
     def _note(self, message: str) -> None:
         logger.warning("%s", message)

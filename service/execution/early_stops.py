@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from service.analysis.metrics import better_of
 from service.records import Run
 from service.search.halving import Halving
 from service.search.pruning import diverges
 from service.spec import ExperimentSpec
-from service.states import RunState
+from service.states import RUN_STATES_WITH_RESULT
 from service.store import Store
 
 logger = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ class EarlyStops:
     ) -> None:
         self._store, self._id, self._spec, self._note = store, experiment_id, spec, note
         search = spec.search
-        better = better_of(search.metric)
+        better = spec.metric_better
         assert better is not None  # the spec's validation has seen to it
         self._halving = (
             Halving(search.first_rung, search.reduction, better) if search.name == "asha" else None
@@ -95,18 +94,11 @@ class EarlyStops:
         self._restored = True
 
     def _ended(self) -> list[Run]:
-        runs: list[Run] = []
-        token: str | None = None
-        while True:
-            page = self._store.runs(experiment_id=self._id, page_size=1000, page_token=token)
-            runs += [
-                run
-                for run in page.items
-                if run.state in (RunState.succeeded, RunState.stopped) and not run.is_reference
-            ]
-            token = page.next_token
-            if token is None:
-                return runs
+        return [
+            run
+            for run in self._store.all_runs(self._id)
+            if run.state in RUN_STATES_WITH_RESULT and not run.is_reference
+        ]
 
     def _series(self, run_id: int, name: str) -> list[tuple[int, float]]:
         points = self._store.points(run_id, [name], max_points=LONGEST_SERIES).get(name, [])

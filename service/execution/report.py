@@ -58,10 +58,13 @@ class Report:
                 measurements=[MeasurementRow(**row) for row in rows["measurements"]],
                 progress=[ProgressRow(**row) for row in rows["progress"]],
                 checkpoints=[CheckpointRow(**row) for row in rows["checkpoints"]],
-                # A spool that an earlier version left behind has none.
-                alive=[AliveRow(**row) for row in rows.get("alive", ())],
+                alive=[AliveRow(**row) for row in rows["alive"]],
             ),
         )
+
+
+STALE_EXIT_CODE = 70
+"""Of a process that ends at once, because another attempt is current."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,13 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 
-from service import grid
-from service.analysis.metrics import better_of
 from service.document import SpecError
 from service.formats import point_text
 from service.grid import Point
 from service.hardware import Hardware
 from service.records import Run
 from service.search.suggesting import Outcome, Tried, suggest
-from service.spec import ExperimentSpec, validate
+from service.spec import ExperimentSpec
 from service.states import TERMINAL_RUN_STATES, RunState
 from service.store import Store
 from trainers.errors import FailureClass
@@ -71,7 +69,7 @@ class Suggestions:
         """
         search, seeds = self._spec.search, len(self._spec.seeds)
         number = run.index // seeds
-        better = better_of(search.metric)
+        better = self._spec.metric_better
         assert better is not None  # the spec's validation has seen to it
         groups: dict[int, list[Run]] = {}
         for one in runs:
@@ -91,13 +89,10 @@ class Suggestions:
         return reason
 
     def _resolved(self, point: Point) -> tuple[ExperimentSpec, str | None]:
-        base = self._spec.model_dump(mode="json", exclude={"search", "seeds"})
         try:
-            return validate(
-                grid.with_axis_values(base, point), self._catalogue, point=point, infeasible=True
-            ), None
+            return self._spec.at(point, self._catalogue, infeasible=True), None
         except SpecError as error:
-            return validate(base, self._catalogue, infeasible=True), str(error)
+            return self._spec.at({}, self._catalogue, infeasible=True), str(error)
 
     def _tried(self, group: Sequence[Run]) -> Tried:
         """What became of a suggestion, over its seeds."""

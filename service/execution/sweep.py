@@ -24,11 +24,11 @@ from service.records import Run
 from service.search.pruning import does_not_fit
 from service.settings import Settings
 from service.spec import Budget, ExperimentSpec
-from service.states import ExperimentState, RunState
+from service.states import RUN_STATES_WITH_RESULT, ExperimentState, RunState
 from service.store import Conflict, NotFound, Store, StoreFull, StoreUnavailable
 from trainers.checkpoints.manifest import verify
 from trainers.config import Precision
-from trainers.errors import FailureClass
+from trainers.errors import FAILURES_OF_MACHINES, FailureClass
 from trainers.reporting import Clock, StopReason
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,6 @@ _SHAPING = ("hardware", "resources.", "parallel.", "batch.")
 """Axes that decide about how many workers a run may have, and what each takes."""
 _RETRY_S = 0.2
 _START_RECORDED_S = 60.0
-_PAGE = 1000
 
 
 class Wait(Enum):
@@ -211,7 +210,7 @@ class Sweep:
         if self.budget_reached is not None and self._spec.budget.when_reached == "hold":
             return ExperimentState.paused, None
         ended = [run for run in self._runs() if run.state is not RunState.queued]
-        if any(run.state in (RunState.succeeded, RunState.stopped) for run in ended):
+        if any(run.state in RUN_STATES_WITH_RESULT for run in ended):
             return ExperimentState.succeeded, None
         if ended and all(run.state is RunState.cancelled for run in ended):
             return ExperimentState.cancelled, None
@@ -245,16 +244,7 @@ class Sweep:
         return True
 
     def _runs(self, filter: str | None = None) -> list[Run]:
-        runs: list[Run] = []
-        token: str | None = None
-        while True:
-            page = self._store.runs(
-                experiment_id=self._experiment_id, filter=filter, page_size=_PAGE, page_token=token
-            )
-            runs += page.items
-            token = page.next_token
-            if token is None:
-                return runs
+        return self._store.all_runs(self._experiment_id, filter)
 
     def _shapes_of(self, run: Run) -> tuple[tuple[Shape, ...], ExperimentSpec]:
         """The run's shapes, the widest first; runs that agree in what decides share the computation."""
@@ -436,8 +426,8 @@ class Sweep:
     def _write_failure(self, live: _Live, failure: tuple[FailureClass, str]) -> RunState:
         run_id, attempt = live.assignment.run_id, live.assignment.attempt
         run = self._store.run(run_id)
-        machine = failure[0] in (FailureClass.infrastructure, FailureClass.lost)
-        own = failure[0] not in (FailureClass.infrastructure, FailureClass.lost, FailureClass.preempted)
+        machine = failure[0] in FAILURES_OF_MACHINES
+        own = not machine and failure[0] is not FailureClass.preempted
         decision = decide_retry(
             failure[0],
             FailureCounts(own=run.own_failures + own, infrastructure=run.infrastructure_failures + machine),

@@ -14,13 +14,13 @@ from service.execution.assignment import Assignment, Ending
 from service.execution.exchange import ExchangeClient
 from service.execution.mailbox import Place
 from service.execution.neighbours import Neighbours
+from service.execution.report import STALE_EXIT_CODE
 from service.execution.sink import RecorderSink
 from trainers.config import Parallel
 from trainers.errors import FailureClass, PipelineError
 from trainers.reporting import NullSink, Outcome
 
 _FLUSH_S = 5.0
-_STALE_EXIT_CODE = 70
 
 
 def train_one(
@@ -154,7 +154,7 @@ def _flush(sink: RecorderSink) -> None:
 def _end_process() -> None:
     # Another attempt trains this run now. Ending at once, without unwinding, keeps this process
     # from writing one more checkpoint into the folder that the other one uses.
-    os._exit(_STALE_EXIT_CODE)
+    os._exit(STALE_EXIT_CODE)
 
 
 def _first_line(text: str) -> str:

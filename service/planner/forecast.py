@@ -26,6 +26,7 @@ from service.encoder_size import EncoderSize
 from service.hardware import Hardware
 from service.spec import ExperimentSpec
 from trainers.config import Precision
+from trainers.telemetry.energy import J_PER_KWH
 
 MFU, LEAST_MFU, MOST_MFU = 0.25, 0.05, 0.6
 """Share of the published peak that BERT training reaches: in the middle, and between these."""
@@ -36,7 +37,6 @@ LEAST_FILLED = 0.25
 STARTUP_S = 15.0
 """Process, imports, data and model, where there is no history."""
 _FEWEST_FOR_SPREAD = 3
-_J_PER_KWH = 3.6e6
 PUBLISHED_EXAMPLES: Mapping[str, int] = {"imdb": 25_000, "squad_v2": 131_944, "wikiqa": 20_360}
 """Training examples of a task's own dataset; squad_v2: windows at length 384."""
 
@@ -231,7 +231,7 @@ def forecast_run(
     watts = Span(1.0, 1.0, 1.0) * (hardware.tdp_w * devices)
     if like:
         time_s = _from_history(work, like, tier)
-        drawn = [p.energy_kwh * _J_PER_KWH / p.total_time_s for p in like if p.energy_kwh and p.total_time_s]
+        drawn = [p.energy_kwh * J_PER_KWH / p.total_time_s for p in like if p.energy_kwh and p.total_time_s]
         if drawn:
             middle = statistics.median(drawn)
             watts = Span(min(min(drawn), middle / 1.05), middle, max(max(drawn), middle * 1.05))

@@ -18,6 +18,7 @@ from service.analysis.candidates import label_of
 from service.formats import point_text, scale_for, title
 from service.records import PointRow, Run
 from service.report.contents import TIME_PARTS, Contents, Unanswered
+from trainers.figures import DECLARED, SCORES
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8A800")
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -429,19 +430,8 @@ def _titled(name: str) -> str:
 
 
 def _unit(name: str) -> str:
-    if name.endswith("loss"):
-        return "nat"
-    for suffix, unit in (
-        ("_per_s", "1/s"),
-        ("_s", "s"),
-        ("_usd", "USD"),
-        ("_kwh", "kWh"),
-        ("_mib", "MiB"),
-        ("_pct", "%"),
-    ):
-        if name.endswith(suffix):
-            return unit
-    return "share, 0 to 1" if name in ("accuracy", "f1") else "1"
+    unit = DECLARED[name].unit if name in DECLARED else "1"
+    return "share, 0 to 1" if unit == "1" and name in SCORES else unit
 
 
 def _rounded(values: Iterable[float]) -> list[float]:

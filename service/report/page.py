@@ -10,12 +10,12 @@ import base64
 import functools
 import hashlib
 import json
-import time
 from dataclasses import dataclass
 from importlib.resources import files
 
 import jinja2
 
+from service.formats import utc
 from service.report.contents import Contents
 from service.report.figures import as_mapping
 from service.report.sections import Plot, sections
@@ -46,7 +46,7 @@ def html(contents: Contents) -> Page:
     names = ", ".join(experiment.name for experiment in contents.evidence.experiments)
     text = _template().render(
         title=names,
-        made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(contents.made_at_s)),
+        made=utc(contents.made_at_s),
         sections=parts,
         kind=lambda block: type(block).__name__,
         data=data,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ from service.analysis.claims import BOOTSTRAP_FROM, WILCOXON_FROM
 from service.analysis.drift import drifts
 from service.analysis.metrics import NO_LOSS
 from service.analysis.records import Claim
-from service.formats import axis_value, duration, figure, point_text, scale_for, short_names, title
+from service.formats import axis_value, duration, figure, point_text, scale_for, short_names, title, utc
 from service.report.contents import MOST_ROWS, Contents, Unanswered, description_of
 from service.report.figures import Figure, figures
 
@@ -73,11 +72,6 @@ class Section:
     title: str
     blocks: list[Block] = field(default_factory=list)
 
-    @property
-    def kind(self) -> str:
-        """`answer` for the one that is set apart."""
-        return self.id
-
 
 def sections(contents: Contents) -> list[Section]:
     """The whole report in order; a section without anything to say is left out."""
@@ -132,7 +126,7 @@ def _question(contents: Contents) -> Iterable[Block]:
             yield Paragraph(said)
         yield Paragraph(
             f"Experiment {experiment.id}, “{experiment.name}”, by {experiment.owner}: "
-            f"{experiment.run_count:,} runs, submitted {_when(experiment.created_s)}, {experiment.state}"
+            f"{experiment.run_count:,} runs, submitted {utc(experiment.created_s)}, {experiment.state}"
             + (
                 f" after {duration(experiment.ended_s - experiment.started_s)}."
                 if experiment.ended_s and experiment.started_s
@@ -514,7 +508,3 @@ def _short_labels(contents: Contents) -> dict[str, str]:
 
 def _cut(rows: Any) -> Any:
     return rows[:MOST_ROWS]
-
-
-def _when(at_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_s))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
+from service.formats import utc
 from service.report.contents import Contents
 from service.report.sections import Block, Bullets, Code, Paragraph, Plot, Table, sections
 
@@ -12,8 +12,7 @@ from service.report.sections import Block, Bullets, Code, Paragraph, Plot, Table
 def markdown(contents: Contents) -> str:
     """The whole report."""
     names = ", ".join(experiment.name for experiment in contents.evidence.experiments)
-    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(contents.made_at_s))
-    lines = [f"# {_inline(names)}", "", f"Made {made}."]
+    lines = [f"# {_inline(names)}", "", f"Made {utc(contents.made_at_s)}."]
     for section in sections(contents):
         written = [line for block in section.blocks for line in _block(block)]
         if written:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from service.analysis.records import Better
+from trainers.figures import Better
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from service import grid
-from service.analysis.metrics import better_of
 from service.grid import MAX_RUNS, AxisValue, Point
-from trainers.availability import AVAILABLE
 from trainers.config import Section
 
 
@@ -67,15 +65,26 @@ class Search(Section):
     stop_diverging: float | None = Field(default=None, gt=1.0, le=1e6)
     """Stop a run early when its training loss is this many times its lowest, over windows; unset = never."""
 
-    @field_validator("name")
+    @field_validator("axes", mode="before")
     @classmethod
-    def _runnable(cls, value: str) -> str:
-        if value not in AVAILABLE["search.name"]:
-            raise ValueError(
-                f"'{value}' is not available in this version; choose one of: "
-                + ", ".join(AVAILABLE["search.name"])
-            )
-        return value
+    def _lists_or_ranges(cls, axes: Any) -> Any:
+        """One line for what pydantic would tell of each form that an axis may have."""
+        for name, values in axes.items() if isinstance(axes, Mapping) else ():
+            if isinstance(values, Mapping | Range):
+                continue
+            if not isinstance(values, list):
+                shown = _shown(values)
+                raise ValueError(
+                    f"axis '{name}' is {shown}; list its values, such as [{shown}], "
+                    "or give a range {low: ..., high: ...}"
+                )
+            for value in values:
+                if not isinstance(value, AxisValue):
+                    raise ValueError(
+                        f"axis '{name}' has the value {_shown(value)}, and a list or section cannot be an "
+                        "axis value; submit an experiment for each, and compare those"
+                    )
+        return axes
 
     @field_validator("axes")
     @classmethod
@@ -103,10 +112,6 @@ class Search(Section):
                 f"axis '{spans[0]}' is a range, which a grid cannot walk; list values, "
                 "or use search.name: random with samples"
             )
-        if better_of(self.metric) is None:
-            raise ValueError(
-                f"which direction of metric '{self.metric}' wins is not known; use another metric"
-            )
         return self
 
     @model_validator(mode="after")
@@ -116,9 +121,12 @@ class Search(Section):
                 raise ValueError(f"otherwise names '{name}', which has no condition; add it to search.when")
         return self
 
-    def settings(self, point: Point) -> Point:
-        """All fields that a grid point decides: its values, and those of the axes that it leaves out."""
-        return {**self.otherwise, **point}
+    def settings(self, point: Mapping[str, AxisValue]) -> Point:
+        """All fields that a grid point decides: its values, and those of the axes that it leaves out.
+
+        An empty point, which nothing is suggested for yet, leaves no axis out.
+        """
+        return {**self.otherwise, **point} if point else {}
 
     @model_validator(mode="after")
     def _conditions_can_hold(self) -> Search:
@@ -146,22 +154,7 @@ class Search(Section):
         return self
 
     def _ordered(self) -> dict[str, list[AxisValue] | Range]:
-        """The axes as they are listed, but each after those that its condition asks for.
-
-        Raises:
-            ValueError: conditions ask for each other in a circle.
-        """
-        found: dict[str, list[AxisValue] | Range] = {}
-        while len(found) < len(self.axes):
-            left = [name for name in self.axes if name not in found]
-            ready = [name for name in left if self.when.get(name, {}).keys() <= found.keys()]
-            if not ready:
-                raise ValueError(
-                    f"the conditions of {' and '.join(map(repr, left))} ask for each other in a circle; "
-                    "remove one from search.when"
-                )
-            found[ready[0]] = self.axes[ready[0]]
-        return found
+        return {name: self.axes[name] for name in grid.ordered(self.axes, self.when)}
 
     def points(self) -> Iterator[Point]:
         """The grid points, in product order or in the order drawn; empty ones where they come later."""
@@ -187,7 +180,11 @@ class Search(Section):
         for name, values in ends.items():
             for value in values:
                 chosen = {other: options[0] for other, options in ends.items()} | {name: value}
-                chosen |= {other: options[0] for other, options in self.when.get(name, {}).items()}
+                conditional = [name]
+                for axis in conditional:  # What an axis asks for may be conditional itself.
+                    needs = self.when.get(axis, {})
+                    chosen |= {other: options[0] for other, options in needs.items()}
+                    conditional += needs
                 point: Point = {}
                 for other in ends:
                     if grid.holds(other, self.when, point):
@@ -200,3 +197,8 @@ class Search(Section):
             name: values.span() if isinstance(values, Range) else values
             for name, values in self._ordered().items()
         }
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."

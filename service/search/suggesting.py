@@ -17,8 +17,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from service import grid
-from service.analysis.records import Better
 from service.grid import Axes, AxisValue, Conditions, Point, Span
+from trainers.figures import Better
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

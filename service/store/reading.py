@@ -186,6 +186,23 @@ class Reading(Part):
             rows, token = read_page(connection, listing, _clamped(page_size), page_token)
         return Page([Run.from_row(row) for row in rows], token)
 
+    def all_runs(self, experiment_id: int, filter: str | None = None) -> list[Run]:
+        """Every run of an experiment, in grid order.
+
+        Raises:
+            NotFound: there is no such experiment.
+            FilterError: the filter cannot be understood.
+        """
+        found: list[Run] = []
+        token: str | None = None
+        while True:
+            page = self.runs(
+                experiment_id=experiment_id, filter=filter, page_size=MAX_PAGE_SIZE, page_token=token
+            )
+            found += page.items
+            if (token := page.next_token) is None:
+                return found
+
     def run_config(self, id: int) -> str:
         """Canonical JSON of the run's spec with its axis values written in.
 

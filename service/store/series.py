@@ -36,15 +36,6 @@ class _Segment:
 class Series(Part):
     """The part of the store that reads points."""
 
-    def point_names(self, run_id: int) -> list[str]:
-        """Names of the metrics that the run has points of, sorted.
-
-        Raises:
-            NotFound: there is no such run.
-        """
-        with self.database.read() as connection:
-            return list(self._name_ids_of(connection, source_of(connection, run_id)))
-
     def latest_points(self, run_id: int) -> list[PointRow]:
         """The latest point of each metric, by name.
 

@@ -144,13 +144,10 @@ def test_a_lease_that_ran_out_is_adopted_once(store: Store, queue: Queue, submit
     queue = Queue(store)
     id = submit().id
     queue.claim("dead", lease_s=30)
-    assert queue.expired() == []
     assert not queue.adopt(id, 1, "s2", 30)
     now[0] += 31
-    assert [experiment.id for experiment in queue.expired()] == [id]
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(lambda n: queue.adopt(id, 1, f"s{n}", 30), range(8))) == 1
-    assert queue.expired() == []
     store.driver_started(id, 1, "n", 1)  # The driver is still of the current attempt.
     now[0] += 100
     assert not queue.adopt(id, 2, "s3", 30)

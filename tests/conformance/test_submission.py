@@ -106,7 +106,7 @@ def test_text_that_databases_refuse_is_made_storable(store: Store) -> None:
 def test_unknown_ids_are_not_found(store: Store, id: int) -> None:
     reads = (
         "experiment experiment_spec run run_config run_counts attempts measurements summary logs points "
-        "point_names latest_points events experiment_totals ledger account request_cancel request_pause "
+        "latest_points events experiment_totals ledger account request_cancel request_pause "
         "resume retry delete request_cancel_run retry_run"
     )
     for read in reads.split():

@@ -516,3 +516,20 @@ def test_a_suggestion_that_cannot_be_trained_fails_and_the_next_is_asked_for(
     assert "no_prox belongs to adan" in (refused.failure_message or "")
     assert {run.state for run in by_point.values()} == {RunState.succeeded}
     assert len(by_point) == 3
+
+
+def test_a_suggestion_that_leaves_an_axis_out_keeps_the_specs_value(begin: Begin, store: Store) -> None:
+    search = {
+        "name": "tpe",
+        "samples": 3,
+        "axes": {"optimizer.name": ["adan", "adamw"], "optimizer.weight_decay": [0.01, 0.02]},
+        "when": {"optimizer.weight_decay": {"optimizer.name": ["adan"]}},
+    }
+    sweep, _ = begin(1, search=search, optimizer={"weight_decay": 0.3})
+    decays: set[tuple[str, float]] = set()
+    for _ in range(3):
+        assignment = given(sweep)
+        optimizer = assignment.config.optimizer
+        decays.add((str(optimizer.name), optimizer.weight_decay))
+        complete(sweep, store, assignment, Ending("completed", summary={"validation_loss": 0.5}))
+    assert decays == {("adan", 0.01), ("adan", 0.02), ("adamw", 0.3)}

@@ -10,9 +10,10 @@ import pytest
 
 from trainers.config import Batch, Length, Model, Rates, RunConfig, Task, TaskName, Telemetry, Workspace
 from trainers.entrypoint import train
+from trainers.figures import FIGURES, POINTS, SCORES
 from trainers.reporting import NeverStop, NullSink, Outcome, Point
 from trainers.synthetic import write_corpus
-from trainers.telemetry.run_figures import FIGURES, MEASURED_BESIDE
+from trainers.telemetry.run_figures import MEASURED_BESIDE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
@@ -67,6 +68,22 @@ def test_every_figure_that_only_some_runs_have_is_defined(reported: tuple[Outcom
         "Summary of efficiency and communication"
     )
     assert some == set(FIGURES) - set(outcome.summary)
+
+
+def test_every_score_and_every_point_is_declared_with_its_unit() -> None:
+    """Headings of both kinds, and rows that define several names at once."""
+    known = {**POINTS, **FIGURES, **SCORES}
+    found: dict[str, set[str]] = {"Scores": set(), "Points": set()}
+    for section in re.split(r"^## ", PAGE, flags=re.MULTILINE):
+        kind = section.split()[0]
+        if kind not in found:
+            continue
+        for names, unit in re.findall(r"^\| ((?:`\w+` ?)+)\| ([^|]+) \|", section, re.MULTILINE):
+            for name in re.findall(r"`(\w+)`", names):
+                found[kind].add(name)
+                assert known[name].unit in (unit, "base batches"), name
+    assert found["Scores"] == set(SCORES)
+    assert found["Points"] - set(FIGURES) - set(SCORES) == set(POINTS)
 
 
 def test_every_measurement_beside_the_summary_is_defined() -> None:

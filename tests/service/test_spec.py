@@ -101,6 +101,34 @@ def test_dates_and_words_like_on_stay_strings() -> None:
         ("search: {name: random}", "invalid-value", "search", "samples"),
         ("search: {otherwise: {precision: bf16}}", "invalid-value", "search", "no condition"),
         ("distillation: {temperature: 3}", "invalid-value", "distillation", "without a teacher"),
+        ("search: {axes: {precision: 5}}", "invalid-value", "search.axes", "list its values, such as [5]"),
+        ("search: {axes: {precision: low}}", "invalid-value", "search.axes", 'such as ["low"]'),
+        ("search: {axes: {precision: }}", "invalid-value", "search.axes", "such as [null]"),
+        (
+            "search: {axes: {distillation.layer_map: [[0, 1], [1, 1]]}}",
+            "invalid-value",
+            "search.axes",
+            "has the value [0, 1], and a list or section cannot be an axis value",
+        ),
+        ("model: {teacher: t}\ndistillation: {layer_map: []}", "out-of-range", "distillation.layer_map", "1"),
+        (
+            "model: {student: tiny, teacher: t}\ndistillation: {layer_map: [0, 1, 2]}",
+            "invalid-value",
+            "distillation.layer_map",
+            "distillation.layer_map has 3 layers, and the student 2",
+        ),
+        (
+            "model: {student: hub:x, layers: [0, 2], teacher: t}\ndistillation: {layer_map: [0, 1, 2]}",
+            "invalid-value",
+            "distillation.layer_map",
+            "distillation.layer_map has 3 layers, and the student 2",
+        ),
+        (
+            "model: {teacher: t}\ndistillation: {teacher_precision: fp16}",
+            "precision-not-on-hardware",
+            "distillation.teacher_precision",
+            "distillation.teacher_precision fp16 needs a GPU",
+        ),
         ("name: b", "not-yaml", "", "given twice"),
         ("batch: 3", "wrong-type", "batch", "3"),
         ("model: &x {}\nbatch: *x", "yaml-alias", "", "alias *x"),
@@ -111,6 +139,35 @@ def test_a_bad_field_gets_one_line_that_says_what_to_do(extra: str, kind: str, p
     assert found[:2] == (kind, path)
     assert says in found[2]
     assert "\n" not in found[2]
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("{name: tariff}", "task tariff has no dataset on the hub; set task.path to a folder or file"),
+        ("{name: imdb, path: ''}", "the path is empty"),
+    ],
+)
+def test_a_task_without_data_is_refused(task: str, says: str) -> None:
+    [(_, path, message)] = problems(f"name: a\ntask: {task}")
+    assert path == "task.path"
+    assert says in message
+
+
+def test_data_is_judged_by_grid_point_where_it_is_an_axis() -> None:
+    [(_, path, message)] = problems(
+        "name: a\ntask: {name: imdb}\nsearch: {axes: {task.name: [imdb, tariff]}}"
+    )
+    assert path == "task.path"
+    assert message.startswith('grid point {"task.name":"tariff"}: task tariff has no dataset')
+    assert not problems("name: a\ntask: {name: tariff}\nsearch: {axes: {task.path: [one.csv, two.csv]}}")
+
+
+def test_a_half_precision_teacher_may_be_compared_over_hardware() -> None:
+    assert not problems(
+        "name: a\ntask: {name: imdb}\nmodel: {teacher: t}\ndistillation: {teacher_precision: fp16}\n"
+        "search: {axes: {hardware: [cpu, A100]}}"
+    )
 
 
 def test_all_problems_are_named_at_once() -> None:
@@ -264,6 +321,65 @@ def test_an_axis_that_only_some_strategies_have_leaves_the_others_as_they_are(st
     assert validate(json.loads(spec.canonical_json())) == spec
 
 
+SEARCHES: list[dict[str, Any]] = [
+    {"name": "grid"},
+    {"name": "random", "samples": 3},
+    {"name": "asha"},
+    {"name": "tpe", "samples": 3},
+]
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["as-listed", "condition-first"])
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda search: str(search["name"]))
+def test_an_axis_left_out_keeps_the_specs_value_whatever_the_search(
+    search: dict[str, Any], backwards: bool
+) -> None:
+    axes: dict[str, Any] = {"optimizer.name": ["adan", "adamw"], "optimizer.weight_decay": [0.01, 0.02]}
+    if backwards:
+        axes = dict(reversed(axes.items()))
+    when = {"optimizer.weight_decay": {"optimizer.name": ["adan"]}}
+    spec = validate(
+        {**MINIMAL, "optimizer": {"weight_decay": 0.3}, "search": {**search, "axes": axes, "when": when}}
+    )
+    assert spec.at({"optimizer.name": "adamw"}).optimizer.weight_decay == 0.3
+    with_decay = {"optimizer.name": "adan", "optimizer.weight_decay": 0.02}
+    assert spec.at(with_decay).optimizer.weight_decay == 0.02
+    assert len(list(spec.runs())) == 3
+    assert validate(json.loads(spec.canonical_json())) == spec
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["as-listed", "condition-first"])
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda search: str(search["name"]))
+def test_workers_that_only_some_strategies_have_are_an_axis_of_any_search(
+    search: dict[str, Any], backwards: bool
+) -> None:
+    axes: dict[str, Any] = {"parallel.strategy": ["pipeline", "single"], "parallel.workers": [2, 4]}
+    if backwards:
+        axes = dict(reversed(axes.items()))
+    when = {"parallel.workers": {"parallel.strategy": ["pipeline"]}}
+    spec = validate({**MINIMAL, "search": {**search, "axes": axes, "when": when}})
+    assert len(list(spec.runs())) == 3
+    assert spec.at({"parallel.strategy": "single"}).parallel.workers == 1
+
+
+def test_values_behind_two_conditions_are_checked_before_tpe_draws_them() -> None:
+    search = {
+        "name": "tpe",
+        "samples": 3,
+        "axes": {
+            "optimizer.name": ["adamw", "adan"],
+            "optimizer.no_prox": [False, True],
+            "optimizer.weight_decay": [0.01, 99.0],
+        },
+        "when": {
+            "optimizer.no_prox": {"optimizer.name": ["adan"]},
+            "optimizer.weight_decay": {"optimizer.no_prox": [True]},
+        },
+    }
+    with pytest.raises(SpecError, match=r"99\.0: input should be less than or equal to 10"):
+        list(validate({**MINIMAL, "search": search}).runs())
+
+
 def test_a_range_of_workers_is_those_that_divide_the_batch() -> None:
     spec = validate({**MINIMAL, "parallel": {"strategy": "ddp", "workers": {"min": 2, "max": 8}}})
     assert (spec.parallel.workers, spec.parallel.min_workers) == (8, 2)
@@ -328,6 +444,18 @@ def test_what_tpe_cannot_do_is_refused(fields: dict[str, Any], said: str) -> Non
     search = {"name": "tpe", "samples": 3, "axes": {"batch.global_size": [8, 16]}}
     with pytest.raises(SpecError, match=said):
         validate({"name": "n", "task": {"name": "imdb"}, "search": search, **fields})
+
+
+@pytest.mark.parametrize(("task", "better"), [("mlm", "lower"), ("imdb", "higher")])
+def test_a_search_by_score_goes_the_way_of_the_tasks_headline(task: str, better: str) -> None:
+    search = {"name": "tpe", "samples": 2, "metric": "best_score", "axes": {"batch.global_size": [8, 16]}}
+    assert validate({"name": "n", "task": {"name": task}, "search": search}).metric_better == better
+
+
+def test_a_search_by_score_over_tasks_that_are_judged_otherwise_is_refused() -> None:
+    search = {"name": "tpe", "samples": 2, "metric": "score", "axes": {"task.name": ["imdb", "mlm"]}}
+    with pytest.raises(SpecError, match=r"search\.metric: which direction of metric 'score' wins"):
+        validate({**MINIMAL, "search": search})
 
 
 def test_values_that_tpe_may_draw_are_checked_at_submission() -> None:

@@ -660,7 +660,6 @@ def test_teacher_with_too_few_positions(distil, copied, settings):
 @pytest.mark.parametrize(
     ("layers", "match"),
     [
-        ([], r"layer_map has 0 layers, and the student 2"),
         ([0], r"layer_map has 1 layers, and the student 2"),
         ([0, 1, 2], r"layer_map has 3 layers, and the student 2"),
         ([0, 4], r"layer_map asks for layer 4, but the teacher has 4; use 0 to 3"),

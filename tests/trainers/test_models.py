@@ -18,7 +18,7 @@ from trainers.errors import BadSpecError
 from trainers.models.heads import ClassHead, SpanHead
 from trainers.models.origin import Folder, Preset, locate
 from trainers.models.student import build
-from trainers.precision import RoundedBf16
+from trainers.precision import Rounded
 
 
 def student(origin, vocabulary_size=100, dropout=0.0, head=ClassHead(("no", "yes"))):  # noqa: B008
@@ -78,7 +78,7 @@ def test_rounded_products_are_those_of_bf16():
     plain = torch.nn.Linear(64, 32)
     rounded = torch.nn.Linear(64, 32)
     rounded.load_state_dict(plain.state_dict())
-    RoundedBf16().prepare(torch.nn.Sequential(rounded))
+    Rounded(torch.bfloat16).prepare(torch.nn.Sequential(rounded))
     x = torch.randn(3, 5, 64)
     inputs = [x.clone().requires_grad_() for _ in range(2)]
     ours = rounded(inputs[0])

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from trainers.config import Precision, RunConfig
+from trainers.config import Precision, RunConfig, require_layer_map
 from trainers.data.batches import Transform
 from trainers.distillation import plan, teacher
 from trainers.distillation.cache import cached_logits
@@ -187,11 +187,10 @@ def _layer_map(wanted: tuple[int, ...] | None, student_layers: int, teacher_laye
     """
     if wanted is None:
         return plan.spread(student_layers, teacher_layers)
-    if len(wanted) != student_layers:
-        raise BadSpecError(
-            f"distillation.layer_map has {len(wanted)} layers, and the student {student_layers}; "
-            "give one of the teacher's layers for each of the student's, or remove it"
-        )
+    try:
+        require_layer_map(wanted, student_layers)
+    except ValueError as error:
+        raise BadSpecError(str(error)) from None
     beyond = [layer for layer in wanted if layer >= teacher_layers]
     if beyond:
         raise BadSpecError(

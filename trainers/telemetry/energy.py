@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from trainers.config import Rates
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainers.config import Rates
 
 J_PER_KWH = 3.6e6
 

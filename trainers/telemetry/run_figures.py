@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from trainers.config import Precision, RunConfig
+from trainers.figures import DECLARED, EVERY_DEVICE, Figure
 from trainers.parallel.workers import Workers
 from trainers.progress import Progress
 from trainers.reporting import Measurement, Provenance
@@ -21,63 +21,6 @@ _LEAST_WINDOW_S, _WINDOW_SHARE = 30.0, 0.1
 """A window is said once it is this long and this share of those before it: a week's run says a hundred."""
 _S, _PCT, _KWH = "s", "%", "kWh"
 _TERA = 1e12
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure that a run may end with, beside its task's scores.
-
-    Attributes:
-        unit: of its value; empty for words.
-        provenance: how it comes to be; None = told by the run (energy).
-        scope: what it covers.
-    """
-
-    unit: str
-    provenance: Provenance | None = Provenance.counter
-    scope: str = "run"
-
-
-_EVERY_DEVICE = "mean over the run's devices"
-
-FIGURES: Mapping[str, Figure] = {
-    "train_loss": Figure("nat"),
-    "total_time_s": Figure(_S),
-    "train_time_s": Figure(_S),
-    **{f"{phase}_time_s": Figure(_S, scope="worker:0") for phase in Phase},
-    "queue_time_s": Figure(_S),
-    "samples_per_s": Figure("1/s"),
-    "tokens_per_s": Figure("1/s"),
-    "padding_pct": Figure(_PCT),
-    "truncated_pct": Figure(_PCT),
-    "peak_memory_mib": Figure("MiB", scope="worker with the most"),
-    "preparation_memory_mib": Figure("MiB", scope="worker with the most"),
-    "cost_usd": Figure("USD", Provenance.modelled),
-    "energy_kwh": Figure(_KWH, None, "all devices that train"),
-    "energy_provenance": Figure(""),
-    "achieved_tflops": Figure("TFLOP/s", scope="all devices"),
-    "teacher_tflops": Figure("TFLOP/s", scope="all devices"),
-    "mfu_pct": Figure(_PCT, scope=_EVERY_DEVICE),
-    "cpu_utilisation_pct": Figure(_PCT, scope="CPUs reserved"),
-    "gpu_utilisation_pct": Figure(_PCT, Provenance.sampled, _EVERY_DEVICE),
-    "memory_utilisation_pct": Figure(_PCT, Provenance.sampled, _EVERY_DEVICE),
-    "mean_power_w": Figure("W", Provenance.sampled, _EVERY_DEVICE),
-    "peak_power_w": Figure("W", Provenance.sampled, "device with the most"),
-    "sm_clock_mhz": Figure("MHz", Provenance.sampled, _EVERY_DEVICE),
-    "kernel_active_ratio": Figure("1", scope="worker:0, profiled steps"),
-    "kernel_launches_per_step": Figure("1", scope="worker:0, profiled steps"),
-    "sm_occupancy_pct": Figure(_PCT, Provenance.modelled, "worker:0, profiled steps"),
-    "bubble_pct": Figure(_PCT, scope="mean over stages"),
-    "bubble_formula_pct": Figure(_PCT, Provenance.modelled),
-    "noise_scale": Figure("base batches", Provenance.sampled),
-    "statistical_efficiency": Figure("1", Provenance.sampled),
-    "goodput": Figure("1/s", Provenance.sampled),
-    "hidden_communication_s": Figure(_S, scope="worker:0"),
-    "bytes_sent_per_step": Figure("B", scope="worker:0"),
-    "parameters": Figure("1"),
-    "steps": Figure("1"),
-}
-"""All that a summary may have; which of them depends on the device and on `telemetry`."""
 
 _MEASURED_ALONE = {
     "gpu": ("gpu_energy_kwh", "whole GPUs"),
@@ -96,8 +39,6 @@ MEASURED_BESIDE = frozenset(
     }
 )
 """Measurements that no summary has."""
-_UNITS_OF_SCORES = {"validation_loss": "nat", "sequence_ms": "ms"}
-"""Where it is not 1."""
 _PASSES = (Phase.forward, Phase.backward, Phase.bubble)
 _MEANS = ("gpu_utilisation_pct", "memory_utilisation_pct", "sm_clock_mhz")
 
@@ -202,7 +143,7 @@ class RunFigures:
         else:
             utilisation, how = usage.mean("gpu_utilisation_pct"), Provenance.sampled
         if utilisation is not None:
-            yield Measurement("window_utilisation_pct", utilisation, _PCT, how, _EVERY_DEVICE, start_s, end_s)
+            yield Measurement("window_utilisation_pct", utilisation, _PCT, how, EVERY_DEVICE, start_s, end_s)
 
     def keep(self, profiled: Profiled, progress: Progress) -> None:
         """Take the figures of the profiled window into the run's."""
@@ -259,7 +200,7 @@ class RunFigures:
         told = Provenance(str(summary["energy_provenance"]))
         for name, value in summary.items():
             if isinstance(value, int | float):
-                figure = FIGURES.get(name) or Figure(_UNITS_OF_SCORES.get(name, "1"))
+                figure = DECLARED.get(name) or Figure("1")
                 provenance = figure.provenance or told
                 yield Measurement(
                     name, float(value), figure.unit, provenance, figure.scope, self._began_s, end_s

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class Phase(StrEnum):
@@ -171,6 +173,8 @@ class CudaTimeline(Timeline):
 
 def device_mark() -> torch.cuda.Event:
     """A time on the device's current stream."""
+    import torch
+
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

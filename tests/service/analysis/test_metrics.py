@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from service.analysis.metrics import better_of
+from service.analysis.metrics import MARGINS, better_of
+from service.analysis.score import STRATEGIES
+from service.comparison import DEFAULT_METRICS, METRICS
+from service.report.contents import CURVES, TIME_PARTS
+from trainers.figures import DECLARED
 
 SCORES = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -23,11 +27,31 @@ SCORES = Path(__file__).parents[3] / "docs" / "metrics.md"
         ("padding_pct", "lower"),
         ("bubble_pct", "lower"),
         ("bytes_sent_per_step", "lower"),
+        ("unseen_pct", "lower"),
+        ("loss", "lower"),
         ("noise_scale", None),
+        ("threshold", None),
+        ("mfu", None),
+        ("my_seconds_s", None),
     ],
 )
-def test_the_name_says_which_direction_wins(name, better):
+def test_the_direction_is_the_declared_one(name, better):
     assert better_of(name) == better
+
+
+@pytest.mark.parametrize("name", ["score", "best_score"])
+def test_a_score_is_as_good_as_its_headline_says(name):
+    assert better_of(name, "validation_loss") == "lower"
+    assert better_of(name, "f1") == "higher"
+    assert better_of(name) is None
+
+
+def test_what_is_compared_weighed_and_drawn_is_declared():
+    weighed = {criterion.metric: criterion.better for of in STRATEGIES.values() for criterion in of}
+    compared = {metric.name: metric.better for metric in METRICS}
+    for name, better in {**weighed, **compared}.items():
+        assert better_of(name) == better
+    assert {*CURVES, *TIME_PARTS, *MARGINS, *DEFAULT_METRICS} <= DECLARED.keys()
 
 
 def test_every_score_of_a_task_can_be_compared():

@@ -219,9 +219,20 @@ def test_mixed_energy_is_left_out_of_a_configuration_and_said() -> None:
 def test_a_strategy_says_which_of_its_metrics_no_run_has() -> None:
     answer = Question(evidence()).score(strategy="cost_time_energy")
     assert [criterion.metric for criterion in answer.criteria] == ["total_time_s", "cost_usd", "energy_kwh"]
-    assert "no run has occupancy_pct, so its weight of 0.1 counts nowhere" in answer.notes
+    assert "no run has sm_occupancy_pct, so its weight of 0.1 counts nowhere" in answer.notes
     assert answer.ranking[0].label == "precision=bf16, batch.global_size=32"
     assert set(answer.sensitivity) == {"total_time_s", "cost_usd", "energy_kwh"}
+
+
+def test_a_strategy_weighs_occupancy_only_where_every_configuration_has_it() -> None:
+    everywhere = {id: {"sm_occupancy_pct": 50.0} for id in range(1, 13)}
+    weighed = Question(evidence(summaries=everywhere)).score(strategy="balance")
+    assert weighed.criteria[-1].metric == "sm_occupancy_pct"
+    on_one = {id: {"sm_occupancy_pct": 50.0} for id in range(1, 4)}
+    answer = Question(evidence(summaries=on_one)).score(strategy="balance")
+    assert [criterion.metric for criterion in answer.criteria] == ["total_time_s", "cost_usd", "energy_kwh"]
+    assert "not every configuration has sm_occupancy_pct, so its weight of 0.1 counts nowhere" in answer.notes
+    assert (len(answer.ranking), answer.left_out) == (4, {})
 
 
 def test_own_weights_may_weigh_accuracy() -> None:

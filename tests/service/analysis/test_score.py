@@ -14,7 +14,7 @@ from service.analysis.candidates import Candidate
 from service.analysis.records import Criterion
 from service.analysis.score import STRATEGIES, rank, sensitivity
 
-METRICS = ("total_time_s", "cost_usd", "energy_kwh", "occupancy_pct")
+METRICS = ("total_time_s", "cost_usd", "energy_kwh", "sm_occupancy_pct")
 
 # Fine-tuning BERT-base on IMDb, 3 epochs, V100: the published raw rows.
 PUBLISHED = [

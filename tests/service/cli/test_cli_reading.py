@@ -78,7 +78,17 @@ def test_compare_shows_mean_and_spread_by_cell(full_house: House) -> None:
     assert len(rows) == 4
     assert rows[0].split()[:5] == ["fp32", "16", "2/2", "20.0", "±0.0"]
     assert "0.910 ±0.014" in rows[0]
-    assert "energy is modelled" in result.stdout
+    assert result.output.count("energy is modelled from rated power and time, not measured") == 1
+
+
+def test_compare_says_what_is_missing_once(full_house: House) -> None:
+    result = full_house.run("compare", "1", "--filter", "seed = 0")
+    assert result.exit_code == 0
+    assert result.output.count("one seed per") == 1
+    assert result.output.count("energy is modelled") == 1
+    assert "* best value, which proves no difference yet" in result.stdout
+    notes = full_house.json("compare", "1", "--filter", "seed = 0")["notes"]
+    assert all(note in " ".join(result.stdout.split()) for note in notes)
 
 
 def test_compare_by_one_axis_marks_the_best(full_house: House) -> None:

@@ -13,7 +13,7 @@ from benchmarks.simulated import sweep
 from service.analysis.errors import AnalysisError
 from service.report import html, markdown
 from service.report.contents import TIME_PARTS, Unanswered
-from service.report.figures import PALETTE, figures
+from service.report.figures import PALETTE, _unit, figures
 from service.report.sections import Table, sections
 from tests.service.report.conftest import Sweep
 from trainers.telemetry.timeline import Phase
@@ -63,6 +63,18 @@ def test_every_axis_of_numbers_has_a_unit(simulated: Sweep) -> None:
         axes = ["xaxis"] if horizontal or figure.id.startswith("effect") else ["xaxis", "yaxis"]
         for axis in axes:
             assert re.search(r"\(.+\)", figure.layout[axis]["title"]["text"]), (figure.id, axis)
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("exact_match", "share, 0 to 1"), ("map", "share, 0 to 1"), ("precision_macro", "share, 0 to 1"),
+        ("sequence_ms", "ms"), ("mean_power_w", "W"), ("loss", "nat"), ("noise_scale", "base batches"),
+        ("steps", "1"),
+    ],
+)  # fmt: skip
+def test_units_are_the_declared_ones(name: str, unit: str) -> None:
+    assert _unit(name) == unit
 
 
 def test_only_colours_that_everybody_tells_apart_are_used(simulated: Sweep) -> None:
