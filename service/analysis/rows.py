@@ -23,10 +23,14 @@ from service.analysis.metrics import MARGINS, better_of, metric_of
 from service.analysis.recommend import Configuration, Constraint
 from service.analysis.records import Criterion
 from service.comparison import Metric, default_metrics
-from service.formats import axis_value
+from service.formats import axis_value, duration
 from service.headlines import headline, shared_headline
 from service.records import Run
 from service.states import RunState
+
+_WITH_STARTUP = frozenset({"total_time_s", "train_time_s", "cost_usd"})
+_STARTUP_SHARE = 0.2
+"""Of a run's time: what it took longer to start than the quickest is said above this."""
 
 
 class Rows:
@@ -225,12 +229,32 @@ class Rows:
         ):
             if of := [run for run in finished if run.id in ids]:
                 notes.append(f"{len(of)} of {len(finished)} runs {said}; their times hold that: {_runs(of)}")
+        if any(metric.name in _WITH_STARTUP for metric in metrics):
+            notes += self._startup_notes()
         for _, found in drifts(self.evidence.references):
             notes += found.notes()
         seeds = {run.seed for run in finished}
         if len(seeds) == 1:
             notes.append("one seed per configuration: no spread is known and no claim can be made")
         return notes
+
+    def _startup_notes(self) -> list[str]:
+        """Which runs took so much longer to start that their whole time tells of it."""
+        startup_s, total_s = self._column("startup_time_s"), self._column("total_time_s")
+        known = self._is_finished & np.isfinite(startup_s) & np.isfinite(total_s)
+        if not known.any():
+            return []
+        least_s = startup_s[known].min()
+        is_late = known & (startup_s - least_s > _STARTUP_SHARE * total_s)
+        others_s = startup_s[known & ~is_late]
+        if not is_late.any() or not len(others_s):
+            return []
+        late = [self.evidence.runs[at] for at in np.flatnonzero(is_late).tolist()]
+        return [
+            f"{len(late)} of {len(self._finished)} runs took up to {duration(startup_s[is_late].max())} to "
+            f"start, which their time holds ({_runs(late)}), the others at most {duration(others_s.max())}: "
+            "the first run in a worker pays for processes, imports and data; samples_per_s leaves it out"
+        ]
 
 
 def is_at(point: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
