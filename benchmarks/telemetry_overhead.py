@@ -50,7 +50,7 @@ from trainers.telemetry.sampling import Ring
 from trainers.telemetry.timeline import Phase, Timeline
 from trainers.trainer import Trainer
 
-WARM_PAIRS = 3
+PAIRS, WARM_PAIRS = 240, 3
 _CALLS = 500
 _ROUNDS = 20
 
@@ -84,7 +84,7 @@ class SwitchedTrainer(Trainer):
             super()._report_step(*values)
 
 
-def measure(pairs: int = 60) -> dict[str, Any]:
+def measure(pairs: int = PAIRS) -> dict[str, Any]:
     """Overhead in percent of a step, the step in ms, and the 95% interval of the overhead."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -246,7 +246,7 @@ def _config(folder: Path) -> RunConfig:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=60, help="batches that are trained both ways")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="batches that are trained both ways")
     given = parser.parse_args()
     facts = {"cpus": os.cpu_count(), "machine": platform.machine(), "torch": torch.__version__}
     print(json.dumps({**measure(given.pairs), **facts}))

@@ -23,7 +23,7 @@ from trainers.telemetry.efficiency import (
     goodput,
 )
 
-EVERY_STEPS = 8
+EVERY_STEPS = 16
 """Parts are compared in one step of so many: reading all gradients costs a short step of a small model some
 percent, and an average over a hundred looks wants them spread over a run rather than close together."""
 
