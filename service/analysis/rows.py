@@ -251,9 +251,9 @@ class Rows:
             return []
         late = [self.evidence.runs[at] for at in np.flatnonzero(is_late).tolist()]
         return [
-            f"{len(late)} of {len(self._finished)} runs took up to {duration(startup_s[is_late].max())} to "
-            f"start, which their time holds ({_runs(late)}), the others at most {duration(others_s.max())}: "
-            "the first run in a worker pays for processes, imports and data; samples_per_s leaves it out"
+            f"the time of {_runs(late)} holds up to {duration(startup_s[is_late].max())} of start, "
+            f"that of the others at most {duration(others_s.max())}: a worker's first run pays for processes "
+            "and imports"
         ]
 
 
