@@ -188,7 +188,6 @@ def assemble(
         optimizer=built.optimizer,
         noise=noise.source,
         total_steps=total_steps,
-        accumulation=sized.accumulation,
     )
     place.sink.started(
         total_steps=total_steps,

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from trainers.data.batches import Batch
-from trainers.data.tokenizers import SPECIAL, special_id
+from trainers.data.tokenizers import SPECIAL, special_id, vocabulary_size
 from trainers.models.heads import IGNORED
 
 Bits = npt.NDArray[np.uint64]
@@ -53,7 +53,7 @@ class Masking:
         self._mask_id = special_id(tokenizer, "[MASK]")
         self._fraction, self._whole_word = fraction, whole_word
         vocabulary = tokenizer.get_vocab()
-        size = 1 + max(vocabulary.values())
+        size = vocabulary_size(tokenizer)
         self._maskable = np.zeros(size, dtype=bool)
         self._continues = np.zeros(size, dtype=bool)
         for piece, number in vocabulary.items():

@@ -217,7 +217,7 @@ def require_finite(logits: torch.Tensor, teacher: Teacher) -> None:
     """
     if not bool(torch.isfinite(logits).all()):
         remedy = "set distillation.teacher_precision to bf16 or fp32"
-        if teacher.format == Format("fp32"):
+        if teacher.format.precision in (Precision.fp32, Precision.tf32):
             remedy = "its weights are damaged, use another teacher"
         raise NotFiniteError(
             f"{_FIELD} {teacher.folder} gives logits that are not finite in {teacher.format.name}; {remedy}"

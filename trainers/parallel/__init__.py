@@ -72,20 +72,18 @@ def replicate(
     optimizer: torch.optim.Optimizer,
     noise: NoiseSource,
     total_steps: int,
-    accumulation: int,
     **place: Any,
 ) -> Replica:
     """Apply the strategy's wrappers to the model, which is on its device already.
 
     Args:
-        config: the run.
+        config: the run, with the micro-batch that was chosen.
         student: the model.
         module: that is trained: the student, or more around it.
         division: of a pipeline.
         optimizer: over the module's parameters.
         noise: shown gradients before they are averaged.
         total_steps: of the run.
-        accumulation: micro-batches of a step on one worker.
         place: workers, device, arithmetic and timeline, see `Replica`.
     """
     if division is not None:
@@ -115,7 +113,7 @@ def replicate(
             fixed_buckets=config.deterministic and config.parallel.workers > 2,
             # With a teacher the weights of losses, and with them what is used, may change from step to step;
             # with accumulation a step has backward passes that exchange nothing.
-            static_graph=config.model.teacher is None and accumulation == 1,
+            static_graph=config.model.teacher is None and config.accumulation == 1,
             **place,
         )
     return Replica(student, module, **place)
