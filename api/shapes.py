@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from service.hardware import Hardware, aliases_of
 from service.preview import PlannedRun
 from service.records import Attempt, Event, Experiment, LogLine, MeasurementRow, QueueEntry, Run
 from service.states import ExperimentState, RunState
@@ -494,6 +495,24 @@ class HardwareShape(Shape):
     price_source: str
     precisions: list[str]
     """Precisions that it computes in hardware."""
+    peak_tflops: dict[str, float] | None
+    """Published peak for dense products by precision, in TFLOP/s."""
+    source: str | None
+    """Data sheet of memory, bandwidth, power and peaks; null = no data sheet."""
+    without_data_sheet: list[str]
+    """Figures that no data sheet gives."""
+    aliases: list[str]
+    """Short names that specs may use for it."""
+
+    @classmethod
+    def of(cls, entry: Hardware, catalogue: Mapping[str, Hardware]) -> HardwareShape:
+        """The shape of a catalogue's entry."""
+        figures = entry.model_dump(mode="json", include=set(cls.model_fields))
+        return cls(
+            **figures,
+            without_data_sheet=list(entry.without_data_sheet),
+            aliases=aliases_of(entry.name, catalogue),
+        )
 
 
 class Catalogue(Shape):

@@ -124,6 +124,11 @@ class HardwareEntry:
     price_date: str
     price_source: str
     precisions: list[str]
+    peak_tflops: dict[str, float] | None
+    source: str | None
+    """Data sheet of memory, bandwidth, power and peaks; None = no data sheet."""
+    without_data_sheet: list[str]
+    aliases: list[str]
 
 
 @dataclass(frozen=True, slots=True)

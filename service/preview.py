@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from service.cluster import ClusterSnapshot, unsatisfiable
 from service.document import SpecError
 from service.grid import REFERENCE_CELL, AxisValue, Point
-from service.hardware import Hardware
+from service.hardware import Hardware, find
 from service.spec import ExperimentSpec, cell_of
 
 
@@ -124,7 +124,7 @@ def _planned(
     reason: str | None,
 ) -> PlannedRun:
     name = str(point.get("hardware", spec.hardware))
-    hardware = catalogue.get(name)
+    hardware = find(name, catalogue)
     workers, fewest = spec.worker_numbers[0], spec.worker_numbers[-1]
     on_cpu = hardware is None or hardware.device == "cpu"
     cpus = spec.resources.cpus_per_worker * workers
@@ -136,7 +136,7 @@ def _planned(
         cell=cell,
         seed=seed,
         point=point,
-        hardware=name,
+        hardware=hardware.name if hardware else name,
         workers=workers,
         min_workers=fewest,
         cpus=cpus,

@@ -21,7 +21,7 @@ from service import grid
 from service.analysis.metrics import better_of
 from service.document import Problem, SpecError, parse, refusal
 from service.grid import MAX_RUNS, REFERENCE_CELL, AxisValue
-from service.hardware import CATALOGUE, Hardware, lookup, nearest
+from service.hardware import CATALOGUE, Hardware, find, lookup, nearest
 from service.search.section import Search
 from trainers.config import (
     HEADLINES,
@@ -187,11 +187,20 @@ class ExperimentSpec(TrainingSections):
             SpecError: the values do not go together.
         """
         if not self.search.axes:
-            return self.model_copy(update={"search": Search(), "seeds": [0]})  # Validated as it stands.
+            # Validated as it stands.
+            return self._with_entry(catalogue).model_copy(update={"search": Search(), "seeds": [0]})
         document = grid.with_axis_values(
             self.model_dump(mode="json", exclude={"search", "seeds"}), self.search.settings(point)
         )
-        return validate(document, catalogue, point=point, named=named, infeasible=infeasible)
+        resolved = validate(document, catalogue, point=point, named=named, infeasible=infeasible)
+        return resolved._with_entry(catalogue)
+
+    def _with_entry(self, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:
+        """With the catalogue's own name in place of a short one: runs on one device compare as such."""
+        entry = find(self.hardware, catalogue)
+        if entry is None or entry.name == self.hardware:
+            return self
+        return self.model_copy(update={"hardware": entry.name})
 
     def runs(self, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Iterator[RunPlan]:
         """The runs, in product order, each validated as if it had been written out by hand.
@@ -316,6 +325,7 @@ def validate(
     problems = [
         *_hardware_problems(spec, catalogue, prefix),
         *_axis_problems(spec),
+        *_hardware_axis_problems(spec, catalogue),
         *_data_problems(spec, prefix),
         *_distillation_problems(spec, point or {}, prefix),
         *_layer_problems(spec, prefix),
@@ -419,6 +429,20 @@ def _axis_problems(spec: ExperimentSpec) -> Iterator[Problem]:
         if name not in known:
             yield Problem(
                 "unknown-axis", f"search.axes.{name}", f"no field is called '{name}'; {nearest(name, known)}"
+            )
+
+
+def _hardware_axis_problems(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> Iterator[Problem]:
+    """A short name and the entry that it stands for would be two cells of the same runs."""
+    first: dict[str, str] = {}
+    values = spec.search.axes.get("hardware", [])
+    for name in map(str, values if isinstance(values, list) else ()):
+        entry = find(name, catalogue)
+        if entry is not None and (other := first.setdefault(entry.name, name)) != name:
+            yield Problem(
+                "invalid-value",
+                "search.axes.hardware",
+                f"'{other}' and '{name}' are one entry of the catalogue, {entry.name}; list it once",
             )
 
 

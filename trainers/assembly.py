@@ -33,6 +33,7 @@ from trainers.process import seed_all
 from trainers.progress import Progress
 from trainers.reporting import Clock, NullSink, Sink, Stop
 from trainers.tasks.base import Prepared
+from trainers.telemetry.devices import other_device
 from trainers.telemetry.energy import cost_usd
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.flops import flop_count_of
@@ -91,6 +92,17 @@ class _Place:
         """Tell people what they should know."""
         self.sink.log("warning", line)
 
+    def warn_of_other_device(self) -> None:
+        """Warn where the GPU is not the one whose power, bandwidth and peaks the run is given."""
+        if self.device.type != "cuda":
+            return
+        reported, rates = torch.cuda.get_device_name(self.device), self.config.rates
+        if other_device(reported, rates.reported_as):
+            self.warn(
+                f"hardware {rates.hardware} is asked for, and this GPU is {reported}: cost, MFU and modelled "
+                "energy use figures of the former; name the variant that the nodes have (docs/hardware.md)"
+            )
+
 
 def assemble(
     config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock, began_s: float, instruments: Instruments
@@ -115,6 +127,7 @@ def assemble(
         life = LifeFile(Path(config.workspace.checkpoints), clock.opened_s, workers.world)
     instruments.attach(device, alive=life.beat)
 
+    place.warn_of_other_device()
     task = tasks.build(config.task.name)
     place.sink.progress(step=0, total_steps=0, phase="preparing")
     model_origin = origin.locate(config.model.student, config.workspace)
@@ -194,7 +207,7 @@ def assemble(
         resumed_from_step=progress.step,
         facts={
             **environment_facts(device),
-            **instruments.device.facts(),
+            **instruments.facts(),
             "data": identity,
             "device_shared": config.rates.shared,
             "resumed_from_s": taken.state["taken_s"] if taken else None,

@@ -720,13 +720,18 @@ class Rates(Section):
     price_date: str
     """Date of the price, ISO 8601."""
     tdp_w: float = Field(gt=0.0)
-    """Thermal design power of one device, in watts; the basis of modelled energy."""
+    """Thermal design power of one device, in watts; the basis of modelled energy where its driver reports no
+    power limit."""
     devices_per_worker: int = Field(default=1, ge=1)
     """Devices that one worker occupies: its reserved CPUs on `cpu`, else 1."""
     shared: bool = False
     """Other runs may use the devices at the same time: their counters are not this run's alone."""
     peak_tflops: dict[Precision, Annotated[float, Field(gt=0.0)]] | None = None
     """Published peak of one device for dense products, by precision, in TFLOP/s; the basis of MFU."""
+    bandwidth_gb_s: float | None = Field(default=None, gt=0.0)
+    """Published memory bandwidth of one device, in GB/s; unset = not known."""
+    reported_as: tuple[str, ...] = ()
+    """Names that the device's driver gives it, without the maker's; empty = not checked."""
 
 
 class Workspace(Section):

@@ -43,8 +43,8 @@ def get_queue(store: StoreDep, queue: QueueDep) -> QueueShape:
     "/hardware", response_model=Catalogue, responses=declared(), summary="List the hardware catalogue"
 )
 async def list_hardware(catalogue: CatalogueDep) -> Catalogue:
-    """Every kind of device that a spec may name, with price and power."""
-    return Catalogue(items=[HardwareShape.model_validate(entry) for entry in catalogue.values()])
+    """Every kind of device that a spec may name, with price, power, peaks and where each comes from."""
+    return Catalogue(items=[HardwareShape.of(entry, catalogue) for entry in catalogue.values()])
 
 
 @router.get("/cluster", response_model=ClusterShape, responses=declared(), summary="Get the cluster")

@@ -54,6 +54,7 @@ def profile(
 ) -> None:
     """Estimate a step on 1, 2, 4 and 8 workers from layer times that are measured on this machine."""
     from service.cli.connection import read_settings
+    from service.hardware import lookup
     from service.planner.step_time import estimate as estimated
 
     settings = read_settings()
@@ -63,7 +64,7 @@ def profile(
         raise Failure(" ".join(str(error).split()), ExitCode.usage) from None
     spec, seed = _chosen(target, assignments or [], settings, catalogue)
     config = _config(spec, seed, settings, catalogue)
-    hardware = catalogue[spec.hardware]
+    hardware = lookup(spec.hardware, catalogue)
     measured = None
     if estimate:
         step, notes = _assumed(config, hardware, tflops)

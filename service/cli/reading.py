@@ -239,6 +239,33 @@ def queue(as_json: Json = False) -> None:
         note("no scheduler is alive: nothing will be claimed; start one with `stillhouse scheduler`")
 
 
+def hardware(
+    name: Annotated[str | None, typer.Argument(help="An entry or a short name; all without.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the hardware catalogue: memory, power, peaks and price, and the source of each."""
+    from service.cli.rendering import hardware_sheet, hardware_table
+
+    with connected() as client:
+        entries = client.hardware()
+    if name is None:
+        if as_json:
+            print_json(entries)
+        else:
+            console().print(hardware_table(entries))
+        return
+    chosen = next((entry for entry in entries if name in (entry.name, *entry.aliases)), None)
+    if chosen is None:
+        from service.hardware import nearest
+
+        known = [known for entry in entries for known in (entry.name, *entry.aliases)]
+        raise Failure(f"no hardware is called '{name}'; {nearest(name, known)}", ExitCode.not_found)
+    if as_json:
+        print_json(chosen)
+    else:
+        console().print(hardware_sheet(chosen))
+
+
 class Format(StrEnum):
     """How a table is written."""
 

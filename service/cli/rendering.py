@@ -29,7 +29,7 @@ from service.states import RUN_STATES_WITH_RESULT
 if TYPE_CHECKING:
     from service.analysis.answers import ComparedRow, ComparisonAnswer
     from service.answers import Span
-    from service.client import Experiment, ExperimentDetail, Forecast, PlannedRun, QueueEntry
+    from service.client import Experiment, ExperimentDetail, Forecast, HardwareEntry, PlannedRun, QueueEntry
     from service.records import Attempt, Event, Run
 
 _STYLES = {
@@ -431,6 +431,50 @@ def queue_table(entries: Sequence[QueueEntry]) -> Table:
             entry.reason,
         )
     return table
+
+
+def hardware_table(entries: Sequence[HardwareEntry]) -> Table:
+    """The catalogue, one device per row; `hardware_sheet` has the sources."""
+    names = ("GiB", "GB/s", "W", "fp32", "tf32", "fp16", "bf16", "USD/h")
+    table = grid_table("name", *names, right=names)
+    for entry in entries:
+        peaks = entry.peak_tflops or {}
+        table.add_row(
+            " = ".join((entry.name, *entry.aliases)),
+            _figure(entry.memory_gib),
+            _figure(entry.bandwidth_gb_s),
+            _figure(entry.tdp_w),
+            *(_figure(peaks.get(precision)) for precision in names[3:7]),
+            f"{entry.price_usd_per_hour:.2f}",
+        )
+    table.caption = "fp32 to bf16: peak TFLOP/s, dense; sources: stillhouse hardware NAME"
+    return table
+
+
+def hardware_sheet(entry: HardwareEntry) -> Table:
+    """All that is known of a device, with its sources."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    peaks = [f"{precision} {peak:g}" for precision, peak in (entry.peak_tflops or {}).items()]
+    rows = {
+        "name": " = ".join((entry.name, *entry.aliases)),
+        "Ray label": entry.accelerator_type or "-",
+        "memory": f"{_figure(entry.memory_gib)} GiB, {_figure(entry.bandwidth_gb_s)} GB/s",
+        "power": f"{entry.tdp_w:g} W",
+        "peaks": ", ".join(peaks) + " TFLOP/s, dense" if peaks else "-",
+        "source": entry.source or "no data sheet",
+        "without data sheet": ", ".join(entry.without_data_sheet) or "-",
+        "price": f"{entry.price_usd_per_hour:.2f} USD/h, {entry.price_date}",
+        "price source": entry.price_source,
+    }
+    for word, value in rows.items():
+        table.add_row(word, value)
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
 
 
 def preview_table(runs: Sequence[PlannedRun]) -> Table:

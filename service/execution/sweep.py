@@ -18,7 +18,7 @@ from service.execution.assignment import Assignment, Ending
 from service.execution.run_plan import Shape, run_config, shapes_of
 from service.execution.suggestions import Suggestions
 from service.failures import FailureCounts, decide_retry
-from service.hardware import Hardware
+from service.hardware import Hardware, find
 from service.models import NoModel, Reference, checkpoint_of, reference
 from service.records import Run
 from service.search.pruning import does_not_fit
@@ -370,7 +370,7 @@ class Sweep:
 
     def _infeasible(self, run: Run) -> str | None:
         """Why the run's hardware cannot compute it, whatever the cluster has."""
-        hardware = self._catalogue.get(run.hardware)
+        hardware = find(run.hardware, self._catalogue)
         return hardware.lacks(Precision(run.precision)) if hardware is not None else None
 
     def _prune(self, failed: Run) -> None:

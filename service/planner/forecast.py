@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from service.encoder_size import EncoderSize
-from service.hardware import Hardware
+from service.hardware import Hardware, find
 from service.spec import ExperimentSpec
 from trainers.config import Precision
 from trainers.telemetry.energy import J_PER_KWH
@@ -216,7 +216,7 @@ def forecast_run(
         past: finished runs of its kind, see the module.
         catalogue: known hardware.
     """
-    hardware = catalogue.get(spec.hardware)
+    hardware = find(spec.hardware, catalogue)
     if hardware is None:
         return f"hardware '{spec.hardware}' is not in the catalogue"
     steps = _steps(spec, past)

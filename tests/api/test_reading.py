@@ -203,8 +203,11 @@ def test_queue_says_why_each_waits(client: TestClient, grid: list[dict[str, Any]
 
 
 def test_hardware_and_schema(client: TestClient) -> None:
-    names = {entry["name"] for entry in client.get(f"{API}/hardware").json()["items"]}
-    assert {"cpu", "V100", "A100"} <= names
+    entries = {entry["name"]: entry for entry in client.get(f"{API}/hardware").json()["items"]}
+    assert {"cpu", "V100-SXM2-16GB", "A100-PCIE-80GB"} <= set(entries)
+    assert entries["A100-PCIE-80GB"]["aliases"] == ["A100"]
+    assert "data sheet" in entries["A10G"]["source"]
+    assert (entries["cpu"]["source"], entries["cpu"]["without_data_sheet"]) == (None, ["tdp_w"])
     schema = client.get(f"{API}/spec.schema.json").json()
     assert schema["$schema"].endswith("2020-12/schema")
     assert not client.get(f"{API}/cluster").json()["reachable"]

@@ -305,8 +305,8 @@ def test_preview_says_why_a_run_is_not_feasible(app: FastAPI, client: TestClient
     assert "V100" in reasons["V100", "fp32"]
     assert "does not compute bf16" in reasons["V100", "bf16"]
     assert page["cluster_age_s"] >= 0
-    v100 = next(run for run in page["items"] if run["hardware"] == "V100")
-    assert (v100["accelerators"], v100["price_usd_per_hour"], v100["feasible"]) == (1, 2.0, False)
+    v100 = next(run for run in page["items"] if run["hardware"] == "V100-PCIE-16GB")
+    assert (v100["accelerators"], v100["price_usd_per_hour"], v100["feasible"]) == (1, 2.75, False)
 
 
 def test_a_reposted_spec_with_one_more_value_reuses_what_has_succeeded(

@@ -437,12 +437,12 @@ def test_cells_of_absent_hardware_wait_while_the_others_go_on(
     complete(sweep, store, here)
     assert sweep.next_assignment() is Wait.later
     assert notes == [
-        "runs wait for capacity: no node has hardware A100 (Ray resource accelerator_type:A100); "
+        "runs wait for capacity: no node has hardware A100-PCIE-80GB (Ray resource accelerator_type:A100); "
         "it has no accelerator at all"
     ]
     resources.append({"CPU": 2.0, "GPU": 1.0, "accelerator_type:A100": 1.0})
     clock.forward(10)
-    assert store.run(given(sweep).run_id).hardware == "A100"
+    assert store.run(given(sweep).run_id).hardware == "A100-PCIE-80GB"
 
 
 TPE = {

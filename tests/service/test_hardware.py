@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from service.hardware import CATALOGUE, lookup, nearest
+from service.hardware import ALIASES, CATALOGUE, FIGURES, Hardware, aliases_of, find, lookup, nearest
 from service.settings import Settings
+from service.spec import SpecError, validate
+from trainers.config import Precision
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
@@ -21,13 +23,133 @@ def test_a_name_like_no_other_lists_the_known_ones() -> None:
 
 def test_a_cpu_worker_occupies_the_cpus_it_reserves_and_a_gpu_worker_one_device() -> None:
     assert CATALOGUE["cpu"].rates(4).devices_per_worker == 4
-    assert CATALOGUE["A100"].rates(4).devices_per_worker == 1
+    assert CATALOGUE["A100-PCIE-80GB"].rates(4).devices_per_worker == 1
 
 
 def test_every_entry_says_when_and_whence_its_price_is() -> None:
     for hardware in CATALOGUE.values():
         assert hardware.price_source
         assert hardware.price_date[:2] == "20"
+
+
+def test_every_figure_has_a_data_sheet_or_is_marked() -> None:
+    for hardware in CATALOGUE.values():
+        given = {name for name in FIGURES if getattr(hardware, name) is not None}
+        assert set(hardware.without_data_sheet) <= given, hardware.name
+        if hardware.source is None:
+            assert set(hardware.without_data_sheet) == given
+    assert [name for name in CATALOGUE if CATALOGUE[name].source is None] == ["cpu"]
+    assert CATALOGUE["TPUv2"].without_data_sheet == ("bandwidth_gb_s",)
+
+
+GPUS = [hardware for hardware in CATALOGUE.values() if hardware.device == "cuda"]
+
+
+@pytest.mark.parametrize("hardware", GPUS, ids=lambda hardware: hardware.name)
+def test_peaks_of_a_gpu_have_the_ratios_of_its_matrix_units(hardware: Hardware) -> None:
+    peaks = hardware.peak_tflops
+    assert peaks is not None
+    assert set(hardware.precisions) == set(peaks)
+    if Precision.tf32 not in peaks:  # Volta and Turing: 8 times the fp32 units
+        assert peaks[Precision.fp16] / peaks[Precision.fp32] == pytest.approx(8.0, rel=0.01)
+        assert Precision.bf16 not in peaks
+        return
+    assert peaks[Precision.bf16] == peaks[Precision.fp16]
+    assert peaks[Precision.fp16] / peaks[Precision.tf32] == pytest.approx(2.0, rel=0.02)
+    assert peaks[Precision.tf32] >= peaks[Precision.fp32]
+
+
+def test_variants_of_a_gpu_differ_where_their_data_sheets_do() -> None:
+    pcie, sxm = CATALOGUE["V100-PCIE-16GB"], CATALOGUE["V100-SXM2-16GB"]
+    assert (pcie.tdp_w, sxm.tdp_w) == (250, 300)
+    assert pcie.peak_tflops is not None and sxm.peak_tflops is not None
+    assert sxm.peak_tflops[Precision.fp16] > pcie.peak_tflops[Precision.fp16]
+    a100 = {name: CATALOGUE[f"A100-{name}GB"] for name in ("PCIE-40", "SXM4-40", "PCIE-80", "SXM4-80")}
+    assert [entry.bandwidth_gb_s for entry in a100.values()] == [1555, 1555, 1935, 2039]
+    assert [entry.tdp_w for entry in a100.values()] == [250, 400, 300, 400]
+    a10, a10g = CATALOGUE["A10"], CATALOGUE["A10G"]
+    assert (a10.accelerator_type, a10g.accelerator_type) == ("A10", "A10G")
+    assert (a10.tdp_w, a10g.tdp_w) == (150, 300)
+    assert a10.peak_tflops is not None and a10g.peak_tflops is not None
+    assert a10.peak_tflops[Precision.fp16] > a10g.peak_tflops[Precision.fp16]
+
+
+def test_labels_are_those_that_ray_gives_nodes() -> None:
+    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager as Nvidia
+
+    for hardware in GPUS:
+        (reported,) = hardware.reported_as
+        maker = "Tesla" if hardware.accelerator_type in ("T4", "V100") else "NVIDIA"
+        assert Nvidia._gpu_name_to_accelerator_type(f"{maker} {reported}") == hardware.accelerator_type
+
+
+def test_a_short_name_stands_for_one_entry_and_is_resolved_in_specs() -> None:
+    for name, alias in ALIASES.items():
+        assert name not in CATALOGUE
+        assert find(name) is CATALOGUE[alias.entry]
+        assert aliases_of(alias.entry) == [name]
+    for word in ("A100", "A100-PCIE-80GB"):
+        spec = validate({"name": "x", "task": {"name": "imdb"}, "hardware": word})
+        assert [plan.spec.hardware for plan in spec.runs()] == ["A100-PCIE-80GB"]
+
+
+def test_a_short_name_and_its_entry_are_not_two_values_of_an_axis() -> None:
+    with pytest.raises(SpecError, match="'A100' and 'A100-PCIE-80GB' are one entry of the catalogue"):
+        validate(
+            {
+                "name": "x", "task": {"name": "imdb"},
+                "search": {"axes": {"hardware": ["A100", "T4", "A100-PCIE-80GB"]}},
+            }
+        )  # fmt: skip
+
+
+# Published study, tables 4.2 and 4.7 to 4.9: GPUs, time in s, cost in USD as printed.
+STUDY_V100 = (
+    (1, 2286.85, 1.75), (1, 2034.45, 1.55), (1, 813.34, 0.62), (1, 535.45, 0.41), (2, 457.55, 0.70),
+    (4, 281.41, 0.86),
+)  # fmt: skip
+
+
+def test_the_price_of_a_v100_is_the_one_that_gives_all_costs_of_the_study() -> None:
+    fitting = [
+        cents
+        for cents in range(100, 500)
+        if all(abs(gpus * time_s / 3600 * cents / 100 - cost) <= 0.005 for gpus, time_s, cost in STUDY_V100)
+    ]
+    assert fitting == [275]
+    for hardware in GPUS:
+        if hardware.accelerator_type == "V100":
+            assert hardware.price_usd_per_hour == 2.75
+            assert hardware.price_source.startswith("derived from the published study, tables 4.2")
+
+
+def test_prices_without_a_source_say_so() -> None:
+    for hardware in CATALOGUE.values():
+        assert hardware.price_source.startswith(("assumed, not a list", "published study", "derived from"))
+
+
+def test_the_page_has_the_catalogue_as_it_is() -> None:
+    page = (Path(__file__).parents[2] / "docs/hardware.md").read_text(encoding="utf-8")
+    for hardware in CATALOGUE.values():
+        assert row(hardware) in page, f"docs/hardware.md lacks the line:\n{row(hardware)}"
+        assert source_row(hardware) in page, f"docs/hardware.md lacks the line:\n{source_row(hardware)}"
+    for name, alias in ALIASES.items():
+        assert f"| `{name}` | `{alias.entry}` | {alias.meaning} |" in page
+    assert page.count("\n| `") == 2 * len(CATALOGUE) + len(ALIASES), "the page has an entry too many"
+
+
+def row(hardware: Hardware) -> str:
+    peaks = hardware.peak_tflops or {}
+    figures = [hardware.memory_gib, hardware.bandwidth_gb_s, hardware.tdp_w, *map(peaks.get, Precision)]
+    cells = [f"`{hardware.name}`", hardware.accelerator_type or ""]
+    cells += ["" if figure is None else f"{figure:g}" for figure in figures]
+    return "| " + " | ".join([*cells, f"{hardware.price_usd_per_hour:.2f}"]) + " |"
+
+
+def source_row(hardware: Hardware) -> str:
+    lacking = ", ".join(f"`{name}`" for name in hardware.without_data_sheet)
+    source = hardware.source or "no data sheet"
+    return f"| `{hardware.name}` | {source} | {lacking} | {hardware.price_source} ({hardware.price_date}) |"
 
 
 def test_the_users_own_entries_are_merged_over_the_catalogue(tmp_path: Path) -> None:
@@ -39,7 +161,9 @@ def test_the_users_own_entries_are_merged_over_the_catalogue(tmp_path: Path) -> 
     catalogue = Settings(data_dir=tmp_path).catalogue()
     assert catalogue["A100"].price_usd_per_hour == 1.5
     assert lookup("lab-box", catalogue).tdp_w == 5
-    assert catalogue["V100"] is CATALOGUE["V100"]
+    assert catalogue["T4"] is CATALOGUE["T4"]
+    assert lookup("A100", catalogue).tdp_w == 400, "an entry goes before a short name"
+    assert aliases_of("A100-PCIE-80GB", catalogue) == []
 
 
 def test_a_bad_entry_names_the_file_and_the_field(tmp_path: Path) -> None:

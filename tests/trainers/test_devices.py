@@ -173,6 +173,28 @@ def test_a_mig_instance_has_its_own_memory_and_the_boards_power():
     assert device.facts()["gpu_mig"]
 
 
+def test_the_power_limit_is_the_boards():
+    assert NvmlDevice(Nvml(), "GPU-b").power_limit_w() == 700.0
+    assert NvmlDevice(Nvml(), "MIG-m").power_limit_w() == 700.0
+    assert NvmlDevice(Nvml(refuses=("nvmlDeviceGetEnforcedPowerLimit",)), "GPU-b").power_limit_w() is None
+    assert Device().power_limit_w() is None
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected", "other"),
+    [
+        ("NVIDIA A100-SXM4-40GB", ("A100-SXM4-40GB",), False),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", ("A100-SXM4-40GB",), False),
+        ("NVIDIA A100-SXM4-40GB", ("A100 80GB PCIe",), True),
+        ("Tesla V100-SXM2-16GB", ("V100-SXM2-16GB",), False),
+        ("NVIDIA A10G", ("A10",), True),
+        ("NVIDIA A10G", (), False),
+    ],
+)
+def test_another_variant_than_the_tables_is_noticed(reported, expected, other):
+    assert devices.other_device(reported, expected) is other
+
+
 def test_facts_count_other_processes_and_know_when_they_may_not_look():
     assert NvmlDevice(Nvml(), "GPU-b").facts()["gpu_other_processes"] == 1
     blind = NvmlDevice(Nvml(refuses=("nvmlDeviceGetComputeRunningProcesses",)), "GPU-b")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainers.config import Rates
-from trainers.telemetry.energy import cost_usd, modelled_energy_j
+from trainers.telemetry.energy import cost_usd, modelled_energy_j, rated_power_w
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.memory import PeakMemory
 from trainers.telemetry.timeline import Phase, Timeline, timeline_for
@@ -50,6 +50,12 @@ def test_cost_counts_devices_held():
 @pytest.mark.parametrize(("busy", "energy"), [(3.0, 30.0), (50.0, 200.0)])
 def test_energy_is_rated_power_times_busy_time_up_to_the_devices(busy, energy):
     assert modelled_energy_j(RATES, wall_s=10.0, busy_s=busy) == energy
+
+
+def test_a_power_limit_of_the_device_replaces_the_tables():
+    assert modelled_energy_j(RATES, wall_s=10.0, busy_s=5.0, limit_w=4.0) == 20.0
+    assert rated_power_w(RATES, 4.0) == (4.0, "power_limit")
+    assert rated_power_w(RATES, None) == (RATES.tdp_w, "hardware_table")
 
 
 def test_peak_memory_sees_what_was_freed():

@@ -147,6 +147,24 @@ def test_a_sleeping_process_is_modelled_with_little_energy(configure):
     assert used.peak_memory_mib > 10.0
 
 
+def test_the_power_limit_of_a_gpu_replaces_the_tables_and_the_facts_say_so(configure, monkeypatch):
+    class Limited(Device):
+        def power_limit_w(self) -> float:
+            return 450.0
+
+    replayed(monkeypatch, Limited())
+    rates = {
+        "hardware": "H200", "device": "cuda", "price_usd_per_hour": 4.5, "price_date": "2026-01-01",
+        "tdp_w": 700.0,
+    }  # fmt: skip
+    with Instruments(configure(rates=rates), time.perf_counter()) as instruments:
+        assert instruments.facts()["rated_power_source"] == "hardware_table"
+        instruments.attach(torch.device("cpu"))
+        facts, used = instruments.facts(), instruments.window()
+    assert (facts["rated_power_w"], facts["rated_power_source"]) == (450.0, "power_limit")
+    assert used.modelled_j == pytest.approx(450.0 * used.device_s)
+
+
 def replayed(monkeypatch, device: Device) -> None:
     monkeypatch.setattr(instruments_module, "_counters_of", lambda _: device)
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,10 @@ class Device:
         """A counter of joules that only grows; None where there is none."""
         return None
 
+    def power_limit_w(self) -> float | None:
+        """The most that the whole board may draw, in watts; None where it has no such limit."""
+        return None
+
     def sample(self) -> Sample | None:
         """What the device shows now; None where it shows nothing."""
         return None
@@ -116,6 +120,10 @@ class NvmlDevice(Device):
         """See `Device.energy_j`; counted since the driver was loaded."""
         return self._counter_j() if self._has_energy else None
 
+    def power_limit_w(self) -> float | None:
+        """See `Device.power_limit_w`; the limit in force, whoever set it."""
+        return self._watts(lambda: self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._board))
+
     def sample(self) -> Sample | None:
         """See `Device.sample`."""
         values = {name: self._try(read) for name, read in self._readers.items()}
@@ -138,7 +146,7 @@ class NvmlDevice(Device):
         return {
             "gpu_uuid": str(nvml.nvmlDeviceGetUUID(self._handle)),
             "gpu_driver": self._try(nvml.nvmlSystemGetDriverVersion),
-            "gpu_power_limit_w": self._watts(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(self._board)),
+            "gpu_power_limit_w": self.power_limit_w(),
             "gpu_mig": self._mig,
             "gpu_counters": ["energy_j"] * self._has_energy + sorted(self._readers),
             # None: not permitted to look. What they use is in the counters too. In a container with
@@ -235,6 +243,17 @@ def write_trace(path: Path, identity: str, made: str, samples: Iterable[Sample])
 
 def _sample(fields: dict[str, Any]) -> Sample:
     return Sample(**{**fields, "throttled": tuple(fields.get("throttled", ()))})
+
+
+def other_device(reported: str, expected: Sequence[str]) -> bool:
+    """Whether a driver's name is that of another device than the hardware table's entry means.
+
+    Args:
+        reported: by the driver, such as `NVIDIA A100-SXM4-40GB`, or `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
+        expected: names without the maker's; empty = any.
+    """
+    name = reported.removeprefix("NVIDIA ").removeprefix("Tesla ")
+    return bool(expected) and not any(name == known or name.startswith(f"{known} ") for known in expected)
 
 
 def nvml_device(*, index: int, uuid: str, bus_id: str | None) -> Device:

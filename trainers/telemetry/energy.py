@@ -10,15 +10,21 @@ if TYPE_CHECKING:
 J_PER_KWH = 3.6e6
 
 
-def modelled_energy_j(rates: Rates, wall_s: float, busy_s: float) -> float:
+def modelled_energy_j(rates: Rates, wall_s: float, busy_s: float, *, limit_w: float | None = None) -> float:
     """Energy as rated power times busy device-seconds, at most `wall_s` per device.
 
     Args:
-        rates: rated power of one device and devices per worker.
+        rates: thermal design power of one device and devices per worker.
         wall_s: length of the window, in s.
         busy_s: device-seconds of work in it; on CUDA all of them, an upper bound.
+        limit_w: power limit of the device itself, in W, which replaces the table's; None = it has none.
     """
-    return rates.tdp_w * min(busy_s, wall_s * rates.devices_per_worker)
+    return rated_power_w(rates, limit_w)[0] * min(busy_s, wall_s * rates.devices_per_worker)
+
+
+def rated_power_w(rates: Rates, limit_w: float | None) -> tuple[float, str]:
+    """Power of one busy device in W, and where it comes from: `power_limit` or `hardware_table`."""
+    return (rates.tdp_w, "hardware_table") if limit_w is None else (limit_w, "power_limit")
 
 
 def cost_usd(rates: Rates, wall_s: float) -> float:

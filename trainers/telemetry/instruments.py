@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainers.config import RunConfig
 from trainers.reporting import Provenance
 from trainers.telemetry.devices import Device, nvml_device
-from trainers.telemetry.energy import cost_usd, modelled_energy_j
+from trainers.telemetry.energy import cost_usd, modelled_energy_j, rated_power_w
 from trainers.telemetry.rapl import find_rapl, machine, machine_cpu_s
 from trainers.telemetry.sampling import Sampled, Sampler
 from trainers.telemetry.usage import Energy, Window
@@ -40,6 +40,7 @@ class Instruments:
         self._sampler: Sampler | None = None
         self._memory: PeakMemory | None = None
         self._preparation_mib = 0.0
+        self._limit_w: float | None = None
         self._wall_s = began_s
         self._mark()
 
@@ -62,10 +63,16 @@ class Instruments:
         from trainers.telemetry.memory import PeakMemory
 
         self.device = _counters_of(device)
+        self._limit_w = self.device.power_limit_w()
         self._memory = PeakMemory(device)
         self._device_j = self.device.energy_j()
         ticks = [self._rapl.read_j, *([alive] if alive else [])]
         self._sampler = Sampler(self.device, self._every_s, ticks)
+
+    def facts(self) -> dict[str, object]:
+        """What the device tells of itself, and the power that modelled energy is computed from."""
+        power_w, source = rated_power_w(self._rates, self._limit_w)
+        return {**self.device.facts(), "rated_power_w": power_w, "rated_power_source": source}
 
     def prepared(self) -> None:
         """The first step comes next: from here on the peak of memory is that of training."""
@@ -93,7 +100,10 @@ class Instruments:
         return Window(
             cost_usd=cost_usd(self._rates, wall_s),
             modelled_j=modelled_energy_j(
-                self._rates, wall_s, cpu_s if self._rates.device == "cpu" else device_s
+                self._rates,
+                wall_s,
+                cpu_s if self._rates.device == "cpu" else device_s,
+                limit_w=self._limit_w,
             ),
             energy=energy,
             cpu_s=cpu_s,

@@ -205,6 +205,20 @@ def test_queue_says_why_each_waits(house: House) -> None:
     assert "nothing will be claimed" in result.stderr
 
 
+def test_hardware_shows_the_catalogue_and_the_sources_of_an_entry(house: House) -> None:
+    listed = house.run("hardware").stdout
+    assert "A100-PCIE-80GB = A100" in listed
+    assert "A10G" in listed
+    sheet = " ".join(house.run("hardware", "A100").stdout.split())
+    assert "NVIDIA A100 Tensor Core GPU data sheet" in sheet
+    assert "published study, table 3.6" in sheet
+    assert "no data sheet" in house.run("hardware", "cpu").stdout
+    assert house.json("hardware", "V100")["name"] == "V100-PCIE-16GB"
+    missing = house.run("hardware", "A1000")
+    assert missing.exit_code == 3
+    assert "no hardware is called 'A1000'; did you mean 'A100'?" in missing.stderr
+
+
 def test_export_writes_every_format(full_house: House) -> None:
     assert full_house.run("export", "1").stdout.count("\n") == 9
     lines = full_house.run("export", "1", "--json").stdout.splitlines()

@@ -92,7 +92,7 @@ def test_without_history_the_catalogue_speaks() -> None:
     assert found.time_s.middle == pytest.approx(15.0 + at_peak_s / 0.25, rel=0.05)
     assert found.time_s.low < at_peak_s / 0.5
     assert not found.from_history
-    assert "25% of A100's peak" in found.basis
+    assert "25% of A100-PCIE-80GB's peak" in found.basis
 
 
 def test_more_devices_are_faster_and_cost_more_per_hour() -> None:

@@ -58,7 +58,7 @@ def test_they_are_the_first_cell_with_the_first_seed() -> None:
 
 def test_a_cell_that_the_device_cannot_compute_is_no_reference() -> None:
     mixed = spec(2, hardware=["T4", "A100"], precision=["bf16"])
-    assert {plan.spec.hardware for plan in mixed.runs() if plan.cell == "reference"} == {"A100"}
+    assert {plan.spec.hardware for plan in mixed.runs() if plan.cell == "reference"} == {"A100-PCIE-80GB"}
 
 
 def test_they_count_against_the_limit_of_runs() -> None:
