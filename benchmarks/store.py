@@ -1,12 +1,14 @@
 """The database half of `benchmarks.service`: claims, points and reads, on the store itself.
 
-python -m benchmarks.store [DATABASE_URL] [--queued N] [--runs N] [--points N]
+    python -m benchmarks.store [DATABASE_URL] [--queued N] [--claims N] [--runs N] [--points N] [--reads N]
+
+The last line is one JSON object: `claims_per_s`, `claim_p50_ms` and `claim_p99_ms` of threads that claim
+one experiment at a time from a full queue; `points_per_s` and `record_p99_ms` of durable batches of points;
+`read_p99_ms` of the reads of the web page and the command line, over a store full of ended runs.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import multiprocessing
 import random
@@ -20,6 +22,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from benchmarks.options import Benchmark
 from service.db import schema, statements
 from service.queue import Queue
 from service.settings import Settings
@@ -28,6 +31,13 @@ from service.states import ExperimentState, RunState
 from service.store import PointBatch, RecordBatch, Store
 from service.store.submission import _INITIAL, _INITIAL_RUN
 
+BENCHMARK = Benchmark(
+    "store",
+    __doc__,
+    fields=(
+        "claims_per_s", "claim_p50_ms", "claim_p99_ms", "points_per_s", "record_p99_ms", "read_p99_ms",
+    ),
+)  # fmt: skip
 OWNERS = 20
 _NAMES = ("loss", "accuracy")
 HELD = 20
@@ -326,18 +336,22 @@ def measure_reads(
 
 
 def main() -> None:
-    """Measure all, and print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measures all, and prints one JSON object."""
+    parser = BENCHMARK.parser()
     parser.add_argument("database_url", nargs="?")
-    parser.add_argument("--queued", type=int, default=100_000)
-    parser.add_argument("--runs", type=int, default=100_000)
-    parser.add_argument("--points", type=int, default=10_000_000)
+    parser.size("--queued", 100_000, smoke=400, help="experiments that wait")
+    parser.size("--claims", 8_000, smoke=200)
+    parser.size("--recorded", 1_000_000, smoke=10_000, help="points that are written in batches")
+    parser.size("--runs", 100_000, smoke=200, help="ended runs that are read")
+    parser.size("--points", 10_000_000, smoke=4_000, help="points of these runs")
+    parser.size("--reads", 400, smoke=5, help="reads of each kind")
     given = parser.parse_args()
-    print(json.dumps({
-        **measure_claims(given.database_url, queued=given.queued),
-        **measure_points(given.database_url),
-        **measure_reads(given.database_url, runs=given.runs, points=given.points),
-    }))  # fmt: skip
+    figures = {
+        **measure_claims(given.database_url, queued=given.queued, claims=given.claims),
+        **measure_points(given.database_url, points=given.recorded),
+        **measure_reads(given.database_url, runs=given.runs, points=given.points, reads=given.reads),
+    }
+    BENCHMARK.report(figures, given)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """How many experiments a second come in over real HTTP, and how long one takes while points pour in.
 
-    python -m benchmarks.submits [DATABASE_URL]
+    python -m benchmarks.submits [DATABASE_URL] [--seconds S] [--clients N] [--processes N]
 
 `measure` starts the API as users do (`python -m api`, one process), lets load processes with
 keep-alive connections submit single-run specs with an idempotency key each, and counts what was
-acknowledged. Afterwards it counts what is in the database: every acknowledgement must be there.
+acknowledged. Afterwards it counts what is in the database: every acknowledgement must be there. The
+last line is one JSON object: `submits_per_s` with `submit_p50_ms` and `submit_p99_ms`, the same as
+`submits_per_s_under_points`, `submit_p50_ms_under_points` and `submit_p99_ms_under_points` while
+`points_per_s_meanwhile` are written, `lost`, `errors` and `api_rss_mib`.
 """
 
 from __future__ import annotations
@@ -25,6 +28,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import Benchmark
+
+BENCHMARK = Benchmark(
+    "submits",
+    __doc__,
+    fields=(
+        "submits_per_s", "submit_p50_ms", "submit_p99_ms", "submits_per_s_under_points",
+        "submit_p50_ms_under_points", "submit_p99_ms_under_points", "points_per_s_meanwhile", "lost",
+        "errors", "api_rss_mib",
+    ),
+)  # fmt: skip
 SPEC = b"""\
 name: one-run
 task: {name: imdb, path: texts}
@@ -61,9 +75,11 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="stillhouse-submits-") as folder:
         environment = _installation(Path(folder), database_url)
         with _api(environment) as (port, process):
-            _load(port, 1.0, clients=2, processes=1)  # Imports and connections are not the measurement.
+            _load(
+                port, min(1.0, seconds), clients=2, processes=1
+            )  # Imports and connections are not the measurement.
             freely = _load(port, seconds, clients=clients, processes=processes)
-            with _points(environment, seconds + 1.0) as pouring:
+            with _points(environment, seconds + 0.5) as pouring:
                 loaded = _load(port, seconds, clients=clients_under_points, processes=1)
                 points_per_s = pouring()
             rss = _rss_mib(process.pid)
@@ -277,12 +293,12 @@ def _rss_mib(pid: int) -> float:
 
 
 def main() -> None:
-    """Measure and print one JSON object; with --load or --points be one of the other processes."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measures and prints one JSON object; with --load or --points is one of the other processes."""
+    parser = BENCHMARK.parser()
     parser.add_argument("database_url", nargs="?")
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.size("--seconds", 10.0, smoke=0.5, help="length of each of the two measurements")
+    parser.size("--clients", 32, smoke=4, help="keep-alive connections")
+    parser.size("--processes", 2, smoke=2, help="processes that these are spread over")
     parser.add_argument("--load", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--points", type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -298,7 +314,7 @@ def main() -> None:
             clients=arguments.clients,
             processes=arguments.processes,
         )
-        print(json.dumps(figures))
+        BENCHMARK.report(figures, arguments)
 
 
 if __name__ == "__main__":

@@ -13,17 +13,15 @@ of these.
 The estimate of the gradient's noise compares two steps in a row of every few, which no pair is: it is off
 in the pairs, and timed alone on the same model, as the mean over the steps of its round
 (`noise_us_per_step`, `noise_pct`). `telemetry_overhead_pct` is all telemetry that is on by default: the
-median of the differences of a pair over the median step without, and `noise_pct`. Since the former lies
+median of the differences of a pair over the median step without (`step_ms`), and `noise_pct`;
+`telemetry_overhead_pct_95` is its 95% interval. Since the former lies
 below the noise of a step, the telemetry calls of a step are timed alone too (`calls_us_per_step`,
 `calls_pct`). The last line is one JSON object.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -33,6 +31,7 @@ from unittest import mock
 
 import torch
 
+from benchmarks.options import Benchmark
 from trainers import assembly
 from trainers.config import RunConfig
 from trainers.data.batches import StepBatch
@@ -50,7 +49,16 @@ from trainers.telemetry.sampling import Ring
 from trainers.telemetry.timeline import Phase, Timeline
 from trainers.trainer import Trainer
 
+BENCHMARK = Benchmark(
+    "telemetry-overhead",
+    __doc__,
+    fields=(
+        "telemetry_overhead_pct", "telemetry_overhead_pct_95", "calls_us_per_step", "calls_pct",
+        "noise_us_per_step", "noise_pct", "step_ms",
+    ),
+)  # fmt: skip
 PAIRS, WARM_PAIRS = 240, 3
+SMOKE_PAIRS = 4
 _CALLS = 500
 _ROUNDS = 20
 
@@ -245,11 +253,10 @@ def _config(folder: Path) -> RunConfig:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="batches that are trained both ways")
+    parser = BENCHMARK.parser()
+    parser.size("--pairs", PAIRS, smoke=SMOKE_PAIRS, help="batches that are trained both ways")
     given = parser.parse_args()
-    facts = {"cpus": os.cpu_count(), "machine": platform.machine(), "torch": torch.__version__}
-    print(json.dumps({**measure(given.pairs), **facts}))
+    BENCHMARK.report(measure(given.pairs), given)
 
 
 if __name__ == "__main__":

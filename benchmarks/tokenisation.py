@@ -11,7 +11,8 @@ sequences of 128 tokens on disk:
   process per core; the faster of the two counts.
 
 Each contender runs in a process of its own, so that its peak of resident memory, its children's
-included, is its own; they take turns, and each entry is the median of the rounds. `second_start_s` is
+included, is its own; they take turns, and each entry is the median of the rounds. `tokenise_vs_map` is
+their time by ours, `tokens_per_s` ours, `peak_rss_mib` and `seconds` those of each, and `second_start_s`
 `Mlm.prepare` when the cache is there. Without `--texts` synthetic text of the same size stands in,
 whose words are as unevenly frequent as those of English (Zipf's law); without `--tokenizer` a
 vocabulary is trained on it, outside the timed region. The last line is one JSON object.
@@ -24,7 +25,6 @@ import gzip
 import itertools
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -38,6 +38,13 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.options import Benchmark
+
+BENCHMARK = Benchmark(
+    "tokenisation",
+    __doc__,
+    fields=("tokenise_vs_map", "tokens_per_s", "peak_rss_mib", "seconds", "second_start_s"),
+)
 LENGTH = 128
 SIZE_MIB = 66
 ROUNDS = 3
@@ -235,19 +242,17 @@ def _cores() -> int:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = BENCHMARK.parser()
     parser.add_argument("--texts", type=Path, help="JSON lines with a field text, perhaps .gz")
     parser.add_argument("--tokenizer", type=Path, help="folder with a tokenizer")
-    parser.add_argument("--mib", type=int, default=SIZE_MIB, help="size of the synthetic text")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.size("--mib", SIZE_MIB, smoke=1, help="size of the synthetic text")
+    parser.size("--rounds", ROUNDS, smoke=1)
     for hidden in ("--contender", "--corpus", "--model", "--cache"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.contender is None:
-        result = measure(given.texts, given.tokenizer, size_mib=given.mib, rounds=given.rounds)
-        print(json.dumps({**result, "machine": platform.machine(), "python": platform.python_version()}))
+        figures = measure(given.texts, given.tokenizer, size_mib=given.mib, rounds=given.rounds)
+        BENCHMARK.report(figures, given)
         return
     paths = Path(given.corpus), Path(given.model), Path(given.cache)
     if given.contender == "ours":

