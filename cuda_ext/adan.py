@@ -177,10 +177,10 @@ class Adan(torch.optim.Optimizer):
                 raise TensorMismatchError(
                     f"a parameter is {param.dtype}; Adan takes real floating-point parameters"
                 )
-            if self.master_weights == "split" and param.dtype == torch.float16:
+            if (other := masters.unserved(param, self.master_weights)) is not None:
                 raise ConfigurationError(
-                    "master_weights='split' joins bfloat16 with its lower 16 bits; "
-                    "use 'fp32' for float16 parameters"
+                    f"master_weights={self.master_weights!r} joins bfloat16 with its lower 16 bits; "
+                    f"use {other!r} for {str(param.dtype).removeprefix('torch.')} parameters"
                 )
             if param.dtype not in _FUSED_DTYPES and self.requested_implementation.endswith("_fused"):
                 raise TensorMismatchError(

@@ -29,6 +29,8 @@ class ParityRecord:
     fallback_reason: str | None
     device: str
     dtype: str
+    master_weights: str
+    moments_dtype: str
     capability: str
     seed: int
     steps: int
@@ -143,6 +145,8 @@ def parity(
         fallback_reason=optimizer.fallback_reason,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
+        master_weights=master_weights,
+        moments_dtype=str(moments_dtype).removeprefix("torch."),
         capability=_capability(optimizer.implementation, torch.device(device)),
         seed=seed,
         steps=steps,

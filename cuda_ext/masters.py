@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MASTER_KINDS = ("auto", "fp32", "split", "none")
+from cuda_ext import storage
+
+MASTER_KINDS = ("auto", *storage.MASTERS, "none")
 """`auto` is `fp32` for 16-bit parameters. float32 parameters need none, whatever is asked for."""
 
-_SIXTEEN_BIT = (torch.bfloat16, torch.float16)
+_SIXTEEN_BIT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def state_name(param: Tensor, kind: str) -> str | None:
@@ -18,6 +20,14 @@ def state_name(param: Tensor, kind: str) -> str | None:
     if param.dtype not in _SIXTEEN_BIT or kind == "none":
         return None
     return "remainder" if kind == "split" else "master"
+
+
+def unserved(param: Tensor, kind: str) -> str | None:
+    """The kind of master that serves a parameter which `kind` cannot; None when `kind` can."""
+    stored = _SIXTEEN_BIT.get(param.dtype)
+    if stored is None or stored in storage.MASTERS.get(kind, (stored,)):
+        return None
+    return next(other for other, served in storage.MASTERS.items() if stored in served)
 
 
 def fresh(param: Tensor, name: str) -> Tensor:

@@ -219,6 +219,8 @@ def assemble(
             "config": json.loads(config.model_dump_json()),
             "optimizer_implementation": built.implementation,
             "optimizer_library": built.library,
+            "optimizer_masters": built.masters,
+            "optimizer_moments": built.moments,
             "optimizer_parity": built.parity,
             "precision_implementation": place.arithmetic.name,
             "evaluation_precision": place.inference.name,

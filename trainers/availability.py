@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from cuda_ext import storage
+
 AVAILABLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "model.encoder": ("huggingface",),
@@ -20,5 +22,9 @@ AVAILABLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "single_fused",
             "multi_fused",
         ),
+        "optimizer.masters[adamw]": ("fp32",),
+        "optimizer.masters[adan]": tuple(storage.MASTERS),
+        "optimizer.moments[adamw]": ("fp32",),
+        "optimizer.moments[adan]": storage.MOMENTS,
     }
 )

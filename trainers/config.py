@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
+from cuda_ext import storage
 from trainers.availability import AVAILABLE
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)]
@@ -240,6 +241,10 @@ class Implementation(StrEnum):
     multi_fused = "multi_fused"
 
 
+DEFAULT_WARMUP = 0.1
+"""Share of the steps that are warm-up where nothing is set."""
+
+
 class Optimizer(Section):
     """The update rule, its hyperparameters and its schedule."""
 
@@ -259,14 +264,28 @@ class Optimizer(Section):
     """Adan only: decay as in AdamW instead of the proximal form."""
     max_grad_norm: float = Field(default=1.0, ge=0.0)
     """Clip gradients to this global L2 norm; 0 = no clipping."""
-    warmup_fraction: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Share of the steps (of each stage's, with two) over which the rate rises linearly from 0; 0 = none."""
+    warmup_fraction: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Share of the steps (of each stage's, with two) over which the rate rises linearly from 0; 0 = none;
+    unset = 0.1, or `warmup_steps`."""
+    warmup_steps: int | None = Field(default=None, ge=0, le=100_000_000)
+    """The same as a number of steps; unset = `warmup_fraction`."""
     schedule: Literal["linear", "constant"] = "linear"
     """After the warm-up: linear decay to 0, or constant."""
+    masters: Literal["fp32", "split"] = "fp32"
+    """What completes half parameters to fp32: a copy, or (adan, bf16) the lower 16 bits alone."""
+    moments: Literal["fp32", "bf16"] = "fp32"
+    """Format that the moments m and v are kept in; bf16 is for adan only, whose n stays fp32."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Optimizer:
         _available(f"optimizer.implementation[{self.name}]", self.implementation)
+        for field in ("masters", "moments"):
+            self._require_served(field)
+        if self.warmup_steps is not None and self.warmup_fraction is not None:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} and warmup_fraction {self.warmup_fraction:g} are both "
+                "set; remove one"
+            )
         wanted = 2 if self.name is OptimizerName.adamw else 3
         if self.betas is not None:
             if len(self.betas) != wanted:
@@ -283,6 +302,24 @@ class Optimizer(Section):
                 "remove optimizer.no_prox or set optimizer.name: adan"
             )
         return self
+
+    def _require_served(self, field: str) -> None:
+        """Refuse a way of storing things that the update rule does not have."""
+        value = str(getattr(self, field))
+        served = AVAILABLE[f"optimizer.{field}[{self.name}]"]
+        if value not in served:
+            owners = [name for name in OptimizerName if value in AVAILABLE[f"optimizer.{field}[{name}]"]]
+            raise ValueError(
+                f"{field} {value} belongs to {', '.join(owners)}, not {self.name}; "
+                f"set optimizer.name: {owners[0]} or optimizer.{field}: {served[0]}"
+            )
+
+    def warmup_of(self, total_steps: int) -> int:
+        """Steps of warm-up in a run, or a stage, of so many steps."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        fraction = DEFAULT_WARMUP if self.warmup_fraction is None else self.warmup_fraction
+        return math.ceil(fraction * total_steps)
 
 
 class Batch(Section):
@@ -582,6 +619,33 @@ class TrainingSections(Section):
             raise ValueError(
                 f"numerics.parameters half needs precision fp16 or bf16, not {self.precision}; "
                 "change precision, or set numerics.parameters: fp32"
+            )
+        return self
+
+    @property
+    def stored(self) -> str:
+        """Format that parameters and gradients are stored in."""
+        return self.precision.value if self.numerics.parameters == "half" else Precision.fp32.value
+
+    @model_validator(mode="after")
+    def _masters(self) -> TrainingSections:
+        kind, default = self.optimizer.masters, Optimizer.model_fields["masters"].default
+        if kind != default and self.stored not in storage.MASTERS[kind]:
+            wanted = storage.MASTERS[kind][0]
+            raise ValueError(
+                f"optimizer.masters {kind} completes parameters stored in {wanted}, and these are stored in "
+                f"{self.stored}; set precision: {wanted} with numerics.parameters: half, "
+                f"or optimizer.masters: {default}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> TrainingSections:
+        warmup, steps = self.optimizer.warmup_steps, self.length.steps
+        if warmup is not None and steps and warmup >= steps:
+            raise ValueError(
+                f"optimizer.warmup_steps {warmup} leaves none of the {steps} steps of length.steps; "
+                f"lower it below {steps}, or raise length.steps"
             )
         return self
 

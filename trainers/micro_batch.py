@@ -183,7 +183,9 @@ def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object])
             config.task.masked_fraction,
             config.task.whole_word,
         ],
-        "optimizer": [config.optimizer.name, config.optimizer.implementation],
+        "optimizer": config.optimizer.model_dump(
+            mode="json", include={"name", "implementation", "masters", "moments"}
+        ),
         "share": config.share,
         "parallel": config.parallel.model_dump(mode="json", exclude={"stage_timeout_s"}),
         "device": [name, memory, torch.__version__],

@@ -9,15 +9,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainers.config import OptimizerName, RunConfig
+from trainers.config import RunConfig
 from trainers.data.batches import Batch, Transform, collate
 from trainers.data.tokens import TokenSet
 from trainers.models.student import Student
 from trainers.objective import Objective
+from trainers.optimizers import state_bytes
 from trainers.precision import Arithmetic
 
-_STATES = {OptimizerName.adamw: 2, OptimizerName.adan: 4}
-"""fp32 tensors that an optimizer keeps for each parameter."""
 _FP32_BYTES = 4
 
 
@@ -68,9 +67,10 @@ class Trial:
             torch.OutOfMemoryError: it does not fit.
         """
         count = sum(p.numel() for p in self._module.parameters() if p.requires_grad)
-        copies = _STATES[self._config.optimizer.name] + self._arithmetic.half_parameters
-        copies += self._config.parallel.workers > 1  # the buckets that gradients are exchanged in
-        states = torch.empty(count * copies * _FP32_BYTES, dtype=torch.uint8, device=self._device)
+        each = state_bytes(self._config)
+        if self._config.parallel.workers > 1:
+            each += _FP32_BYTES  # the buckets that gradients are exchanged in
+        states = torch.empty(count * each, dtype=torch.uint8, device=self._device)
         try:
             # With a mask, which attention needs the more memory for.
             self._pass(_with_mask(self._longest(size)))

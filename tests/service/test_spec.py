@@ -81,6 +81,37 @@ def test_dates_and_words_like_on_stay_strings() -> None:
         ("length: {epochs: 1, steps: 3}", "invalid-value", "length", "exactly one"),
         ("optimizer: {betas: [0.9]}", "invalid-value", "optimizer", "takes 2"),
         ("optimizer: {no_prox: true}", "invalid-value", "optimizer", "belongs to adan"),
+        (
+            "optimizer: {masters: split}",
+            "invalid-value",
+            "optimizer",
+            "masters split belongs to adan, not adamw",
+        ),
+        (
+            "optimizer: {moments: bf16}",
+            "invalid-value",
+            "optimizer",
+            "moments bf16 belongs to adan, not adamw",
+        ),
+        ("optimizer: {moments: fp16}", "invalid-value", "optimizer.moments", "'fp32' or 'bf16'"),
+        (
+            "optimizer: {name: adan, masters: split}",
+            "invalid-value",
+            "",
+            "completes parameters stored in bf16, and these are stored in fp32; set precision: bf16",
+        ),
+        (
+            "optimizer: {warmup_steps: 10, warmup_fraction: 0.1}",
+            "invalid-value",
+            "optimizer",
+            "warmup_steps 10 and warmup_fraction 0.1 are both set; remove one",
+        ),
+        (
+            "optimizer: {warmup_steps: 10}\nlength: {steps: 10}",
+            "invalid-value",
+            "",
+            "warmup_steps 10 leaves none of the 10 steps",
+        ),
         ("parallel: {workers: 2}", "invalid-value", "parallel", "strategy: ddp"),
         ("parallel: {strategy: ddp, workers: 3}", "invalid-value", "", "such as 18"),
         ("parallel: {strategy: ddp, workers: {min: 4, max: 2}}", "invalid-value", "parallel", "lower min"),
@@ -360,6 +391,24 @@ def test_workers_that_only_some_strategies_have_are_an_axis_of_any_search(
     spec = validate({**MINIMAL, "search": {**search, "axes": axes, "when": when}})
     assert len(list(spec.runs())) == 3
     assert spec.at({"parallel.strategy": "single"}).parallel.workers == 1
+
+
+def test_how_an_optimizer_stores_things_and_its_warmup_are_axes() -> None:
+    axes = {
+        "optimizer.masters": ["fp32", "split"],
+        "optimizer.moments": ["fp32", "bf16"],
+        "optimizer.warmup_steps": [0, 10],
+    }
+    half = {"precision": "bf16", "numerics": {"parameters": "half"}, "optimizer": {"name": "adan"}}
+    spec = validate({**MINIMAL, **half, "search": {"axes": axes}})
+    kept = {(run.spec.optimizer.masters, run.spec.optimizer.moments) for run in spec.runs()}
+    assert kept == {("fp32", "fp32"), ("fp32", "bf16"), ("split", "fp32"), ("split", "bf16")}
+    with pytest.raises(SpecError, match=r"optimizer\.masters split .* these are stored in fp16"):
+        list(
+            validate(
+                {**MINIMAL, **half, "hardware": "V100", "precision": "fp16", "search": {"axes": axes}}
+            ).runs()
+        )
 
 
 def test_values_behind_two_conditions_are_checked_before_tpe_draws_them() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cuda_ext import BuildError, native
 from trainers.config import Optimizer
-from trainers.optimizers import build, restart
+from trainers.optimizers import build, restart, state_bytes
 from trainers.optimizers.schedule import learning_rate
 
 IMPLEMENTATIONS = [
@@ -100,6 +100,46 @@ def test_restart_keeps_masters(name):
     after = {i: state["master"] for i, state in optimizer.state_dict()["state"].items()}
     assert not torch.equal(before[0], before[0].bfloat16().float())
     assert [i for i in before if not torch.equal(before[i], after[i])] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "stored", "each"),
+    [
+        ({"name": "adamw"}, "fp32", 8),
+        ({"name": "adamw"}, "bf16", 12),
+        ({"name": "adan"}, "fp32", 16),
+        ({"name": "adan"}, "bf16", 18),
+        ({"name": "adan", "masters": "split"}, "bf16", 16),
+        ({"name": "adan", "masters": "split", "moments": "bf16"}, "bf16", 12),
+    ],
+)
+def test_memory_that_is_planned_for_the_state_is_what_the_state_takes(configure, options, stored, each):
+    half = {"precision": stored, "numerics": {"parameters": "half"}} if stored != "fp32" else {}
+    config = configure(optimizer=options, **half)
+    model = torch.nn.Linear(64, 64, bias=False)
+    if half:
+        model.bfloat16()
+    optimizer = build(config.optimizer, model).optimizer
+    take_steps(optimizer, model, seed=0)
+    state = optimizer.state_dict()["state"][0]
+    held = sum(value.nbytes for value in state.values() if value.ndim)
+    assert state_bytes(config) == each == held / model.weight.numel()
+
+
+@pytest.mark.parametrize("shape", ["linear", "constant"])
+def test_warmup_in_steps_is_the_warmup_of_the_fraction_that_they_are(shape):
+    steps = Optimizer(learning_rate=1.0, warmup_steps=25, schedule=shape)
+    share = Optimizer(learning_rate=1.0, warmup_fraction=0.25, schedule=shape)
+    assert [learning_rate(steps, i, 100) for i in range(100)] == [
+        learning_rate(share, i, 100) for i in range(100)
+    ]
+    assert learning_rate(steps, 24, 1000) == 25 / 26
+    assert learning_rate(Optimizer(warmup_steps=25, schedule="constant"), 25, 1000) == 1e-4
+
+
+def test_a_stage_shorter_than_the_warmup_rises_to_its_end():
+    config = Optimizer(learning_rate=1.0, warmup_steps=10)
+    assert [learning_rate(config, i, 4) for i in range(4)] == [1 / 11, 2 / 11, 3 / 11, 4 / 11]
 
 
 @given(st.integers(1, 2000), st.floats(0.0, 0.99), st.sampled_from(["linear", "constant"]))

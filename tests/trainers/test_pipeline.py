@@ -53,6 +53,12 @@ def variants(shared, config_in, tmp_path_factory):
         "mlm": {**SMALL, "task": {"name": "mlm", "path": "lines", "max_length": 24}},
         "bf16": {**SMALL, "precision": "bf16"},
         "half": {**SMALL, "precision": "bf16", "numerics": {"parameters": "half", "evaluation": "half"}},
+        "split": {
+            **SMALL,
+            "precision": "bf16",
+            "numerics": {"parameters": "half"},
+            "optimizer": {"name": "adan", "learning_rate": 1e-3, "masters": "split", "moments": "bf16"},
+        },
         "taught": taught,
         "asked": {**taught, "distillation": {"cache_logits": False}},
     }
@@ -72,6 +78,7 @@ def pair(launch, config_in, variants, tmp_path_factory):
         ("mlm", "1f1b"): PAIR,
         ("bf16", "1f1b"): PAIR,
         ("half", "1f1b"): PAIR,
+        ("split", "1f1b"): PAIR,
         ("taught", "1f1b"): PAIR,
         ("asked", "gpipe"): {**PAIR, "schedule": "gpipe"},
     }
@@ -125,7 +132,7 @@ def test_two_workers_have_the_loss_curve_and_scores_of_one(pair, alone, variant,
         assert run["summary"]["padding_pct"] == summary["padding_pct"]
 
 
-@pytest.mark.parametrize("variant", ["bf16", "half"])
+@pytest.mark.parametrize("variant", ["bf16", "half", "split"])
 def test_half_precision_follows_one_worker(pair, alone, variant):
     series, summary = alone(variant)
     run = pair[variant, "1f1b"][0]

@@ -15,6 +15,7 @@ from trainers.reporting import NeverStop
 from trainers.synthetic import write_corpus
 
 STEPS = 9
+KINDS = ("remainder", "master", "exp_avg", "exp_avg_sq")
 EVERY_STEP = {"every_steps": 1, "every_s": 0.0}
 
 
@@ -57,6 +58,41 @@ def test_stopped_run_resumes_bitwise(config_in, tmp_path, recorder, precision, o
     assert_bitwise_equal(whole.checkpoint, outcome.checkpoint)
     for name in ("accuracy", "train_loss", "steps", "padding_pct"):
         assert outcome.summary[name] == whole.summary[name]
+
+
+@pytest.mark.parametrize(
+    "storage", [{"masters": "split"}, {"moments": "bf16"}, {"masters": "split", "moments": "bf16"}]
+)
+def test_run_with_split_masters_or_bf16_moments_resumes_bitwise(config_in, tmp_path, recorder, storage):
+    changes = {
+        "precision": "bf16",
+        "numerics": {"parameters": "half"},
+        "optimizer": {"name": "adan", "learning_rate": 1e-3, **storage},
+        "length": {"steps": STEPS},
+        "deterministic": True,
+    }
+    whole = train(config_in(tmp_path / "whole", **changes), recorder, NeverStop())
+    config = config_in(tmp_path / "parts", **changes)
+    for stop_after in (2, 5, None):
+        part = type(recorder)(stop_after=stop_after)
+        outcome = train(config, part, part)
+    assert part.resumed_from == 6
+    assert_bitwise_equal(whole.checkpoint, outcome.checkpoint)
+    stored = load_file(Path(whole.checkpoint) / "optimizer.safetensors")
+    formats = {kind: {t.dtype for name, t in stored.items() if name.endswith(f".{kind}")} for kind in KINDS}
+    split = "masters" in storage
+    assert formats["remainder"] == ({torch.int16} if split else set())
+    assert formats["master"] == (set() if split else {torch.float32})
+    assert formats["exp_avg"] == {torch.bfloat16 if "moments" in storage else torch.float32}
+    assert formats["exp_avg_sq"] == {torch.float32}
+    parity = recorder.facts["optimizer_parity"]
+    assert parity["passed"]
+    assert (recorder.facts["optimizer_masters"], recorder.facts["optimizer_moments"]) == (
+        storage.get("masters", "fp32"),
+        storage.get("moments", "fp32"),
+    )
+    assert (parity["dtype"], parity["master_weights"]) == ("bfloat16", storage.get("masters", "fp32"))
+    assert parity["moments_dtype"] == ("bfloat16" if "moments" in storage else "float32")
 
 
 def test_time_cost_and_energy_go_on_after_a_resume(configure, recorder):

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import cuda_ext
-from trainers.config import Implementation, Optimizer, OptimizerName
+from cuda_ext import storage
+from trainers.config import Implementation, Optimizer, OptimizerName, TrainingSections
 from trainers.errors import BadSpecError
 from trainers.models.student import parameter_name
 from trainers.optimizers.masters import MasterAdamW
@@ -24,6 +25,9 @@ _ADAMW_FLAGS = {
     Implementation.multi_fused: {"foreach": False, "fused": True},
 }
 
+
+_HALVES = (torch.float16, torch.bfloat16)
+_MOMENTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 _PARTS_OF_PARAMETERS = ("master", "remainder")
 """In Adan's state: they complete 16-bit parameters."""
@@ -38,6 +42,8 @@ class Built:
         names: of the parameters, in the order that the optimizer numbers them.
         implementation: name of the implementation that runs.
         library: where it comes from.
+        masters: what completes 16-bit parameters to fp32; None = parameters are fp32.
+        moments: format of the moments that may be kept in 16 bits.
         fallback: why that is not the one asked for; None when it is.
         parity: the same implementation's first steps beside the float64 reference, when our own
             kernels run: the evidence for their speed.
@@ -47,6 +53,8 @@ class Built:
     names: tuple[str, ...]
     implementation: str
     library: str
+    masters: str | None = None
+    moments: str = "fp32"
     fallback: str | None = None
     parity: Mapping[str, object] | None = None
 
@@ -73,6 +81,22 @@ def build(config: Optimizer, model: nn.Module) -> Built:
     return _adan(config, groups, names)
 
 
+def _adamw_bytes(sections: TrainingSections) -> int:
+    return 2 * storage.BYTES["fp32"] + (storage.BYTES["fp32"] if sections.stored != "fp32" else 0)
+
+
+def _adan_bytes(sections: TrainingSections) -> int:
+    return storage.state_bytes(sections.stored, sections.optimizer.masters, sections.optimizer.moments)
+
+
+_STATE_BYTES = {OptimizerName.adamw: _adamw_bytes, OptimizerName.adan: _adan_bytes}
+
+
+def state_bytes(sections: TrainingSections) -> int:
+    """Bytes that the optimizer of a run keeps for each parameter, masters included."""
+    return _STATE_BYTES[sections.optimizer.name](sections)
+
+
 def restart(optimizer: torch.optim.Optimizer) -> None:
     """Put an optimizer's moments, previous gradients and step counts to 0, as before its first step.
 
@@ -91,7 +115,7 @@ def _adamw(config: Optimizer, groups: list[dict[str, Any]], names: tuple[str, ..
     if choice not in _ADAMW_FLAGS:
         raise _unknown(config, choice)
     first, second = config.betas or _ADAMW_BETAS
-    halves = any(p.dtype in (torch.float16, torch.bfloat16) for group in groups for p in group["params"])
+    halves = _stored(groups) in _HALVES
     kind = MasterAdamW if halves else torch.optim.AdamW
     optimizer = kind(
         groups,
@@ -101,11 +125,13 @@ def _adamw(config: Optimizer, groups: list[dict[str, Any]], names: tuple[str, ..
         foreach=_ADAMW_FLAGS[choice]["foreach"],
         fused=_ADAMW_FLAGS[choice]["fused"],
     )
-    return Built(optimizer, names, choice.value, "torch.optim.AdamW" + (", fp32 masters" if halves else ""))
+    library = "torch.optim.AdamW" + (", fp32 masters" if halves else "")
+    return Built(optimizer, names, choice.value, library, config.masters if halves else None, config.moments)
 
 
 def _adan(config: Optimizer, groups: list[dict[str, Any]], names: tuple[str, ...]) -> Built:
     first, second, third = config.betas or _ADAN_BETAS
+    stored, moments = _stored(groups), _MOMENTS[config.moments]
     with warnings.catch_warnings():
         # The reason of a fallback goes to the run's log and record instead.
         warnings.filterwarnings("ignore", message="Adan runs", category=RuntimeWarning)
@@ -116,20 +142,39 @@ def _adan(config: Optimizer, groups: list[dict[str, Any]], names: tuple[str, ...
             eps=config.eps,
             no_prox=config.no_prox,
             implementation=config.implementation.value,
+            master_weights=config.masters,
+            moments_dtype=moments,
         )
-    built = Built(optimizer, names, optimizer.implementation, "cuda_ext.Adan", optimizer.fallback_reason)
+    built = Built(
+        optimizer,
+        names,
+        optimizer.implementation,
+        "cuda_ext.Adan",
+        config.masters if stored in _HALVES else None,
+        config.moments,
+        optimizer.fallback_reason,
+    )
     if not optimizer.implementation.endswith("_fused"):
         return built
     evidence = cuda_ext.parity(
         optimizer.implementation,
         device=groups[0]["params"][0].device,
+        dtype=stored,
         lr=config.learning_rate,
         betas=(first, second, third),
         eps=config.eps,
         weight_decay=config.weight_decay,
         no_prox=config.no_prox,
+        master_weights=config.masters,
+        moments_dtype=moments,
     )
     return replace(built, parity=evidence.as_dict())
+
+
+def _stored(groups: list[dict[str, Any]]) -> torch.dtype:
+    """The format of the model's parameters; what is trained besides them may be fp32 all the same."""
+    dtypes: list[torch.dtype] = [parameter.dtype for group in groups for parameter in group["params"]]
+    return next((dtype for dtype in dtypes if dtype in _HALVES), torch.float32)
 
 
 def _unknown(config: Optimizer, choice: Implementation) -> BadSpecError:

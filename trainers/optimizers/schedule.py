@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
-
 from trainers.config import Optimizer
 
 
 def learning_rate(config: Optimizer, step: int, total_steps: int) -> float:
     """Learning rate of one step: linear warm-up from 0 to the peak, then linear decay to 0 or constant.
 
-    The warm-up takes `w = ceil(warmup_fraction * total_steps)` steps; step i < w runs at
+    The warm-up takes `w = warmup_steps` steps, or `ceil(warmup_fraction * total_steps)`; step i < w runs at
     `peak * (i + 1) / (w + 1)`, so that no step is wasted at rate 0. The decay runs at
     `peak * (total_steps - i) / (total_steps - w)`.
 
     Args:
-        config: peak, warm-up share and shape.
+        config: peak, warm-up and shape.
         step: 0-based, within its stage.
         total_steps: of the stage; most runs have one.
     """
-    warmup = math.ceil(config.warmup_fraction * total_steps)
+    warmup = config.warmup_of(total_steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / (warmup + 1)
     if config.schedule == "constant":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -157,14 +158,17 @@ class PipelineReplica(Replica):
         if self._workers.rank:
             for named in tensors.values():
                 for tensor in named.values():
-                    distributed.send(tensor.detach().to(self._device).contiguous(), 0, self._groups.line)
+                    distributed.send(_as_bytes(tensor.detach().to(self._device)), 0, self._groups.line)
             return tensors
         whole = {kind: dict(named) for kind, named in tensors.items()}
         for rank, of_stage in list(zip(line, told, strict=True))[1:]:
             for kind, named in of_stage.items():
                 for name, (shape, dtype) in named.items():
-                    tensor = torch.empty(shape, dtype=dtype, device=self._device)
-                    distributed.recv(tensor, rank, self._groups.line)
+                    received = torch.empty(
+                        math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=self._device
+                    )
+                    distributed.recv(received, rank, self._groups.line)
+                    tensor = received.view(dtype).view(shape)
                     # Copies of a tied parameter are equal; the first one is kept.
                     whole.setdefault(kind, {}).setdefault(name, tensor)
         return whole
@@ -193,14 +197,19 @@ class PipelineReplica(Replica):
 
     def _hidden_dtype(self) -> torch.dtype:
         """Of hidden states between layers: every layer ends in a LayerNorm."""
-        if torch.is_autocast_enabled(self._device.type):
-            return torch.float32
         norm = next(
             (m for p in self._pieces.values() for m in p.modules() if isinstance(m, nn.LayerNorm)), None
         )
+        if self._device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+            return torch.float32  # there autocast widens LayerNorm, on the CPU it does not
         if norm is None or type(norm) is not nn.LayerNorm:
             return torch.float32
         return norm.weight.dtype
 
     def _rank_of(self, stage: int) -> int:
         return self._workers.at(stage=stage, replica=self._workers.replica)
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """(bytes,) uint8: not every format travels on every backend, such as a split master's int16 on NCCL."""
+    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -149,6 +149,7 @@ class TorchPipeline(PipelineReplica):
             shape = (*batch.input_ids.shape, self._width)
             hidden = received[: math.prod(shape)].view(shape)
         with self._arithmetic.context():
+            hidden = None if hidden is None else hidden.to(self._hidden_dtype())
             after = piece(hidden, batch)
             if last:
                 return self._step.loss(after, batch)
