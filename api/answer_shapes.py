@@ -199,6 +199,8 @@ class ScoreShape(Shape):
 
     strategy: str | None
     """Name of the weighting; null when the weights are your own."""
+    definitions: Literal["stillhouse", "published"] | None
+    """Whose time and occupancy the strategy weighs; null when the weights are your own."""
     criteria: list[CriterionShape]
     """The weights."""
     ranking: list[ScoredShape]
@@ -214,6 +216,7 @@ class ScoreShape(Shape):
         json_schema_extra={
             "example": {
                 "strategy": "balance",
+                "definitions": "stillhouse",
                 "criteria": [{"metric": "cost_usd", "weight": 0.3, "better": "lower"}],
                 "ranking": [
                     {

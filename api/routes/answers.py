@@ -136,6 +136,9 @@ def score_experiment(
         Query(description="A named weighting; none without weights = balance."),
     ] = None,
     weight: Annotated[list[str] | None, _bounds("Weights of your own", "cost_usd=0.5")] = None,
+    as_published: Annotated[
+        bool, Query(description="Let the strategy weigh the published study's time and occupancy.")
+    ] = False,
     also: Also = None,
     filter: Filter = None,
 ) -> ScoreShape:
@@ -143,7 +146,7 @@ def score_experiment(
     from service.analysis.words import assignments
 
     answer = _question(store, experiment_id, also, filter).score(
-        strategy=strategy, weights=assignments(weight, "weight")
+        strategy=strategy, weights=assignments(weight, "weight"), as_published=as_published
     )
     return ScoreShape.model_validate(answer)
 

@@ -100,6 +100,8 @@ class ScoreAnswer:
 
     Attributes:
         strategy: name of the weighting; None when the weights are the user's own.
+        definitions: whose time and occupancy the strategy weighs, `stillhouse` or `published`; None when
+            the weights are the user's own.
         criteria: the weights.
         ranking: all configurations that have every metric.
         sensitivity: by metric, who wins at which share of the total weight; metrics that have
@@ -109,6 +111,7 @@ class ScoreAnswer:
     """
 
     strategy: str | None
+    definitions: str | None
     criteria: tuple[Criterion, ...]
     ranking: tuple[Scored, ...]
     sensitivity: Mapping[str, tuple[WeightRange, ...]]

@@ -37,7 +37,7 @@ from service.analysis.metrics import NO_LOSS, scale_of
 from service.analysis.recommend import Configuration, recommend
 from service.analysis.records import Claim, Recommendation
 from service.analysis.rows import Rows, is_at
-from service.analysis.score import OCCUPANCY, STRATEGIES, rank, sensitivity
+from service.analysis.score import OCCUPANCY, STRATEGIES, Definitions, rank, sensitivity, strategies
 from service.analysis.speedup import ratio, times_to_target
 from service.comparison import Metric, compare
 from service.hardware import nearest
@@ -200,13 +200,18 @@ class Question(Rows):
     # -- Rankings --------------------------------------------------------------------------
 
     def score(
-        self, *, strategy: str | None = None, weights: Mapping[str, float] | None = None
+        self,
+        *,
+        strategy: str | None = None,
+        weights: Mapping[str, float] | None = None,
+        as_published: bool = False,
     ) -> ScoreAnswer:
         """Configurations by weighted score.
 
         Args:
             strategy: one of `STRATEGIES`; None without weights = `balance`.
             weights: the user's own, by metric (`accuracy`, or `my_figure:higher`).
+            as_published: a strategy weighs the published study's time and occupancy instead of ours.
 
         Raises:
             BadQuestion: no such strategy or metric, or weights that say nothing.
@@ -215,6 +220,11 @@ class Question(Rows):
         notes: list[str] = []
         if strategy is not None and weights:
             raise BadQuestion("strategy", "give a strategy or weights of your own, not both")
+        if as_published and weights:
+            raise BadQuestion(
+                "as_published", "weights of your own name their figures; set a strategy, or drop as_published"
+            )
+        definitions = None
         if weights:
             criteria = tuple(self._criterion(name, weight) for name, weight in weights.items())
             if sum(criterion.weight for criterion in criteria) == 0:
@@ -226,11 +236,13 @@ class Question(Rows):
                     "strategy",
                     f"no strategy is called '{strategy[:100]}'; {nearest(strategy[:100], STRATEGIES)}",
                 )
-            criteria = STRATEGIES[strategy]
+            definitions = Definitions.published if as_published else Definitions.stillhouse
+            criteria = strategies(definitions)[strategy]
             absent = {c: f"no run has {c.metric}" for c in criteria if not self._has(c.metric)}
             for criterion in criteria:
-                if criterion.metric == OCCUPANCY and criterion not in absent and self._some_lack(OCCUPANCY):
-                    absent[criterion] = f"not every configuration has {OCCUPANCY}"
+                name = criterion.metric
+                if name in OCCUPANCY and criterion not in absent and self._some_lack(name):
+                    absent[criterion] = f"not every configuration has {name}"
             if len(absent) < len(criteria):
                 notes += [
                     f"{reason}, so its weight of {criterion.weight:g} counts nowhere"
@@ -243,6 +255,7 @@ class Question(Rows):
         weighted = [criterion.metric for criterion in criteria if criterion.weight > 0]
         return ScoreAnswer(
             strategy=strategy,
+            definitions=definitions,
             criteria=criteria,
             ranking=tuple(Scored(r.label, points[r.label], r.score, r.parts) for r in ranking),
             sensitivity={

@@ -2,14 +2,16 @@
 
 score = sum over metrics of weight x (value / largest value), with a minus sign where higher is
 better. Seven named strategies order time, cost and energy by weight; a user's own weights work
-alike. Because the score is linear in each weight, the weight at which the winner changes is
-found exactly, as the corners of a lower envelope of lines.
+alike. The strategies come from a published study, whose time and occupancy are not ours, so each
+exists by both definitions. Because the score is linear in each weight, the weight at which the
+winner changes is found exactly, as the corners of a lower envelope of lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
 
 import numpy as np
@@ -18,31 +20,61 @@ from service.analysis.candidates import Candidate, Matrix, matrix
 from service.analysis.errors import AnalysisError
 from service.analysis.records import Criterion, WeightRange
 
-OCCUPANCY = "sm_occupancy_pct"
-"""Only runs on a GPU with `telemetry.profile_steps` have it: a strategy does without it elsewhere."""
+
+class Definitions(StrEnum):
+    """Whose time and occupancy the strategies weigh."""
+
+    stillhouse = "stillhouse"
+    """A run's whole time; occupancy of the SMs while kernels run."""
+    published = "published"
+    """The study's: time of training without validation; occupancy averaged over wall time, idle included."""
 
 
-def _strategy(time: float, cost: float, energy: float) -> tuple[Criterion, ...]:
-    return (
-        Criterion("total_time_s", time),
-        Criterion("cost_usd", cost),
-        Criterion("energy_kwh", energy),
-        Criterion(OCCUPANCY, 0.1, "higher"),
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """Names of the figures that a strategy weighs besides cost and energy."""
+
+    time: str
+    occupancy: str
+
+
+_FIGURES: Mapping[Definitions, _Figures] = {
+    Definitions.stillhouse: _Figures("total_time_s", "sm_occupancy_pct"),
+    Definitions.published: _Figures("train_time_s", "sm_occupancy_wall_pct"),
+}
+OCCUPANCY = frozenset(figures.occupancy for figures in _FIGURES.values())
+"""Only runs on a GPU with `telemetry.profile_steps` have them: a strategy does without them elsewhere."""
+
+_WEIGHTS: Mapping[str, tuple[float, float, float]] = {
+    "balance": (0.3, 0.3, 0.3),
+    "time_cost_energy": (0.5, 0.3, 0.1),
+    "time_energy_cost": (0.5, 0.1, 0.3),
+    "cost_time_energy": (0.3, 0.5, 0.1),
+    "cost_energy_time": (0.1, 0.5, 0.3),
+    "energy_time_cost": (0.3, 0.1, 0.5),
+    "energy_cost_time": (0.1, 0.3, 0.5),
+}
+"""Of time, cost and energy; occupancy has 0.1 everywhere (the published study, section 5.1)."""
+
+
+def strategies(definitions: Definitions) -> Mapping[str, tuple[Criterion, ...]]:
+    """The named weightings by one set of definitions; a name lists what matters from most to least."""
+    figures = _FIGURES[definitions]
+    return MappingProxyType(
+        {
+            name: (
+                Criterion(figures.time, time),
+                Criterion("cost_usd", cost),
+                Criterion("energy_kwh", energy),
+                Criterion(figures.occupancy, 0.1, "higher"),
+            )
+            for name, (time, cost, energy) in _WEIGHTS.items()
+        }
     )
 
 
-STRATEGIES: Mapping[str, tuple[Criterion, ...]] = MappingProxyType(
-    {
-        "balance": _strategy(0.3, 0.3, 0.3),
-        "time_cost_energy": _strategy(0.5, 0.3, 0.1),
-        "time_energy_cost": _strategy(0.5, 0.1, 0.3),
-        "cost_time_energy": _strategy(0.3, 0.5, 0.1),
-        "cost_energy_time": _strategy(0.1, 0.5, 0.3),
-        "energy_time_cost": _strategy(0.3, 0.1, 0.5),
-        "energy_cost_time": _strategy(0.1, 0.3, 0.5),
-    }
-)
-"""Named weightings; the name lists what matters from most to least."""
+STRATEGIES = strategies(Definitions.stillhouse)
+"""The named weightings over our figures."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,12 @@ def print_effects(answer: EffectsAnswer, console: Console) -> None:
         _dim(console, f"{title(name)}: {reason}")
 
 
+_DEFINED_BY = {
+    "stillhouse": "Stillhouse; --as-published: by the published study",
+    "published": "the published study: training time without validation, occupancy over wall time",
+}
+
+
 def print_score(answer: ScoreAnswer, console: Console) -> None:
     """The ranking with its parts, then where the winner changes."""
     names = [criterion.metric for criterion in answer.criteria]
@@ -120,6 +126,8 @@ def print_score(answer: ScoreAnswer, console: Console) -> None:
     print_fitting(console, table, [f"{s.score:.3f}  {_side(s.point)}" for s in answer.ranking])
     weights = ", ".join(f"{title(c.metric)} {c.weight:g}" for c in answer.criteria)
     _dim(console, f"weights: {weights}; lower is better")
+    if answer.definitions is not None:
+        _dim(console, f"time and occupancy as defined by {_DEFINED_BY[answer.definitions]}")
     points = {scored.label: scored.point for scored in answer.ranking}
     for metric, ranges in answer.sensitivity.items():
         if len(ranges) == 1:

@@ -85,15 +85,24 @@ def score(
         list[str] | None,
         typer.Option(metavar="NAME=W", help="A weight of your own, such as cost_usd=0.5. Repeatable."),
     ] = None,
+    as_published: Annotated[
+        bool, typer.Option("--as-published", help="Weigh the published study's time and occupancy.")
+    ] = False,
     filter: Filter = None,
     as_json: Json = False,
 ) -> None:
     """Rank by a weighted sum of max-normalised figures, and say where the winner changes."""
     if strategy is not None and weight:
         raise Failure("give --strategy or --weight, not both", ExitCode.usage)
+    if as_published and weight:
+        raise Failure("--as-published is for strategies; remove it or --weight", ExitCode.usage)
     with asking() as client:
         answer = client.score(
-            experiments(targets), strategy=strategy, weights=assigned(weight, "weight"), filter=filter
+            experiments(targets),
+            strategy=strategy,
+            weights=assigned(weight, "weight"),
+            as_published=as_published,
+            filter=filter,
         )
     if as_json:
         print_json(answer)

@@ -60,11 +60,18 @@ class AnswerCalls(Wire):
         *,
         strategy: str | None = None,
         weights: Mapping[str, float] | None = None,
+        as_published: bool = False,
         filter: str | None = None,
     ) -> ScoreAnswer:
         """Configurations by weighted score, and at which weight the winner changes."""
         return self._ask(
-            ScoreAnswer, ids, "score", strategy=strategy, weight=_assigned(weights), filter=filter
+            ScoreAnswer,
+            ids,
+            "score",
+            strategy=strategy,
+            weight=_assigned(weights),
+            as_published=as_published or None,
+            filter=filter,
         )
 
     def frontier(

@@ -70,6 +70,9 @@ def test_rest_says_the_numbers_of_the_analysis(house: tuple[TestClient, Store]) 
     claimed = get(client, "compare", **SIDES)["claims"]
     assert [pair["text"] for pair in claimed] == [pair.text for pair in question.compare(**SIDES).claims]
     assert get(client, "score")["ranking"][0]["score"] == question.score().ranking[0].score
+    assert get(client, "score")["definitions"] == "stillhouse"
+    published = get(client, "score", as_published="true")
+    assert (published["definitions"], published["criteria"][0]["metric"]) == ("published", "train_time_s")
     effects = get(client, "effects", metric="cost_usd")["items"][0]
     assert effects["sentences"] == list(question.effects(metrics=["cost_usd"]).items[0].sentences)
     front = get(client, "frontier")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from service.admission import admit, read_spec
+from service.analysis.question import Question
 from service.document import SpecError
 from service.hardware import CATALOGUE
 from service.settings import Settings
+from tests.service.analysis.building import evidence
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -23,6 +28,54 @@ def test_every_example_and_each_of_its_runs_is_valid(path: Path) -> None:
 
 def test_there_are_examples() -> None:
     assert {"demo", "ddp", "imdb", "optimizer"} <= {path.stem for path in EXAMPLES}
+
+
+QUESTION = EXAMPLES[0].with_name("research-question.yaml")
+FACTORS = {"model.teacher": [None, "imdb-teacher"], "precision": ["fp32", "bf16"], "parallel.workers": [1, 2]}
+
+
+def test_the_research_question_has_every_combination_of_its_factors_with_the_same_seeds() -> None:
+    spec = read_spec(QUESTION.read_bytes(), CATALOGUE)
+    plans = list(spec.runs(CATALOGUE))
+    wanted = {(*values, seed) for *values, seed in itertools.product(*FACTORS.values(), spec.seeds)}
+    assert len(spec.seeds) >= 2
+    assert {(*plan.point.values(), plan.seed) for plan in plans} == wanted
+    assert len(plans) == len(wanted)
+    factors = {"model": {"teacher"}, "precision": True, "parallel": {"workers"}}
+    rest = {plan.spec.model_dump_json(exclude=factors) for plan in plans}
+    assert len(rest) == 1, "runs differ in more than the three factors"
+    assert {plan.spec.model.teacher is not None for plan in plans} == {False, True}
+
+
+def test_effects_separate_the_factors_of_the_research_question() -> None:
+    def planted(point: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        seconds = 100.0 * (1 + 0.01 * seed)
+        seconds *= 1.5 if point["model.teacher"] else 1.0
+        seconds *= 0.8 if point["precision"] == "bf16" else 1.0
+        seconds *= 0.6 if point["parallel.workers"] == 2 else 1.0
+        return {
+            "total_time_s": seconds,
+            "accuracy": (0.74 if point["model.teacher"] else 0.71) + 0.001 * seed,
+        }
+
+    axes = read_spec(QUESTION.read_bytes(), CATALOGUE).search.axes
+    assert axes == FACTORS
+    runs = evidence({name: list(values) for name, values in FACTORS.items()}, of=planted)
+    time, accuracy = Question(runs).effects(metrics=["total_time_s", "accuracy"]).items
+    found = {effect.axis: effect for effect in time.model.levels}
+    assert {axis: round(effect.effect, 6) for axis, effect in found.items()} == {
+        "model.teacher": 0.5, "precision": -0.2, "parallel.workers": -0.4,
+    }  # fmt: skip
+    assert found["model.teacher"].baseline is None
+    assert time.model.left_out == ()
+    gains = {effect.axis: effect.effect for effect in accuracy.model.levels}
+    assert gains["model.teacher"] == pytest.approx(0.03)
+    assert gains["precision"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_first_procedure_is_the_full_depth_model() -> None:
+    baseline = read_spec(EXAMPLES[0].with_name("procedure-fp32-baseline.yaml").read_bytes(), CATALOGUE)
+    assert (baseline.model.layers, baseline.model.teacher) == (None, None)
 
 
 @pytest.mark.parametrize("kind", ["fp32", "mixed"])

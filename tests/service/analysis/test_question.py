@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -250,6 +251,29 @@ def test_a_strategy_weighs_occupancy_only_where_every_configuration_has_it() -> 
     assert [criterion.metric for criterion in answer.criteria] == ["total_time_s", "cost_usd", "energy_kwh"]
     assert "not every configuration has sm_occupancy_pct, so its weight of 0.1 counts nowhere" in answer.notes
     assert (len(answer.ranking), answer.left_out) == (4, {})
+
+
+def test_a_strategy_as_published_weighs_the_studys_time_and_occupancy_and_says_so() -> None:
+    """A configuration that validates a lot is slow by our clock and fast by the study's."""
+
+    def validating(point: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        fp32 = point["precision"] == "fp32"
+        return {
+            "total_time_s": 50.0 if fp32 else 20.0, "train_time_s": 10.0 if fp32 else 15.0,
+            "cost_usd": 1.0, "energy_kwh": 1.0,
+        }  # fmt: skip
+
+    figures = {id: {"sm_occupancy_pct": 50.0, "sm_occupancy_wall_pct": 20.0} for id in range(1, 7)}
+    question = Question(evidence({"precision": ["fp32", "bf16"]}, of=validating, summaries=figures))
+    ours, theirs = question.score(), question.score(as_published=True)
+    assert (ours.definitions, ours.ranking[0].label) == ("stillhouse", "precision=bf16")
+    assert (theirs.definitions, theirs.ranking[0].label) == ("published", "precision=fp32")
+    assert [c.metric for c in theirs.criteria] == [
+        "train_time_s", "cost_usd", "energy_kwh", "sm_occupancy_wall_pct",
+    ]  # fmt: skip
+    with pytest.raises(BadQuestion, match="name their figures"):
+        question.score(weights={"cost_usd": 1.0}, as_published=True)
+    assert question.score(weights={"cost_usd": 1.0}).definitions is None
 
 
 def test_own_weights_may_weigh_accuracy() -> None:

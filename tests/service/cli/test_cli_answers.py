@@ -22,6 +22,7 @@ from tests.service.cli.house import House
 COMMANDS = [
     "compare 1", "compare 1 --claims", "compare 1 --by precision --claims",
     "compare 1 --a precision=bf16 --b precision=fp32", "recommend 1", "frontier 1", "effects 1", "score 1",
+    "score 1 --as-published",
     "score 1 --weight cost_usd=1 --weight accuracy=2", "speedup 1", "speedup 1 --metric cost_usd",
 ]  # fmt: skip
 
@@ -139,6 +140,7 @@ def test_a_side_without_any_result_gets_no_further_seeds(house: House) -> None:
         ("score 1 --strategy cheap", 2, "'cheap'"),
         ("score 1 --strategy balance --weight cost_usd=1", 2, "not both"),
         ("score 1 --weight cost_usd=0", 2, "all weights are 0"),
+        ("score 1 --weight cost_usd=1 --as-published", 2, "--as-published is for strategies"),
         ("frontier 1 --metric price", 2, "no metric is called 'price'"),
         ("effects 2", 1, "add seeds"),
         ("speedup 1 --baseline precision=fp32", 2, "names 6 configurations"),
