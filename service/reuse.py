@@ -30,6 +30,7 @@ _WITHOUT_EFFECT = frozenset(
 _PARTS = {
     "train": "the training data",
     "validation": "the validation data",
+    "test": "the test data",
     "student": "model.student",
     "teacher": "model.teacher",
 }
@@ -138,9 +139,11 @@ class _Inputs:
         changed = [
             words
             for part, words in _PARTS.items()
-            if (part in ("train", "validation") or f"{part}.sha256" in now)
+            if (part in ("train", "validation", "test") or f"{part}.sha256" in now)
             and now.get(f"{part}.sha256") != then.get(f"{part}.sha256")
         ]
+        if now.get("test.rule") != then.get("test.rule"):
+            changed.append("the rule that makes the test part")
         return f"{' and '.join(changed)} changed since" if changed else None
 
     def _now(self, spec: ExperimentSpec) -> Mapping[str, str | int | float] | str:

@@ -121,8 +121,14 @@ class Task(Section):
     """How many training examples (squad_v2, wikiqa: questions) to draw, balanced by label; unset = all."""
     validation_examples: int | None = Field(default=None, ge=1)
     """How many validation examples (squad_v2, wikiqa: questions) to draw, balanced by label; unset = all."""
+    test: Literal["auto", "none"] = "auto"
+    """auto = a test part is scored once, at the end; none = no test part: its file serves as validation."""
+    test_examples: int | None = Field(default=None, ge=1)
+    """How many test examples (squad_v2, wikiqa: questions) to draw, balanced by label; unset = all."""
+    overlap: Literal["error", "drop", "allow"] | None = None
+    """The same example in two parts: an error, dropped from the first, or allowed; unset = drop."""
     validation_fraction: float = Field(default=0.1, gt=0.0, lt=1.0)
-    """Share of the training data held out when the dataset has no validation or test part."""
+    """Share of the training data held out for each part that the dataset has no file for."""
     split_seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the subset and of the split; the same for all runs, so that they see the same data."""
     level: Literal[2, 4, 6, 8, 10] | None = None
@@ -144,6 +150,11 @@ class Task(Section):
                     f"{field} belongs to task {', '.join(owners)}, not {self.name}; "
                     f"remove task.{field} or set task.name: {owners[0]}"
                 )
+        if self.test == "none" and self.test_examples is not None:
+            raise ValueError(
+                f"test_examples {self.test_examples} has no test part to draw from with test none; "
+                "remove task.test_examples or set task.test: auto"
+            )
         if self.stride is not None and self.stride > self.max_length // 2:
             raise ValueError(
                 f"stride {self.stride} is more than half of max_length {self.max_length}; "

@@ -86,7 +86,7 @@ def test_a_field_written_out_is_the_same_as_an_axis_and_names_do_not_matter(done
 
 @pytest.mark.parametrize(
     ("file", "said"),
-    [("texts/train.jsonl", "the training data changed since"), ("texts/test.jsonl", "the validation data")],
+    [("texts/train.jsonl", "the training data changed since"), ("texts/test.jsonl", "the test data")],
 )
 def test_changed_data_is_trained_anew(done: Done, tmp_path: Path, file: str, said: str) -> None:
     done.train(spec_of())

@@ -110,6 +110,8 @@ def config_in(shared: Path) -> Configure:
                 sections[section] = {**sections.get(section, {}), key: value}
             else:
                 sections[section] = value
+        # Unless a test is about the test part, parts are what the files of its corpus hold.
+        sections["task"] = {"test": "none", **sections["task"]}
         return RunConfig.model_validate(sections)
 
     return make

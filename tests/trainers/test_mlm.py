@@ -198,10 +198,10 @@ def test_hub_id_may_name_a_configuration(monkeypatch):
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     asked = []
     monkeypatch.setattr(
-        datasets, "load_dataset", lambda *names, **options: asked.append(names) or {"train": None}
+        datasets, "load_dataset", lambda *names, **options: asked.append(names) or {"train": "rows"}
     )
     for name in (Mlm.hub_id, "stanfordnlp/imdb"):
-        assert HubDataset(name, offline=True)._tables == {"train": None}
+        assert HubDataset(name, offline=True, test="auto")._tables == {"train": "rows"}
     assert asked == [("Salesforce/wikitext", "wikitext-2-raw-v1"), ("stanfordnlp/imdb", None)]
 
 
@@ -218,18 +218,18 @@ def test_rank_is_among_the_whole_vocabulary_and_ties_share_theirs():
         [[IGNORED, 2, 0], [1, IGNORED, IGNORED]],
         [[0.0, 1.0, 2.0, -1.0], [0.0, 1.0, 2.0, 0.0], [1.0, 3.0, 2.0, 2.0]],
     )
-    observed = GuessScoring().observe(logits, batch)
-    assert observed.tolist() == [[2.0, 1.0, pytest.approx(1 + 1 / 3.5)], [1.0, 1.0, 1.0]]
-    scores = GuessScoring().score(observed.numpy())
+    observed = GuessScoring(1).observe(logits, batch)
+    assert observed[:, :3].tolist() == [[2.0, 1.0, pytest.approx(1 + 1 / 3.5)], [1.0, 1.0, 1.0]]
+    scores = GuessScoring(1).score(observed.numpy())
     assert scores == pytest.approx({"accuracy": 2 / 3, "mrr": (2 + 1 / 3.5) / 3})
 
 
 def test_a_model_that_tells_nothing_apart_is_never_right():
     logits, batch = guesses([[1, 2]], [[0.0] * 9] * 2)
-    scores = GuessScoring().score(GuessScoring().observe(logits, batch).numpy())
+    scores = GuessScoring(1).score(GuessScoring(1).observe(logits, batch).numpy())
     assert scores == pytest.approx({"accuracy": 0.0, "mrr": 1 / 5})
     logits, batch = guesses([[1, 2]], [[float("nan")] * 9] * 2)
-    assert GuessScoring().score(GuessScoring().observe(logits, batch).numpy())["mrr"] < 1 / 9
+    assert GuessScoring(1).score(GuessScoring(1).observe(logits, batch).numpy())["mrr"] < 1 / 9
 
 
 def test_ranks_of_many_guesses_are_those_of_a_plain_count():
@@ -241,7 +241,7 @@ def test_ranks_of_many_guesses_are_those_of_a_plain_count():
     logits = rng.normal(size=(len(right), 50)).astype(np.float32)
     tensor, batch = guesses(labels.tolist(), logits.tolist())
     ranks = np.array([1 + int((row > row[own]).sum()) for row, own in zip(logits, right, strict=True)])
-    scores = GuessScoring().score(GuessScoring().observe(tensor, batch).numpy())
+    scores = GuessScoring(1).score(GuessScoring(1).observe(tensor, batch).numpy())
     assert scores == pytest.approx({"accuracy": (ranks == 1).mean(), "mrr": (1 / ranks).mean()}, rel=1e-5)
 
 

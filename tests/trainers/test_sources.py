@@ -29,9 +29,9 @@ def open_at(tmp_path):
     root = tmp_path / "data"
     root.mkdir()
 
-    def opened(path: str | None = "set", task: str = "imdb", **workspace):
+    def opened(path: str | None = "set", task: str = "imdb", test: str = "auto", **workspace):
         return open_source(
-            Task(name=task, path=path),
+            Task(name=task, path=path, test=test),
             Workspace(
                 checkpoints="unused", cache=str(tmp_path / "cache"), data_roots=(str(root),), **workspace
             ),
@@ -82,10 +82,22 @@ def test_json_lines_split_on_newline_only(open_at):
     assert rows_of(open_at()) == ROWS
 
 
-def test_test_part_becomes_validation(open_at):
+def test_each_part_is_what_its_file_says(open_at):
+    for part, rows in (("train", ROWS), ("dev", ROWS[:1]), ("test", ROWS[1:])):
+        write(open_at.folder / f"{part}.jsonl", json_lines(rows))
+    source = open_at()
+    assert list(source.parts) == ["train", "validation", "test"]
+    assert rows_of(source, "validation") + rows_of(source, "test") == ROWS
+
+
+@pytest.mark.parametrize("parts", [("dev", "test"), ("test",)], ids="+".join)
+def test_without_a_test_part_the_first_of_dev_and_test_validates(open_at, parts):
     write(open_at.folder / "train.jsonl", json_lines(ROWS))
-    write(open_at.folder / "test.jsonl", json_lines(ROWS[:1]))
-    assert rows_of(open_at(), "validation") == ROWS[:1]
+    for part in parts:
+        write(open_at.folder / f"{part}.jsonl", json_lines(ROWS[:1] if part == parts[0] else ROWS[1:]))
+    source = open_at(test="none")
+    assert list(source.parts) == ["train", "validation"]
+    assert rows_of(source, "validation") == ROWS[:1]
 
 
 def test_single_file(open_at):
@@ -175,7 +187,7 @@ def test_corpus_layout(open_at):
         write(open_at.folder / part / "pos" / "0_9.txt", "Good.")
         write(open_at.folder / part / "neg" / "0_2.txt", "Bad.")
     source = open_at()
-    assert rows_of(source) == rows_of(source, "validation") == [("Bad.", "neg"), ("Good.", "pos")]
+    assert rows_of(source) == rows_of(source, "test") == [("Bad.", "neg"), ("Good.", "pos")]
 
 
 @pytest.mark.parametrize("other", ["", "negative/0_2.txt", "neg/0_2.html"])

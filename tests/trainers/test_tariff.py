@@ -274,7 +274,7 @@ def test_codes_that_training_lacks_count_as_wrong():
         "train": [Phrase("a", "0101"), Phrase("b", "0102"), Phrase("c", "0901")],
         "validation": [Phrase("d", "0102"), Phrase("e", "0103")],
     }
-    chosen = Tariff().select(phrases, Task(name="tariff", level=4))
+    chosen = Tariff().draw(phrases, Task(name="tariff", level=4))
     assert [one.number for one in chosen["train"]] == [0, 1, 2]
     assert [one.number for one in chosen["validation"]] == [1, UNSEEN]
     scores = CodeScoring(np.array([102, 103]), [101, 102, 901], 4).score(

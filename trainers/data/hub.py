@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainers.data.fingerprint import FileSet, digest_of
+from trainers.data.parts import TRAIN, named_parts, used_parts
 from trainers.data.rows import Row
 from trainers.errors import BadDataError
-
-_PARTS = {"train": ("train",), "validation": ("validation", "test")}
 
 
 class HubDataset:
@@ -21,11 +20,12 @@ class HubDataset:
         identifier: for instance `stanfordnlp/imdb`, or with the name of one of its configurations
             `Salesforce/wikitext:wikitext-2-raw-v1`.
         offline: use the local hub cache alone.
+        test: `task.test`.
     """
 
-    def __init__(self, identifier: str, *, offline: bool) -> None:
+    def __init__(self, identifier: str, *, offline: bool, test: Literal["auto", "none"]) -> None:
         self.name = identifier
-        self._offline = offline
+        self._offline, self._test = offline, test
 
     @cached_property
     def parts(self) -> dict[str, FileSet]:
@@ -48,19 +48,14 @@ class HubDataset:
             yield Row(row, f"{self.name} ({part}), row {number}")
 
     @cached_property
-    def _tables(self) -> dict[str, Any]:
+    def _tables(self) -> Mapping[str, Any]:
         splits = self._load()
-        tables: dict[str, Any] = {}
-        for part, names in _PARTS.items():
-            for name in names:
-                if name in splits:
-                    tables[part] = splits[name]
-                    break
-        if "train" not in tables:
+        tables = named_parts(splits.get)
+        if TRAIN not in tables:
             raise BadDataError(
                 f"hub dataset '{self.name}' has no part named train (found: {', '.join(splits)})"
             )
-        return tables
+        return used_parts(tables, self._test)
 
     def _load(self) -> Any:
         # Imported here: only runs on hub data pay for the import.

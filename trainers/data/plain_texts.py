@@ -6,23 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainers.data.formats import READERS, ending, read_plain
-from trainers.data.sources import VALIDATION_PARTS, Part, tables
+from trainers.data.parts import TRAIN, named_parts
+from trainers.data.sources import Part, tables
 
 _PLAIN = (".txt", ".txt.gz")
 
 
 def plain_texts(path: Path) -> Mapping[str, Part] | None:
-    """One file of texts, or a folder with `train.*` and perhaps `validation.*`, `valid.*` or `test.*`.
+    """One file of texts, or a folder with `train.*` and perhaps `valid.*`, `validation.*`, `test.*`.
 
     Plain text has one text per line; of tables the field `text` is read.
     """
     if path.is_file():
         return {"train": _texts(path)} if ending(path) in _PLAIN else tables(path)
-    train = _named(path, "train")
-    if train is None:
-        return None
-    validation = next(filter(None, (_named(path, name) for name in ("valid", *VALIDATION_PARTS))), None)
-    return {"train": _texts(train), **({"validation": _texts(validation)} if validation else {})}
+    found = named_parts(lambda name: _named(path, name))
+    return {part: _texts(file) for part, file in found.items()} if TRAIN in found else None
 
 
 def _named(folder: Path, name: str) -> Path | None:

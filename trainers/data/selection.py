@@ -1,6 +1,12 @@
-"""Which examples a run sees: deterministic, balanced by label, independent of the run's seed."""
+"""Which examples a run sees: deterministic, balanced by label, independent of the run's seed.
+
+The test part depends on the examples alone: neither on `task.split_seed` nor on the order of the files.
+"""
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +14,83 @@ import numpy.typing as npt
 from trainers.errors import BadDataError
 
 Indices = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+_DRAWS = {"train": 0, "validation": 1, "test": 2}
+
+
+def normal(text: str) -> str:
+    """What two spellings of the same text have in common: case and white space do not count."""
+    return " ".join(text.casefold().split())
+
+
+def hashes(names: Iterable[str]) -> Hashes:
+    """(N,) BLAKE2b of each name, 64 bits."""
+    digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
+
+
+def halved(units: Hashes, strata: Indices) -> tuple[Indices, Indices]:
+    """Split a validation part into validation and test, with the same share of every stratum.
+
+    Units, laid stratum after stratum and in the order of their hashes within one, go to either half in turn.
+
+    Args:
+        units: (N,) hash of each example's unit, which is never divided.
+        strata: (N,) what the halves are balanced by; a unit has the smallest of its examples.
+
+    Returns:
+        Ascending indices of the validation and of the test part.
+
+    Raises:
+        BadDataError: fewer than two units.
+    """
+    distinct, _ = _laid_out(units, strata)
+    if len(distinct) < 2:
+        raise BadDataError(
+            f"the validation part has {len(units)} examples in {len(distinct)} group: too few to make a test "
+            "part of; add examples, add a test part, or set task.test: none"
+        )
+    inside = np.isin(units, distinct[1::2])
+    return np.flatnonzero(~inside), np.flatnonzero(inside)
+
+
+def held_out_by_hash(units: Hashes, strata: Indices, fraction: float) -> tuple[Indices, Indices]:
+    """Split a training part into training and test, with the same share of every stratum.
+
+    Of each stratum's units, in the order of their hashes, the first is always trained on; of the others,
+    laid stratum after stratum, every k-th is held out.
+
+    Args:
+        units, strata: see `halved`.
+        fraction: share of the units in the test part.
+
+    Returns:
+        Ascending indices of the training and of the test part.
+
+    Raises:
+        BadDataError: no stratum has two units.
+    """
+    distinct, of_unit = _laid_out(units, strata)
+    eligible = distinct[1:][of_unit[1:] == of_unit[:-1]]
+    count = min(len(eligible), max(1, round(fraction * len(distinct))))
+    if not count:
+        raise BadDataError(
+            f"the dataset has {len(units)} examples: too few to hold out a test part; add examples or a test "
+            "part, or set task.test: none"
+        )
+    places = ((np.arange(count) + 0.5) * (len(eligible) / count)).astype(np.int64)
+    inside = np.isin(units, eligible[places])
+    return np.flatnonzero(~inside), np.flatnonzero(inside)
+
+
+def _laid_out(units: Hashes, strata: Indices) -> tuple[Hashes, Indices]:
+    """(U,) each unit once, stratum after stratum, and the stratum of each."""
+    order = np.lexsort((strata, units))
+    distinct, first = np.unique(units[order], return_index=True)
+    of_unit = np.asarray(strata)[order][first]
+    laid = np.argsort(of_unit, kind="stable")
+    return distinct[laid], of_unit[laid]
 
 
 def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int, part: str) -> Indices:
@@ -17,7 +100,7 @@ def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int,
         labels: (N,) label of each example.
         count: how many to draw; None = all.
         seed: of the draw.
-        part: `train` or `validation`; gives each its own draw, and the error its field.
+        part: gives each its own draw, and the error its field.
 
     Raises:
         BadDataError: there are fewer examples than asked for.
@@ -29,7 +112,7 @@ def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int,
             f"{part}_examples asks for {count}, but the {part} part has {len(labels)}; "
             f"lower task.{part}_examples"
         )
-    rng = np.random.default_rng([seed, part == "validation", 1])
+    rng = np.random.default_rng([seed, _DRAWS[part], 1])
     classes = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     # From the rarest label on, each takes an equal share of what is left, or all it has.
     chosen: list[Indices] = []

@@ -11,16 +11,14 @@ from trainers.config import Task, Workspace
 from trainers.data.fingerprint import FileSet, fingerprint
 from trainers.data.formats import READERS, ending, read_text
 from trainers.data.hub import HubDataset
+from trainers.data.parts import TRAIN, named_parts, used_parts
 from trainers.data.paths import HUB, UnusablePath, id_on_hub, resolve
 from trainers.data.rows import Row
 from trainers.errors import BadDataError
 
-VALIDATION_PARTS = ("validation", "dev", "test")
-"""What the validation part may be called; the first that is there is taken."""
-
 
 class Source(Protocol):
-    """A dataset with a training part and perhaps a validation part."""
+    """A dataset with a training part and perhaps a validation and a test part."""
 
     @property
     def name(self) -> str:
@@ -29,7 +27,7 @@ class Source(Protocol):
 
     @property
     def parts(self) -> Mapping[str, FileSet]:
-        """Fingerprint of each part; `train`, and `validation` where there is one."""
+        """Fingerprint of each part that a run reads: `train`, and `validation` and `test` if they exist."""
         ...
 
     def rows(self, part: str) -> Iterator[Row]:
@@ -76,12 +74,12 @@ def open_source(task: Task, workspace: Workspace, *, hub_id: str, layouts: Seque
         raise BadDataError(f"task {task.name} has no dataset on the hub; set task.path to a folder or file")
     try:
         if path.startswith(HUB):
-            return HubDataset(id_on_hub(path, "dataset"), offline=workspace.offline)
+            return HubDataset(id_on_hub(path, "dataset"), offline=workspace.offline, test=task.test)
         found = resolve(path, workspace.data_roots, "dataset")
     except UnusablePath as error:
         raise BadDataError(str(error)) from None
     try:
-        return FileSource(found, _parts(found, (*layouts, tables)), memory)
+        return FileSource(found, used_parts(_parts(found, (*layouts, tables)), task.test), memory)
     except OSError as error:
         raise BadDataError(f"{error.filename or found}: cannot be read ({error.strerror})") from None
 
@@ -134,19 +132,11 @@ def source_identity(source: Source) -> dict[str, str | int | float]:
 
 
 def tables(path: Path) -> Mapping[str, Part] | None:
-    """One file of rows (the training part), or a folder with `train.*` and perhaps a validation part."""
+    """One file of rows (the training part), or a folder with `train.*` and perhaps further parts."""
     if path.is_file():
         return {"train": table(path)} if ending(path) in READERS else None
-    train = _named(path, "train")
-    if train is None:
-        return None
-    parts = {"train": table(train)}
-    for name in VALIDATION_PARTS:
-        found = _named(path, name)
-        if found is not None:
-            parts["validation"] = table(found)
-            break
-    return parts
+    found = named_parts(lambda name: _named(path, name))
+    return {part: table(file) for part, file in found.items()} if TRAIN in found else None
 
 
 def table(path: Path) -> Part:
@@ -159,16 +149,12 @@ def _named(folder: Path, name: str) -> Path | None:
 
 
 def labelled_folders(path: Path) -> Mapping[str, Part] | None:
-    """The layout of the Large Movie Review Dataset: `{train,test}/{pos,neg}/*.txt`."""
+    """The layout of the Large Movie Review Dataset: `{train,test}/{pos,neg}/*.txt`, perhaps `validation/`."""
     root = path / "aclImdb" if (path / "aclImdb").is_dir() else path
     if not ((root / "train" / "pos").is_dir() or (root / "train" / "neg").is_dir()):
         return None
-    parts = {"train": _one_text_per_file(root / "train")}
-    for name in VALIDATION_PARTS:
-        if (root / name).is_dir():
-            parts["validation"] = _one_text_per_file(root / name)
-            break
-    return parts
+    found = named_parts(lambda name: root / name if (root / name).is_dir() else None)
+    return {part: _one_text_per_file(folder) for part, folder in found.items()}
 
 
 def _one_text_per_file(folder: Path) -> Part:

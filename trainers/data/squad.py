@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainers.data.parts import TRAIN, named_parts
 from trainers.data.rows import Row
-from trainers.data.sources import VALIDATION_PARTS, Part
+from trainers.data.sources import Part
 from trainers.errors import BadDataError
 
 _OFFICIAL = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"(version|data)"\s*:')
@@ -17,23 +18,15 @@ _SNIFFED_BYTES = 4096
 
 
 def official(path: Path) -> Mapping[str, Part] | None:
-    """`train-v2.0.json` and perhaps `dev-v2.0.json` in a folder, or one such file (the training part).
+    """`train-v2.0.json` and perhaps `dev-v2.0.json` and `test-v2.0.json`, or one such file (for training).
 
     Raises:
         BadDataError: several files could be the same part.
     """
     if path.is_file():
         return {"train": _part(path)} if _is_official(path) else None
-    train = _named(path, "train")
-    if train is None:
-        return None
-    parts = {"train": _part(train)}
-    for name in VALIDATION_PARTS:
-        found = _named(path, name)
-        if found is not None:
-            parts["validation"] = _part(found)
-            break
-    return parts
+    found = named_parts(lambda name: _named(path, name))
+    return {part: _part(file) for part, file in found.items()} if TRAIN in found else None
 
 
 def read_squad(path: Path) -> Iterator[Row]:

@@ -6,32 +6,32 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trainers.data.formats import read_lines
+from trainers.data.parts import TRAIN, named_parts
 from trainers.data.rows import Row
-from trainers.data.sources import VALIDATION_PARTS, Part, table
+from trainers.data.sources import Part, table
 from trainers.errors import BadDataError
 
 _COLUMNS = ("question", "sentence", "label")
 
 
 def official(path: Path) -> Mapping[str, Part] | None:
-    """`WikiQA-train` with perhaps `WikiQA-dev` or `WikiQA-test`, all `.tsv` or all `.txt`; or one `.txt`.
+    """`WikiQA-train` with perhaps `WikiQA-dev` and `WikiQA-test`, all `.tsv` or all `.txt`; or one `.txt`.
 
     The `.tsv` files have seven columns and a header, the tokenised `.txt` files three without.
-    Where both are complete the `.tsv` files are read, which hold the text as it was written.
+    Where both forms have as many parts the `.tsv` files are read, which hold the text as it was written.
     """
     if path.is_file():
         return {"train": _tokenised(path)} if path.suffix == ".txt" else None
     found: list[Mapping[str, Part]] = []
     for end, part in ((".tsv", table), (".txt", _tokenised)):
-        files = {name: path / f"WikiQA-{name}{end}" for name in ("train", *VALIDATION_PARTS)}
-        if not files["train"].is_file():
-            continue
-        validation = next((files[name] for name in VALIDATION_PARTS if files[name].is_file()), None)
-        parts = {"train": part(files["train"])}
-        if validation is not None:
-            return {**parts, "validation": part(validation)}
-        found.append(parts)
-    return found[0] if found else None
+        files = named_parts(lambda name, end=end: _file(path / f"WikiQA-{name}{end}"))  # type: ignore[misc]
+        if TRAIN in files:
+            found.append({name: part(file) for name, file in files.items()})
+    return max(found, key=len) if found else None
+
+
+def _file(path: Path) -> Path | None:
+    return path if path.is_file() else None
 
 
 def read_tokenised(path: Path) -> Iterator[Row]:

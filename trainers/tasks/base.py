@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,12 @@ from trainers.models.origin import Origin
 
 
 class Scoring(Protocol):
-    """How the validation part is scored: what is kept of each example, and the metrics of all."""
+    """How a part is scored: what is kept of each example, and the metrics of all."""
+
+    @property
+    def units(self) -> int:
+        """What the headline is a mean over: examples, or questions that several examples belong to."""
+        ...
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """(B, K) fp32: what `score` needs of each example of a batch, on any device.
@@ -32,13 +37,42 @@ class Scoring(Protocol):
         """
         ...
 
-    def score(self, observed: npt.NDArray[np.float32]) -> dict[str, float]:
-        """Metrics over the whole validation part; names are listed in `docs/metrics.md`.
+    def score(
+        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """Metrics over the whole part; names are listed in `docs/metrics.md`.
 
         Args:
-            observed: (N, K) in the order of the validation part.
+            observed: (N, K) in the order of the part.
+            carried: scores of the validation part, whose thresholds are applied; None = the best
+                thresholds on this part are found.
         """
         ...
+
+    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+        """The same by unit, whose mean score is the headline.
+
+        Args:
+            observed: (N, K) in the order of the part.
+            carried: scores of the validation part.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the model made of each unit of a part.
+
+    Attributes:
+        numbers: (U,) of the units, in the order in which the part names them.
+        scores: (U,) each unit's share of the headline.
+        predictions, truths: U JSON-able values.
+    """
+
+    numbers: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float64]
+    predictions: Sequence[Any]
+    truths: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +81,7 @@ class Prepared:
 
     Attributes:
         train, validation: tokenised examples.
+        test: the same of the part that is scored once, at the end; None = there is none.
         tokenizer: file of the tokenizer that made them.
         vocabulary_size: its largest token id, and one.
         pad_id: its token id of padding.
@@ -55,6 +90,8 @@ class Prepared:
         head: what the model ends in.
         scoring: of the validation part.
         transform: what happens to each batch anew; None = nothing.
+        test_scoring: of the test part.
+        test_units: file with the names of the test part's units, a JSON list.
     """
 
     train: TokenSet
@@ -66,6 +103,9 @@ class Prepared:
     head: Head
     scoring: Scoring
     transform: Transform | None = None
+    test: TokenSet | None = None
+    test_scoring: Scoring | None = None
+    test_units: Path | None = None
 
 
 class Task(ABC):

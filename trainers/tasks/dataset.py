@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -17,8 +18,17 @@ from trainers.config import MAX_LENGTH, RunConfig
 from trainers.data import tokenizers
 from trainers.data.cache import cached_folder
 from trainers.data.fingerprint import digest_of, digest_text
+from trainers.data.parts import TEST, TRAIN, VALIDATION, SplitRule, rule_identity, split_rule
 from trainers.data.rows import Row
-from trainers.data.selection import balanced_subset, held_out
+from trainers.data.selection import (
+    Indices,
+    balanced_subset,
+    halved,
+    hashes,
+    held_out,
+    held_out_by_hash,
+    normal,
+)
 from trainers.data.sources import Layout, Source, open_source, source_identity
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError, BadSpecError
@@ -26,10 +36,11 @@ from trainers.models.heads import Head
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Prepared, Scoring, Task
 
-_LAYOUT = 4
+_LAYOUT = 5
 """Grows when the cache's content changes for the same input."""
 _REPORT_S = 2.0
 _NOTES = "notes.json"
+_UNITS = "test.units.json"
 
 Example = TypeVar("Example")
 Drawn = TypeVar("Drawn")
@@ -79,14 +90,42 @@ class DatasetTask(Task, Generic[Example]):
         """
 
     @abstractmethod
-    def outcome(self, folder: Path, validation: TokenSet, task: configuration.Task) -> tuple[Head, Scoring]:
-        """The head, and the scoring of the validation part.
+    def head(self, folder: Path) -> Head:
+        """What the model ends in.
 
         Args:
-            folder: that `tokenise`d parts and `describe`'s files lie in.
-            validation: tokenised examples.
+            folder: that `describe`'s files lie in.
+        """
+
+    @abstractmethod
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
+        """How a part is scored.
+
+        Args:
+            folder: that `describe`'s files lie in.
+            part: `validation` or `test`.
+            tokens: its examples.
             task: of the run.
         """
+
+    def unit(self, example: Example) -> str:
+        """Name of what a split never divides: all examples of a name are in one part."""
+        return normal(" ".join(self.texts(example)))
+
+    def units(self, examples: Sequence[Example]) -> Sequence[str]:
+        """(N,) `unit` of each example, where it depends on the others too."""
+        return [self.unit(one) for one in examples]
+
+    def unit_names(self, examples: Sequence[Example]) -> Iterable[str]:
+        """Stable names of what the headline is a mean over, in the order in which `Judged` numbers them.
+
+        Texts are named by their hash; where one occurs again, its number of occurrence is appended.
+        """
+        found: Counter[str] = Counter()
+        for one in hashes(self.units(examples)).tolist():
+            name = f"{one:016x}"
+            found[name] += 1
+            yield name if found[name] == 1 else f"{name}-{found[name]}"
 
     def describe(
         self, folder: Path, parts: Mapping[str, Sequence[Example]], task: configuration.Task
@@ -97,23 +136,51 @@ class DatasetTask(Task, Generic[Example]):
         """Fields of the run's task, beside the common ones, that its tokens depend on."""
         return {}
 
-    def select(
+    def divide(
         self, parts: Mapping[str, list[Example]], task: configuration.Task
     ) -> dict[str, list[Example]]:
-        """The training and the validation part, held out where there is none, cut to the sizes asked for.
+        """All parts of a run: first the test part, then the validation part is made where there is none.
 
         Raises:
             BadDataError: too few examples.
         """
-        if "validation" not in parts:
-            whole = parts["train"]
-            train, validation = held_out(
-                np.array([self.stratum(one) for one in whole]), task.validation_fraction, task.split_seed
-            )
-            parts = {
-                name: [whole[i] for i in rows]
-                for name, rows in (("train", train), ("validation", validation))
-            }
+        rule = split_rule(parts, task.test)
+        if rule in (SplitRule.half, SplitRule.held_out):
+            source = VALIDATION if rule is SplitRule.half else TRAIN
+            whole = parts[source]
+            units, strata = hashes(self.units(whole)), np.array([self.split_stratum(one) for one in whole])
+            if rule is SplitRule.half:
+                kept, test = halved(units, strata)
+            else:
+                kept, test = held_out_by_hash(units, strata, task.validation_fraction)
+            parts = {**parts, source: [whole[i] for i in kept], TEST: [whole[i] for i in test]}
+        if VALIDATION not in parts:
+            whole = parts[TRAIN]
+            train, validation = self.hold_out(whole, task)
+            parts = {**parts, TRAIN: [whole[i] for i in train], VALIDATION: [whole[i] for i in validation]}
+        return {part: parts[part] for part in (TRAIN, VALIDATION, TEST) if part in parts}
+
+    def split_stratum(self, example: Example) -> int:
+        """What a test part made by hash is balanced by."""
+        return self.stratum(example)
+
+    def hold_out(self, whole: Sequence[Example], task: configuration.Task) -> tuple[Indices, Indices]:
+        """Indices of the training and of the validation part of a dataset without the latter.
+
+        Raises:
+            BadDataError: too few examples.
+        """
+        strata = np.array([self.stratum(one) for one in whole])
+        return held_out(strata, task.validation_fraction, task.split_seed)
+
+    def draw(
+        self, parts: Mapping[str, Sequence[Example]], task: configuration.Task
+    ) -> dict[str, list[Example]]:
+        """The parts, cut to the sizes asked for.
+
+        Raises:
+            BadDataError: too few examples.
+        """
         return drawn(parts, self.stratum, task)
 
     def review(self, parts: Mapping[str, Sequence[Example]], task: configuration.Task) -> Iterable[str]:
@@ -140,20 +207,28 @@ class DatasetTask(Task, Generic[Example]):
                 told = Pace(report, f"{part}: tokenised", len(chosen))
                 self.tokenise(chosen, tokenizer, config.task, told).save(folder, part)
             self.describe(folder, selected, config.task)
+            if TEST in selected:
+                names = list(self.unit_names(selected[TEST]))
+                (folder / _UNITS).write_text(json.dumps(names), encoding="utf-8")
             (folder / _NOTES).write_text(json.dumps(examples.notes), encoding="utf-8")
 
         key = digest_of([_LAYOUT, examples.identity, tokenizer_digest, config.task.max_length])
         folder = cached_folder(cache / "tokens", key, build)
         for line in json.loads((folder / _NOTES).read_text(encoding="utf-8")):
             report(line)
-        train, validation = TokenSet.open(folder, "train"), TokenSet.open(folder, "validation")
-        for part, tokens in (("train", train), ("validation", validation)):
+        used = (TRAIN, VALIDATION) if examples.rule is SplitRule.none else (TRAIN, VALIDATION, TEST)
+        parts = {part: TokenSet.open(folder, part) for part in used}
+        for part, tokens in parts.items():
             if tokens.cut.any():
                 report(examples.told_of_cut(part, tokens))
-        head, scoring = self.outcome(folder, validation, config.task)
+        scorings = {
+            part: self.scoring(folder, part, tokens, config.task)
+            for part, tokens in parts.items()
+            if part != TRAIN
+        }
         return Prepared(
-            train,
-            validation,
+            parts[TRAIN],
+            parts[VALIDATION],
             file,
             tokenizers.vocabulary_size(tokenizer),
             pad_id,
@@ -161,11 +236,13 @@ class DatasetTask(Task, Generic[Example]):
                 **examples.identity,
                 "tokenizer.sha256": tokenizer_digest,
                 "max_length": config.task.max_length,
-                "train.selected": len(train),
-                "validation.selected": len(validation),
+                **{f"{part}.selected": len(tokens) for part, tokens in parts.items()},
             },
-            head,
-            scoring,
+            self.head(folder),
+            scorings[VALIDATION],
+            test=parts.get(TEST),
+            test_scoring=scorings.get(TEST),
+            test_units=folder / _UNITS if TEST in parts else None,
         )
 
     def _tokenizer_file(
@@ -193,20 +270,59 @@ class _Examples(Generic[Example]):
         self._task, self._source, self._config = task, source, config.task
         self._selected: dict[str, list[Example]] | None = None
         self.notes: list[str] = []
+        self.rule = split_rule(source.parts, config.task.test)
         self.identity: dict[str, str | int | float] = {
             "task": config.task.name.value,
             **selection_identity(config.task),
             **source_identity(source),
+            **rule_identity(source.parts, config.task.test),
             **task.settings(config.task),
         }
 
     def selected(self) -> dict[str, list[Example]]:
-        """The training and the validation part."""
+        """All parts of the run."""
         if self._selected is None:
-            parts = {part: self._read(part) for part in self._source.parts}
-            self._selected = self._task.select(parts, self._config)
+            parts = self._task.divide({part: self._read(part) for part in self._source.parts}, self._config)
+            if overlap_policy(self._config) != "allow":
+                parts = self._apart(parts)
+            self._selected = self._task.draw(parts, self._config)
             self.notes.extend(self._task.review(self._selected, self._config))
         return self._selected
+
+    def _apart(self, parts: Mapping[str, list[Example]]) -> dict[str, list[Example]]:
+        """The parts without examples that a later part has too; the test part stays whole.
+
+        Raises:
+            BadDataError: naming one, where the spec has none dropped; or nothing is left of a part.
+        """
+        seen: dict[int, str] = {}
+        kept: dict[str, list[Example]] = {}
+        for part in reversed(list(parts)):
+            examples = parts[part]
+            keys = hashes(normal("\n".join(self._task.texts(one))) for one in examples).tolist()
+            twice = [key in seen for key in keys]
+            if any(twice) and self._config.overlap == "error":
+                at = twice.index(True)
+                raise BadDataError(
+                    f"{self._place(examples[at])}: the same example is in the {part} and the "
+                    f"{seen[keys[at]]} part ({sum(twice)} such examples); remove it from one, or set "
+                    "task.overlap: drop"
+                )
+            kept[part] = [one for one, again in zip(examples, twice, strict=True) if not again]
+            if any(twice):
+                others = " or ".join(name for name in parts if name in kept and name != part)
+                self.notes.append(
+                    f"{part}: {sum(twice)} of {len(examples)} examples dropped, because the {others} part "
+                    "has them too (task.overlap)"
+                )
+            if not kept[part]:
+                raise BadDataError(
+                    f"{self._source.name}: every example of the {part} part is in another part too; give it "
+                    "examples of its own, or set task.overlap: allow"
+                )
+            for key in keys:
+                seen.setdefault(key, part)
+        return {part: kept[part] for part in parts}
 
     def told_of_cut(self, part: str, tokens: TokenSet) -> str:
         """What the log says of a part in which examples are longer than the limit.
@@ -238,7 +354,8 @@ class _Examples(Generic[Example]):
     def _read(self, part: str) -> list[Example]:
         read = [self._task.example(row, self._config) for row in self._source.rows(part)]
         if not read:
-            raise BadDataError(f"{self._source.name}: the {part} part has no rows")
+            advice = "; add rows, remove the file, or set task.test: none" if part == TEST else ""
+            raise BadDataError(f"{self._source.name}: the {part} part has no rows{advice}")
         examples = [one for one in read if one is not None]
         if not examples:
             raise BadDataError(
@@ -257,14 +374,18 @@ def drawn(
     """The parts, cut to the sizes asked for; see `balanced_subset`.
 
     Args:
-        parts: `train` and `validation`, in the units that sizes count.
+        parts: in the units that sizes count.
         stratum: what the draw balances.
         task: sizes and seed.
 
     Raises:
         BadDataError: too few.
     """
-    wanted = {"train": task.train_examples, "validation": task.validation_examples}
+    wanted = {
+        TRAIN: task.train_examples,
+        VALIDATION: task.validation_examples,
+        TEST: task.test_examples,
+    }
     chosen = {}
     for part, units in parts.items():
         strata = np.array([stratum(one) for one in units])
@@ -278,7 +399,7 @@ def same_answer(
     """Says of which part all examples have the same answer.
 
     Args:
-        parts: `train` and `validation`.
+        parts: by name.
         answer: of an example, in words, such as `label 1`.
         advice: how to come by other answers.
 
@@ -319,9 +440,16 @@ def selection_identity(task: configuration.Task) -> dict[str, str | int | float]
     return {
         "train_examples": task.train_examples or "all",
         "validation_examples": task.validation_examples or "all",
+        "test_examples": task.test_examples or "all",
+        "overlap": overlap_policy(task),
         "validation_fraction": task.validation_fraction,
         "split_seed": task.split_seed,
     }
+
+
+def overlap_policy(task: configuration.Task) -> Literal["error", "drop", "allow"]:
+    """What becomes of an example that is in two parts."""
+    return task.overlap or ("allow" if task.test == "none" else "drop")
 
 
 def padding_id(tokenizer: Tokenizer, file: Path) -> int:

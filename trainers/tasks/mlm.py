@@ -7,8 +7,11 @@ file; neither step holds more of it in memory than a piece. What is hidden is dr
 from __future__ import annotations
 
 import hashlib
+import json
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,18 +30,21 @@ from trainers.data.fingerprint import digest_of, digest_text
 from trainers.data.layouts import OFFICIAL
 from trainers.data.masking import Masking
 from trainers.data.packing import Packer
+from trainers.data.parts import TEST, TRAIN, VALIDATION, SplitRule, rule_identity, split_rule
+from trainers.data.selection import hashes, normal
 from trainers.data.sources import Source, open_source, source_identity
 from trainers.data.tokens import TokenSet, TokenWriter
 from trainers.errors import BadDataError
 from trainers.models.heads import VocabularyHead
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
-from trainers.tasks.base import Prepared, Task
-from trainers.tasks.dataset import Pace, padding_id
+from trainers.tasks.base import Judged, Prepared, Task
+from trainers.tasks.dataset import Pace, overlap_policy, padding_id
 
-EXAMPLES: Mapping[str, int] = {"train": 65_536, "validation": 8_192}
+EXAMPLES: Mapping[str, int] = {TRAIN: 65_536, VALIDATION: 8_192, TEST: 8_192}
 """Sequences of each part when the spec does not say."""
-_LAYOUT = 1
+_LAYOUT = 2
 """Grows when the cache's content changes for the same input."""
+_UNITS, _NOTES = "test.units.json", "notes.json"
 _MASKED_FRACTION = 0.15
 _BATCH_CHARACTERS = 1 << 20
 """Text that is tokenised at a time."""
@@ -62,7 +68,7 @@ class Mlm(Task):
         cache = Path(config.workspace.cache)
         file = _tokenizer_file(origin, corpus, cache, report)
         tokenizer = tokenizers.load(file.parent)
-        sizes = {"train_examples": _wanted(task, "train"), "validation_examples": _wanted(task, "validation")}
+        sizes = {f"{part}_examples": _wanted(task, part) for part in corpus.parts}
         identity = {
             **corpus.identity,
             **sizes,
@@ -71,15 +77,26 @@ class Mlm(Task):
         }
 
         def build(folder: Path) -> None:
-            for part in EXAMPLES:
-                _pack(corpus, part, tokenizer, task, folder, report)
+            notes: list[str] = []
+            texts = _Apart(corpus, overlap_policy(task), notes.append)
+            # The test part first: what it has, the others leave out.
+            for part in reversed(corpus.parts):
+                _pack(texts, part, tokenizer, task, folder, report)
+            if TEST in corpus.parts:
+                (folder / _UNITS).write_text(
+                    json.dumps(_sequence_names(TokenSet.open(folder, TEST))), encoding="utf-8"
+                )
+            (folder / _NOTES).write_text(json.dumps(notes), encoding="utf-8")
 
         folder = cached_folder(cache / "tokens", digest_of([_LAYOUT, identity]), build)
-        train, validation = TokenSet.open(folder, "train"), TokenSet.open(folder, "validation")
+        for line in json.loads((folder / _NOTES).read_text(encoding="utf-8")):
+            report(line)
+        parts = {part: TokenSet.open(folder, part) for part in corpus.parts}
+        test = parts.get(TEST)
         fraction, whole_word = task.masked_fraction or _MASKED_FRACTION, bool(task.whole_word)
         return Prepared(
-            train,
-            validation,
+            parts[TRAIN],
+            parts[VALIDATION],
             file,
             tokenizers.vocabulary_size(tokenizer),
             padding_id(tokenizer, file),
@@ -87,12 +104,14 @@ class Mlm(Task):
                 **identity,
                 "masked_fraction": fraction,
                 "whole_word": whole_word,
-                "train.selected": len(train),
-                "validation.selected": len(validation),
+                **{f"{part}.selected": len(tokens) for part, tokens in parts.items()},
             },
             VocabularyHead(),
-            GuessScoring(),
+            GuessScoring(len(parts[VALIDATION])),
             Masking(tokenizer, fraction=fraction, whole_word=whole_word),
+            test=test,
+            test_scoring=None if test is None else GuessScoring(len(test), losses=True),
+            test_units=None if test is None else folder / _UNITS,
         )
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -108,13 +127,26 @@ def _right(batch: Batch) -> torch.Tensor:
 
 
 class GuessScoring:
-    """Accuracy and mean reciprocal rank over all guessed tokens of the validation part."""
+    """Accuracy and mean reciprocal rank over all guessed tokens of a part.
+
+    Args:
+        sequences: of the part.
+        losses: keep each sequence's loss too, which `judge` needs.
+    """
 
     _TOKENS = 512
     """Guesses that are ranked at a time; more only take memory."""
 
+    def __init__(self, sequences: int, *, losses: bool = False) -> None:
+        self._sequences, self._losses = sequences, losses
+
+    @property
+    def units(self) -> int:
+        """See `Scoring.units`: sequences, over which the loss is a mean."""
+        return self._sequences
+
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """(B, 3) of each sequence: guesses, right ones, and the sum of 1 / rank of the right token.
+        """(B, 4) of each sequence: guesses, right ones, sums of 1 / rank of the right token and of its loss.
 
         The rank is among the whole vocabulary; tokens with the same logit share their mean rank,
         and only a token that stands alone at the top is right.
@@ -127,35 +159,53 @@ class GuessScoring:
             below, equal = (part < own).sum(1), (part == own).sum(1)
             # Counted from the end, so that a NaN ranks last.
             rank = part.shape[1] - below - (equal - 1) * 0.5
-            found.append(torch.stack([torch.ones_like(rank), (rank == 1.0).float(), 1.0 / rank], dim=1))
-        of_sequences = logits.new_zeros((len(batch.labels), 3), dtype=torch.float32)
+            loss = part.logsumexp(1) - own[:, 0] if self._losses else torch.zeros_like(rank)
+            found.append(torch.stack([torch.ones_like(rank), (rank == 1.0).float(), 1.0 / rank, loss], dim=1))
+        of_sequences = logits.new_zeros((len(batch.labels), 4), dtype=torch.float32)
         if found:
             assert batch.guessed is not None
             of_sequences.index_add_(0, batch.guessed // batch.labels.shape[1], torch.cat(found))
         return of_sequences
 
-    def score(self, observed: npt.NDArray[np.float32]) -> dict[str, float]:
-        """See `Scoring.score`."""
-        guesses, right, reciprocal = observed.astype(np.float64).sum(0)
+    def score(
+        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """See `Scoring.score`; nothing is carried over."""
+        guesses, right, reciprocal, _ = observed.astype(np.float64).sum(0)
         return {"accuracy": float(right / guesses), "mrr": float(reciprocal / guesses)}
+
+    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+        """See `Scoring.judge`: right guesses of each sequence, and all of them; its loss is the score."""
+        guesses, right, _, loss = observed.astype(np.float64).T
+        return Judged(
+            np.arange(len(observed)),
+            loss / np.maximum(guesses, 1.0),
+            right.astype(np.int64).tolist(),
+            guesses.astype(np.int64).tolist(),
+        )
 
 
 class _Corpus:
     """The texts of a dataset, by part.
 
-    A dataset without a validation part is divided by a hash of each text, so that the same text
-    never lies in both parts.
+    Parts that a dataset lacks are made by hashes of the texts, so that the same text never lies in two of
+    them: a test part of every second text of the validation part, or of its share of the training part
+    (both by a hash without a seed), then a validation part of the training part.
     """
 
     def __init__(self, source: Source, task: configuration.Task) -> None:
         self._source, self._task = source, task
-        self._divided = "validation" not in source.parts
+        self._divided = VALIDATION not in source.parts
+        self._rule = split_rule(source.parts, task.test)
+        self.parts = (TRAIN, VALIDATION) if self._rule is SplitRule.none else (TRAIN, VALIDATION, TEST)
         self.name = source.name
         self.identity: dict[str, str | int | float] = {
             "task": task.name.value,
             "validation_fraction": task.validation_fraction if self._divided else "own part",
             "split_seed": task.split_seed if self._divided else "own part",
+            "overlap": overlap_policy(task),
             **source_identity(source),
+            **rule_identity(source.parts, task.test),
         }
 
     def texts(self, part: str) -> Generator[str]:
@@ -164,18 +214,33 @@ class _Corpus:
         Raises:
             BadDataError: naming file, line and field.
         """
-        key = self._task.split_seed.to_bytes(8, "little")
-        limit = int(self._task.validation_fraction * 2**64)
-        for row in self._source.rows("train" if self._divided else part):
+        for row in self._source.rows(self._read_from(part)):
             value = row.fields.get("text")
             if isinstance(value, str) and not value.strip():
                 continue
             text = row.text("text")
-            if self._divided:
-                digest = hashlib.blake2b(text.encode(), digest_size=8, key=key).digest()
-                if (int.from_bytes(digest, "little") < limit) != (part == "validation"):
-                    continue
-            yield text
+            if self._part_of(text, part) == part:
+                yield text
+
+    def _read_from(self, part: str) -> str:
+        """The part of the dataset that holds a part of the run."""
+        if part == TEST and self._rule is SplitRule.half:
+            return VALIDATION
+        made = (part == TEST and self._rule is SplitRule.held_out) or (part == VALIDATION and self._divided)
+        return TRAIN if made else part
+
+    def _part_of(self, text: str, part: str) -> str:
+        """The part of the run that a text belongs to, of those that are read where `part` is."""
+        place = self._read_from(part)
+        if place == VALIDATION and self._rule is SplitRule.half:
+            return TEST if _share(text) < 0.5 else VALIDATION
+        if place == TRAIN:
+            fraction = self._task.validation_fraction
+            if self._rule is SplitRule.held_out and _share(text) < fraction:
+                return TEST
+            if self._divided and _share(text, self._task.split_seed.to_bytes(8, "little")) < fraction:
+                return VALIDATION
+        return place
 
     def pieces(self, part: str) -> Iterator[list[str]]:
         """The same in lists of about `_BATCH_CHARACTERS`."""
@@ -193,16 +258,89 @@ class _Corpus:
 
     def nothing(self, part: str) -> BadDataError:
         """The error of a part without text."""
-        if self._divided and part == "validation":
+        if self._read_from(part) != part:
             return BadDataError(
-                f"{self.name}: too few texts to hold out a validation part; add texts, one per line, "
-                "or a file validation.txt"
+                f"{self.name}: too few texts to hold out a {part} part; add texts, one per line, "
+                f"or a file {part}.txt" + (", or set task.test: none" if part == TEST else "")
             )
-        return BadDataError(f"{self.name}: the {part} part holds no text")
+        advice = "; add texts, remove the file, or set task.test: none" if part == TEST else ""
+        return BadDataError(f"{self.name}: the {part} part holds no text{advice}")
+
+
+def _share(text: str, key: bytes = b"") -> float:
+    """A number in [0, 1) from the hash of a text."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8, key=key).digest()
+    return float(int.from_bytes(digest, "little") / 2**64)
+
+
+class _Apart:
+    """A corpus whose parts, read from the last to the first, leave out texts that a later part has.
+
+    Args:
+        corpus: the texts.
+        policy: what becomes of them.
+        note: takes a line for the log.
+    """
+
+    def __init__(self, corpus: _Corpus, policy: str, note: Callable[[str], None]) -> None:
+        self.corpus, self._policy, self._note = corpus, policy, note
+        self._seen: dict[int, str] = {}
+
+    def pieces(self, part: str) -> Generator[list[str]]:
+        """See `_Corpus.pieces`.
+
+        Raises:
+            BadDataError: a text is in two parts, and the spec has none dropped.
+        """
+        if self._policy == "allow":
+            yield from self.corpus.pieces(part)
+            return
+        own: dict[int, str] = {}
+        dropped = 0
+        try:
+            for piece in self.corpus.pieces(part):
+                keys = hashes(map(normal, piece)).tolist()
+                kept = [text for text, key in zip(piece, keys, strict=True) if key not in self._seen]
+                if len(kept) < len(piece) and self._policy == "error":
+                    text, other = next(
+                        (t, self._seen[k]) for t, k in zip(piece, keys, strict=True) if k in self._seen
+                    )
+                    raise BadDataError(
+                        f"{self.corpus.name}: the same text is in the {part} and the {other} part: "
+                        f"{text[:80]!r}; remove it from one, or set task.overlap: drop"
+                    )
+                dropped += len(piece) - len(kept)
+                if part != TRAIN:
+                    own.update(dict.fromkeys(keys, part))
+                if kept:
+                    yield kept
+        finally:
+            self._seen = {**own, **self._seen}
+            if dropped:
+                self._note(
+                    f"{part}: {dropped} texts dropped, because a later part has them too (task.overlap)"
+                )
+
+
+def _sequence_names(tokens: TokenSet) -> list[str]:
+    """Names of sequences: a hash of their tokens; of equal ones with a number."""
+    found: Counter[str] = Counter()
+    names = []
+    for begin, end in pairwise(tokens.offsets.tolist()):
+        content = np.ascontiguousarray(tokens.tokens[begin:end], dtype=np.int64).tobytes()
+        name = hashlib.blake2b(content, digest_size=8).hexdigest()
+        found[name] += 1
+        names.append(name if found[name] == 1 else f"{name}-{found[name]}")
+    return names
+
+
+def _asked(task: configuration.Task, part: str) -> int | None:
+    sizes = {TRAIN: task.train_examples, VALIDATION: task.validation_examples, TEST: task.test_examples}
+    return sizes[part]
 
 
 def _wanted(task: configuration.Task, part: str) -> int:
-    asked = task.train_examples if part == "train" else task.validation_examples
+    asked = _asked(task, part)
     return EXAMPLES[part] if asked is None else asked
 
 
@@ -229,7 +367,7 @@ def _tokenizer_file(origin: Origin, corpus: _Corpus, cache: Path, report: Callab
 
 
 def _pack(
-    corpus: _Corpus,
+    source: _Apart,
     part: str,
     tokenizer: Tokenizer,
     task: configuration.Task,
@@ -251,8 +389,8 @@ def _pack(
     )
     told = Pace(report, f"{part}: tokenised and packed", wanted, "sequences")
     done = 0
-    with closing(TokenWriter(folder, part, dtype)) as writer:
-        for texts in corpus.pieces(part):
+    with closing(TokenWriter(folder, part, dtype)) as writer, closing(source.pieces(part)) as pieces:
+        for texts in pieces:
             full = packer.add(*encode(texts))[: wanted - done]
             writer.append(full, np.full(len(full), task.max_length))
             done += len(full)
@@ -265,8 +403,8 @@ def _pack(
                 writer.append(rest, np.array([len(rest)]))
                 done += 1
         if not done:
-            raise corpus.nothing(part)
-        asked = task.train_examples if part == "train" else task.validation_examples
+            raise source.corpus.nothing(part)
+        asked = _asked(task, part)
         if asked is not None and done < asked:
             raise BadDataError(
                 f"{part}_examples asks for {asked}, but the {part} part packs into {done} sequences of "

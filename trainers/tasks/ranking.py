@@ -23,6 +23,33 @@ def ranking(scores: npt.NDArray[np.floating], relevant: Numbers, queries: Number
     Raises:
         ValueError: no query has a relevant candidate.
     """
+    _, precisions, best = _by_query(scores, relevant, queries)
+    if not len(precisions):
+        raise ValueError("no query has a relevant candidate")
+    return {"map": float(precisions.mean()), "mrr": float((1.0 / best).mean())}
+
+
+def average_precisions(
+    scores: npt.NDArray[np.floating], relevant: Numbers, queries: Numbers
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """(Q,) numbers of the queries with a relevant candidate, and the average precision of each.
+
+    Args:
+        scores, relevant, queries: see `ranking`, whose `map` is their mean.
+    """
+    numbers, precisions, _ = _by_query(scores, relevant, queries)
+    return numbers, precisions
+
+
+def ranks_of(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
+    """(N,) the candidates of one query, best first; equal scores as in `ranking`."""
+    return np.lexsort((-np.arange(len(scores)), -scores))
+
+
+def _by_query(
+    scores: npt.NDArray[np.floating], relevant: Numbers, queries: Numbers
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Of each query with a relevant candidate: number, average precision, rank of the first such one."""
     order = np.lexsort((-np.arange(len(scores)), -scores, queries))
     hits, of_query = relevant[order] == 1, queries[order]
     numbers, first, place = np.unique(of_query, return_index=True, return_inverse=True)
@@ -32,15 +59,10 @@ def ranking(scores: npt.NDArray[np.floating], relevant: Numbers, queries: Number
     precision = (found - found_before[place]) / ranks
     total = np.bincount(place, weights=hits, minlength=len(numbers))
     answerable = total > 0
-    if not answerable.any():
-        raise ValueError("no query has a relevant candidate")
     summed = np.bincount(place, weights=precision * hits, minlength=len(numbers))
     best = np.full(len(numbers), np.inf)
     np.minimum.at(best, place[hits], ranks[hits])
-    return {
-        "map": float((summed[answerable] / total[answerable]).mean()),
-        "mrr": float((1.0 / best[answerable]).mean()),
-    }
+    return numbers[answerable].astype(np.int64), summed[answerable] / total[answerable], best[answerable]
 
 
 def best_f1_threshold(scores: npt.NDArray[np.floating], labels: Numbers) -> float:

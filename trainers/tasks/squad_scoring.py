@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch
 from trainers.data.batches import Batch
 from trainers.data.tokens import TokenSet
 from trainers.tasks import squad_rules
+from trainers.tasks.base import Judged
 from trainers.tasks.squad_rules import GoldAnswers
 from trainers.tasks.squad_windows import Question
 
@@ -133,6 +134,11 @@ class GoldQuestions:
         """The right answers of each question."""
         return [GoldAnswers(answers) for _, answers in self._read["questions"]]
 
+    @property
+    def texts(self) -> list[list[str]]:
+        """The right answers of each question as they were written; none = there is none."""
+        return [answers for _, answers in self._read["questions"]]
+
     @cached_property
     def _read(self) -> dict[str, list[Any]]:
         found: dict[str, list[Any]] = json.loads(self._file.read_text(encoding="utf-8"))
@@ -140,10 +146,10 @@ class GoldQuestions:
 
 
 class SpanScoring:
-    """Exact match and F1 at the null threshold that is best for F1 on the validation part.
+    """Exact match and F1 at the null threshold that is best for F1, or at one carried over.
 
     Args:
-        data: the validation part.
+        data: the part.
         questions: their contexts and right answers.
         max_answer_tokens: longest answer.
     """
@@ -155,14 +161,37 @@ class SpanScoring:
         """See `Scoring.observe`: `best_spans`."""
         return best_spans(logits, batch, self._max_tokens)
 
-    def score(self, observed: npt.NDArray[np.float32]) -> dict[str, float]:
-        """See `Scoring.score`."""
+    @property
+    def units(self) -> int:
+        """See `Scoring.units`: questions."""
+        return int(self._data.columns["question"][-1]) + 1
+
+    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+        """See `Scoring.judge`: the answer given, empty = none, and the right ones."""
+        texts, null_scores = answers(merge_windows(observed, self._data), self._questions.contexts)
+        given = [
+            "" if null_score > carried["null_threshold"] else text
+            for text, null_score in zip(texts, null_scores, strict=True)
+        ]
+        golds = self._questions.golds
+        has_answer = np.array([gold.has_answer for gold in golds])
+        f1 = np.array([gold.f1(text) for gold, text in zip(golds, texts, strict=True)])
+        scores = squad_rules.with_threshold(f1, null_scores, has_answer, carried["null_threshold"])
+        return Judged(np.arange(len(given)), scores, given, self._questions.texts)
+
+    def score(
+        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """See `Scoring.score`; `null_threshold` of those carried over."""
         texts, null_scores = answers(merge_windows(observed, self._data), self._questions.contexts)
         golds = self._questions.golds
         has_answer = np.array([gold.has_answer for gold in golds])
         exact = np.array([gold.exact(text) for gold, text in zip(golds, texts, strict=True)])
         f1 = np.array([gold.f1(text) for gold, text in zip(golds, texts, strict=True)])
-        threshold = squad_rules.best_threshold(f1, null_scores, has_answer)
+        if carried is None:
+            threshold = squad_rules.best_threshold(f1, null_scores, has_answer)
+        else:
+            threshold = carried["null_threshold"]
         figures = squad_rules.figures(
             squad_rules.with_threshold(exact, null_scores, has_answer, threshold),
             squad_rules.with_threshold(f1, null_scores, has_answer, threshold),

@@ -16,19 +16,20 @@ from torch.nn import functional
 from trainers import config as configuration
 from trainers.data.batches import Batch
 from trainers.data.layouts import OFFICIAL
+from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out_groups
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
 from trainers.models.heads import Head, SpanHead
 from trainers.tasks.base import Scoring
-from trainers.tasks.dataset import DatasetTask, drawn
+from trainers.tasks.dataset import DatasetTask
 from trainers.tasks.squad_scoring import GoldQuestions, SpanScoring
 from trainers.tasks.squad_windows import Answer, Question, tokenise_windows
 
 _STRIDE = 128
 _MAX_ANSWER_TOKENS = 30
-_QUESTIONS = "validation.questions.json"
+_QUESTIONS = "questions.json"
 
 
 class SquadV2(DatasetTask[Question]):
@@ -69,20 +70,39 @@ class SquadV2(DatasetTask[Question]):
         """The stride."""
         return {"stride": _stride(task)}
 
-    def select(
+    def divide(
         self, parts: Mapping[str, list[Question]], task: configuration.Task
     ) -> dict[str, list[Question]]:
-        """See `DatasetTask.select`; articles are held out whole, or contexts where there is one article."""
+        """See `DatasetTask.divide`; ids are unique within a part of the dataset."""
         for questions in parts.values():
             _refuse_duplicates(questions)
-        if "validation" not in parts:
-            whole = parts["train"]
-            halves = held_out_groups(_articles(whole), task.validation_fraction, task.split_seed)
-            parts = {
-                part: [whole[i] for i in rows]
-                for part, rows in zip(("train", "validation"), halves, strict=True)
-            }
-        return drawn(parts, self.stratum, task)
+        return super().divide(parts, task)
+
+    def units(self, examples: Sequence[Question]) -> Sequence[str]:
+        """See `DatasetTask.units`: articles by title, or contexts where there is one article.
+
+        Articles that share a context are one; its name is the first of theirs.
+        """
+        groups = _articles(examples).tolist()
+        names: dict[int, str] = {}
+        for group, one in zip(groups, examples, strict=True):
+            name = one.title or one.context
+            names[group] = min(names.get(group, name), name)
+        if len(set(names.values())) == 1:
+            return [one.context for one in examples]
+        return [names[group] for group in groups]
+
+    def split_stratum(self, example: Question) -> int:
+        """Nothing: there are too few articles to balance them."""
+        return 0
+
+    def unit_names(self, examples: Sequence[Question]) -> Iterable[str]:
+        """See `DatasetTask.unit_names`: the questions' ids."""
+        return [one.id for one in examples]
+
+    def hold_out(self, whole: Sequence[Question], task: configuration.Task) -> tuple[Indices, Indices]:
+        """See `DatasetTask.hold_out`; articles are held out whole, or contexts where there is one article."""
+        return held_out_groups(_articles(whole), task.validation_fraction, task.split_seed)
 
     def review(self, parts: Mapping[str, Sequence[Question]], task: configuration.Task) -> Iterable[str]:
         """See `DatasetTask.review`; SQuAD 1.1 has nothing but questions with an answer."""
@@ -105,13 +125,19 @@ class SquadV2(DatasetTask[Question]):
     def describe(
         self, folder: Path, parts: Mapping[str, Sequence[Question]], task: configuration.Task
     ) -> None:
-        """Write contexts and answers of the validation part."""
-        GoldQuestions.write(folder / _QUESTIONS, parts["validation"])
+        """Write contexts and answers of the parts that are scored."""
+        for part, questions in parts.items():
+            if part != TRAIN:
+                GoldQuestions.write(folder / f"{part}.{_QUESTIONS}", questions)
 
-    def outcome(self, folder: Path, validation: TokenSet, task: configuration.Task) -> tuple[Head, Scoring]:
-        """See `DatasetTask.outcome`."""
-        questions = GoldQuestions(folder / _QUESTIONS)
-        return SpanHead(), SpanScoring(validation, questions, task.max_answer_tokens or _MAX_ANSWER_TOKENS)
+    def head(self, folder: Path) -> Head:
+        """See `DatasetTask.head`."""
+        return SpanHead()
+
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
+        """See `DatasetTask.scoring`."""
+        questions = GoldQuestions(folder / f"{part}.{_QUESTIONS}")
+        return SpanScoring(tokens, questions, task.max_answer_tokens or _MAX_ANSWER_TOKENS)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Mean of the cross-entropies of first and last token, summed over windows; padding cannot win."""

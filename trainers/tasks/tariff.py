@@ -19,12 +19,12 @@ from trainers import config as configuration
 from trainers.data.batches import Batch
 from trainers.data.layouts import OFFICIAL
 from trainers.data.rows import Row
-from trainers.data.selection import held_out_by_text
+from trainers.data.selection import Indices, held_out_by_text, normal
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.errors import BadDataError
 from trainers.models.heads import ClassHead, Head
-from trainers.tasks.base import Scoring
-from trainers.tasks.dataset import DatasetTask, drawn, same_answer
+from trainers.tasks.base import Judged, Scoring
+from trainers.tasks.dataset import DatasetTask, same_answer
 from trainers.tasks.scores import classification
 
 LEVEL = 6
@@ -87,24 +87,23 @@ class Tariff(DatasetTask[Phrase]):
         """The text."""
         return (example.text,)
 
-    def select(self, parts: Mapping[str, list[Phrase]], task: configuration.Task) -> dict[str, list[Phrase]]:
-        """See `DatasetTask.select`; a text is held out with all its codes, and classes are numbered."""
-        if "validation" not in parts:
-            whole = parts["train"]
-            spellings: dict[str, int] = {}
-            texts = [spellings.setdefault(_normal(one.text), len(spellings)) for one in whole]
-            halves = held_out_by_text(
-                np.array(texts),
-                np.array([self.stratum(one) for one in whole]),
-                task.validation_fraction,
-                task.split_seed,
-                advice="lower task.level or add examples" if (task.level or LEVEL) > 2 else "add examples",
-            )
-            parts = {
-                part: [whole[i] for i in rows]
-                for part, rows in zip(("train", "validation"), halves, strict=True)
-            }
-        chosen = drawn(parts, self.stratum, task)
+    def hold_out(self, whole: Sequence[Phrase], task: configuration.Task) -> tuple[Indices, Indices]:
+        """See `DatasetTask.hold_out`; a text is held out with all its codes."""
+        spellings: dict[str, int] = {}
+        texts = [spellings.setdefault(normal(one.text), len(spellings)) for one in whole]
+        return held_out_by_text(
+            np.array(texts),
+            np.array([self.stratum(one) for one in whole]),
+            task.validation_fraction,
+            task.split_seed,
+            advice="lower task.level or add examples" if (task.level or LEVEL) > 2 else "add examples",
+        )
+
+    def draw(
+        self, parts: Mapping[str, Sequence[Phrase]], task: configuration.Task
+    ) -> dict[str, list[Phrase]]:
+        """See `DatasetTask.draw`; classes are numbered."""
+        chosen = super().draw(parts, task)
         numbers = {code: i for i, code in enumerate(sorted({one.code for one in chosen["train"]}))}
         return {
             part: [replace(one, number=numbers.get(one.code, UNSEEN)) for one in phrases]
@@ -119,11 +118,12 @@ class Tariff(DatasetTask[Phrase]):
             lambda one: f"code {one.code} at level {level}",
             "raise task.level or add rows of other codes",
         )
-        if all(one.number == UNSEEN for one in parts["validation"]):
-            raise BadDataError(
-                f"validation: no code of {len(parts['validation'])} examples is in the training part, so "
-                "that none can be found; put the same codes into both parts, or leave the validation part out"
-            )
+        for part, phrases in parts.items():
+            if all(one.number == UNSEEN for one in phrases):
+                raise BadDataError(
+                    f"{part}: no code of {len(phrases)} examples is in the training part, so that none can "
+                    f"be found; put the same codes into both parts, or leave the {part} part out"
+                )
 
     def tokenise(
         self,
@@ -143,11 +143,14 @@ class Tariff(DatasetTask[Phrase]):
         codes = sorted({one.code for one in parts["train"]})
         (folder / _CODES).write_text(json.dumps(codes), encoding="utf-8")
 
-    def outcome(self, folder: Path, validation: TokenSet, task: configuration.Task) -> tuple[Head, Scoring]:
-        """See `DatasetTask.outcome`."""
-        codes = json.loads((folder / _CODES).read_text(encoding="utf-8"))
-        scoring = CodeScoring(validation.columns["code"], [int(code) for code in codes], task.level or LEVEL)
-        return ClassHead(tuple(codes)), scoring
+    def head(self, folder: Path) -> Head:
+        """See `DatasetTask.head`."""
+        return ClassHead(_codes_in(folder))
+
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
+        """See `DatasetTask.scoring`."""
+        codes = [int(code) for code in _codes_in(folder)]
+        return CodeScoring(tokens.columns["code"], codes, task.level or LEVEL)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Cross-entropy, summed over the batch.
@@ -174,12 +177,29 @@ class CodeScoring:
     def __init__(self, right: npt.NDArray[np.int64], codes: Sequence[int], level: int) -> None:
         self._right, self._codes, self._level = np.asarray(right), np.array(codes), level
 
+    @property
+    def units(self) -> int:
+        """See `Scoring.units`: texts."""
+        return len(self._right)
+
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """See `Scoring.observe`: (B, 5) the likeliest classes, best first; fewer when there are fewer."""
         return logits.topk(min(_TOP, logits.shape[1]), dim=1).indices.float()
 
-    def score(self, observed: npt.NDArray[np.float32]) -> dict[str, float]:
-        """See `Scoring.score`."""
+    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+        """See `Scoring.judge`: the likeliest codes, best first, and the right one."""
+        likeliest = self._codes[observed.astype(np.int64)]
+        return Judged(
+            np.arange(len(likeliest)),
+            (likeliest[:, 0] == self._right).astype(np.float64),
+            [[f"{code:0{self._level}d}" for code in several] for several in likeliest],
+            [f"{code:0{self._level}d}" for code in self._right],
+        )
+
+    def score(
+        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """See `Scoring.score`; nothing is carried over."""
         likeliest = self._codes[observed.astype(np.int64)]
         every = np.union1d(self._codes, self._right)
         scores = classification(
@@ -194,6 +214,6 @@ class CodeScoring:
         return scores
 
 
-def _normal(text: str) -> str:
-    """What two spellings of the same text have in common."""
-    return " ".join(text.casefold().split())
+def _codes_in(folder: Path) -> tuple[str, ...]:
+    """The codes of the classes, by number."""
+    return tuple(json.loads((folder / _CODES).read_text(encoding="utf-8")))

@@ -16,7 +16,7 @@ from trainers.data.batches import Batch
 from trainers.data.rows import Row
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.models.heads import ClassHead, Head
-from trainers.tasks.base import Scoring
+from trainers.tasks.base import Judged, Scoring
 from trainers.tasks.dataset import DatasetTask, same_answer
 from trainers.tasks.losses import class_loss
 from trainers.tasks.scores import classification
@@ -64,9 +64,13 @@ class TextClassification(DatasetTask[Labelled]):
         labels = np.array([label for _, label in examples], dtype=np.int64)
         return tokenise([text for text, _ in examples], labels, tokenizer, task.max_length, told)
 
-    def outcome(self, folder: Path, validation: TokenSet, task: configuration.Task) -> tuple[Head, Scoring]:
-        """See `DatasetTask.outcome`."""
-        return ClassHead(self.classes), ClassScoring(validation.labels, len(self.classes))
+    def head(self, folder: Path) -> Head:
+        """See `DatasetTask.head`."""
+        return ClassHead(self.classes)
+
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
+        """See `DatasetTask.scoring`."""
+        return ClassScoring(tokens.labels, self.classes)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Cross-entropy, summed over the batch."""
@@ -78,16 +82,33 @@ class ClassScoring:
 
     Args:
         labels: (N,) true classes.
-        classes: how many there are.
+        classes: their names, by number.
     """
 
-    def __init__(self, labels: npt.NDArray[np.int64], classes: int) -> None:
+    def __init__(self, labels: npt.NDArray[np.int64], classes: Sequence[str]) -> None:
         self._labels, self._classes = labels, classes
+
+    @property
+    def units(self) -> int:
+        """See `Scoring.units`: texts."""
+        return len(self._labels)
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """See `Scoring.observe`: the logits."""
         return logits
 
-    def score(self, observed: npt.NDArray[np.float32]) -> dict[str, float]:
-        """See `Scoring.score`."""
-        return classification(observed.argmax(1), self._labels, self._classes)
+    def score(
+        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """See `Scoring.score`; nothing is carried over."""
+        return classification(observed.argmax(1), self._labels, len(self._classes))
+
+    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+        """See `Scoring.judge`: the names of the classes."""
+        predicted = observed.argmax(1)
+        return Judged(
+            np.arange(len(predicted)),
+            (predicted == self._labels).astype(np.float64),
+            [self._classes[number] for number in predicted],
+            [self._classes[number] for number in self._labels],
+        )

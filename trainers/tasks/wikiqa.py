@@ -14,15 +14,16 @@ from tokenizers import Tokenizer
 from trainers import config as configuration
 from trainers.data.batches import Batch
 from trainers.data.layouts import OFFICIAL
+from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
-from trainers.data.selection import held_out
+from trainers.data.selection import Indices, held_out
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.errors import BadDataError
 from trainers.models.heads import ClassHead, Head
-from trainers.tasks.base import Scoring
+from trainers.tasks.base import Judged, Scoring
 from trainers.tasks.dataset import DatasetTask, drawn, same_answer
 from trainers.tasks.losses import class_loss
-from trainers.tasks.ranking import best_f1_threshold, positive_class, ranking
+from trainers.tasks.ranking import average_precisions, best_f1_threshold, positive_class, ranking, ranks_of
 
 _CLASSES = ("other", "answer")
 
@@ -76,24 +77,37 @@ class WikiQa(DatasetTask[Pair]):
         """Question and sentence."""
         return example.question, example.sentence
 
-    def select(self, parts: Mapping[str, list[Pair]], task: configuration.Task) -> dict[str, list[Pair]]:
-        """See `DatasetTask.select`; questions stay whole, with the same share of answerable ones."""
+    def unit(self, example: Pair) -> str:
+        """The question."""
+        return example.key
+
+    def split_stratum(self, example: Pair) -> int:
+        """-1 when the sentence answers: the smallest of a question's sentences says whether one does."""
+        return -example.label
+
+    def unit_names(self, examples: Sequence[Pair]) -> Iterable[str]:
+        """See `DatasetTask.unit_names`: the questions' ids, or their texts."""
+        return dict.fromkeys(pair.key for pair in examples)
+
+    def hold_out(self, whole: Sequence[Pair], task: configuration.Task) -> tuple[Indices, Indices]:
+        """See `DatasetTask.hold_out`; questions stay whole, with the same share of answerable ones."""
+        numbers = _numbered(whole)
+        answerable = np.zeros(int(numbers.max()) + 1, dtype=np.int64)
+        np.maximum.at(answerable, numbers, [pair.label for pair in whole])
+        _, held = held_out(answerable, task.validation_fraction, task.split_seed)
+        inside = np.isin(numbers, held)
+        return np.flatnonzero(~inside), np.flatnonzero(inside)
+
+    def draw(self, parts: Mapping[str, Sequence[Pair]], task: configuration.Task) -> dict[str, list[Pair]]:
+        """See `DatasetTask.draw`; questions stay whole."""
         questions = {part: _by_question(pairs) for part, pairs in parts.items()}
-        if "validation" not in questions:
-            whole = questions["train"]
-            halves = held_out(
-                np.array([_answerable(one) for one in whole]), task.validation_fraction, task.split_seed
-            )
-            questions = {
-                part: [whole[i] for i in rows]
-                for part, rows in zip(("train", "validation"), halves, strict=True)
-            }
         chosen = drawn(questions, _answerable, task)
-        if not any(map(_answerable, chosen["validation"])):
-            raise BadDataError(
-                "the validation part has no question with a sentence that answers it (label 1), so nothing "
-                "can be ranked; add questions"
-            )
+        for part, several in chosen.items():
+            if part != TRAIN and not any(map(_answerable, several)):
+                raise BadDataError(
+                    f"the {part} part has no question with a sentence that answers it (label 1), so nothing "
+                    "can be ranked; add questions"
+                )
         return {part: [pair for question in several for pair in question] for part, several in chosen.items()}
 
     def review(self, parts: Mapping[str, Sequence[Pair]], task: configuration.Task) -> Iterable[str]:
@@ -108,16 +122,18 @@ class WikiQa(DatasetTask[Pair]):
         told: Callable[[int], None],
     ) -> TokenSet:
         """See `DatasetTask.tokenise`; labels (N,) 0 or 1, column `question` (N,) number of the question."""
-        numbers = {key: i for i, key in enumerate(dict.fromkeys(pair.key for pair in examples))}
         labels = np.array([pair.label for pair in examples], dtype=np.int64)
         pairs = [(pair.question, pair.sentence) for pair in examples]
         tokens = tokenise(pairs, labels, tokenizer, task.max_length, told)
-        of_question = np.array([numbers[pair.key] for pair in examples], dtype=np.int64)
-        return replace(tokens, columns={**tokens.columns, "question": of_question})
+        return replace(tokens, columns={**tokens.columns, "question": _numbered(examples)})
 
-    def outcome(self, folder: Path, validation: TokenSet, task: configuration.Task) -> tuple[Head, Scoring]:
-        """See `DatasetTask.outcome`."""
-        return ClassHead(_CLASSES), RankingScoring(validation.labels, validation.columns["question"])
+    def head(self, folder: Path) -> Head:
+        """See `DatasetTask.head`."""
+        return ClassHead(_CLASSES)
+
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
+        """See `DatasetTask.scoring`."""
+        return RankingScoring(tokens.labels, tokens.columns["question"])
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Cross-entropy, summed over the batch."""
@@ -135,19 +151,51 @@ class RankingScoring:
     def __init__(self, labels: npt.NDArray[np.int64], questions: npt.NDArray[np.int64]) -> None:
         self._labels, self._questions = labels, questions
 
+    @property
+    def units(self) -> int:
+        """See `Scoring.units`: questions with an answer."""
+        return len(np.unique(self._questions[self._labels == 1]))
+
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """See `Scoring.observe`: (B, 1) by how much the logit of the answers' class is the larger."""
         return logits.float().diff(dim=1)
 
-    def score(self, observed: npt.NDArray[np.float32]) -> dict[str, float]:
-        """See `Scoring.score`; the threshold is a probability."""
+    def score(
+        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """See `Scoring.score`; the threshold is a probability, `threshold` of those carried over."""
         scores = observed[:, 0]
-        threshold = best_f1_threshold(scores, self._labels)
+        if carried is None:
+            threshold = best_f1_threshold(scores, self._labels)
+        else:
+            threshold = _log_odds(carried["threshold"])
         return {
             **ranking(scores, self._labels, self._questions),
             **positive_class(scores, self._labels, threshold),
             "threshold": float(0.5 * (1.0 + np.tanh(0.5 * threshold))),
         }
+
+    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+        """See `Scoring.judge`: each question's sentences from 0, best first, and those that answer."""
+        questions, precisions = average_precisions(observed[:, 0], self._labels, self._questions)
+        ranked: list[list[int]] = []
+        right: list[list[int]] = []
+        for question in questions:
+            members = np.flatnonzero(self._questions == question)
+            ranked.append(ranks_of(observed[members, 0]).tolist())
+            right.append(np.flatnonzero(self._labels[members] == 1).tolist())
+        return Judged(questions, precisions, ranked, right)
+
+
+def _log_odds(probability: float) -> float:
+    """The difference of logits at which the second class has a probability."""
+    return float(2.0 * np.arctanh(np.clip(2.0 * probability - 1.0, -1.0 + 1e-16, 1.0 - 1e-16)))
+
+
+def _numbered(pairs: Sequence[Pair]) -> npt.NDArray[np.int64]:
+    """(N,) number of each pair's question, in the order of their first sentence."""
+    numbers = {key: i for i, key in enumerate(dict.fromkeys(pair.key for pair in pairs))}
+    return np.array([numbers[pair.key] for pair in pairs], dtype=np.int64)
 
 
 def _named(row: Row, *names: str) -> str:

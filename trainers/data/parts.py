@@ -1,0 +1,84 @@
+"""The three parts of a dataset, what its files may call them, and how a missing one comes about.
+
+Imports no torch: the service fingerprints a dataset by the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Literal, TypeVar
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {TRAIN: ("train",), VALIDATION: ("validation", "valid", "dev"), TEST: ("test",)}
+)
+"""What files call each part; of several names the first that exists is read."""
+
+_RULES = 1
+"""Grows when a rule assigns an example to another part than before."""
+
+Found = TypeVar("Found")
+
+
+class SplitRule(StrEnum):
+    """Where the test part comes from."""
+
+    own = "own"
+    """The dataset has one."""
+    half = "half of validation"
+    """Every second unit of the validation part, by hash."""
+    held_out = "held out of train"
+    """`validation_fraction` of the training part's units, by hash."""
+    none = "none"
+    """There is no test part."""
+
+
+def named_parts(find: Callable[[str], Found | None]) -> dict[str, Found]:
+    """The parts of a dataset that exist.
+
+    Args:
+        find: looks a part up by one of its names; None = there is none.
+    """
+    parts: dict[str, Found] = {}
+    for part, names in NAMES.items():
+        found = next((one for one in map(find, names) if one is not None), None)
+        if found is not None:
+            parts[part] = found
+    return parts
+
+
+def used_parts(parts: Mapping[str, Found], test: Literal["auto", "none"]) -> Mapping[str, Found]:
+    """The parts that a run reads; without a test part the test file stands in for a missing validation file.
+
+    Args:
+        parts: of the dataset.
+        test: `task.test`.
+    """
+    if test == "auto":
+        return parts
+    used = {TRAIN: parts[TRAIN]}
+    for part in (VALIDATION, TEST):
+        if part in parts:
+            return {**used, VALIDATION: parts[part]}
+    return used
+
+
+def split_rule(parts: Mapping[str, object], test: Literal["auto", "none"]) -> SplitRule:
+    """Where a run's test part comes from.
+
+    Args:
+        parts: of the dataset.
+        test: `task.test`.
+    """
+    if test == "none":
+        return SplitRule.none
+    if TEST in parts:
+        return SplitRule.own
+    return SplitRule.half if VALIDATION in parts else SplitRule.held_out
+
+
+def rule_identity(parts: Mapping[str, object], test: Literal["auto", "none"]) -> dict[str, str | int | float]:
+    """The split as a fact about a run's data."""
+    return {"test.rule": f"{split_rule(parts, test)} (version {_RULES})"}
