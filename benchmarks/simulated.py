@@ -41,7 +41,7 @@ FACTS = {
     "data": {"task": "imdb", "train.sha256": "a" * 64, "validation.sha256": "b" * 64, "max_length": 128},
 }
 _SHARES = {
-    "startup_time_s": 0.05, "data_wait_time_s": 0.02, "forward_time_s": 0.28, "backward_time_s": 0.45,
+    "setup_time_s": 0.05, "data_wait_time_s": 0.02, "forward_time_s": 0.28, "backward_time_s": 0.45,
     "optimizer_time_s": 0.1, "communication_time_s": 0.01, "checkpoint_time_s": 0.02,
     "validation_time_s": 0.07,
 }  # fmt: skip

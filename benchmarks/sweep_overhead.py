@@ -4,7 +4,7 @@
 
 Submits a sweep of tiny runs to a real scheduler on an empty SQLite store, one run at a time, and
 reads the stored timestamps. The overhead of a run is the time from the end of the run before it
-to its own end, less what its trainer spent after start-up (`total_time_s - startup_time_s`: steps,
+to its own end, less what its trainer spent after set-up (`total_time_s - setup_time_s`: steps,
 evaluation and checkpoints). So it holds everything that is not training: queue, database, Ray,
 process start, imports, model and data set-up. The first run of each sweep, which pays for new
 processes, is reported apart. The last line is one JSON object.
@@ -183,9 +183,9 @@ def end_of(run: Run) -> float:
 
 
 def trained_s(store: Store, run: Run) -> float:
-    """What its trainer spent after start-up."""
+    """What its trainer spent after set-up."""
     summary = store.summary(run.id)
-    return float(summary["total_time_s"] or 0.0) - float(summary["startup_time_s"] or 0.0)
+    return float(summary["total_time_s"] or 0.0) - float(summary["setup_time_s"] or 0.0)
 
 
 def median(overheads: list[float]) -> float:

@@ -29,17 +29,18 @@ from trainers.parallel.pipeline.layers import Division
 from trainers.parallel.pipeline.stage_trial import StageTrial
 from trainers.parallel.workers import Workers
 from trainers.precision import Arithmetic, Inference, arithmetic_for, inference_for
+from trainers.preparation import counted_by, preparing
 from trainers.process import seed_all
 from trainers.progress import Progress
 from trainers.reporting import Clock, NullSink, Sink, Stop
 from trainers.tasks.base import Prepared
 from trainers.telemetry.devices import other_device
-from trainers.telemetry.energy import cost_usd
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.flops import flop_count_of
 from trainers.telemetry.gradient_noise import GradientNoise, source_for
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.life import LifeFile, SignsOfLife
+from trainers.telemetry.overhead import Overhead
 from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.run_figures import RunFigures
 from trainers.telemetry.timeline import Phase, Timeline, timeline_for
@@ -113,20 +114,51 @@ def assemble(
         config: the run.
         sink: reported to on rank 0.
         stop: asked at each step boundary.
-        clock: when the attempt began, in Unix time.
-        began_s: the same as `time.perf_counter()`.
+        clock: when the attempt was opened and the run submitted.
+        began_s: `time.perf_counter()` at the beginning of the worker's part.
         instruments: that began to count then.
 
     Raises:
         TrainingError: whatever the run asks for that cannot be had.
     """
     place = _Place.of(config, sink, began_s)
-    workers, device, timeline = place.workers, place.device, place.timeline
+    timeline = place.timeline
     life = SignsOfLife()
-    if workers.rank == 0:
-        life = LifeFile(Path(config.workspace.checkpoints), clock.opened_s, workers.world)
-    instruments.attach(device, alive=life.beat)
+    if place.workers.rank == 0:
+        life = LifeFile(Path(config.workspace.checkpoints), clock.opened_s)
+    instruments.attach(place.device, alive=life.beat)
+    timeline.bounded_by(Overhead(instruments, place.sink))
+    timeline.enter(Phase.setup)
+    checkpoints = CheckpointStore(Path(config.workspace.checkpoints), config.checkpoint.keep)
+    newest = _newest(checkpoints, place)
+    if newest is not None:
+        timeline.resume()
+    with counted_by(lambda: timeline.within(Phase.preparation)):
+        trainer = _build(place, stop, _Attempt(instruments, life, clock.submitted_s, checkpoints, newest))
+    instruments.prepared()
+    return trainer
 
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What an attempt begins with.
+
+    Attributes:
+        submitted_s: when the run was submitted, Unix time; None = unknown.
+        newest: checkpoint that it resumes from; None = it begins the run.
+    """
+
+    instruments: Instruments
+    life: SignsOfLife
+    submitted_s: float | None
+    checkpoints: CheckpointStore
+    newest: Path | None
+
+
+def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
+    """The parts of a run, each after those that it depends on."""
+    config, workers, device, timeline = place.config, place.workers, place.device, place.timeline
+    instruments, checkpoints = attempt.instruments, attempt.checkpoints
     place.warn_of_other_device()
     task = tasks.build(config.task.name)
     place.sink.progress(step=0, total_steps=0, phase="preparing")
@@ -135,7 +167,8 @@ def assemble(
     model = _build_model(place, model_origin, data)
     parameters = model.parameter_count
     # From here on the model has this worker's layers alone, and so has its optimizer.
-    division = divide(config, model, workers, device, place.arithmetic)
+    with preparing():  # layers may be timed
+        division = divide(config, model, workers, device, place.arithmetic)
     distilled = distillation.set_up(
         config,
         task,
@@ -149,7 +182,8 @@ def assemble(
         warn=place.warn,
     )
     identity = {**data.identity, **distilled.identity}
-    built = build_optimizer(config.optimizer, distilled.module)
+    with preparing():  # its kernels may be built, and are checked
+        built = build_optimizer(config.optimizer, distilled.module)
     if built.fallback is not None:
         place.warn(f"optimizer.implementation: {built.implementation} runs, because {built.fallback}")
     sized, forget_micro_size = _choose_micro_batch(place, data, model, division, distilled)
@@ -166,9 +200,7 @@ def assemble(
     )
     total_steps = config.length.total_steps(len(data.train), config.batch.global_size)
 
-    checkpoints = CheckpointStore(Path(config.workspace.checkpoints), config.checkpoint.keep)
-    found = _newest(checkpoints, place)
-    taken = store.load(found) if found else None
+    taken = store.load(attempt.newest) if attempt.newest else None
     progress = Progress()
     if taken is not None:
         progress = snapshot.restore(
@@ -181,12 +213,11 @@ def assemble(
         )
         timeline.carry_over(taken.state["spent_s"])
         _restore_best(checkpoints, progress, task.headline, workers)
-    before = life.look_back(
-        kept_until_s=taken.state["taken_s"] if taken else None, submitted_s=clock.submitted_s
+    before = attempt.life.look_back(
+        kept_until_s=taken.state["taken_s"] if taken else None, submitted_s=attempt.submitted_s
     )
     timeline.carry_over({Phase.lost_since_checkpoint: before.lost_s})
     progress.usage.queue_s += before.queue_s
-    progress.usage.cost_usd += cost_usd(config.rates, before.lost_worker_s)
     noise = _noise_of(sized, place, distilled.module, built.optimizer)
     # Wrapped after the weights are restored, so that replicas begin equal.
     replica = replicate(
@@ -302,7 +333,7 @@ def assemble(
             tokenizer=data.tokenizer,
             total_steps=total_steps,
             parameters=parameters,
-            resumed_from=found,
+            resumed_from=attempt.newest,
             forget_micro_size=forget_micro_size,
         ),
         place.sink,
@@ -310,7 +341,6 @@ def assemble(
     )
     if taken is not None:
         trainer.parts.go_on_from(taken)
-    instruments.prepared()
     return trainer
 
 
@@ -364,7 +394,8 @@ def _choose_micro_batch(
     forget = partial(micro_batch.forget, config, device, shape)
     if config.model.compile:
         try:
-            trial.compile(sized.micro_size)
+            with preparing():
+                trial.compile(sized.micro_size)
         except torch.OutOfMemoryError:
             forget()
             raise

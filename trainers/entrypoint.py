@@ -1,6 +1,7 @@
 """The door to training: everything outside `trainers` calls `train` and nothing behind it.
 
-Importing this module imports no torch. `train` does, when called; `preload` does it early.
+Importing this module imports no torch. `train` does, when called; `make_ready` does it early, with all else
+that a fresh process pays for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ import gc
 import importlib
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from trainers.config import RunConfig, TrainingSections, Workspace
@@ -37,7 +42,8 @@ def train(config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = No
         config: the run, fully resolved.
         sink: reported to on rank 0 alone.
         stop: asked at each step boundary; one worker's word stops all.
-        clock: when the run was submitted and this attempt opened; None = now.
+        clock: when the run was submitted and this attempt opened; None = now. The run's own time begins
+            here, and not before the process is ready.
 
     Returns:
         How it ended; the figures count on rank 0.
@@ -46,12 +52,13 @@ def train(config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = No
         TrainingError: everything foreseen, with its failure class.
     """
     clock = clock or Clock()
-    began_s = time.perf_counter() - max(0.0, time.time() - clock.opened_s)
-    preload()
-    from trainers.assembly import assemble
-    from trainers.process import environment_restored
+    began_s = time.perf_counter()
+    with Instruments(config, began_s) as instruments, ExitStack() as stack:
+        make_ready(config.rates.device)
+        from trainers.assembly import assemble
+        from trainers.process import environment_restored
 
-    with environment_restored(), Instruments(config, began_s) as instruments:
+        stack.enter_context(environment_restored())
         reset_process(config)
         trainer: Trainer | None = None
         try:
@@ -128,6 +135,41 @@ def reset_process(config: RunConfig) -> None:
     from trainers.process import reset_process as reset
 
     reset(config)
+
+
+_ready: dict[str, Mapping[str, float]] = {}
+"""By device, what `make_ready` took the first time."""
+
+
+def make_ready(device: str) -> Mapping[str, float]:
+    """Pay for what a fresh process needs before any run, so that no run's figures include it.
+
+    `train` calls this too; a worker that calls it before its first run is ready when the run is opened.
+
+    Args:
+        device: torch device type that runs will use, `cpu` or `cuda`.
+
+    Returns:
+        Seconds by part: `imports`, `kernels`, `first_step`; all 0 when the process was ready.
+    """
+    if device in _ready:
+        return dict.fromkeys(_ready[device], 0.0)
+    marks = [time.perf_counter()]
+    preload()
+    marks.append(time.perf_counter())
+    import torch
+
+    from trainers import readiness
+
+    place = torch.device(device)
+    readiness.load_kernels(place)
+    marks.append(time.perf_counter())
+    if device == "cpu" or torch.cuda.is_available():  # without a GPU `train` says what is missing
+        readiness.first_step(place)
+    marks.append(time.perf_counter())
+    spent_s = (end - begin for begin, end in pairwise(marks))
+    _ready[device] = MappingProxyType(dict(zip(("imports", "kernels", "first_step"), spent_s, strict=True)))
+    return _ready[device]
 
 
 def preload() -> None:

@@ -44,6 +44,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "total_time_s": Figure(_S, better="lower"),
         "train_time_s": Figure(_S, better="lower"),
         **{f"{phase}_time_s": Figure(_S, scope="worker:0", better="lower") for phase in Phase},
+        "overhead_time_s": Figure(_S, better="lower"),
         "queue_time_s": Figure(_S, better="lower"),
         "samples_per_s": Figure("1/s", better="higher"),
         "tokens_per_s": Figure("1/s", better="higher"),

@@ -21,6 +21,7 @@ from filelock import FileLock
 from trainers.config import RunConfig
 from trainers.errors import OutOfMemoryError
 from trainers.parallel.workers import Workers
+from trainers.preparation import preparing
 
 _LOCK_S = 60.0
 
@@ -118,8 +119,9 @@ def choose(
     found: int | None = workers.share(memory.recall(key))
     if found is None:
         # In a pipeline `micro_size` is the largest that leaves each stage enough of them.
-        own = largest(config.share, lambda size: fits(lambda: attempt(size)), config.micro_size)
-        found = min(workers.collect(own))
+        with preparing():
+            own = largest(config.share, lambda size: fits(lambda: attempt(size)), config.micro_size)
+            found = min(workers.collect(own))
         if found == 0:
             raise OutOfMemoryError(
                 f"not even one example of length {config.task.max_length} fits into memory; "

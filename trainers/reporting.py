@@ -58,7 +58,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """When things happened before `train` was called; the time until then is start-up or queue.
+    """When things happened before `train` was called; the run's own time begins later.
 
     Attributes:
         opened_s: the attempt was opened; in Unix time.

@@ -148,6 +148,7 @@ class Trainer:
     def _train(self) -> None:
         parts, progress = self.parts, self.parts.progress
         self.stopping = self._agree().stop
+        self._measure()  # what came before the first step, also of an attempt that is killed later
         parts.model.train()
         self._say("training")
         batches = Prefetcher(self._prepare, progress.step, parts.total_steps)

@@ -239,7 +239,10 @@ class Rows:
         return notes
 
     def _startup_notes(self) -> list[str]:
-        """Which runs took so much longer to start that their whole time tells of it."""
+        """Which runs of earlier versions took so much longer to start that it shows in their times.
+
+        Later ones have no `startup_time_s`: their times hold what their configuration caused.
+        """
         startup_s, total_s = self._column("startup_time_s"), self._column("total_time_s")
         known = self._is_finished & np.isfinite(startup_s) & np.isfinite(total_s)
         if not known.any():

@@ -34,8 +34,8 @@ CPU_GFLOPS, LEAST_CPU_GFLOPS, MOST_CPU_GFLOPS = 30.0, 5.0, 100.0
 """What one virtual CPU does in fp32, for which there is no published peak; in GFLOP/s."""
 LEAST_FILLED = 0.25
 """Share of `max_length` that texts fill at the low end."""
-STARTUP_S = 15.0
-"""Process, imports, data and model, where there is no history."""
+SETUP_S = 2.0
+"""Data and model, where there is no history."""
 _FEWEST_FOR_SPREAD = 3
 PUBLISHED_EXAMPLES: Mapping[str, int] = {"imdb": 25_000, "squad_v2": 131_944, "wikiqa": 20_360}
 """Training examples of a task's own dataset; squad_v2: windows at length 384."""
@@ -69,15 +69,14 @@ class Past:
     Attributes:
         spec: with its axis values written in.
         steps: optimizer updates.
-        total_time_s, startup_time_s, lost_time_s: of its summary.
+        total_time_s, setup_time_s: of its summary.
         energy_kwh: None = not told.
     """
 
     spec: ExperimentSpec
     steps: int
     total_time_s: float
-    startup_time_s: float
-    lost_time_s: float
+    setup_time_s: float
     energy_kwh: float | None
 
 
@@ -285,20 +284,17 @@ def _nearest(spec: ExperimentSpec, past: Sequence[Past]) -> tuple[Likeness, list
 
 
 def _from_history(work: float, like: Sequence[Past], tier: Likeness) -> Span:
-    logs = [
-        math.log(max(1e-12, one.total_time_s - one.startup_time_s - one.lost_time_s) / _work(one))
-        for one in like
-    ]
+    logs = [math.log(max(1e-12, one.total_time_s - one.setup_time_s) / _work(one)) for one in like]
     middle = statistics.median(logs)
     spread = math.log(tier.floor)
     if len(logs) >= _FEWEST_FOR_SPREAD:
         sd = statistics.stdev(logs)
         spread = max(spread, _t90(len(logs) - 1) * sd * math.sqrt(1 + 1 / len(logs)))
-    startup_s = statistics.median(one.startup_time_s for one in like)
+    setup_s = statistics.median(one.setup_time_s for one in like)
     return Span(
-        startup_s / 1.5 + work * math.exp(middle - spread),
-        startup_s + work * math.exp(middle),
-        startup_s * 1.5 + work * math.exp(middle + spread),
+        setup_s / 1.5 + work * math.exp(middle - spread),
+        setup_s + work * math.exp(middle),
+        setup_s * 1.5 + work * math.exp(middle + spread),
     )
 
 
@@ -340,9 +336,9 @@ def _from_catalogue(
             "no run like them has finished"
         )
     time_s = Span(
-        STARTUP_S / 3 + LEAST_FILLED * flops / rates.high,
-        STARTUP_S + flops / rates.middle,
-        STARTUP_S * 3 + flops / rates.low,
+        SETUP_S / 3 + LEAST_FILLED * flops / rates.high,
+        SETUP_S + flops / rates.middle,
+        SETUP_S * 3 + flops / rates.low,
     )
     return time_s, words
 

@@ -36,14 +36,13 @@ _PHASES = {
     "communication": PALETTE[1],
     "bubble": PALETTE[5],
     "data_wait": PALETTE[3],
-    "startup": PALETTE[7],
+    "setup": PALETTE[7],
     "checkpoint": PALETTE[6],
     "validation": PALETTE[0],
     "profiling": PALETTE[2],
-    "lost_since_checkpoint": PALETTE[5],
 }
 """Colours of a run's phases, those of a step first, in the order of a step's legend."""
-_HATCHED = ("validation", "profiling", "lost_since_checkpoint")
+_HATCHED = ("validation", "profiling")
 """That share their colour with another phase."""
 MOST_CURVES = 12
 """Configurations whose curves are drawn together; more cannot be told apart."""

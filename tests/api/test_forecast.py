@@ -21,7 +21,7 @@ def history(driver: Driver) -> None:
         model={"student": "tiny"}, search={"axes": {"precision": ["fp32", "bf16"]}}, seeds=[0, 1]
     )
     for run in driver.start(experiment):
-        summary = {"accuracy": 0.9, "total_time_s": 100.0, "startup_time_s": 5.0, "energy_kwh": 0.001}
+        summary = {"accuracy": 0.9, "total_time_s": 100.0, "setup_time_s": 5.0, "energy_kwh": 0.001}
         driver.store.finish_run(run.id, run.attempt, RunState.succeeded, summary=summary)
     driver.store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
 

@@ -14,6 +14,7 @@ from trainers.figures import FIGURES, POINTS, SCORES
 from trainers.reporting import NeverStop, NullSink, Outcome, Point
 from trainers.synthetic import write_corpus
 from trainers.telemetry.run_figures import MEASURED_BESIDE
+from trainers.telemetry.timeline import OVERHEAD, OWN
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
@@ -97,11 +98,10 @@ def test_every_point_is_defined(reported: tuple[Outcome, set[str]]) -> None:
 
 def test_the_parts_of_the_time_sum_to_the_total(reported: tuple[Outcome, set[str]]) -> None:
     summary = reported[0].summary
-    others = ("total_time_s", "train_time_s", "queue_time_s")
-    parts = [
-        float(value or 0.0)
-        for name, value in summary.items()
-        if name.endswith("_time_s") and name not in others
-    ]
-    assert len(parts) == 11
-    assert sum(parts) == pytest.approx(summary["total_time_s"])
+    others = ("total_time_s", "train_time_s", "overhead_time_s", "queue_time_s")
+    names = {name for name in summary if name.endswith("_time_s") and name not in others}
+    assert names == {f"{phase}_time_s" for phase in (*OWN, *OVERHEAD)}
+    assert (len(OWN), len(OVERHEAD)) == (10, 4)  # as the page says
+    assert sum(float(summary[f"{phase}_time_s"] or 0.0) for phase in OWN) == pytest.approx(
+        summary["total_time_s"]
+    )

@@ -26,6 +26,6 @@ def test_compiled_run_has_the_losses_of_a_plain_one(config_in, tmp_path, recorde
     assert recorder.facts["attention"] == "sdpa"
     names = [set(load_file(Path(run.checkpoint) / "model.safetensors")) for run in (whole, compiled)]
     assert names[0] == names[1]
-    # What compiling took is in the time before the first step, not in the rates.
+    # Compiled graphs are kept for other runs: what compiling took is in no figure of this one.
     summary = compiled.summary
-    assert summary["startup_time_s"] > 10 * summary["forward_time_s"] / summary["steps"]
+    assert summary["preparation_time_s"] > 10 * summary["forward_time_s"] / summary["steps"]

@@ -161,7 +161,7 @@ def test_a_gpus_timeline_gives_all_time_to_its_phases_in_the_end(clocks: Clocks)
     spent = timeline.spent_s()
     assert {phase: s for phase, s in spent.items() if s} == pytest.approx(
         {
-            "startup": 1.0, "data_wait": 3.0, "forward": 6.0, "backward": 12.0, "optimizer": 24.0,
+            "warm_up": 1.0, "data_wait": 3.0, "forward": 6.0, "backward": 12.0, "optimizer": 24.0,
             "checkpoint": 16.0,
         }
     )  # fmt: skip

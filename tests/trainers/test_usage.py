@@ -21,6 +21,7 @@ from trainers.telemetry.devices import Device, ReplayedDevice
 from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.life import LifeFile
+from trainers.telemetry.overhead import OVERHEAD_SCOPE
 from trainers.telemetry.rapl import Rapl, find_rapl, machine, machine_cpu_s
 from trainers.telemetry.run_figures import RunFigures
 from trainers.telemetry.sampling import Sampled
@@ -287,19 +288,20 @@ def test_rapl_is_shared_out_by_cpu_time(configure, monkeypatch, tmp_path):
     assert "whole" in measured["cpu_energy_kwh"].scope
 
 
-def lived(folder: Path, began_s: float, seen_s: float, workers: str = " 1") -> None:
+def lived(folder: Path, began_s: float, seen_s: float, more: str = "") -> None:
     file = folder / f"alive-{int(began_s)}-1"
-    file.write_text(f"{began_s!r}{workers}")
+    file.write_text(f"{began_s!r}{more}")
     os.utime(file, (seen_s, seen_s))
 
 
 def test_lost_time_is_what_dead_attempts_did_after_the_checkpoint(tmp_path):
     lived(tmp_path, 100.0, 160.0)  # before the checkpoint's attempt: nothing of it is lost
-    lived(tmp_path, 200.0, 260.0, " 4")  # wrote the checkpoint at 250
-    lived(tmp_path, 300.0, 305.0, "")  # died in its start-up; of a version that told no number of workers
+    lived(
+        tmp_path, 200.0, 260.0, " 4"
+    )  # of a version that wrote its workers too; wrote the checkpoint at 250
+    lived(tmp_path, 300.0, 305.0)  # died in its set-up
     before = LifeFile(tmp_path, 320.0).look_back(kept_until_s=250.0, submitted_s=50.0)
     assert before.lost_s == 10.0 + 5.0
-    assert before.lost_worker_s == 4 * 10.0 + 5.0
     assert before.queue_s == (300.0 - 260.0) + (320.0 - 305.0)
     assert not (tmp_path / "alive-100-1").exists()
 
@@ -333,16 +335,17 @@ def test_the_parts_explain_the_time_of_a_run_that_was_killed(launch, config_in, 
     parts = {phase: summary[f"{phase}_time_s"] for phase in Phase}
     assert parts[Phase.lost_since_checkpoint] > 0.0
     assert summary["queue_time_s"] > 0.0  # between the kill and the second attempt
-    assert sum(parts.values()) == pytest.approx(summary["total_time_s"])
+    assert sum(parts.values()) == pytest.approx(summary["total_time_s"] + summary["overhead_time_s"])
     assert sum(parts.values()) + summary["queue_time_s"] == pytest.approx(whole_s, rel=0.02)
 
 
-def test_lost_work_is_paid_for(launch, config_in, tmp_path):
+def test_lost_work_and_restarts_stand_in_no_runs_cost(launch, config_in, tmp_path):
     config = config_in(tmp_path, rates__price_usd_per_hour=3600.0, telemetry={"sample_every_s": 0.01})
     assert launch([config], kill_at=5).codes == [-9]
     summary = launch([config]).results[0]["runs"][0]["summary"]
     assert summary["lost_since_checkpoint_time_s"] > 0.0
     assert summary["cost_usd"] == pytest.approx(summary["total_time_s"], rel=0.02)
+    assert summary["overhead_time_s"] >= summary["lost_since_checkpoint_time_s"]
 
 
 @pytest.mark.parametrize("least_s, share, several", [(30.0, 0.1, False), (0.0, 0.0, True)])
@@ -352,7 +355,11 @@ def test_the_windows_of_an_attempt_are_its_time_and_its_energy(
     monkeypatch.setattr(run_figures, "_LEAST_WINDOW_S", least_s)
     monkeypatch.setattr(run_figures, "_WINDOW_SHARE", share)
     outcome = train(configure(checkpoint={"every_steps": 1, "every_s": 0.0}), recorder, NeverStop())
-    windows = [m for m in recorder.measurements if m.name == "window_energy_kwh"]
+    told = [m for m in recorder.measurements if m.name == "window_energy_kwh"]
+    windows = [m for m in told if m.scope != OVERHEAD_SCOPE]
+    assert sum(m.end_s - m.start_s for m in told if m.scope == OVERHEAD_SCOPE) == pytest.approx(
+        outcome.summary["overhead_time_s"], abs=0.05
+    )
     assert (len(windows) > 1) is several
     assert sum(m.value for m in windows) == pytest.approx(outcome.summary["energy_kwh"])
     assert sum(m.end_s - m.start_s for m in windows) == pytest.approx(

@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from trainers.errors import CacheError
+from trainers.preparation import preparing
 
 _SIZES = "sizes.json"
 
@@ -31,7 +32,8 @@ def cached_folder(root: Path, key: str, build: Callable[[Path], None]) -> Path:
     folder = root / key
     if not _is_complete(folder):
         try:
-            _build(folder, build)
+            with preparing():
+                _build(folder, build)
         except OSError as error:
             raise CacheError(
                 f"{error.filename or root}: the cache cannot be written ({error.strerror or error}); "

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainers.preparation import preparing
+
 _RACY_S = 2.0
 _CHUNK = 1 << 20
 
@@ -69,7 +71,8 @@ def fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
     try:
         return FileSet(len(ordered), size, remembered.read_text(encoding="ascii"))
     except OSError:
-        sha256 = _read_digest(root, ordered)
+        with preparing():
+            sha256 = _read_digest(root, ordered)
     newest = max((max(stat.st_mtime, stat.st_ctime) for stat in stats), default=0.0)
     if time.time() - newest > _RACY_S:
         # A memory that cannot be written costs the next run its reading.

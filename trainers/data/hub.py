@@ -11,6 +11,7 @@ from trainers.data.fingerprint import FileSet, digest_of
 from trainers.data.parts import TRAIN, named_parts, used_parts
 from trainers.data.rows import Row
 from trainers.errors import BadDataError
+from trainers.preparation import preparing
 
 
 class HubDataset:
@@ -49,7 +50,8 @@ class HubDataset:
 
     @cached_property
     def _tables(self) -> Mapping[str, Any]:
-        splits = self._load()
+        with preparing():
+            splits = self._load()
         tables = named_parts(splits.get)
         if TRAIN not in tables:
             raise BadDataError(

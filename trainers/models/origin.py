@@ -12,6 +12,7 @@ from trainers.config import LAYERS, Workspace
 from trainers.data.fingerprint import fingerprint
 from trainers.data.paths import HUB, UnusablePath, resolve
 from trainers.errors import BadSpecError
+from trainers.preparation import preparing
 
 WEIGHTS = "model.safetensors"
 VOCABULARY_SIZE = 30_522
@@ -116,7 +117,9 @@ def locate(model: str, workspace: Workspace, field: str = "model.student") -> Or
     if model in PRESETS:
         return Preset(model)
     if model.startswith(HUB):
-        return Folder(_with_weights(_from_hub(model.removeprefix(HUB), offline=workspace.offline)))
+        with preparing():
+            fetched = _from_hub(model.removeprefix(HUB), offline=workspace.offline)
+        return Folder(_with_weights(fetched))
     try:
         found = resolve(model, workspace.model_roots, "model")
     except UnusablePath as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from trainers.telemetry.devices import Device, nvml_device
 from trainers.telemetry.energy import cost_usd, modelled_energy_j, rated_power_w
 from trainers.telemetry.rapl import find_rapl, machine, machine_cpu_s
 from trainers.telemetry.sampling import Sampled, Sampler
-from trainers.telemetry.usage import Energy, Window
+from trainers.telemetry.usage import Energy, Window, joined
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,8 @@ class Instruments:
     """The counters of one worker. A context: the sampling thread ends with it.
 
     The first window begins when the attempt began. What a GPU tells begins when `attach` has
-    found it; until then it was idle.
+    found it; until then it was idle. Stretches that `cut` ends as overhead are in `overhead`, all
+    others in `window`.
 
     Args:
         config: of the run.
@@ -41,6 +43,8 @@ class Instruments:
         self._memory: PeakMemory | None = None
         self._preparation_mib = 0.0
         self._limit_w: float | None = None
+        self._own: list[Window] = []
+        self._overhead: list[Window] = []
         self._wall_s = began_s
         self._mark()
 
@@ -79,8 +83,28 @@ class Instruments:
         if self._memory is not None:
             self._preparation_mib = self._memory.restart().mib
 
+    def cut(self, *, overhead: bool) -> None:
+        """End a stretch here.
+
+        Args:
+            overhead: whether what was used in it is left out of `window`.
+        """
+        (self._overhead if overhead else self._own).append(self._stretch())
+
     def window(self) -> Window:
-        """What was used since the last call, or since the beginning."""
+        """What was used since the last call, or since the beginning, overhead left out."""
+        self.cut(overhead=False)
+        own, self._own = joined(self._own), []
+        peak_mib = self._memory.peak().mib if self._memory else 0.0
+        return replace(own, peak_memory_mib=peak_mib, preparation_memory_mib=self._preparation_mib)
+
+    def overhead(self) -> Window:
+        """What stretches of overhead used since the last call."""
+        ended, self._overhead = joined(self._overhead), []
+        return ended
+
+    def _stretch(self) -> Window:
+        """What was used since the last stretch ended."""
         wall_s, cpu_s, machine_s = self._wall_s, self._cpu_s, self._machine_cpu_s
         rapl_j, device_j = self._rapl_j, self._device_j
         self._wall_s = time.perf_counter()
@@ -108,8 +132,6 @@ class Instruments:
             energy=energy,
             cpu_s=cpu_s,
             device_s=device_s,
-            peak_memory_mib=self._memory.peak().mib if self._memory else 0.0,
-            preparation_memory_mib=self._preparation_mib,
             sampled=sampled,
         )
 

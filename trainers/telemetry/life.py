@@ -1,7 +1,7 @@
 """Signs of life, by which the next attempt knows how long a killed one worked for nothing.
 
-Each attempt has a small file beside its checkpoints: its content is when the attempt began and how
-many workers it has, its modification time when it was last known to be alive.
+Each attempt has a small file beside its checkpoints: its content is when the attempt began, its
+modification time when it was last known to be alive.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ class Before:
 
     Attributes:
         lost_s: earlier attempts worked, and nothing of it is kept.
-        lost_worker_s: the same, times the workers of each.
         queue_s: no attempt worked.
     """
 
     lost_s: float = 0.0
-    lost_worker_s: float = 0.0
     queue_s: float = 0.0
 
 
@@ -52,15 +50,14 @@ class LifeFile(SignsOfLife):
     Args:
         folder: of the run's checkpoints.
         began_s: Unix time at which the attempt began.
-        workers: that it has.
     """
 
-    def __init__(self, folder: Path, began_s: float, workers: int = 1) -> None:
+    def __init__(self, folder: Path, began_s: float) -> None:
         self._folder, self._began_s = folder, began_s
         self._file = folder / f"{_PREFIX}{time.time_ns()}-{os.getpid()}"
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            self._file.write_text(f"{began_s!r} {workers}", encoding="ascii")
+            self._file.write_text(f"{began_s!r}", encoding="ascii")
 
     def beat(self) -> None:
         """See `SignsOfLife.beat`."""
@@ -75,23 +72,18 @@ class LifeFile(SignsOfLife):
             if file == self._file:
                 continue
             with contextlib.suppress(OSError, ValueError):
-                began, _, workers = file.read_text(encoding="ascii").partition(" ")
+                # Earlier versions wrote the number of workers behind it.
+                began, *_ = file.read_text(encoding="ascii").split()
                 began_s, seen_s = float(began), file.stat().st_mtime
                 if kept_until_s is not None and seen_s <= kept_until_s:
                     file.unlink()
                 else:
-                    lives.append((began_s, seen_s, int(workers or 1)))
+                    lives.append((began_s, seen_s))
         since_s = kept_until_s
         if since_s is None:
-            known = [began_s for began_s, _, _ in lives] + ([] if submitted_s is None else [submitted_s])
+            known = [began_s for began_s, _ in lives] + ([] if submitted_s is None else [submitted_s])
             since_s = min(known, default=self._began_s)
-        lost = [
-            (max(0.0, min(seen_s, self._began_s) - max(began_s, since_s)), workers)
-            for began_s, seen_s, workers in lives
-        ]
-        lost_s = sum(seconds for seconds, _ in lost)
-        return Before(
-            lost_s,
-            sum(seconds * workers for seconds, workers in lost),
-            max(0.0, self._began_s - since_s - lost_s),
+        lost_s = sum(
+            max(0.0, min(seen_s, self._began_s) - max(began_s, since_s)) for began_s, seen_s in lives
         )
+        return Before(lost_s, max(0.0, self._began_s - since_s - lost_s))

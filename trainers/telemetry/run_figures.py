@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from trainers.config import Precision, RunConfig
 from trainers.figures import DECLARED, EVERY_DEVICE, Figure
@@ -13,9 +13,10 @@ from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.energy import J_PER_KWH
 from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.instruments import Instruments
+from trainers.telemetry.overhead import OVERHEAD_SCOPE, OVERHEAD_TIME
 from trainers.telemetry.profiling import Profiled
-from trainers.telemetry.timeline import TRAINING, Phase, Timeline
-from trainers.telemetry.usage import Usage
+from trainers.telemetry.timeline import OVERHEAD, OWN, TRAINING, Phase, Timeline
+from trainers.telemetry.usage import Usage, Window
 
 _LEAST_WINDOW_S, _WINDOW_SHARE = 30.0, 0.1
 """A window is said once it is this long and this share of those before it: a week's run says a hundred."""
@@ -100,10 +101,17 @@ class RunFigures:
 
         Returns:
             What was used since it was last said, when it is time to say it: the ledger sums these windows.
+            What overhead used is said at once.
         """
-        mine = (self._instruments.window(), self._flops, self._teacher_flops, *self._waited())
+        instruments = self._instruments
+        mine = (
+            (instruments.window(), instruments.overhead()),
+            (self._flops, self._teacher_flops, *self._waited()),
+        )
         self._flops = self._teacher_flops = 0.0
-        windows, flops, teacher_flops, passes, bubble = zip(*workers.collect(mine), strict=True)
+        both, counts = zip(*workers.collect(mine), strict=True)
+        windows, overhead = zip(*both, strict=True)
+        flops, teacher_flops, passes, bubble = zip(*counts, strict=True)
         progress.usage.passes_s += sum(passes)
         progress.usage.bubble_s += sum(bubble)
         progress.usage.add(windows)
@@ -111,12 +119,13 @@ class RunFigures:
         progress.usage.teacher_flops += sum(teacher_flops)
         self._unsaid.add(windows)
         devices = self._config.rates.devices_per_worker * len(windows)
+        said = list(self._of_overhead(overhead, devices))
         window_s = self._unsaid.device_s / devices
         if not last and window_s < max(_LEAST_WINDOW_S, _WINDOW_SHARE * self._said_s):
-            return []
-        said, self._unsaid = self._unsaid, Usage()
+            return said
+        usage, self._unsaid = self._unsaid, Usage()
         self._said_s += window_s
-        return list(self._of_window(said, window_s))
+        return [*said, *self._of_window(usage, window_s)]
 
     def _waited(self) -> tuple[float, float]:
         """Seconds of this worker in the passes of steps since the last call, and those it waited in them."""
@@ -124,19 +133,24 @@ class RunFigures:
         each = {phase: self._passes[phase] - before[phase] for phase in _PASSES}
         return sum(each.values()), each[Phase.bubble]
 
-    def _of_window(self, usage: Usage, window_s: float) -> Iterator[Measurement]:
-        end_s = time.time()
-        start_s = end_s - window_s
+    def _of_overhead(self, windows: Sequence[Window], devices: int) -> Iterator[Measurement]:
+        usage = Usage()
+        usage.add(windows)
+        if usage.device_s:
+            yield self._window_energy(usage, OVERHEAD_SCOPE, usage.device_s / devices)
+
+    def _window_energy(self, usage: Usage, scope: str, window_s: float) -> Measurement:
+        """Energy of a window as long as all its stretches, which ends now."""
         joules, provenance = self._energy(usage)
-        yield Measurement(
-            "window_energy_kwh",
-            joules / J_PER_KWH,
-            _KWH,
-            provenance,
-            "all devices that train",
-            start_s,
-            end_s,
+        end_s = time.time()
+        return Measurement(
+            "window_energy_kwh", joules / J_PER_KWH, _KWH, provenance, scope, end_s - window_s, end_s
         )
+
+    def _of_window(self, usage: Usage, window_s: float) -> Iterator[Measurement]:
+        energy = self._window_energy(usage, "all devices that train", window_s)
+        yield energy
+        start_s, end_s = energy.start_s, energy.end_s
         if self._config.rates.device == "cpu":
             utilisation = 100.0 * usage.cpu_s / usage.device_s if usage.device_s else None
             how = Provenance.counter
@@ -159,7 +173,7 @@ class RunFigures:
             spent_s: time by phase.
             parameters: trained parameters of the model.
         """
-        total_s = sum(spent_s.values())
+        total_s = sum(spent_s[phase.value] for phase in OWN)
         training_s = sum(spent_s[phase.value] for phase in TRAINING)
         energy_j, provenance = self._energy(progress.usage)
         return {
@@ -167,6 +181,7 @@ class RunFigures:
             "train_loss": progress.train_loss,
             "total_time_s": total_s,
             "train_time_s": total_s - spent_s[Phase.validation.value],
+            OVERHEAD_TIME: sum(spent_s[phase.value] for phase in OVERHEAD),
             **{f"{phase}_time_s": seconds for phase, seconds in spent_s.items()},
             "queue_time_s": progress.usage.queue_s,
             "samples_per_s": progress.timed_samples / training_s if training_s else 0.0,

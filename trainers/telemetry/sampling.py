@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -89,6 +90,22 @@ def summarise(samples: Sequence[Sample], peaks: dict[str, float]) -> Sampled:
         for reason in after.throttled:
             throttled_s[reason] = throttled_s.get(reason, 0.0) + after.at_s - before.at_s
     return Sampled(integrals, seconds, peaks, throttled_s, len(samples))
+
+
+def joined_samples(windows: Sequence[Sampled]) -> Sampled:
+    """What windows of different times say together."""
+    integrals: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    throttled_s: Counter[str] = Counter()
+    peaks: dict[str, float] = {}
+    for window in windows:
+        integrals.update(window.integrals)
+        seconds.update(window.seconds)
+        throttled_s.update(window.throttled_s)
+        for name, peak in window.peaks.items():
+            peaks[name] = max(peak, peaks.get(name, peak))
+    samples = sum(window.samples for window in windows)
+    return Sampled(dict(integrals), dict(seconds), peaks, dict(throttled_s), samples)
 
 
 class Sampler:

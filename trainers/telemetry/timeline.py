@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -13,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Phase(StrEnum):
-    """The parts of `total_time_s`."""
+    """The parts of a run's time: those of `total_time_s`, and those of `overhead_time_s`."""
 
-    startup = "startup"
-    """From the call to the first step: imports, data, model, restoring a checkpoint."""
+    setup = "setup"
+    """Data, model and optimizer of a run's first attempt."""
     data_wait = "data_wait"
     """Waiting for a batch that is not ready, and moving it to the device."""
     forward = "forward"
@@ -36,8 +37,15 @@ class Phase(StrEnum):
     """Evaluating."""
     profiling = "profiling"
     """Steps of the profiled window, whole, and reading the profile: kept out of all rates."""
+    preparation = "preparation"
+    """Filling what runs share: caches of tokens, logits and hub files, the search for a micro-batch,
+    compiled graphs; and waiting for another process that does so."""
+    warm_up = "warm_up"
+    """What a process pays the first time: imports, kernels, first allocations, first pass of each shape."""
+    restart = "restart"
+    """Set-up of an attempt that resumes from a checkpoint."""
     lost_since_checkpoint = "lost_since_checkpoint"
-    """What earlier attempts did after the checkpoint that was resumed from; never entered."""
+    """Work of earlier attempts after the checkpoint that was resumed from; never entered."""
 
 
 TRAINING = (
@@ -50,31 +58,50 @@ TRAINING = (
 )
 """Phases of a step; throughput is counted over these."""
 
+OVERHEAD = (Phase.preparation, Phase.warm_up, Phase.restart, Phase.lost_since_checkpoint)
+"""Phases that depend on what ran before, not on the configuration: no figure of a run includes them."""
+
+OWN = tuple(phase for phase in Phase if phase not in OVERHEAD)
+"""Phases whose sum is `total_time_s`."""
+
+_RENAMED = {"startup": Phase.setup}
+"""Names in checkpoints of earlier versions."""
+
 
 Listener = Callable[[Phase, float], None]
 """Told each phase that begins, and when by `time.perf_counter()`."""
+
+
+Boundary = Callable[[Phase, float, float], None]
+"""Called where overhead and a run's own time meet: the phase that ends, and the `time.perf_counter()` at
+which its side of the boundary began and ended."""
 
 
 def _unheard(phase: Phase, at_s: float) -> None:
     """Nobody listens."""
 
 
+def _unbounded(ended: Phase, began_s: float, ended_s: float) -> None:
+    """Nobody keeps the sides apart."""
+
+
 class Timeline:
     """A clock that is always in one phase, so that the parts sum to the whole.
 
     Args:
-        began_s: `time.perf_counter()` at which the phase `startup` began.
+        began_s: `time.perf_counter()` at which the phase `warm_up` began.
     """
 
     def __init__(self, began_s: float) -> None:
         self._spent = dict.fromkeys(Phase, 0.0)
-        self._phase = Phase.startup
-        self._since_s = began_s
+        self._phase = Phase.warm_up
+        self._since_s = self._side_since_s = began_s
         self.profiling = False
         """Phases of a step count as `profiling` while this is set."""
-        self.entered = (Phase.startup, began_s)
+        self.entered = (Phase.warm_up, began_s)
         """The phase that the host is in, and since when by `time.perf_counter()`."""
         self._listener: Listener = _unheard
+        self._boundary: Boundary = _unbounded
 
     def enter(self, phase: Phase) -> None:
         """End the current phase now and begin another."""
@@ -87,11 +114,36 @@ class Timeline:
         """Tell each phase from now on to a listener; None = to nobody."""
         self._listener = listener or _unheard
 
+    def bounded_by(self, boundary: Boundary) -> None:
+        """Call this where a stretch of overhead begins or ends."""
+        self._boundary = boundary
+
+    @contextlib.contextmanager
+    def within(self, phase: Phase) -> Iterator[None]:
+        """Spend the block in a phase, and return to the current one."""
+        around = self._phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(around)
+
+    def resume(self) -> None:
+        """Count the set-up so far as `restart`: the attempt continues a run that has had its own."""
+        self._begin(self._phase)
+        self._spent[Phase.restart] += self._spent[Phase.setup]
+        self._spent[Phase.setup] = 0.0
+        self._phase = Phase.restart
+
     def _begin(self, phase: Phase) -> float:
         """`enter` without telling it; returns when."""
         now = time.perf_counter()
-        self._spent[self._phase] += now - self._since_s
+        ended = self._phase
+        self._spent[ended] += now - self._since_s
         self._phase, self._since_s = phase, now
+        if phase is not ended and (phase in OVERHEAD or ended in OVERHEAD):
+            self._boundary(ended, self._side_since_s, now)
+            self._side_since_s = now
         return now
 
     def settle(self) -> None:
@@ -100,7 +152,7 @@ class Timeline:
     def carry_over(self, spent_s: Mapping[str, float]) -> None:
         """Add what earlier attempts spent up to the checkpoint that this one resumes from."""
         for phase, seconds in spent_s.items():
-            self._spent[Phase(phase)] += seconds
+            self._spent[_RENAMED.get(phase) or Phase(phase)] += seconds
 
     def spent_s(self) -> dict[str, float]:
         """Seconds by phase until now, over all attempts that led here."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainers.reporting import Provenance
-from trainers.telemetry.sampling import Sampled
+from trainers.telemetry.sampling import Sampled, joined_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,30 @@ class Window:
     energy: Mapping[str, Energy]
     cpu_s: float
     device_s: float
-    peak_memory_mib: float
+    peak_memory_mib: float = 0.0
     preparation_memory_mib: float = 0.0
     sampled: Sampled = field(default_factory=Sampled)
+
+
+def joined(windows: Sequence[Window]) -> Window:
+    """One worker's windows of different times as one; a kind of energy is in it when all have it."""
+    kinds = set.intersection(*(set(window.energy) for window in windows)) if windows else set()
+    return Window(
+        cost_usd=sum(window.cost_usd for window in windows),
+        modelled_j=sum(window.modelled_j for window in windows),
+        energy={kind: _joined_energy([window.energy[kind] for window in windows]) for kind in sorted(kinds)},
+        cpu_s=sum(window.cpu_s for window in windows),
+        device_s=sum(window.device_s for window in windows),
+        peak_memory_mib=max((window.peak_memory_mib for window in windows), default=0.0),
+        preparation_memory_mib=max((window.preparation_memory_mib for window in windows), default=0.0),
+        sampled=joined_samples([window.sampled for window in windows]),
+    )
+
+
+def _joined_energy(parts: Sequence[Energy]) -> Energy:
+    is_sampled = any(part.provenance is Provenance.sampled for part in parts)
+    provenance = Provenance.sampled if is_sampled else parts[0].provenance
+    return Energy(sum(part.joules for part in parts), provenance, parts[0].source)
 
 
 @dataclass(slots=True)

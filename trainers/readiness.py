@@ -1,0 +1,64 @@
+"""What a fresh process needs before any run: kernels loaded, libraries initialised by a step of a toy model.
+
+A library's first call costs more than its later ones: lazy imports, thread pools, a device's context,
+kernels chosen and loaded. `first_step` makes these calls, so that no run's first step does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from cuda_ext import native
+from trainers.data.batches import collate
+from trainers.data.prefetch import Prefetcher
+from trainers.data.tokens import TokenSet
+from trainers.models import dropout, student
+from trainers.models.heads import ClassHead
+from trainers.models.origin import Preset
+
+_EXAMPLES, _LENGTH, _VOCABULARY = 8, 32, 128
+
+
+def load_kernels(device: torch.device) -> None:
+    """Load our own kernels, compiled where no cache has them.
+
+    Where they cannot be had, the runs that want them say so and take another implementation.
+    """
+    native.why_unavailable(device.type)
+
+
+def first_step(device: torch.device) -> None:
+    """Train and evaluate a toy model for one step; generators are left as they were."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.enable_grad():
+        model = student.build(
+            Preset("tiny"),
+            head=ClassHead(("no", "yes")),
+            vocabulary_size=_VOCABULARY,
+            dropout=0.1,
+            max_length=_LENGTH,
+            pad_id=0,
+        ).to(device)
+        if device.type == "cpu":
+            dropout.install(model)
+        tokens = _tokens()
+        batches = Prefetcher(lambda step: collate(tokens, np.arange(_EXAMPLES), 0, 8), 0, 1)
+        batch = batches.next().to(device)
+        batches.close()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+        loss = torch.nn.functional.cross_entropy(model(batch).logits, batch.labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch._foreach_norm([p.grad for p in model.parameters() if p.grad is not None])
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            model(batch).logits.cpu()
+
+
+def _tokens() -> TokenSet:
+    """Examples of different lengths, so that attention has a mask."""
+    lengths = np.arange(_LENGTH - _EXAMPLES + 1, _LENGTH + 1)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = np.arange(offsets[-1]) % _VOCABULARY
+    return TokenSet(ids.astype(np.uint16), offsets, np.arange(_EXAMPLES) % 2)
