@@ -28,8 +28,12 @@ class SumShape(Shape):
     """The part of the time whose work no result holds."""
     lost_usd: Number
     """What that part cost."""
+    overhead_s: Number
+    """The part of the time that no configuration caused."""
+    overhead_usd: Number
+    """What that part cost."""
     estimated_s: Number
-    """The part of the time that is charged until a last sign of life."""
+    """The part of the time that is charged up to a last heartbeat."""
 
 
 class ChargeShape(Shape):
@@ -61,6 +65,23 @@ class ChargeShape(Shape):
     """The part of the time whose work no result holds."""
     lost_usd: Number
     """What that part cost."""
+    overhead_s: Number
+    """The part of the time that no configuration caused: filling caches, warming up, setting up again."""
+    overhead_usd: Number
+    """What that part cost."""
+
+
+class OverheadShape(Shape):
+    """One part of what no configuration caused."""
+
+    part: str
+    """`worker_start` and `between_runs` outside attempts; `preparation`, `warm_up` and `restart` inside."""
+    time_s: Number
+    """Summed over placements and attempts."""
+    device_hours: Number
+    """Time x devices, in hours."""
+    cost_usd: Number
+    """Time x price of the devices."""
 
 
 class AccountShape(Shape):
@@ -77,11 +98,13 @@ class AccountShape(Shape):
 
 
 class LedgerShape(Shape):
-    """An experiment: its runs that had an attempt, and their sum."""
+    """An experiment: its runs that had an attempt, the overhead by part, and the sum of all that was held."""
 
     experiment_id: int
     """The experiment."""
     runs: tuple[AccountShape, ...]
     """In the order of their numbers."""
+    overhead: tuple[OverheadShape, ...]
+    """Overhead by part, inside attempts and outside."""
     total: SumShape
-    """Sum over the runs."""
+    """All that was held: the runs, and the overhead outside their attempts."""

@@ -279,6 +279,8 @@ class RunShape(Shape):
     """Step of the best evaluation."""
     best_checkpoint: str | None
     """Checkpoint of the best evaluation."""
+    waits_for: str | None
+    """What it waits for while its turn has come and there is no room, and who holds it; null = nothing."""
     reused_from: int | None
     """Run whose figures these are, because it had the same settings and data; null = its own."""
 

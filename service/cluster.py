@@ -162,7 +162,7 @@ def unsatisfiable(
     if places:
         least = "at least " if spec.parallel.min_workers is not None else ""
         return (
-            f"{least}{fewest} workers of {_in_words(wanted)} are wanted, and the cluster has room "
+            f"{least}{fewest} workers of {in_words(wanted)} are wanted, and the cluster has room "
             f"for {places} at a time; lower parallel.workers or resources.cpus_per_worker, or add nodes"
         )
     return f"no node has {_missing(wanted, nodes, spec.hardware)}; {_remedy(wanted, nodes)}"
@@ -207,8 +207,8 @@ def _missing(wanted: Mapping[str, float], nodes: list[dict[str, float]], hardwar
         if most < amount:
             if name.startswith("accelerator_type:"):
                 return f"hardware {hardware} (Ray resource {name})"
-            return f"{_in_words({name: amount})} (the most is {_in_words({name: most})})"
-    return f"{_in_words(wanted)} at once"
+            return f"{in_words({name: amount})} (the most is {in_words({name: most})})"
+    return f"{in_words(wanted)} at once"
 
 
 def _remedy(wanted: Mapping[str, float], nodes: list[dict[str, float]]) -> str:
@@ -220,7 +220,8 @@ def _remedy(wanted: Mapping[str, float], nodes: list[dict[str, float]]) -> str:
     return "lower resources, or add nodes"
 
 
-def _in_words(amounts: Mapping[str, float]) -> str:
+def in_words(amounts: Mapping[str, float]) -> str:
+    """Amounts of resources for people: `2 CPUs + 1 GPU`."""
     words = []
     for name, amount in amounts.items():
         if name == MEMORY:

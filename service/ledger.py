@@ -1,27 +1,36 @@
-"""What an experiment has used: every attempt's time, money and energy, and what of it was lost. Pure.
+"""What an experiment has used: time, money and energy of every attempt, what was lost, and overhead. Pure.
 
-Rules. Devices are paid for from the opening of an attempt until it ends, busy or not. An attempt whose
-process died without a word is charged until its last sign of life, because when somebody noticed says
-nothing of it. Energy is what the attempt's own windows tell; the time that no window covers (the tail of
-a killed attempt) counts with the devices' rated power. Each provenance of energy has its own sum. Work is
-lost when no later state holds it: what an attempt did after the checkpoint that the next one goes on from,
-and all of a run that failed or was cancelled.
+Rules. Devices are paid for from the moment they are placed until they are released, busy or not. An attempt
+has the time from its opening to its end; one whose process died without reporting an error is charged up to
+its last heartbeat, because the moment when that was noticed proves nothing. Energy is the sum of the
+attempt's own windows; time that no window covers (the tail of a killed attempt) counts at the devices' rated
+power. Each provenance of energy has its own sum. Work is lost when no later state holds it: what an attempt
+did after the checkpoint that the next one resumed from, and all of a run that failed or was cancelled.
+
+Overhead is what the sweep needs and no configuration causes. Some of it lies inside attempts, which measure
+it themselves (filling caches, warming up, setting up again after a kill); the rest is time in which devices
+were held and no attempt was open: starting worker processes, and waiting between runs. It is paid for, and
+stands in no run's own figures.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from service.records import Placement
 from service.states import RunState
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass
 from trainers.telemetry.energy import J_PER_KWH
 
 WINDOW_ENERGY, WINDOW_UTILISATION = "window_energy_kwh", "window_utilisation_pct"
-WINDOWS = (WINDOW_ENERGY, WINDOW_UTILISATION)
-"""Measurements that attempts tell, window by window."""
+OVERHEAD_TIME = "overhead_time_s"
+WINDOWS = (WINDOW_ENERGY, WINDOW_UTILISATION, OVERHEAD_TIME)
+"""Measurements that attempts report, window by window."""
+WORKER_START, BETWEEN_RUNS = "worker_start", "between_runs"
+"""Parts of the overhead outside attempts; those inside are named after the trainer's phases."""
 MODELLED = "modelled"
 _FRUITLESS = frozenset({RunState.failed, RunState.cancelled})
 
@@ -37,12 +46,14 @@ class Measured:
         energy_kwh: by provenance.
         utilisation_pct: mean over the time of its windows; None = not told.
         utilisation_provenance: how that came to be.
+        overhead_s: by part, the time that no configuration causes.
     """
 
     covered_s: float = 0.0
     energy_kwh: Mapping[str, float] | None = None
     utilisation_pct: float | None = None
     utilisation_provenance: str | None = None
+    overhead_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +71,8 @@ class Tried:
         resumed_from_step, last_step: how far it began and came.
         devices: that it held.
         price_usd_per_hour, power_w: of all of them.
-        measured: what it told.
+        placement: id of the devices; None = not known.
+        measured: what it reported.
     """
 
     run_id: int
@@ -77,7 +89,8 @@ class Tried:
     devices: int
     price_usd_per_hour: float
     power_w: float
-    measured: Measured = Measured()
+    placement: str | None = None
+    measured: Measured = field(default_factory=Measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +105,8 @@ class Sum:
         cost_usd: time x price of the devices.
         energy_kwh: by provenance: counter, sampled, modelled.
         lost_s, lost_usd: the part of it whose work no result holds.
-        estimated_s: the part that is charged until a last sign of life.
+        overhead_s, overhead_usd: the part of it that no configuration caused.
+        estimated_s: the part that is charged up to a last heartbeat.
     """
 
     attempts: int
@@ -103,6 +117,8 @@ class Sum:
     energy_kwh: Mapping[str, float]
     lost_s: float
     lost_usd: float
+    overhead_s: float
+    overhead_usd: float
     estimated_s: float
 
 
@@ -123,6 +139,7 @@ class Charge:
         utilisation_pct: of its CPUs or GPUs; None = it told nothing.
         utilisation_provenance: `counter` for CPUs, `sampled` for GPUs.
         lost_s, lost_usd: the part of it whose work no result holds.
+        overhead_s, overhead_usd: the part of it that no configuration caused.
     """
 
     attempt: int
@@ -138,6 +155,25 @@ class Charge:
     utilisation_provenance: str | None
     lost_s: float
     lost_usd: float
+    overhead_s: float
+    overhead_usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """One part of what no configuration caused.
+
+    Attributes:
+        part: a phase of the trainer (`preparation`, `warm_up`, `restart`), `worker_start` or `between_runs`.
+        time_s: summed over placements and attempts.
+        device_hours: time x devices, in hours.
+        cost_usd: time x price of the devices.
+    """
+
+    part: str
+    time_s: float
+    device_hours: float
+    cost_usd: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,28 +188,101 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """An experiment: its runs that had an attempt, and their sum."""
+    """An experiment: its runs that had an attempt, the overhead by part, and the sum of all that was held."""
 
     experiment_id: int
     runs: tuple[Account, ...]
+    overhead: tuple[Overhead, ...]
     total: Sum
 
 
-def ledger(experiment_id: int, tried: Iterable[Tried], *, now_s: float) -> Ledger:
-    """The ledger of an experiment.
+def ledger(
+    experiment_id: int, tried: Iterable[Tried], placements: Iterable[Placement] = (), *, now_s: float
+) -> Ledger:
+    """Returns the ledger of an experiment.
 
     Args:
         experiment_id: which one.
         tried: all attempts at its runs.
-        now_s: attempts that have not ended are charged until then, Unix time.
+        placements: the devices that it held.
+        now_s: what has not ended is charged until then, Unix time.
     """
-    by_run: dict[int, list[Tried]] = {}
+    tried, by_run = list(tried), dict[int, list[Tried]]()
     for attempt in tried:
         by_run.setdefault(attempt.run_id, []).append(attempt)
     accounts = tuple(
         account(run_id, of[0].run_state, of, now_s=now_s) for run_id, of in sorted(by_run.items())
     )
-    return Ledger(experiment_id, accounts, _sum([run.total for run in accounts]))
+    charged_s: dict[str | None, float] = {}
+    for attempt in tried:
+        charged_s[attempt.placement] = charged_s.get(attempt.placement, 0.0) + _time_s(attempt, now_s)
+    outside = [
+        part
+        for placement in placements
+        for part in _outside_attempts(placement, charged_s.get(placement.id, 0.0), now_s)
+    ]
+    inside = [
+        _Stretch(part, seconds, attempt.devices, attempt.price_usd_per_hour, attempt.power_w)
+        for attempt in tried
+        for part, seconds in attempt.measured.overhead_s.items()
+    ]
+    totals = [*(run.total for run in accounts), *(stretch.charged() for stretch in outside)]
+    return Ledger(experiment_id, accounts, _by_part([*outside, *inside]), _sum(totals))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Time of one part of the overhead on some devices."""
+
+    part: str
+    time_s: float
+    devices: int
+    price_usd_per_hour: float
+    power_w: float
+
+    def charged(self) -> Sum:
+        """Returns it as a charge of its own."""
+        cost_usd = self.time_s * self.price_usd_per_hour / 3600
+        return Sum(
+            attempts=0,
+            retries=0,
+            time_s=self.time_s,
+            device_hours=self.time_s * self.devices / 3600,
+            cost_usd=cost_usd,
+            energy_kwh={MODELLED: self.time_s * self.power_w / J_PER_KWH} if self.power_w else {},
+            lost_s=0.0,
+            lost_usd=0.0,
+            overhead_s=self.time_s,
+            overhead_usd=cost_usd,
+            estimated_s=0.0,
+        )
+
+
+def _outside_attempts(placement: Placement, charged_s: float, now_s: float) -> list[_Stretch]:
+    """Returns the parts of a placement in which no attempt was open."""
+    ends_s = now_s if placement.released_s is None else placement.released_s
+    held_s = max(0.0, ends_s - placement.placed_s)
+    ready_s = ends_s if placement.ready_s is None else placement.ready_s
+    start_s = min(held_s, max(0.0, ready_s - placement.placed_s))
+    between_s = max(0.0, held_s - start_s - charged_s)
+    return [
+        _Stretch(part, seconds, placement.devices, placement.price_usd_per_hour, placement.power_w)
+        for part, seconds in ((WORKER_START, start_s), (BETWEEN_RUNS, between_s))
+        if seconds
+    ]
+
+
+def _by_part(stretches: Sequence[_Stretch]) -> tuple[Overhead, ...]:
+    parts = {}
+    for part in dict.fromkeys(stretch.part for stretch in stretches):
+        mine = [stretch for stretch in stretches if stretch.part == part]
+        parts[part] = Overhead(
+            part,
+            math.fsum(stretch.time_s for stretch in mine),
+            math.fsum(stretch.time_s * stretch.devices for stretch in mine) / 3600,
+            math.fsum(stretch.time_s * stretch.price_usd_per_hour for stretch in mine) / 3600,
+        )
+    return tuple(parts.values())
 
 
 def account(run_id: int, state: RunState, tried: Sequence[Tried], *, now_s: float) -> Account:
@@ -193,6 +302,8 @@ def account(run_id: int, state: RunState, tried: Sequence[Tried], *, now_s: floa
             energy_kwh=charge.energy_kwh,
             lost_s=charge.lost_s,
             lost_usd=charge.lost_usd,
+            overhead_s=charge.overhead_s,
+            overhead_usd=charge.overhead_usd,
             estimated_s=charge.time_s if charge.until == "its last sign of life" else 0.0,
         )
         for place, charge in enumerate(charges)
@@ -202,8 +313,10 @@ def account(run_id: int, state: RunState, tried: Sequence[Tried], *, now_s: floa
 
 def _charge(attempt: Tried, kept_until_s: float, now_s: float) -> Charge:
     until, ends_s = _until(attempt, now_s)
-    time_s = max(0.0, ends_s - attempt.started_s)
-    lost_s = min(time_s, max(0.0, ends_s - max(kept_until_s, attempt.started_s)))
+    time_s = _time_s(attempt, now_s)
+    overhead_s = min(time_s, math.fsum(attempt.measured.overhead_s.values()))
+    # Overhead comes before the first step, so what is kept of the attempt holds it first.
+    lost_s = min(time_s - overhead_s, max(0.0, ends_s - max(kept_until_s, attempt.started_s)))
     usd_per_s = attempt.price_usd_per_hour / 3600
     return Charge(
         attempt=attempt.number,
@@ -219,7 +332,13 @@ def _charge(attempt: Tried, kept_until_s: float, now_s: float) -> Charge:
         utilisation_provenance=attempt.measured.utilisation_provenance,
         lost_s=lost_s,
         lost_usd=lost_s * usd_per_s,
+        overhead_s=overhead_s,
+        overhead_usd=overhead_s * usd_per_s,
     )
+
+
+def _time_s(attempt: Tried, now_s: float) -> float:
+    return max(0.0, _until(attempt, now_s)[1] - attempt.started_s)
 
 
 def _until(attempt: Tried, now_s: float) -> tuple[Until, float]:
@@ -278,5 +397,7 @@ def _sum(parts: Sequence[Sum]) -> Sum:
         },
         lost_s=math.fsum(part.lost_s for part in parts),
         lost_usd=math.fsum(part.lost_usd for part in parts),
+        overhead_s=math.fsum(part.overhead_s for part in parts),
+        overhead_usd=math.fsum(part.overhead_usd for part in parts),
         estimated_s=math.fsum(part.estimated_s for part in parts),
     )

@@ -122,6 +122,8 @@ class Run(_Record):
     """Checkpoint of the best evaluation."""
     reused_from: int | None
     """The run whose figures these are; None = its own."""
+    waits_for: str | None
+    """What it waits for while its turn has come and there is no room; None = nothing."""
 
     @property
     def is_reference(self) -> bool:
@@ -149,6 +151,34 @@ class Attempt(_Record):
     failure_message: str | None
     facts: dict[str, Any] | None
     """Reproducibility: versions, commit, fingerprints, hardware, threads, resolved config."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement(_Record):
+    """Devices that an experiment held for its workers, one run after the other.
+
+    Attributes:
+        id: Ray's id of the placement group.
+        hardware: catalogue entry of the devices.
+        workers: processes on them.
+        devices: how many are held.
+        price_usd_per_hour, power_w: of all of them.
+        placed_s: Ray reserved them, Unix time.
+        ready_s: the worker processes could take their first run; None = not yet, or they never could.
+        released_s: Ray had them back; None = they are held.
+        seen_s: last known to be held.
+    """
+
+    id: str
+    hardware: str
+    workers: int
+    devices: int
+    price_usd_per_hour: float
+    power_w: float
+    placed_s: float
+    ready_s: float | None
+    released_s: float | None
+    seen_s: float
 
 
 @dataclass(frozen=True, slots=True)

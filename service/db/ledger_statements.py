@@ -22,7 +22,7 @@ def attempts_for_ledger(chosen: sa.ColumnElement[bool]) -> Select[Any]:
     return (
         select(
             _a.run_id, _a.number, _r.state.label("run_state"), _a.state, _a.failure_class, _a.started_s,
-            _a.ended_s, _a.seen_s, _a.resumed_from_s, _a.resumed_from_step, _a.last_step,
+            _a.ended_s, _a.seen_s, _a.placement, _a.resumed_from_s, _a.resumed_from_step, _a.last_step,
             (_r.devices // _r.workers * workers).label("devices"),
             (_r.price_usd_per_hour / _r.workers * workers).label("price_usd_per_hour"),
             (_r.power_w / _r.workers * workers).label("power_w"),
@@ -33,19 +33,19 @@ def attempts_for_ledger(chosen: sa.ColumnElement[bool]) -> Select[Any]:
 
 
 def windows_for_ledger(chosen: sa.ColumnElement[bool], names: Iterable[str]) -> Select[Any]:
-    """Sums over the windows that attempts at chosen runs have told of, by name and provenance.
+    """Sums over the windows that attempts at chosen runs have reported, by name, provenance and scope.
 
-    Rows are (run, attempt, name, provenance, seconds, sum, sum weighted by seconds).
+    Rows are (run, attempt, name, provenance, scope, seconds, sum, sum weighted by seconds).
     """
     m = measurements.c
     seconds = m.end_s - m.start_s
     return (
         select(
-            m.run_id, m.attempt, m.name, m.provenance, func.sum(seconds).label("seconds"),
+            m.run_id, m.attempt, m.name, m.provenance, m.scope, func.sum(seconds).label("seconds"),
             func.sum(m.value).label("total"), func.sum(m.value * seconds).label("weighted"),
         )
         .join(attempts, (m.run_id == _a.run_id) & (m.attempt == _a.number))
         .join(runs, _r.id == _a.run_id)
         .where(chosen, m.name.in_(list(names)), m.value.is_not(None))
-        .group_by(m.run_id, m.attempt, m.name, m.provenance)
+        .group_by(m.run_id, m.attempt, m.name, m.provenance, m.scope)
     )  # fmt: skip

@@ -231,6 +231,7 @@ runs = Table(
     Column("best_checkpoint", Text),
     Column("config_sha256", Text),  # Of what is trained, on what, without names and limits.
     Column("reused_from", BigId),  # The run whose figures these are; it is not deleted meanwhile.
+    Column("waits_for", Text),  # What a queued run whose turn has come waits for, and behind whom.
     sa.UniqueConstraint("experiment_id", "index"),
     sqlite_autoincrement=True,
 )
@@ -281,8 +282,29 @@ attempts = Table(
     Column("facts", Document),
     Column("seen_s", Real),  # Last known to be alive.
     Column("resumed_from_s", Real),  # When the checkpoint was taken that it went on from.
+    Column("placement", Text),  # Devices that it ran on, see `placements`.
     sqlite_with_rowid=False,
 )
+
+placements = Table(  # Devices that an experiment holds, from placed to released.
+    "placements",
+    metadata,
+    Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
+    Column("id", Text, primary_key=True),  # Ray's id of the placement group.
+    Column("experiment_attempt", Integer, nullable=False),
+    Column("hardware", Text, nullable=False),
+    Column("workers", Integer, nullable=False),
+    Column("devices", Integer, nullable=False),
+    Column("price_usd_per_hour", Real, nullable=False),
+    Column("power_w", Real, nullable=False),
+    Column("placed_s", Real, nullable=False),
+    Column("ready_s", Real),
+    Column("released_s", Real),
+    Column("seen_s", Real, nullable=False),  # Last known to be held.
+    sqlite_with_rowid=False,
+)
+_HELD = placements.c.released_s.is_(None)
+Index("ix_placements_held", placements.c.experiment_id, sqlite_where=_HELD, postgresql_where=_HELD)
 
 run_references = Table(  # Runs whose best checkpoint an experiment starts from: it waits for them.
     "run_references",

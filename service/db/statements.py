@@ -32,6 +32,7 @@ from service.db.schema import (
     log_lines,
     measurements,
     metric_names,
+    placements,
     points,
     run_references,
     run_summaries,
@@ -625,7 +626,9 @@ def delete_experiment(id: int) -> list[Delete]:
     """All rows of an experiment, children first."""
     mine = select(_r.id).where(_r.experiment_id == id)
     by_run = [points, latest_points, log_lines, measurements, run_summaries, attempts]
-    by_experiment = [runs, run_references, cell_specs, experiment_specs, events, idempotency_keys]
+    by_experiment = [
+        runs, placements, run_references, cell_specs, experiment_specs, events, idempotency_keys
+    ]  # fmt: skip
     return [
         *(sa.delete(table).where(table.c.run_id.in_(mine)) for table in by_run),
         *(sa.delete(table).where(table.c.experiment_id == id) for table in by_experiment),

@@ -24,6 +24,7 @@ from pathlib import Path
 from service.execution import driver_settings
 from service.execution.early_stops import EarlyStops
 from service.execution.exchange import ExchangeClient
+from service.execution.placement_watch import PlacementWatch
 from service.execution.report import STALE_EXIT_CODE
 from service.execution.scheduler import lost_attempts
 from service.execution.sweep import Sweep
@@ -161,7 +162,7 @@ class Driver:
     def _carry_out(self) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
         import ray
 
-        from service.execution.tuning import look_at_cluster, run_sweep
+        from service.execution.tuning import look_at_cluster, look_at_placements, run_sweep
 
         # Ray Train's own actors look for the cluster by themselves, and give up on cleaning after
         # a group when the machine has two. The job's address says which is meant.
@@ -193,10 +194,16 @@ class Driver:
         self._exchange, self._sweep = exchange, sweep
         folder = self._folder / "ray"
         stops = EarlyStops(self._store, self._id, spec, self._note)
-        with _repeated(lambda: self._judge(stops), JUDGE_S if stops.wanted else None):
+        watch = PlacementWatch(
+            look_at_placements,
+            lambda: sweep.rates,
+            lambda changed: self._store.record_placements(self._id, self._attempt, changed),
+        )
+        with watch, _repeated(lambda: self._judge(stops), JUDGE_S if stops.wanted else None):
             run_sweep(
                 sweep,
                 exchange,
+                watch,
                 folder=folder,
                 name=f"{self._id}-{self._attempt}",
                 reuse=spec.isolation == "shared",

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from service.execution import driver_settings
-from service.execution.assignment import Ending
+from service.execution.assignment import Ending, Grant
 from service.execution.mailbox import Delivery, Mailbox, Order, Place
 from service.execution.recorder import Recorder
 from service.execution.report import Answer, Report
@@ -23,6 +23,8 @@ from service.store import Store
 from trainers.reporting import StopReason
 
 _CALL_TIMEOUT_S = 60.0
+_UNAVAILABLE_S = 0.5
+Answered = TypeVar("Answered")
 
 
 class Exchange:
@@ -60,9 +62,21 @@ class Exchange:
         """See `Mailbox.ask`."""
         return self._mailbox.ask(group, order)
 
-    async def serve(self, group: str, done: Delivery | None, number: int) -> Order | None:
+    async def grant(self, grants: Mapping[str, Grant]) -> None:
+        """See `Mailbox.grant`."""
+        self._mailbox.grant(grants)
+
+    async def granted(self, trial: str) -> Grant | None:
+        """See `Mailbox.granted`."""
+        return self._mailbox.granted(trial)
+
+    async def ready(self, group: str) -> tuple[Place, ...]:
+        """See `Mailbox.ready`."""
+        return self._mailbox.ready(group)
+
+    async def serve(self, group: str, place: Place, done: Delivery | None, number: int) -> Order | None:
         """See `Mailbox.serve`."""
-        return self._mailbox.serve(group, done, number)
+        return self._mailbox.serve(group, place, done, number)
 
     async def arrive(self, group: str, place: Place) -> tuple[Place, ...]:
         """See `Mailbox.arrive`."""
@@ -132,9 +146,23 @@ class ExchangeClient:
         ending: Ending | None = self._call("ask", group, order)
         return ending
 
-    def serve(self, group: str, done: Delivery | None, number: int) -> Order | None:
+    def grant(self, grants: Mapping[str, Grant]) -> None:
+        """See `Exchange.grant`."""
+        self._call("grant", dict(grants))
+
+    def granted(self, trial: str) -> Grant | None:
+        """See `Exchange.granted`."""
+        grant: Grant | None = self._call("granted", trial)
+        return grant
+
+    def ready(self, group: str) -> tuple[Place, ...]:
+        """See `Exchange.ready`."""
+        places: tuple[Place, ...] = self._call("ready", group)
+        return places
+
+    def serve(self, group: str, place: Place, done: Delivery | None, number: int) -> Order | None:
         """See `Exchange.serve`."""
-        order: Order | None = self._call("serve", group, done, number)
+        order: Order | None = self._call("serve", group, place, done, number)
         return order
 
     def arrive(self, group: str, place: Place) -> tuple[Place, ...]:
@@ -154,3 +182,21 @@ class ExchangeClient:
         import ray
 
         return ray.get(getattr(self._actor, method).remote(*arguments), timeout=_CALL_TIMEOUT_S)
+
+
+def patiently(ask: Callable[[], Answered], patience_s: float = 120.0) -> Answered:
+    """Ask the exchange, over a restart of it.
+
+    Raises:
+        RayError: it has not answered for that long.
+    """
+    import ray
+
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return ask()
+        except ray.exceptions.RayError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_UNAVAILABLE_S)

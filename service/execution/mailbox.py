@@ -1,14 +1,15 @@
-"""Hands assignments to a worker group that serves several runs in turn, and endings back.
+"""Grants from the driver to trials, and assignments from a trial to its worker group and endings back.
 
-Plain Python, held by the exchange actor. Both sides say again and again what they know, so that
-nothing is lost when the actor is killed and starts anew with an empty mailbox.
+Plain Python, held by the exchange actor. All sides repeat what they know, so that nothing is lost when the
+actor is killed and restarts with an empty mailbox.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from service.execution.assignment import Assignment, Ending
+from service.execution.assignment import Assignment, Ending, Grant
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Place:
         pid: its process there.
         address: of its node in the cluster.
         port: free there when it arrived.
+        placement: Ray's id of the devices that the group holds.
     """
 
     rank: int
@@ -46,15 +48,26 @@ class Place:
     pid: int
     address: str
     port: int
+    placement: str | None = None
 
 
 class Mailbox:
-    """Orders and deliveries by group, and where its workers are."""
+    """Grants by trial; orders and deliveries by group, and where its workers are."""
 
     def __init__(self) -> None:
+        self._grants: dict[str, Grant] = {}
+        self._ready: dict[str, dict[int, Place]] = {}
         self._places: dict[str, dict[int, Place]] = {}
         self._orders: dict[str, Order] = {}
         self._deliveries: dict[str, Delivery] = {}
+
+    def grant(self, grants: Mapping[str, Grant]) -> None:
+        """The driver's side: its answers to all trials that have reported ready and not ended."""
+        self._grants = dict(grants)
+
+    def granted(self, trial: str) -> Grant | None:
+        """The trial's side: the driver's answer, once there is one."""
+        return self._grants.get(trial)
 
     def ask(self, group: str, order: Order) -> Ending | None:
         """The trial's side: this is wanted; what came of it, once that is known."""
@@ -62,14 +75,21 @@ class Mailbox:
         delivery = self._deliveries.get(group)
         return delivery.ending if delivery is not None and delivery.number == order.number else None
 
-    def serve(self, group: str, done: Delivery | None, number: int) -> Order | None:
+    def ready(self, group: str) -> tuple[Place, ...]:
+        """The trial's side: where those workers run that wait for orders, by rank."""
+        ready = self._ready.get(group, {})
+        return tuple(ready[rank] for rank in sorted(ready))
+
+    def serve(self, group: str, place: Place, done: Delivery | None, number: int) -> Order | None:
         """The worker's side: `done` came of the last order; the order after `number`, once there is one.
 
         Args:
             group: of the worker.
+            place: of the worker; it is ready from its first call on.
             done: from rank 0, the last delivery, repeated until an order follows; None from others.
             number: of the last order that this worker has carried out.
         """
+        self._ready.setdefault(group, {})[place.rank] = place
         if done is not None:
             self._deliveries[group] = done
         order = self._orders.get(group)
@@ -83,6 +103,7 @@ class Mailbox:
 
     def forget(self, group: str) -> None:
         """The group has ended."""
+        self._ready.pop(group, None)
         self._places.pop(group, None)
         self._orders.pop(group, None)
         self._deliveries.pop(group, None)

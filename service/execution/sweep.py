@@ -1,20 +1,21 @@
 """Which run is next, and what follows from the ending of one: the sweep of one experiment.
 
-Knows the store and no Ray. `next_assignment` opens the attempt of the first queued run that fits;
-`ended` turns an ending into the run's next state through `service.failures.decide_retry`.
+Knows the store and no Ray. `next_turn` gives a turn to the first queued run that the cluster could hold;
+placing it may take as long as others hold the devices. `open` opens its attempt once its workers are ready,
+and `ended` turns an ending into the run's next state through `service.failures.decide_retry`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from service.cluster import ClusterSnapshot, fits, unsatisfiable
-from service.execution.assignment import Assignment, Ending
+from service.cluster import ClusterSnapshot, fits, in_words, unsatisfiable
+from service.execution.assignment import Assignment, Ending, Ready, Turn
 from service.execution.run_plan import Shape, run_config, shapes_of
 from service.execution.suggestions import Suggestions
 from service.failures import FailureCounts, decide_retry
@@ -25,9 +26,9 @@ from service.search.pruning import does_not_fit
 from service.settings import Settings
 from service.spec import Budget, ExperimentSpec
 from service.states import RUN_STATES_WITH_RESULT, ExperimentState, RunState
-from service.store import Conflict, NotFound, Store, StoreFull, StoreUnavailable
+from service.store import Conflict, Held, NotFound, Store, StoreFull, StoreUnavailable
 from trainers.checkpoints.manifest import verify
-from trainers.config import Precision
+from trainers.config import Precision, Rates
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass
 from trainers.reporting import Clock, StopReason
 
@@ -41,12 +42,14 @@ CAPACITY_EVERY_S = 2.0
 """How often the cluster is looked at while runs wait for it."""
 _SHAPING = ("hardware", "resources.", "parallel.", "batch.")
 """Axes that decide about how many workers a run may have, and what each takes."""
+ROOM_S = 2.0
+"""A run that is not placed after this time waits for room, and says so."""
 _RETRY_S = 0.2
 _START_RECORDED_S = 60.0
 
 
 class Wait(Enum):
-    """Why there is no assignment now."""
+    """Why there is no turn now."""
 
     later = "later"
     """A run waits for a place, for its delay, or for others to end: ask again."""
@@ -56,8 +59,12 @@ class Wait(Enum):
 
 @dataclass(slots=True)
 class _Live:
-    assignment: Assignment
+    """A run that has its turn, from before it is placed until it has ended."""
+
+    turn: Turn
     run: Run
+    since_s: float
+    assignment: Assignment | None = None
 
 
 class Sweep:
@@ -100,11 +107,15 @@ class Sweep:
         self._suggestions = Suggestions(store, experiment_id, attempt, spec, catalogue)
         self._allowance = 1 + _holds(store, experiment_id) if spec.budget.when_reached == "hold" else 1
         """How many times over the budget may be used: each resume after a hold grants it once more."""
+        self._rates: dict[Shape, Rates] = {}
         self._queued: list[Run] = []
         self._listed_s = float("-inf")
         self._snapshot: ClusterSnapshot | None = None
         self._snapshot_s = float("-inf")
         self._live: dict[int, _Live] = {}
+        self._turns = 0
+        self._waiting: dict[int, str] = {}
+        """What is stored of runs that wait for room."""
         self._shapes: dict[object, tuple[tuple[Shape, ...], ExperimentSpec]] = {}
         self._noted: set[str] = set()
         self._sources: dict[str, Path | str] = {}
@@ -117,15 +128,26 @@ class Sweep:
     @property
     def live(self) -> tuple[Assignment, ...]:
         """Assignments that have not ended."""
-        return tuple(live.assignment for live in tuple(self._live.values()))
+        found = (live.assignment for live in tuple(self._live.values()))
+        return tuple(assignment for assignment in found if assignment is not None)
 
-    def next_assignment(self) -> Assignment | Wait:
-        """Open the attempt of the next run that may start now.
+    @property
+    def rates(self) -> tuple[tuple[Shape, Rates], ...]:
+        """What the devices of a worker cost and draw, for each shape that had a turn."""
+        return tuple(self._rates.items())
+
+    @property
+    def _closed(self) -> bool:
+        """Whether no further run may begin."""
+        return self.stopping is not None or self.budget_reached is not None
+
+    def next_turn(self) -> Turn | Wait:
+        """Give the next run that the cluster could hold a turn.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
         """
-        if self.stopping is not None or self.budget_reached is not None:
+        if self._closed:
             return Wait.over
         limit = self._spec.queue.max_concurrent_runs
         if limit is not None and len(self._live) >= limit:
@@ -133,19 +155,73 @@ class Sweep:
         try:
             return self._next()
         except (StoreUnavailable, StoreFull) as error:
-            logger.warning("the database is away; no run is started: %s", error)
+            logger.warning("the database is unavailable; no run is started: %s", error)
             return Wait.later
 
-    def _next(self, *, suggested: bool = False) -> Assignment | Wait:
+    def open(self, turn: Turn, ready: Ready) -> Assignment | None:
+        """Open the attempt of a run whose workers are ready; waits for the database when it is unavailable.
+
+        Args:
+            turn: of the run.
+            ready: its workers' report.
+
+        Returns:
+            None when the run is not wanted any more: it was cancelled, everything stops, or a budget was used
+            up while it waited for room.
+
+        Raises:
+            StaleAttempt: the experiment's attempt is over.
+        """
+        while True:
+            try:
+                return self._open(turn, ready)
+            except (StoreUnavailable, StoreFull) as error:
+                logger.warning("the database is unavailable; a run waits for its attempt: %s", error)
+            time.sleep(_RETRY_S)
+
+    def wanted(self, turn: Turn) -> bool:
+        """Whether a run that is not placed yet is still to run."""
+        return not self._closed and turn.run_id in self._live
+
+    def drop(self, turn: Turn) -> None:
+        """Take a turn back that has led to no attempt; the run stays as it is."""
+        live = self._live.get(turn.run_id)
+        if live is not None and live.turn.number == turn.number and live.assignment is None:
+            del self._live[turn.run_id]
+            self._listed_s = float("-inf")
+
+    def tell_waiting(self) -> None:
+        """Store what runs without room wait for, and behind whom; called from time to time.
+
+        Raises:
+            StaleAttempt: the experiment's attempt is over.
+        """
+        now = self._clock()
+        waiting = [
+            live for live in self._live.values() if live.assignment is None and now - live.since_s >= ROOM_S
+        ]
+        try:
+            if waiting and now - self._listed_s >= LIST_EVERY_S:
+                self._list(now)
+            others = self._store.held_by_others(self._experiment_id) if waiting else []
+            reasons = {live.run.id: waits_for(live.turn.shape, others) for live in waiting}
+            changed: dict[int, str | None] = {
+                id: text for id, text in reasons.items() if self._waiting.get(id) != text
+            }
+            changed |= dict.fromkeys(self._waiting.keys() - reasons.keys())
+            self._store.set_waiting(self._experiment_id, self._attempt, changed)
+        except (StoreUnavailable, StoreFull) as error:
+            logger.warning("the database is unavailable; what runs wait for is not stored: %s", error)
+            return
+        self._waiting = reasons
+
+    def _next(self, *, suggested: bool = False) -> Turn | Wait:
         now = self._clock()
         if not self._queued or now - self._listed_s >= LIST_EVERY_S:
             self._list(now)
         if not self._queued:
             return Wait.later if self._live else Wait.over
-        self.budget_reached = self._over_budget()
-        if self.budget_reached is not None:
-            held = self._spec.budget.when_reached == "hold"
-            self._note(f"{HELD if held else ''}{self.budget_reached}; no further run is started")
+        if self._budget_used():
             return Wait.over
         crowded = False
         for run in list(self._queued):
@@ -171,20 +247,32 @@ class Sweep:
             if shape is None:
                 crowded = True
                 continue
-            assignment = self._open(run, shape, models)
-            if assignment is not None:
-                return assignment
+            return self._give_turn(run, shape, models)
         return Wait.later if self._queued or self._live else Wait.over
 
-    def ended(self, assignment: Assignment, ending: Ending) -> None:
-        """Write what became of an attempt; waits for the database when it is away.
+    def _budget_used(self) -> bool:
+        """Look at the budget; the first time that it is used up, say so."""
+        if self.budget_reached is None:
+            self.budget_reached = self._over_budget()
+            if self.budget_reached is not None:
+                held = self._spec.budget.when_reached == "hold"
+                self._note(f"{HELD if held else ''}{self.budget_reached}; no further run is started")
+        return self.budget_reached is not None
+
+    def ended(self, turn: Turn, ending: Ending) -> None:
+        """Write what became of a turn; waits for the database when it is unavailable.
+
+        Workers that fail before they are ready get an attempt that ends at once: failures are counted there.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
         """
-        live = self._live.pop(assignment.run_id, None)
-        if live is None:
+        live = self._live.get(turn.run_id)
+        if live is None or live.turn.number != turn.number:
             return  # It was ended before, and this is an echo.
+        if live.assignment is None and self.open(turn, Ready(None, self._clock())) is None:
+            return
+        del self._live[turn.run_id]
         if ending.failure is not None:
             self._snapshot_s = float("-inf")  # Its node may have gone with it: look before the next attempt.
         deadline = time.monotonic() + _START_RECORDED_S
@@ -226,7 +314,12 @@ class Sweep:
     # -- Choosing --------------------------------------------------------------------------------
 
     def _list(self, now: float) -> None:
-        queued = [run for run in self._runs("state = 'queued'") if run.id not in self._live]
+        queued = self._runs("state = 'queued'")
+        still = {run.id for run in queued}
+        for id, live in list(self._live.items()):
+            if live.assignment is None and id not in still:
+                del self._live[id]  # Cancelled while it waited for room: its trial is taken back.
+        queued = [run for run in queued if run.id not in self._live]
         self._queued = sorted(queued, key=lambda run: self._places[run.index])
         self._listed_s = now
 
@@ -260,12 +353,12 @@ class Sweep:
         return self._snapshot
 
     def _fits(self, shape: Shape) -> bool:
-        """Whether the cluster has room beside this experiment's own live runs.
+        """Whether the cluster could hold it next to this experiment's own live runs.
 
-        What other experiments hold is not counted: Ray makes the run wait for that.
+        What other experiments hold is not counted: Ray places the run once they have released it.
         """
         assert self._snapshot is not None
-        shapes = [*(live.assignment.shape for live in self._live.values()), shape]
+        shapes = [*(live.turn.shape for live in self._live.values()), shape]
         return fits(
             [(dict(one.resources), dict(one.labels), one.workers) for one in shapes], self._snapshot.nodes
         )
@@ -330,7 +423,7 @@ class Sweep:
         problem = verify(path)
         return path if problem is None else f"run {source.id}: its checkpoint {path} is damaged ({problem})"
 
-    def _open(self, run: Run, shape: Shape, models: Mapping[str, Path]) -> Assignment | None:
+    def _give_turn(self, run: Run, shape: Shape, models: Mapping[str, Path]) -> Turn:
         spec = ExperimentSpec.model_validate_json(self._store.run_config(run.id))
         config = run_config(
             spec,
@@ -343,16 +436,31 @@ class Sweep:
             models=models,
         )
         self._queued.remove(run)
+        self._turns += 1
+        turn = Turn(self._turns, run.id, run.attempt + 1, config, shape, self._spec.isolation == "process")
+        self._live[run.id] = _Live(turn, run, self._clock())
+        self._rates.setdefault(shape, config.rates)
+        return turn
+
+    def _open(self, turn: Turn, ready: Ready) -> Assignment | None:
+        live = self._live.get(turn.run_id)
+        if live is None or live.turn.number != turn.number:
+            return None
+        if self.stopping is not None or self._budget_used():
+            self.drop(turn)
+            return None
         opened_s = self._clock()
         try:
-            number = self._store.open_attempt(run.id, self._attempt, workers=shape.workers)
+            number = self._store.open_attempt(
+                turn.run_id, self._attempt, workers=turn.shape.workers, placement=ready.placement
+            )
         except (Conflict, NotFound):
-            self._listed_s = float("-inf")
+            self.drop(turn)
             return None  # Cancelled since it was listed, or the whole experiment is.
         clock = Clock(opened_s=opened_s, submitted_s=self._submitted_s)
-        assignment = Assignment(run.id, number, config, shape, self._spec.isolation == "process", clock)
-        self._live[run.id] = _Live(assignment, run)
-        return assignment
+        live.assignment = Assignment(turn, number, clock)
+        self._waiting.pop(turn.run_id, None)
+        return live.assignment
 
     def _cannot_run(self, run: Run, spec: ExperimentSpec, missing: str) -> None:
         """Say it; and unless the run waits for nodes, fail it instead of waiting silently.
@@ -393,6 +501,7 @@ class Sweep:
     # -- Ending ----------------------------------------------------------------------------------
 
     def _write_ending(self, live: _Live, ending: Ending) -> None:
+        assert live.assignment is not None
         run_id, attempt = live.assignment.run_id, live.assignment.attempt
         try:
             if ending.failure is not None:
@@ -424,6 +533,7 @@ class Sweep:
             self._prune(live.run)
 
     def _write_failure(self, live: _Live, failure: tuple[FailureClass, str]) -> RunState:
+        assert live.assignment is not None
         run_id, attempt = live.assignment.run_id, live.assignment.attempt
         run = self._store.run(run_id)
         machine = failure[0] in FAILURES_OF_MACHINES
@@ -456,6 +566,22 @@ def _holds(store: Store, experiment_id: int) -> int:
                 holds, said = holds + 1, False
         after = events[-1].number
     return holds
+
+
+def waits_for(shape: Shape, others: Sequence[Held]) -> str:
+    """What a run waits for, and behind whom.
+
+    Args:
+        shape: of the run.
+        others: what other experiments hold.
+    """
+    what = in_words(dict(shape.resources))
+    if shape.workers > 1:
+        what = f"{shape.workers} x {what}"
+    holders = ", ".join(
+        f"experiment {held.experiment_id} holds {held.devices} {held.hardware}" for held in others
+    )
+    return f"{what}; {holders or 'no other experiment holds devices'}"
 
 
 class _StartNotRecorded(Exception):

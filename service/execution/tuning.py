@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from service.cluster import ClusterNode, ClusterSnapshot
-from service.execution.assignment import Assignment, Ending
+from service.execution.assignment import Ending, Grant, Ready, Turn
 from service.execution.exchange import ExchangeClient
+from service.execution.placement_watch import PlacementGroup, PlacementWatch
 from service.execution.run_plan import Shape
 from service.execution.sweep import Sweep, Wait
 from trainers.errors import FailureClass
@@ -36,6 +37,8 @@ _ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
+REMIND_S = 1.0
+"""How often grants are repeated, and how often it is stored what runs wait for."""
 _SLOT = 0.0001
 """Share of a node's own resource that the trial of a worker group takes: Ray's smallest amount."""
 
@@ -64,17 +67,19 @@ class OnlyHere(Generic[Kept]):
 def run_sweep(
     sweep: Sweep,
     exchange: ExchangeClient,
+    watch: PlacementWatch,
     *,
     folder: Path,
     name: str,
     reuse: bool,
     give_up: Callable[[], bool],
 ) -> None:
-    """Run until the sweep hands out nothing more and every trial has ended.
+    """Run until the sweep gives no more turns and every trial has ended.
 
     Args:
         sweep: what to run.
         exchange: the experiment's exchange.
+        watch: of the devices that the trials hold.
         folder: for Tune's and Train's own files.
         name: unique among all sweeps in the folder.
         reuse: whether runs of one shape may use the same process in turn.
@@ -87,7 +92,7 @@ def run_sweep(
     slots: dict[Shape, int] = {}
 
     def resources(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-        shape: Shape = config["assignment"].shape
+        shape: Shape = config["turn"].shape
         if shape.workers == 1:
             selector = {"bundle_label_selector": [dict(shape.labels)]} if shape.labels else {}
             return tune.PlacementGroupFactory([dict(shape.resources)], **selector)
@@ -98,7 +103,7 @@ def run_sweep(
         slot = slots.setdefault(shape, len(slots) + 1)
         return tune.PlacementGroupFactory([{node_resource: _SLOT * slot}])
 
-    searcher = _searcher(OnlyHere(sweep))
+    searcher = _searcher(OnlyHere(sweep), OnlyHere(exchange), OnlyHere(watch))
     trainable = tune.with_parameters(
         _trial(), exchange=exchange, storage=str(folder / "train"), names=f"stillhouse-{name}"
     )
@@ -106,6 +111,7 @@ def run_sweep(
         tune.with_resources(trainable, resources),
         tune_config=tune.TuneConfig(
             search_alg=searcher,
+            scheduler=_in_order(OnlyHere(sweep)),
             num_samples=-1,
             reuse_actors=reuse,
             trial_name_creator=_name_of,
@@ -116,7 +122,7 @@ def run_sweep(
             storage_path=str(folder / "tune"),
             verbose=0,
             stop=_stopper(OnlyHere(give_up)),
-            callbacks=[searcher.errors],
+            callbacks=[searcher.steps],
             failure_config=tune.FailureConfig(max_failures=0),
         ),
     ).fit()
@@ -138,6 +144,34 @@ def look_at_cluster() -> ClusterSnapshot:
         for node in ray.nodes()
     )
     return ClusterSnapshot(time.time(), True, None, nodes)
+
+
+def look_at_placements() -> tuple[PlacementGroup, ...]:
+    """The placement groups of this job that hold their resources now."""
+    import ray
+    from ray._private.state import state
+    from ray.core.generated.gcs_pb2 import PlacementGroupTableData
+
+    # The public table has neither whose a group is nor when it was created.
+    own = ray.get_runtime_context().get_job_id()
+    labels = {node["NodeID"]: dict(node["Labels"]) for node in ray.nodes()}
+    found = []
+    for serialised in state._connect_and_get_accessor().get_placement_group_table():
+        group = PlacementGroupTableData.FromString(serialised)
+        if group.creator_job_id.hex() != own or group.state != PlacementGroupTableData.CREATED:
+            continue
+        created_ns = (
+            group.stats.creation_request_received_ns + 1000 * group.stats.end_to_end_creation_latency_us
+        )
+        found.append(
+            PlacementGroup(
+                id=group.placement_group_id.hex(),
+                created_s=created_ns / 1e9,
+                bundles=tuple(dict(bundle.unit_resources) for bundle in group.bundles),
+                labels=labels.get(group.bundles[0].node_id.hex(), {}),
+            )
+        )
+    return tuple(found)
 
 
 def _own_node_resource() -> str:
@@ -166,13 +200,13 @@ def _failure_of(trial: Any) -> tuple[FailureClass, str]:
 
     path = trial.pickled_error_file
     if path is None or not Path(path).exists():
-        return FailureClass.infrastructure, "the worker process ended without a word"
+        return FailureClass.infrastructure, "the worker exited without reporting an error"
     return failure_of(cloudpickle.loads(Path(path).read_bytes()))
 
 
 def _name_of(trial: Any) -> str:
-    assignment: Assignment = trial.config["assignment"]
-    return f"run-{assignment.run_id}-{assignment.attempt}"
+    turn: Turn = trial.config["turn"]
+    return turn.name
 
 
 def _stopper(give_up: OnlyHere[Callable[[], bool]]) -> Any:
@@ -190,61 +224,114 @@ def _stopper(give_up: OnlyHere[Callable[[], bool]]) -> Any:
     return GiveUp()
 
 
-def _searcher(sweep: OnlyHere[Sweep]) -> Any:
+def _in_order(sweep: OnlyHere[Sweep]) -> Any:
+    from ray.tune.schedulers import FIFOScheduler
+
+    class InOrder(FIFOScheduler):  # type: ignore[misc, unused-ignore]
+        """Starts trials in the order of their turns, and takes back those whose run is not wanted."""
+
+        def choose_trial_to_run(self, tune_controller: Any) -> Any:
+            for trial in tune_controller.get_live_trials():
+                if trial.status == "PENDING" and not sweep.value.wanted(trial.config["turn"]):
+                    tune_controller.stop_trial(trial)
+            return super().choose_trial_to_run(tune_controller)
+
+    return InOrder()
+
+
+def _searcher(
+    sweep: OnlyHere[Sweep], exchange: OnlyHere[ExchangeClient], watch: OnlyHere[PlacementWatch]
+) -> Any:
     """Built here, because its base classes come with Ray."""
+    from ray.exceptions import RayError
     from ray.tune import Callback
     from ray.tune.search import Searcher
 
-    class Errors(Callback):  # type: ignore[misc, unused-ignore]
-        """Hears of trials that ended and could not say how."""
+    class Steps(Callback):  # type: ignore[misc, unused-ignore]
+        """What is done between Tune's steps: trials that ended and could not report how, and reminders.
 
-        def __init__(self, given: dict[str, Assignment]) -> None:
-            self.given = given
+        Args:
+            given: turns by trial that have not ended.
+            grants: answers to trials that are ready, by name.
+        """
+
+        def __init__(self, given: dict[str, Turn], grants: dict[str, Grant]) -> None:
+            self.given, self.grants = given, grants
+            self.reminded_s = 0.0
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            assignment = self.given.pop(trial.trial_id, None)
-            if assignment is not None:
-                sweep.value.ended(assignment, Ending("failed", failure=_failure_of(trial)))
+            turn = self.given.pop(trial.trial_id, None)
+            if turn is not None:
+                self.grants.pop(turn.name, None)
+                sweep.value.ended(turn, Ending("failed", failure=_failure_of(trial)))
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
             """Tune gives up a trial whose process it cannot reuse without telling the searcher."""
             missing = len(self.given)
             for trial in reversed(trials):
                 if not missing:
-                    return
+                    break
                 if trial.trial_id in self.given:
                     missing -= 1
                     if trial.status == "ERROR":
                         self.on_trial_error(iteration, trials, trial)
+            if time.monotonic() - self.reminded_s >= REMIND_S:
+                self.remind()
+                sweep.value.tell_waiting()
+
+        def remind(self) -> None:
+            """Repeat all grants: an exchange that was restarted knows none."""
+            self.reminded_s = time.monotonic()
+            try:
+                exchange.value.grant(self.grants)
+            except RayError as error:
+                logger.warning("the exchange does not answer; grants are sent again: %s", error)
 
     class QueuedRuns(Searcher):  # type: ignore[misc, unused-ignore]
-        """Suggests the next queued run."""
+        """Suggests the run whose turn is next, and opens its attempt when its workers are ready."""
 
         def __init__(self) -> None:
             super().__init__(metric="training_iteration", mode="max")
-            self.given: dict[str, Assignment] = {}
-            self.errors = Errors(self.given)
+            self.given: dict[str, Turn] = {}
+            self.grants: dict[str, Grant] = {}
+            self.steps = Steps(self.given, self.grants)
 
         def suggest(self, trial_id: str) -> Any:
-            following = sweep.value.next_assignment()
+            following = sweep.value.next_turn()
             if following is Wait.over:
                 return Searcher.FINISHED
             if isinstance(following, Wait):
                 return None
             self.given[trial_id] = following
-            return {"assignment": following}
+            return {"turn": following}
 
         def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-            ending = result.get("ending")
-            if isinstance(ending, Ending) and trial_id in self.given:
-                sweep.value.ended(self.given.pop(trial_id), ending)
+            turn = self.given.get(trial_id)
+            if turn is None:
+                return
+            if isinstance(ready := result.get("ready"), Ready) and turn.name not in self.grants:
+                watch.value.ready(ready)
+                self.grants[turn.name] = Grant(sweep.value.open(turn, ready))
+                self.steps.remind()
+            if isinstance(ending := result.get("ending"), Ending):
+                self.forget(trial_id)
+                sweep.value.ended(turn, ending)
 
         def on_trial_complete(
             self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
         ) -> None:
             if result is not None:
                 self.on_trial_result(trial_id, result)
-            # Without an ending, `Errors` hears next why.
+            if not error and (turn := self.forget(trial_id)) is not None:
+                sweep.value.drop(turn)
+            # After an error without an ending, `Steps` finds out why next.
+
+        def forget(self, trial_id: str) -> Turn | None:
+            """Take a trial off the books."""
+            turn = self.given.pop(trial_id, None)
+            if turn is not None:
+                self.grants.pop(turn.name, None)
+            return turn
 
         def save(self, checkpoint_path: str) -> None:
             """Nothing: the database is the searcher's state."""

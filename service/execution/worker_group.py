@@ -2,8 +2,8 @@
 
 A group costs 20-30 s to open on two cores: controller and workers are new processes, and each
 worker imports torch. The process group is opened once, and the workers then wait for orders in
-the mailbox; a further run costs what a look into the mailbox costs. A failure ends the group, so
-that the next run begins in new processes.
+the mailbox; a further run costs what a look into the mailbox costs. No run is opened before the
+group is. A failure ends the group, so that the next run begins in new processes.
 
 Its workers may be on several nodes. They talk over the interface that `service.execution.network`
 finds, and before the first run each looks whether it sees what rank 0 has written to the storage.
@@ -17,14 +17,14 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from service.cluster import fits
-from service.execution.assignment import Assignment, Ending
-from service.execution.exchange import ExchangeClient
+from service.execution.assignment import Assignment, Ending, Ready
+from service.execution.exchange import ExchangeClient, patiently
 from service.execution.mailbox import Delivery, Order, Place
 from service.execution.run_plan import Shape
 from service.execution.sink import ray_node_id
@@ -32,7 +32,6 @@ from service.execution.training import ending_of, train_one
 from trainers.errors import BadSpecError
 
 logger = logging.getLogger(__name__)
-Answer = TypeVar("Answer")
 
 _LOOK_S = 0.05
 _AWAY_S = 0.5
@@ -85,6 +84,7 @@ class WorkerGroup:
         self._name = f"{name}-{uuid.uuid4().hex[:8]}"
         self._storage = storage
         self._order = 0
+        self._ready: Ready | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
         os.environ.update(_TRAIN_ENVIRONMENT)
@@ -95,6 +95,25 @@ class WorkerGroup:
     def open(self) -> bool:
         """It can take a run."""
         return not self._ended.is_set()
+
+    def wait_until_ready(self) -> Ready:
+        """Wait until all workers are placed, have found each other and wait for orders.
+
+        Raises:
+            WorkerGroupFailed: they never did; the group is closed.
+        """
+        room = _Room(self.shape)
+        while True:
+            room.check()
+            ended = self._ended.is_set()
+            places = patiently(lambda: self._exchange.ready(self._name))
+            if len(places) == self.shape.workers:
+                if self._ready is None:
+                    self._ready = Ready(places[0].placement, time.time())
+                return self._ready
+            if ended:
+                raise _failed(self._error)
+            self._ended.wait(_LOOK_S)
 
     def train(self, assignment: Assignment) -> Ending:
         """Train one run in the group.
@@ -181,10 +200,12 @@ def _serve(config: Mapping[str, Any]) -> None:
     import ray.train
 
     from service.execution.process_group import process_group
+    from trainers.entrypoint import make_ready
 
     exchange: ExchangeClient = config["exchange"]
     group: str = config["group"]
     rank = ray.train.get_context().get_world_rank()
+    make_ready(config["device"])
     places = _meet(exchange, group, Path(config["storage"]), rank)
     with process_group(places[0].address, places[0].port, device=config["device"]):
         _take_orders(exchange, group, rank, places)
@@ -194,7 +215,7 @@ def _take_orders(exchange: ExchangeClient, group: str, rank: int, places: tuple[
     number, done = 0, None
     waited_since = time.monotonic()
     while True:
-        order = _patiently(partial(exchange.serve, group, done, number))
+        order = patiently(partial(exchange.serve, group, places[rank], done, number))
         if order is None:
             time.sleep(_LOOK_S if time.monotonic() - waited_since < 10 else _LOOK_LONG_S)
             continue
@@ -220,14 +241,14 @@ def _meet(exchange: ExchangeClient, group: str, storage: Path, rank: int) -> tup
     from ray.train._internal.utils import get_address_and_port
 
     address, port = get_address_and_port()
-    own = Place(rank, ray_node_id(), socket.gethostname(), os.getpid(), address, port)
+    own = Place(rank, ray_node_id(), socket.gethostname(), os.getpid(), address, port, placement_id())
     mark = storage / f"{group}.seen-by-all"
     if rank == 0:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
     world = ray.train.get_context().get_world_size()
     deadline = time.monotonic() + _MEET_S
-    while len(places := _patiently(partial(exchange.arrive, group, own))) < world:
+    while len(places := patiently(partial(exchange.arrive, group, own))) < world:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{world - len(places)} of {world} workers did not come to the group")
         time.sleep(_LOOK_S)
@@ -289,18 +310,12 @@ class _Room:
             )
 
 
-def _patiently(ask: Callable[[], Answer], patience_s: float = 120.0) -> Answer:
-    """Ask the exchange, over a restart of it."""
-    import ray
+def placement_id() -> str | None:
+    """Ray's id of the placement group that this process runs in; None = it runs in none."""
+    from ray.util import get_current_placement_group
 
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            return ask()
-        except ray.exceptions.RayError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_AWAY_S)
+    group = get_current_placement_group()
+    return None if group is None else str(group.id.hex())
 
 
 def _failed(error: BaseException | None) -> WorkerGroupFailed:

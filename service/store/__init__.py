@@ -2,8 +2,9 @@
 
 `Store` is one object per process, thread-safe. Its parts: `submission` (experiments come in),
 `reading` and `series` (lists, records, points), `requests` (what people ask of an experiment),
-`driving` (what the driver of an experiment does to it, fenced by attempts) and `recording`
-(batches of points, logs and measurements). `service.queue.Queue` claims from the same database.
+`driving` (what the driver of an experiment does to it, fenced by attempts), `placing` (which devices
+it holds, and what its runs wait for) and `recording` (batches of points, logs and measurements).
+`service.queue.Queue` claims from the same database.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from service.db.errors import (
 )
 from service.settings import Settings
 from service.store.driving import Driving, Requests
+from service.store.placing import Held, Placing
 from service.store.reading import Reading, Totals
 from service.store.recording import (
     AliveRow,
@@ -47,6 +49,7 @@ __all__ = [
     "CheckpointRow",
     "Conflict",
     "FilterError",
+    "Held",
     "IdempotencyMismatch",
     "NewExperiment",
     "NotFound",
@@ -66,7 +69,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-class Store(Submission, Reading, Series, Requesting, Driving, Recording):
+class Store(Submission, Reading, Series, Requesting, Driving, Placing, Recording):
     """The database of one installation.
 
     Args:

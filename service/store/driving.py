@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from service.db import schema, statements
+from service.db import placement_statements, schema, statements
 from service.db.errors import Conflict, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES, ACTIVE_RUN_STATES
 from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, ExperimentState, RunState
@@ -137,6 +137,7 @@ class Driving(Part):
         experiment_attempt: int,
         *,
         workers: int | None = None,
+        placement: str | None = None,
         node: str | None = None,
         pid: int | None = None,
     ) -> int:
@@ -146,6 +147,7 @@ class Driving(Part):
             run_id: the run.
             experiment_attempt: the experiment's attempt.
             workers: processes of this attempt; None = as many as the run had before.
+            placement: id of the devices that it runs on; None = it never gets to run.
             node: host of its worker.
             pid: process of its worker.
 
@@ -176,6 +178,7 @@ class Driving(Part):
                     failure_class=None,
                     failure_message=None,
                     phase="preparing",
+                    waits_for=None,
                     **({} if has == had else _resized(had, has)),
                 )
                 .where(schema.runs.c.cancel_requested_s.is_(None))
@@ -194,6 +197,7 @@ class Driving(Part):
                     node=None if node is None else storable(node),
                     pid=pid,
                     workers=has,
+                    placement=placement,
                 )
             )
             with_workers = "" if has == had else f" with {has} worker{'' if has == 1 else 's'}, before {had}"
@@ -471,6 +475,7 @@ class Driving(Part):
         def body(connection: Connection) -> list[int]:
             row = lock_experiment(connection, experiment_id)
             check_experiment_attempt(experiment_id, attempt, row)
+            connection.execute(placement_statements.close_placements(experiment_id, before_attempt=attempt))
             left = [
                 run
                 for run in connection.execute(statements.active_attempts(experiment_id)).all()
@@ -541,13 +546,14 @@ def _end_experiment(
     run_failure = (
         (failure or (FailureClass.lost, "the experiment failed")) if left is RunState.failed else None
     )
-    values = {"ended_s": ended, "phase": None, **_failure_values(run_failure)}
+    values = {"ended_s": ended, "phase": None, "waits_for": None, **_failure_values(run_failure)}
     # An attempt that is still open has not told of its end: it went with its driver.
     lost = run_failure or (FailureClass.lost, "the driver is gone")
     connection.execute(
         statements.end_open_attempts(experiment_id, left, ended_s=now, **_failure_values(lost))
     )
     connection.execute(statements.move_runs(experiment_id, left, sources=_UNFINISHED, **values))
+    connection.execute(placement_statements.close_placements(experiment_id))
 
 
 def _resized(had: int, has: int) -> dict[str, Any]:

@@ -9,13 +9,23 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from service.db import ledger_statements, reuse_statements, schema, statements
+from service.db import ledger_statements, placement_statements, reuse_statements, schema, statements
 from service.db.errors import NotFound
 from service.db.listing import EXPERIMENT_NAMES, RUN_NAMES, Listing, read_page
 from service.filters import Order, parse_filter, parse_order
-from service.ledger import WINDOW_ENERGY, WINDOWS, Account, Ledger, Measured, Tried, account, ledger
+from service.ledger import (
+    OVERHEAD_TIME,
+    WINDOW_ENERGY,
+    WINDOWS,
+    Account,
+    Ledger,
+    Measured,
+    Tried,
+    account,
+    ledger,
+)
 from service.models import Reference
-from service.records import Attempt, Event, Experiment, LogLine, MeasurementRow, Page, Run
+from service.records import Attempt, Event, Experiment, LogLine, MeasurementRow, Page, Placement, Run
 from service.reuse import Equal
 from service.states import ExperimentState, RunState
 from service.store.base import Part, read_experiment, read_run, source_of
@@ -28,17 +38,19 @@ _HASHES = 500
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What an experiment has used so far, all attempts at all runs charged, lost work included.
+    """What an experiment has used so far: all devices that it held, lost work and overhead included.
 
     Attributes:
-        cost_usd: price of the devices x time of the attempts.
-        energy_kwh: as the attempts told it; rated power x time for what none of them told.
-        device_hours: time of the attempts x devices, in hours.
+        cost_usd: price of the devices x time from placed to released.
+        energy_kwh: as the attempts reported it; rated power x time for what none of them reported.
+        device_hours: time x devices, in hours.
+        overhead_usd: the part of the cost that no configuration caused.
     """
 
     cost_usd: float
     energy_kwh: float
     device_hours: float
+    overhead_usd: float
 
 
 _OF_TRIED = tuple(field.name for field in fields(Tried) if field.name != "measured")
@@ -321,7 +333,7 @@ class Reading(Part):
             NotFound: there is no such experiment.
         """
         total = self.ledger(experiment_id).total
-        return Totals(total.cost_usd, sum(total.energy_kwh.values()), total.device_hours)
+        return Totals(total.cost_usd, sum(total.energy_kwh.values()), total.device_hours, total.overhead_usd)
 
     def ledger(self, experiment_id: int) -> Ledger:
         """What every attempt at the experiment's runs is charged; open attempts count up to now.
@@ -332,7 +344,9 @@ class Reading(Part):
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
             tried = _tried(connection, schema.runs.c.experiment_id == experiment_id)
-        return ledger(experiment_id, tried, now_s=self.clock())
+            held = connection.execute(placement_statements.placements_of(experiment_id)).mappings().all()
+        placements = [Placement.from_row(row) for row in held]
+        return ledger(experiment_id, tried, placements, now_s=self.clock())
 
     def account(self, run_id: int) -> Account:
         """What every attempt at a run is charged; an open one counts up to now.
@@ -363,14 +377,17 @@ def _tried(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[Tried
 def _measured(windows: Iterable[sa.Row[Any]]) -> Measured:
     covered_s = 0.0
     energy: dict[str, float] = {}
+    overhead: dict[str, float] = {}
     utilisation = how = None
     for row in windows:
         if row.name == WINDOW_ENERGY:
             covered_s += row.seconds
-            energy[row.provenance] = row.total
+            energy[row.provenance] = energy.get(row.provenance, 0.0) + row.total
+        elif row.name == OVERHEAD_TIME:
+            overhead[row.scope] = overhead.get(row.scope, 0.0) + row.total
         elif row.seconds > 0.0:
             utilisation, how = row.weighted / row.seconds, row.provenance
-    return Measured(covered_s, energy, utilisation, how)
+    return Measured(covered_s, energy, utilisation, how, overhead)
 
 
 def as_float(value: float | None) -> float:

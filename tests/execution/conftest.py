@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from service.queue import Queue
-from service.records import Experiment
+from service.records import Experiment, Placement
 from service.settings import Settings
 from service.spec import validate
 from service.store import Store
@@ -70,3 +70,19 @@ def submit(store: Store) -> Submit:
         return experiment
 
     return submit
+
+
+def placement(id: str, *, placed_s: float, **fields: Any) -> Placement:
+    """Two CPUs, held since `placed_s`."""
+    values: dict[str, Any] = {
+        "hardware": "cpu",
+        "workers": 1,
+        "devices": 2,
+        "price_usd_per_hour": 0.1,
+        "power_w": 15.0,
+        "ready_s": None,
+        "released_s": None,
+        "seen_s": placed_s,
+        **fields,
+    }
+    return Placement(id=id, placed_s=placed_s, **values)

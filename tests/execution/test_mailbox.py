@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from service.execution.assignment import Ending
-from service.execution.mailbox import Delivery, Mailbox, Order
+from service.execution.mailbox import Delivery, Mailbox, Order, Place
 
 ENDING = Ending("completed")
+PLACE = Place(0, None, "host", 1, "10.0.0.1", 7)
 
 
 def test_an_order_reaches_each_worker_once() -> None:
     mailbox = Mailbox()
-    assert mailbox.serve("g", None, 0) is None
+    assert mailbox.serve("g", PLACE, None, 0) is None
     order = Order(1, None)
     assert mailbox.ask("g", order) is None
-    assert mailbox.serve("g", None, 0) == order
-    assert mailbox.serve("g", None, 0) == order  # Another rank.
-    assert mailbox.serve("g", None, 1) is None
+    assert mailbox.serve("g", PLACE, None, 0) == order
+    assert mailbox.serve("g", PLACE, None, 0) == order  # Another rank.
+    assert mailbox.serve("g", PLACE, None, 1) is None
 
 
 def test_the_ending_comes_back_for_its_order_alone() -> None:
     mailbox = Mailbox()
     mailbox.ask("g", Order(1, None))
-    mailbox.serve("g", Delivery(1, ENDING), 1)
+    mailbox.serve("g", PLACE, Delivery(1, ENDING), 1)
     assert mailbox.ask("g", Order(1, None)) == ENDING
     assert mailbox.ask("g", Order(2, None)) is None
-    assert mailbox.serve("g", Delivery(1, ENDING), 1) == Order(2, None)
+    assert mailbox.serve("g", PLACE, Delivery(1, ENDING), 1) == Order(2, None)
     assert mailbox.ask("g", Order(2, None)) is None
 
 
@@ -32,13 +33,13 @@ def test_an_emptied_mailbox_fills_itself_again() -> None:
     before = Mailbox()
     before.ask("g", Order(3, None))
     after = Mailbox()  # The actor was killed while order 3 was carried out.
-    assert after.serve("g", Delivery(3, ENDING), 3) is None
+    assert after.serve("g", PLACE, Delivery(3, ENDING), 3) is None
     assert after.ask("g", Order(3, None)) == ENDING
 
 
 def test_groups_do_not_see_each_other() -> None:
     mailbox = Mailbox()
     mailbox.ask("a", Order(1, None))
-    assert mailbox.serve("b", None, 0) is None
+    assert mailbox.serve("b", PLACE, None, 0) is None
     mailbox.forget("a")
-    assert mailbox.serve("a", None, 0) is None
+    assert mailbox.serve("a", PLACE, None, 0) is None

@@ -77,7 +77,7 @@ def test_a_damaged_checkpoint_fails_what_starts_from_it_and_nothing_else(
     weights.write_bytes(content)
     sweep, experiment = begin(1, search={"axes": {"model.student": [f"run:{source.id}", "tiny"]}})
     complete(sweep, store, given(sweep))
-    assert sweep.next_assignment() is Wait.over
+    assert sweep.next_turn() is Wait.over
     lost, trained = store.runs(experiment_id=experiment.id).items
     assert (lost.state, lost.failure_class) == (RunState.failed, FailureClass.bad_spec)
     assert "model.safetensors has other content" in str(lost.failure_message)
@@ -95,7 +95,7 @@ def test_a_source_that_failed_fails_the_experiment_with_its_reason(
     attempt = store.open_attempt(run.id, 1)
     store.finish_run(run.id, attempt, RunState.failed, failure=(FailureClass.bad_data, "no labels"))
     sweep, _ = begin(2, model={"student": f"run:{run.id}"})
-    assert sweep.next_assignment() is Wait.over
+    assert sweep.next_turn() is Wait.over
     state, failure = sweep.final_state()
     assert state is ExperimentState.failed
     assert failure == (FailureClass.bad_spec, f"run {run.id} failed: bad_data: no labels")
@@ -113,7 +113,7 @@ def test_a_source_that_is_tried_again_is_waited_for(begin: Begin, store: Store, 
         return dataclasses.replace(found, **pending) if id == source.id else found
 
     store.run = run  # type: ignore[method-assign]
-    assert sweep.next_assignment() is Wait.later
+    assert sweep.next_turn() is Wait.later
     pending.clear()
     assert given(sweep).config.model.student.endswith("step-00000005")
 
@@ -123,6 +123,6 @@ def test_a_source_without_a_checkpoint_is_said(
 ) -> None:
     (folder_of(settings, source) / "best.json").unlink()
     sweep, experiment = begin(1, model={"student": f"run:{source.id}"})
-    assert sweep.next_assignment() is Wait.over
+    assert sweep.next_turn() is Wait.over
     (run,) = store.runs(experiment_id=experiment.id).items
     assert "no evaluated checkpoint" in str(run.failure_message)

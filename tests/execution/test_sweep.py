@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from service.cluster import ClusterNode, ClusterSnapshot
-from service.execution.assignment import Assignment, Ending
-from service.execution.sweep import Sweep, Wait
+from service.execution.assignment import Assignment, Ending, Ready, Turn
+from service.execution.sweep import LIST_EVERY_S, ROOM_S, Sweep, Wait
 from service.hardware import CATALOGUE
 from service.queue import Queue
 from service.records import Experiment
@@ -18,11 +18,12 @@ from service.settings import Settings
 from service.spec import ExperimentSpec
 from service.states import ExperimentState, RunState
 from service.store import CheckpointRow, RecordBatch, StaleAttempt, Store
-from tests.execution.conftest import Clock, Submit
+from tests.execution.conftest import Clock, Submit, placement
 from trainers.errors import FailureClass
 from trainers.reporting import StopReason
 
 CPUS = {"CPU": 2.0}
+READY = Ready("placement", 0.0)
 COMPLETED = Ending("completed", summary={"accuracy": 0.9})
 
 Begin = Callable[..., tuple[Sweep, Experiment]]
@@ -65,16 +66,27 @@ def begin(
     return begin
 
 
-def given(sweep: Sweep) -> Assignment:
-    following = sweep.next_assignment()
-    assert isinstance(following, Assignment)
+def turn_of(sweep: Sweep) -> Turn:
+    following = sweep.next_turn()
+    assert isinstance(following, Turn)
     return following
+
+
+def given(sweep: Sweep) -> Assignment:
+    """A run whose workers are ready at once."""
+    return opened(sweep, turn_of(sweep))
+
+
+def opened(sweep: Sweep, turn: Turn) -> Assignment:
+    assignment = sweep.open(turn, READY)
+    assert assignment is not None
+    return assignment
 
 
 def complete(sweep: Sweep, store: Store, assignment: Assignment, ending: Ending = COMPLETED) -> None:
     """The worker begins and ends as it would."""
     store.run_started(assignment.run_id, assignment.attempt, total_steps=9, resumed_from_step=0, facts={})
-    sweep.ended(assignment, ending)
+    sweep.ended(assignment.turn, ending)
 
 
 def in_order(store: Store, experiment: Experiment) -> list[int]:
@@ -91,7 +103,7 @@ def test_hands_out_runs_in_the_order_of_measurement_until_the_cluster_is_full(
     runs = in_order(store, experiment)
     first, second = given(sweep), given(sweep)
     assert [first.run_id, second.run_id] == runs[:2]
-    assert sweep.next_assignment() is Wait.later
+    assert sweep.next_turn() is Wait.later
     complete(sweep, store, first)
     assert given(sweep).run_id == runs[2]
     assert store.run(first.run_id).state is RunState.succeeded
@@ -101,7 +113,7 @@ def test_hands_out_runs_in_the_order_of_measurement_until_the_cluster_is_full(
 def test_no_more_at_a_time_than_the_spec_allows(begin: Begin, store: Store) -> None:
     sweep, _ = begin(2, queue={"max_concurrent_runs": 1})
     first = given(sweep)
-    assert sweep.next_assignment() is Wait.later
+    assert sweep.next_turn() is Wait.later
     complete(sweep, store, first)
     given(sweep)
 
@@ -109,18 +121,18 @@ def test_no_more_at_a_time_than_the_spec_allows(begin: Begin, store: Store) -> N
 def test_is_over_when_every_run_has_ended(begin: Begin, store: Store) -> None:
     sweep, _ = begin(1)
     only = given(sweep)
-    assert sweep.next_assignment() is Wait.later
+    assert sweep.next_turn() is Wait.later
     complete(sweep, store, only)
-    assert sweep.next_assignment() is Wait.over
+    assert sweep.next_turn() is Wait.over
     assert sweep.final_state() == (ExperimentState.succeeded, None)
 
 
 def test_a_machine_failure_is_tried_again_after_its_delay(begin: Begin, store: Store, clock: Clock) -> None:
     sweep, _ = begin(1)
     first = given(sweep)
-    sweep.ended(first, Ending("failed", failure=(FailureClass.infrastructure, "a worker process died")))
+    sweep.ended(first.turn, Ending("failed", failure=(FailureClass.infrastructure, "a worker process died")))
     assert store.run(first.run_id).state is RunState.queued
-    assert sweep.next_assignment() is Wait.later
+    assert sweep.next_turn() is Wait.later
     clock.forward(2)
     again = given(sweep)
     assert (again.run_id, again.attempt) == (first.run_id, 2)
@@ -138,15 +150,15 @@ def test_an_elastic_run_takes_as_many_workers_as_have_room(
     first = given(sweep)
     assert first.shape.workers == first.config.parallel.workers == 4
     resources.pop()
-    sweep.ended(first, MACHINE_FAILED)
+    sweep.ended(first.turn, MACHINE_FAILED)
     clock.forward(4)
     second = given(sweep)
     assert second.shape.workers == second.config.parallel.workers == 2  # 3 does not divide the batch of 8
     resources[:] = [{"CPU": 1.0}]
     store.run_started(second.run_id, second.attempt, total_steps=9, resumed_from_step=4, facts={})
-    sweep.ended(second, MACHINE_FAILED)
+    sweep.ended(second.turn, MACHINE_FAILED)
     clock.forward(16)
-    assert sweep.next_assignment() is Wait.later
+    assert sweep.next_turn() is Wait.later
     assert len(notes) == 1
     assert notes[0].startswith("runs wait for capacity: at least 2 workers of 1 CPU are wanted")
     resources[:] = [{"CPU": 9.0}]
@@ -164,7 +176,7 @@ def test_what_an_elastic_run_costs_so_far_counts_the_workers_of_each_attempt(
     sweep, experiment = begin(1, **ELASTIC)
     first = given(sweep)
     clock.forward(3600)
-    sweep.ended(first, Ending("failed", failure=(FailureClass.bug, "IndexError")))
+    sweep.ended(first.turn, Ending("failed", failure=(FailureClass.bug, "IndexError")))
     resources[:] = [{"CPU": 2.0}]
     clock.forward(3600)
     given(sweep)
@@ -180,10 +192,10 @@ def test_a_run_whose_nodes_have_gone_waits_for_others(
     sweep, _ = begin(1, parallel={"strategy": "ddp", "workers": 2})
     first = given(sweep)
     store.run_started(first.run_id, first.attempt, total_steps=9, resumed_from_step=0, facts={})
-    sweep.ended(first, MACHINE_FAILED)
+    sweep.ended(first.turn, MACHINE_FAILED)
     resources[:] = [{"CPU": 1.0}]
     clock.forward(4)
-    assert sweep.next_assignment() is Wait.later
+    assert sweep.next_turn() is Wait.later
     assert [note.partition(":")[0] for note in notes] == ["runs wait for capacity"]
     resources[:] = [dict(CPUS)]
     clock.forward(4)
@@ -195,20 +207,20 @@ def test_a_bug_is_tried_max_restarts_times(begin: Begin, store: Store, clock: Cl
     for attempt in (1, 2, 3):
         assignment = given(sweep)
         assert assignment.attempt == attempt
-        sweep.ended(assignment, Ending("failed", failure=(FailureClass.bug, "IndexError")))
+        sweep.ended(assignment.turn, Ending("failed", failure=(FailureClass.bug, "IndexError")))
         clock.forward(301)
     assert store.run(assignment.run_id).state is RunState.failed
-    assert sweep.next_assignment() is Wait.over
+    assert sweep.next_turn() is Wait.over
     assert sweep.final_state() == (ExperimentState.failed, (FailureClass.bug, "IndexError"))
 
 
 def test_out_of_memory_is_a_result_and_not_tried_again(begin: Begin, store: Store) -> None:
     sweep, _ = begin(2)
     first, second = given(sweep), given(sweep)
-    sweep.ended(first, Ending("failed", failure=(FailureClass.out_of_memory, "batch 32 does not fit")))
+    sweep.ended(first.turn, Ending("failed", failure=(FailureClass.out_of_memory, "batch 32 does not fit")))
     complete(sweep, store, second)
     assert store.run(first.run_id).state is RunState.failed
-    assert sweep.next_assignment() is Wait.over
+    assert sweep.next_turn() is Wait.over
     assert sweep.final_state()[0] is ExperimentState.succeeded
 
 
@@ -220,7 +232,7 @@ def test_progress_between_machine_failures_keeps_the_delay_short(
         assignment = given(sweep)
         assert assignment.attempt == attempt
         store.record(RecordBatch(checkpoints=[CheckpointRow(assignment.run_id, attempt, attempt * 10, "/x")]))
-        sweep.ended(assignment, Ending("failed", failure=(FailureClass.infrastructure, "died")))
+        sweep.ended(assignment.turn, Ending("failed", failure=(FailureClass.infrastructure, "died")))
         clock.forward(1.1)
 
 
@@ -238,7 +250,7 @@ def test_a_stopped_run_goes_where_its_reason_says(
 ) -> None:
     sweep, _ = begin(1)
     assignment = given(sweep)
-    sweep.ended(assignment, Ending("stopped", stop_reason=reason, summary={"steps": 3}))
+    sweep.ended(assignment.turn, Ending("stopped", stop_reason=reason, summary={"steps": 3}))
     assert store.run(assignment.run_id).state is state
 
 
@@ -246,7 +258,7 @@ def test_nothing_is_handed_out_once_all_is_stopping(begin: Begin) -> None:
     sweep, _ = begin(2)
     given(sweep)
     sweep.stopping = StopReason.pause
-    assert sweep.next_assignment() is Wait.over
+    assert sweep.next_turn() is Wait.over
     assert sweep.final_state() == (ExperimentState.paused, None)
 
 
@@ -255,7 +267,7 @@ def test_a_reached_budget_stops_the_rest(begin: Begin, store: Store, clock: Cloc
     first = given(sweep)
     clock.forward(2 * 3600)
     complete(sweep, store, first)
-    assert sweep.next_assignment() is Wait.over
+    assert sweep.next_turn() is Wait.over
     assert "budget.hours is reached" in notes[0]
     state, _ = sweep.final_state()
     assert state is ExperimentState.succeeded
@@ -279,7 +291,7 @@ def test_capacity_is_waited_for_when_asked_and_said_once(
 ) -> None:
     sweep, _ = begin(1, hardware="A100", queue={"wait_for_capacity": True})
     for _ in range(3):
-        assert sweep.next_assignment() is Wait.later
+        assert sweep.next_turn() is Wait.later
         clock.forward(3)
     assert len(notes) == 1
     assert "runs wait for capacity" in notes[0]
@@ -291,7 +303,7 @@ def test_capacity_is_waited_for_when_asked_and_said_once(
 def test_wide_runs_wait_for_narrow_ones_to_end(begin: Begin, store: Store) -> None:
     sweep, _ = begin(1, parallel={"strategy": "ddp"}, search={"axes": {"parallel.workers": [1, 2]}})
     narrow = given(sweep)
-    assert sweep.next_assignment() is Wait.later
+    assert sweep.next_turn() is Wait.later
     complete(sweep, store, narrow)
     assert given(sweep).shape.workers == 2
 
@@ -306,7 +318,7 @@ def test_a_cancelled_run_is_passed_over(begin: Begin, store: Store) -> None:
 def test_a_run_that_people_queue_again_is_taken_up(begin: Begin, store: Store, clock: Clock) -> None:
     sweep, _ = begin(2)
     first, _second = given(sweep), given(sweep)
-    sweep.ended(first, Ending("failed", failure=(FailureClass.bad_data, "line 3")))
+    sweep.ended(first.turn, Ending("failed", failure=(FailureClass.bad_data, "line 3")))
     store.retry_run(first.run_id)
     clock.forward(6)
     assert given(sweep).run_id == first.run_id
@@ -321,7 +333,7 @@ def test_an_ending_waits_for_the_report_of_its_start(begin: Begin, store: Store)
         lambda: store.run_started(assignment.run_id, 1, total_steps=9, resumed_from_step=0, facts={}),
     )
     late.start()
-    sweep.ended(assignment, COMPLETED)
+    sweep.ended(assignment.turn, COMPLETED)
     late.join()
     assert store.run(assignment.run_id).state is RunState.succeeded
 
@@ -330,7 +342,7 @@ def test_an_echo_of_an_ending_changes_nothing(begin: Begin, store: Store) -> Non
     sweep, _ = begin(1)
     assignment = given(sweep)
     complete(sweep, store, assignment)
-    sweep.ended(assignment, Ending("failed", failure=(FailureClass.bug, "late")))
+    sweep.ended(assignment.turn, Ending("failed", failure=(FailureClass.bug, "late")))
     assert store.run(assignment.run_id).state is RunState.succeeded
 
 
@@ -339,7 +351,7 @@ def test_a_sweep_of_an_old_attempt_is_fenced(begin: Begin, store: Store, queue: 
     store.release_experiment(experiment.id, 1, delay_s=0.0)
     queue.claim("s", lease_s=60)
     with pytest.raises(StaleAttempt):
-        sweep.next_assignment()
+        sweep.open(turn_of(sweep), READY)
 
 
 def test_a_run_keeps_its_folder_over_attempts_and_shares_the_cache(
@@ -347,7 +359,7 @@ def test_a_run_keeps_its_folder_over_attempts_and_shares_the_cache(
 ) -> None:
     sweep, experiment = begin(2)
     first, second = given(sweep), given(sweep)
-    sweep.ended(first, Ending("failed", failure=(FailureClass.infrastructure, "died")))
+    sweep.ended(first.turn, Ending("failed", failure=(FailureClass.infrastructure, "died")))
     clock.forward(2)
     again = given(sweep)
     assert again.config == first.config
@@ -367,10 +379,10 @@ def test_out_of_memory_prunes_what_needs_more(begin: Begin, store: Store) -> Non
     while (assignment := given(sweep)) and sizes[assignment.run_id] != 32:
         complete(sweep, store, assignment)
     sweep.ended(
-        assignment, Ending("failed", failure=(FailureClass.out_of_memory, "micro-batch 32 is too large"))
+        assignment.turn, Ending("failed", failure=(FailureClass.out_of_memory, "micro-batch 32 is too large"))
     )
-    while isinstance(following := sweep.next_assignment(), Assignment):
-        complete(sweep, store, following)
+    while isinstance(following := sweep.next_turn(), Turn):
+        complete(sweep, store, opened(sweep, following))
     ended = {sizes[run.id]: run for run in store.runs(experiment_id=experiment.id).items}
     # 64 may have been measured before 32 was: then it stands.
     assert {size for size, run in ended.items() if run.state is RunState.succeeded} >= {8, 16}
@@ -384,7 +396,7 @@ def test_a_budget_of_runs_ends_the_sweep(begin: Begin, store: Store, notes: list
     sweep, _ = begin(3, budget={"runs": 2})
     for _ in range(2):
         complete(sweep, store, given(sweep))
-    assert sweep.next_assignment() is Wait.over
+    assert sweep.next_turn() is Wait.over
     assert sweep.final_state() == (ExperimentState.succeeded, None)
     assert notes == ["budget.runs is reached: 2 of 2 runs; no further run is started"]
 
@@ -394,7 +406,7 @@ def test_a_held_budget_pauses_and_is_granted_again_by_a_resume(
 ) -> None:
     sweep, experiment = begin(3, budget={"runs": 1, "when_reached": "hold"})
     complete(sweep, store, given(sweep))
-    assert sweep.next_assignment() is Wait.over
+    assert sweep.next_turn() is Wait.over
     assert sweep.final_state() == (ExperimentState.paused, None)
     store.note(experiment.id, 1, notes[0])
     dead = Sweep(
@@ -406,7 +418,7 @@ def test_a_held_budget_pauses_and_is_granted_again_by_a_resume(
         CATALOGUE,
         capacity=lambda: ClusterSnapshot(0.0, True, None, ()),
     )
-    assert dead.next_assignment() is Wait.over  # A driver that died before the pause grants nothing.
+    assert dead.next_turn() is Wait.over  # A driver that died before the pause grants nothing.
     store.finish_experiment(experiment.id, 1, ExperimentState.paused)
     store.resume(experiment.id)
     queue.claim("s", lease_s=60)
@@ -424,7 +436,7 @@ def test_a_held_budget_pauses_and_is_granted_again_by_a_resume(
         note=notes.append,
     )
     complete(again, store, given(again))
-    assert again.next_assignment() is Wait.over
+    assert again.next_turn() is Wait.over
     assert again.final_state() == (ExperimentState.paused, None)
 
 
@@ -435,7 +447,7 @@ def test_cells_of_absent_hardware_wait_while_the_others_go_on(
     here = given(sweep)
     assert store.run(here.run_id).hardware == "cpu"
     complete(sweep, store, here)
-    assert sweep.next_assignment() is Wait.later
+    assert sweep.next_turn() is Wait.later
     assert notes == [
         "runs wait for capacity: no node has hardware A100-PCIE-80GB (Ray resource accelerator_type:A100); "
         "it has no accelerator at all"
@@ -466,7 +478,7 @@ def test_configurations_are_suggested_one_after_the_other_for_all_seeds(begin: B
     assert runs[0].point["optimizer.learning_rate"] == first.config.optimizer.learning_rate
     assert runs[0].precision == runs[0].point["precision"] == first.config.precision
     assert (runs[0].cell, runs[2].point) == (runs[1].cell, {})
-    assert sweep.next_assignment() is Wait.later  # The next is not asked for before there is room.
+    assert sweep.next_turn() is Wait.later  # The next is not asked for before there is room.
     complete(sweep, store, first, Ending("completed", summary={"validation_loss": 0.5}))
     third = given(sweep)
     assert store.run(third.run_id).point not in ({}, runs[0].point)
@@ -487,7 +499,7 @@ def test_a_driver_that_starts_anew_suggests_what_the_first_would_have(
                 spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1])
                 look = sweep._look
                 sweep = Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=look)
-        assert sweep.next_assignment() is Wait.over
+        assert sweep.next_turn() is Wait.over
         assert sweep.final_state()[0] is ExperimentState.succeeded
         store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
         points.append([run.point for run in store.runs(experiment_id=experiment.id).items])
@@ -505,11 +517,11 @@ def test_a_suggestion_that_cannot_be_trained_fails_and_the_next_is_asked_for(
     }
     sweep, experiment = begin(1, search=search, optimizer={"name": "adan"})
     while True:
-        following = sweep.next_assignment()
+        following = sweep.next_turn()
         if following is Wait.over:
             break
-        if isinstance(following, Assignment):
-            complete(sweep, store, following)
+        if isinstance(following, Turn):
+            complete(sweep, store, opened(sweep, following))
     by_point = {tuple(run.point.values()): run for run in store.runs(experiment_id=experiment.id).items}
     refused = by_point.pop(("adamw", True))
     assert (refused.state, refused.failure_class) == (RunState.failed, FailureClass.bad_spec)
@@ -533,3 +545,77 @@ def test_a_suggestion_that_leaves_an_axis_out_keeps_the_specs_value(begin: Begin
         decays.add((str(optimizer.name), optimizer.weight_decay))
         complete(sweep, store, assignment, Ending("completed", summary={"validation_loss": 0.5}))
     assert decays == {("adan", 0.01), ("adan", 0.02), ("adamw", 0.3)}
+
+
+def test_a_run_without_room_has_no_attempt_and_is_charged_nothing(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(1)
+    turn = turn_of(sweep)
+    run = store.run(turn.run_id)
+    assert (run.state, run.attempt) == (RunState.queued, 0)
+    assert store.attempts(turn.run_id) == []
+    assert store.experiment_totals(experiment.id).device_hours == 0.0
+    assert sweep.live == ()
+
+
+def test_a_run_without_room_says_what_for_and_behind_whom(
+    begin: Begin, store: Store, clock: Clock, submit: Submit, queue: Queue
+) -> None:
+    sweep, _ = begin(1)
+    turn = turn_of(sweep)
+    other = submit(1)
+    queue.claim("s", lease_s=60)
+    store.driver_started(other.id, 1, "node", 2)
+    store.record_placements(other.id, 1, [placement("p", placed_s=clock())])
+    sweep.tell_waiting()
+    assert store.run(turn.run_id).waits_for is None  # It may be placed at any moment.
+    clock.forward(ROOM_S)
+    sweep.tell_waiting()
+    assert store.run(turn.run_id).waits_for == f"1 CPU; experiment {other.id} holds 2 cpu"
+    opened(sweep, turn)
+    sweep.tell_waiting()
+    assert store.run(turn.run_id).waits_for is None
+
+
+def test_a_budget_used_up_while_a_run_waits_for_room_charges_it_nothing(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(2, budget={"runs": 1})
+    first, second = turn_of(sweep), turn_of(sweep)
+    complete(sweep, store, opened(sweep, first))
+    assert sweep.open(second, READY) is None
+    assert not sweep.wanted(second)
+    assert store.attempts(second.run_id) == []
+    assert sweep.next_turn() is Wait.over
+    assert sweep.final_state() == (ExperimentState.succeeded, None)
+
+
+def test_a_run_cancelled_while_it_waits_for_room_gives_its_turn_back(
+    begin: Begin, store: Store, clock: Clock
+) -> None:
+    sweep, _ = begin(2, queue={"max_concurrent_runs": 1})
+    turn = turn_of(sweep)
+    store.request_cancel_run(turn.run_id)
+    clock.forward(LIST_EVERY_S)
+    sweep.tell_waiting()
+    assert not sweep.wanted(turn)
+    assert sweep.open(turn, READY) is None
+    assert turn_of(sweep).run_id != turn.run_id
+
+
+def test_a_turn_that_led_to_no_attempt_is_given_again(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(1)
+    first = turn_of(sweep)
+    sweep.drop(first)
+    second = turn_of(sweep)
+    assert (second.run_id, second.name != first.name) == (first.run_id, True)
+    assert sweep.open(first, READY) is None  # An echo of the turn that was taken back.
+    assert sweep.open(second, READY) is not None
+
+
+def test_workers_that_fail_before_they_are_ready_count_as_a_failure_of_the_run(
+    begin: Begin, store: Store
+) -> None:
+    sweep, _ = begin(1)
+    turn = turn_of(sweep)
+    sweep.ended(turn, Ending("failed", failure=(FailureClass.infrastructure, "a worker process died")))
+    run = store.run(turn.run_id)
+    assert (run.state, run.infrastructure_failures) == (RunState.queued, 1)
+    assert [attempt.failure_class for attempt in store.attempts(turn.run_id)] == [FailureClass.infrastructure]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.ledger import Measured, Tried, account, ledger
+from service.records import Placement
 from service.states import RunState
 from trainers.errors import FailureClass
 
@@ -173,3 +174,48 @@ def test_an_experiment_is_the_sum_of_its_runs_and_these_of_their_attempts(
     for source in ("counter", "modelled"):
         parts = [charge.energy_kwh.get(source, 0.0) for run in found.runs for charge in run.charges]
         assert total.energy_kwh.get(source, 0.0) == pytest.approx(math.fsum(parts))
+
+
+def placement(start: float, ready: float | None, end: float | None, **fields: object) -> Placement:
+    values: dict[str, object] = {
+        "id": "p", "hardware": "cpu", "workers": 1, "devices": DEVICES, "price_usd_per_hour": PRICE,
+        "power_w": POWER, "seen_s": start, **fields,
+    }  # fmt: skip
+    return Placement(placed_s=start, ready_s=ready, released_s=end, **values)  # type: ignore[arg-type]
+
+
+def test_held_devices_are_charged_whether_an_attempt_is_open_or_not() -> None:
+    """Placed at 0, ready at 360, an attempt from 720 to 2520, released at 3600."""
+    attempt = tried(start=720.0, end=2520.0, placement="p", measured=Measured(overhead_s={"warm_up": 180.0}))
+    found = ledger(1, [attempt], [placement(0.0, 360.0, HOUR)], now_s=1e6)
+    parts = {overhead.part: overhead.time_s for overhead in found.overhead}
+    assert parts == {"worker_start": 360.0, "between_runs": 1440.0, "warm_up": 180.0}
+    assert found.total.device_hours == pytest.approx(DEVICES)
+    assert found.total.cost_usd == pytest.approx(PRICE)
+    assert found.total.overhead_usd == pytest.approx(PRICE * 1980 / HOUR)
+    assert found.total.energy_kwh == {"modelled": pytest.approx(POWER / 1000)}
+    (run,) = found.runs
+    assert (run.total.time_s, run.total.overhead_s) == (1800.0, 180.0)
+
+
+def test_devices_that_never_had_a_ready_worker_are_charged_as_its_start() -> None:
+    found = ledger(1, [], [placement(0.0, None, 60.0)], now_s=1e6)
+    assert [(overhead.part, overhead.time_s) for overhead in found.overhead] == [("worker_start", 60.0)]
+    assert found.total.attempts == 0
+
+
+def test_devices_that_are_held_are_charged_until_now() -> None:
+    found = ledger(1, [tried(start=10.0, end=None, placement="p")], [placement(0.0, 10.0, None)], now_s=100.0)
+    assert found.total.time_s == pytest.approx(100.0)
+    assert {overhead.part for overhead in found.overhead} == {"worker_start"}
+
+
+def test_overhead_of_an_attempt_is_no_lost_work() -> None:
+    dead = tried(
+        state=RunState.failed,
+        failure_class=FailureClass.bug,
+        end=100.0,
+        measured=Measured(overhead_s={"preparation": 60.0}),
+    )
+    charge = charged(dead, tried(2, 200.0, 300.0)).charges[0]
+    assert (charge.time_s, charge.overhead_s, charge.lost_s) == (100.0, 60.0, 40.0)

@@ -1,0 +1,170 @@
+"""Which devices the driver's job holds in the cluster: watched, priced, and handed to the store.
+
+Ray says when a placement group was created, and nothing when it is removed: it is looked at a few times
+a second. A database that is unavailable loses nothing: a placement is kept here until it was stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from service.execution.assignment import Ready
+from service.execution.run_plan import Shape
+from service.records import Placement
+from service.store import StaleAttempt, StoreFull, StoreUnavailable
+from trainers.config import Rates
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.25
+"""How often the cluster is looked at: how precisely the release of devices is known."""
+SEEN_S = 5.0
+"""How often a placement is stored as still held."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementGroup:
+    """Resources that Ray has reserved for the job.
+
+    Attributes:
+        id: Ray's.
+        created_s: when they were reserved, Unix time.
+        bundles: amounts by resource, one mapping per worker.
+        labels: of the node of the first bundle.
+    """
+
+    id: str
+    created_s: float
+    bundles: tuple[Mapping[str, float], ...]
+    labels: Mapping[str, str]
+
+    def holds(self, shape: Shape) -> bool:
+        """Whether it was reserved for workers of a shape."""
+        wanted = dict(shape.resources)
+        return (
+            len(self.bundles) == shape.workers
+            and dict(shape.labels).items() <= self.labels.items()
+            and all(
+                bundle.keys() == wanted.keys()
+                and all(abs(bundle[name] - amount) < 1e-3 for name, amount in wanted.items())
+                for bundle in self.bundles
+            )
+        )
+
+
+class PlacementWatch:
+    """A thread that follows what the job holds. A context: what is held at its end counts as released.
+
+    Args:
+        look: what Ray has reserved for the job now.
+        rates: what the devices of a shape's workers cost and draw, for all shapes that may be held.
+        record: stores placements as they are now.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Iterable[PlacementGroup]],
+        rates: Callable[[], Iterable[tuple[Shape, Rates]]],
+        record: Callable[[Sequence[Placement]], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._look, self._rates, self._record, self._clock = look, rates, record, clock
+        self._lock = threading.Lock()
+        self._held: dict[str, Placement] = {}
+        self._unstored: set[str] = set()
+        self._ready_s: dict[str, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="placements", daemon=True)
+
+    def __enter__(self) -> PlacementWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        now = self._clock()
+        with self._lock:
+            for id, placement in list(self._held.items()):
+                if placement.released_s is None:
+                    self._change(replace(placement, released_s=now, seen_s=now), id)
+        self._store()
+
+    def ready(self, ready: Ready) -> None:
+        """Take a trial's report that its workers could begin; the first of a placement counts."""
+        if ready.placement is not None:
+            with self._lock:
+                self._ready_s.setdefault(ready.placement, ready.at_s)
+
+    def look(self) -> None:
+        """Compare what Ray has reserved with what is known, and store what is new."""
+        groups = {group.id: group for group in self._look()}
+        now = self._clock()
+        with self._lock:
+            for id, group in groups.items():
+                if id not in self._held and (placement := self._priced(group, now)) is not None:
+                    self._change(placement, id)
+            for id, placement in list(self._held.items()):
+                if placement.released_s is not None:
+                    continue  # The database was unavailable since.
+                known = replace(placement, ready_s=self._ready_s.get(id, placement.ready_s))
+                if id not in groups:
+                    known = replace(known, released_s=now, seen_s=now)
+                elif now - placement.seen_s >= SEEN_S:
+                    known = replace(known, seen_s=now)
+                if known != placement:
+                    self._change(known, id)
+        self._store()
+
+    def _priced(self, group: PlacementGroup, now: float) -> Placement | None:
+        for shape, rates in self._rates():
+            if group.holds(shape):
+                devices = shape.workers * rates.devices_per_worker
+                return Placement(
+                    id=group.id,
+                    hardware=rates.hardware,
+                    workers=shape.workers,
+                    devices=devices,
+                    price_usd_per_hour=devices * rates.price_usd_per_hour,
+                    power_w=devices * rates.tdp_w,
+                    placed_s=group.created_s,
+                    ready_s=None,
+                    released_s=None,
+                    seen_s=now,
+                )
+        return None  # It holds no devices: the trial that opens a worker group.
+
+    def _change(self, placement: Placement, id: str) -> None:
+        self._held[id] = placement
+        self._unstored.add(id)
+
+    def _store(self) -> None:
+        with self._lock:
+            changed = [self._held[id] for id in sorted(self._unstored)]
+        if not changed:
+            return
+        try:
+            self._record(changed)
+        except (StoreUnavailable, StoreFull) as error:
+            logger.warning("the database is unavailable; placements are stored later: %s", error)
+            return
+        with self._lock:
+            for placement in changed:
+                if self._held.get(placement.id) == placement:
+                    self._unstored.discard(placement.id)
+                    if placement.released_s is not None:
+                        del self._held[placement.id]
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK_S):
+            try:
+                self.look()
+            except StaleAttempt:
+                return  # The heartbeat ends the driver.
+            except Exception:
+                logger.exception("placements could not be looked at; trying again")

@@ -1,0 +1,77 @@
+"""Which devices an experiment holds, and what its runs wait for: written by its driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import Connection
+
+from service.db import placement_statements, schema, statements
+from service.records import Placement
+from service.store.base import Part, check_experiment_attempt, lock_experiment, storable
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Devices of one kind that another experiment holds."""
+
+    experiment_id: int
+    hardware: str
+    devices: int
+
+
+class Placing(Part):
+    """The part of the store that knows who holds which devices."""
+
+    def record_placements(self, experiment_id: int, attempt: int, changed: Sequence[Placement]) -> None:
+        """Store placements as they are now; repeating a call changes nothing.
+
+        Args:
+            experiment_id: the experiment.
+            attempt: its attempt that holds them.
+            changed: new ones, and those that became ready, were seen again or were released.
+
+        Raises:
+            StaleAttempt: another attempt is current, or this one has ended.
+        """
+        rows = [
+            {**asdict(placement), "experiment_id": experiment_id, "experiment_attempt": attempt}
+            for placement in changed
+        ]
+
+        def body(connection: Connection) -> None:
+            check_experiment_attempt(experiment_id, attempt, lock_experiment(connection, experiment_id))
+            connection.execute(
+                statements.insert_or_replace(connection, schema.placements, ("experiment_id", "id")), rows
+            )
+
+        if rows:
+            self.database.write(body)
+
+    def set_waiting(self, experiment_id: int, attempt: int, reasons: Mapping[int, str | None]) -> None:
+        """Store what queued runs wait for, by run; None = nothing any more.
+
+        Raises:
+            StaleAttempt: another attempt is current, or this one has ended.
+        """
+        texts = {run_id: None if text is None else storable(text) for run_id, text in reasons.items()}
+
+        def body(connection: Connection) -> None:
+            check_experiment_attempt(experiment_id, attempt, lock_experiment(connection, experiment_id))
+            connection.execute(placement_statements.set_waiting(experiment_id, texts))
+
+        if texts:
+            self.database.write(body)
+
+    def placements(self, experiment_id: int) -> list[Placement]:
+        """All placements of an experiment, oldest first."""
+        with self.database.read() as connection:
+            rows = connection.execute(placement_statements.placements_of(experiment_id)).mappings()
+            return [Placement.from_row(row) for row in rows]
+
+    def held_by_others(self, experiment_id: int) -> list[Held]:
+        """What other experiments hold now, by experiment and hardware."""
+        with self.database.read() as connection:
+            rows = connection.execute(placement_statements.devices_held_by_others(experiment_id))
+            return [Held(*row) for row in rows]

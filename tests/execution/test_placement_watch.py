@@ -1,0 +1,95 @@
+"""What the driver knows of the devices that its job holds, against a cluster that the test plays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from service.execution.assignment import Ready
+from service.execution.placement_watch import SEEN_S, PlacementGroup, PlacementWatch
+from service.execution.run_plan import Shape
+from service.records import Placement
+from service.store import StoreUnavailable
+from tests.execution.conftest import Clock
+from trainers.config import Rates
+
+SHAPE = Shape(2, (("CPU", 1.0),), "cpu")
+RATES = Rates(hardware="cpu", device="cpu", price_usd_per_hour=0.05, price_date="2026-11-21", tdp_w=7.5)
+GROUP = PlacementGroup("g", 999_990.0, ({"CPU": 1.0}, {"CPU": 1.0}), {})
+
+
+class Cluster:
+    """The groups that Ray holds, and the rows that were stored."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.groups: list[PlacementGroup] = []
+        self.stored: dict[str, Placement] = {}
+        self.unavailable = False
+        self.watch = PlacementWatch(lambda: self.groups, lambda: [(SHAPE, RATES)], self.store, clock)
+
+    def store(self, changed: Sequence[Placement]) -> None:
+        if self.unavailable:
+            raise StoreUnavailable("locked")
+        self.stored |= {placement.id: placement for placement in changed}
+
+
+@pytest.fixture
+def cluster(clock: Clock) -> Cluster:
+    return Cluster(clock)
+
+
+def test_devices_are_held_from_their_creation_to_their_release(cluster: Cluster, clock: Clock) -> None:
+    cluster.groups = [GROUP]
+    cluster.watch.look()
+    held = cluster.stored["g"]
+    assert (held.placed_s, held.ready_s, held.released_s) == (999_990.0, None, None)
+    assert (held.workers, held.devices, held.price_usd_per_hour, held.power_w) == (2, 2, 0.1, 15.0)
+    cluster.watch.ready(Ready("g", 999_999.0))
+    cluster.watch.ready(Ready("g", 1_000_500.0))  # A later run in the same processes.
+    clock.forward(600.0)
+    cluster.groups = []
+    cluster.watch.look()
+    released = cluster.stored["g"]
+    assert (released.ready_s, released.released_s) == (999_999.0, clock())
+
+
+def test_what_holds_no_devices_is_no_placement(cluster: Cluster) -> None:
+    cluster.groups = [PlacementGroup("slot", 999_990.0, ({"node:10.0.0.1": 0.0001},), {})]
+    cluster.watch.look()
+    assert cluster.stored == {}
+
+
+def test_a_release_keeps_its_time_while_the_database_is_unavailable(cluster: Cluster, clock: Clock) -> None:
+    cluster.groups = [GROUP]
+    cluster.watch.look()
+    cluster.unavailable, cluster.groups = True, []
+    clock.forward(10.0)
+    cluster.watch.look()
+    released_s = clock()
+    clock.forward(100.0)
+    cluster.watch.look()
+    cluster.unavailable = False
+    cluster.watch.look()
+    assert cluster.stored["g"].released_s == released_s
+
+
+def test_what_is_held_is_stored_as_seen_from_time_to_time(cluster: Cluster, clock: Clock) -> None:
+    cluster.groups = [GROUP]
+    for _ in range(2):
+        clock.forward(SEEN_S)
+        cluster.watch.look()
+    assert cluster.stored["g"].seen_s == clock()
+
+
+def test_what_is_held_at_the_end_counts_as_released(cluster: Cluster, clock: Clock) -> None:
+    cluster.groups = [GROUP]
+    with cluster.watch as watch:
+        watch.look()
+    assert cluster.stored["g"].released_s == clock()
+
+
+def test_hardware_that_differs_by_label_alone_is_told_apart(cluster: Cluster) -> None:
+    shape = Shape(2, (("CPU", 1.0),), "cpu", (("zone", "b"),))
+    assert GROUP.holds(SHAPE)
+    assert not GROUP.holds(shape)
