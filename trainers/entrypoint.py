@@ -190,6 +190,13 @@ def preload() -> None:
             gc.enable()
 
 
+def make_ready(device: str) -> dict[str, float]:
+    """Stand-in until the trainers' side lands."""
+    began = time.perf_counter()
+    preload()
+    return {"imports": time.perf_counter() - began}
+
+
 def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check: bool) -> Profile:
     """Measure a step of a run on this machine: its layers, what an exchange costs, a data-parallel step.
 
@@ -273,10 +280,3 @@ def _line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     named = text if isinstance(error, TrainingError) else f"{type(error).__name__}: {text}".rstrip(": ")
     return named if len(named) <= _MESSAGE_LIMIT else named[: _MESSAGE_LIMIT - 1] + "…"
-
-
-def make_ready(device: str) -> dict[str, float]:
-    """Stand-in until the trainers' side lands."""
-    began = time.perf_counter()
-    preload()
-    return {"imports": time.perf_counter() - began}
