@@ -190,13 +190,6 @@ def preload() -> None:
             gc.enable()
 
 
-def make_ready(device: str) -> dict[str, float]:
-    """Stand-in until the trainers' side lands."""
-    began = time.perf_counter()
-    preload()
-    return {"imports": time.perf_counter() - began}
-
-
 def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check: bool) -> Profile:
     """Measure a step of a run on this machine: its layers, what an exchange costs, a data-parallel step.
 
