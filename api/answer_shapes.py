@@ -53,6 +53,10 @@ class ComparedRowShape(Shape):
     """counter, sampled or modelled; `mixed` leaves the energy out."""
     shared: int
     """Runs whose device other runs might use at the same time (`queue.share_device`)."""
+    disturbed: int
+    """Runs with a result that neighbours disturbed while they were measured."""
+    disturbed_by: dict[str, int]
+    """How many runs each neighbour disturbed: `foreign`, `other_experiment`, `same_experiment`."""
 
 
 class ClaimShape(Shape):
@@ -149,6 +153,8 @@ class ComparisonShape(Shape):
                         "failures": {},
                         "energy_provenance": "counter",
                         "shared": 0,
+                        "disturbed": 0,
+                        "disturbed_by": {},
                     }
                 ],
                 "best": {},

@@ -283,6 +283,14 @@ class RunShape(Shape):
     """What it waits for while its turn has come and there is no room, and who holds it; null = nothing."""
     reused_from: int | None
     """Run whose figures these are, because it had the same settings and data; null = its own."""
+    neighbours_foreign_pct: Number | None
+    """Share of the time in which processes outside the cluster used its node noticeably; null = not known."""
+    neighbours_other_experiment_pct: Number | None
+    """The same for other experiments."""
+    neighbours_same_experiment_pct: Number | None
+    """The same for other runs of its experiment."""
+    first_attempt: int
+    """First attempt of the present measurement; earlier ones belong to measurements that it replaced."""
 
     @classmethod
     def of(cls, run: Run) -> Self:
@@ -397,6 +405,8 @@ class AttemptShape(Shape):
     failure_message: str | None
     facts: dict[str, Any] | None
     """What makes it reproducible: versions, commit, fingerprints, hardware, resolved config."""
+    summary: dict[str, Number | str | None] | None
+    """Figures that the run ended with here, where it was measured again since; else null."""
 
 
 class Attempts(Shape):

@@ -10,6 +10,7 @@ from typing import Any
 from service.analysis.evidence import Evidence, Facts
 from service.db import evidence_statements
 from service.grid import AxisValue
+from service.neighbours import disturbances
 from service.records import PointRow, Run
 from service.spec import axis_names
 from service.store import Store
@@ -22,13 +23,16 @@ _WITHOUT_EFFECT = frozenset({"max_restarts"})
 """Fields that may be axes and change nothing that is measured."""
 
 
-def read_evidence(store: Store, experiment_ids: Sequence[int], *, filter: str | None = None) -> Evidence:
+def read_evidence(
+    store: Store, experiment_ids: Sequence[int], *, filter: str | None = None, undisturbed: bool = False
+) -> Evidence:
     """The runs of experiments with everything that judges them.
 
     Args:
         store: where they are.
         experiment_ids: one, or several to be answered together.
         filter: only runs that it takes; the grammar of `service.filters`.
+        undisturbed: leave out runs that neighbours disturbed while they were measured.
 
     Raises:
         NotFound: there is no such experiment.
@@ -43,7 +47,6 @@ def read_evidence(store: Store, experiment_ids: Sequence[int], *, filter: str | 
     environments: dict[str, tuple[Facts, list[int]]] = {}
     wanted = {run.id for run in every}
     shared: set[int] = set()
-    busy: set[int] = set()
     alike: dict[str, Facts] = {}  # Ten thousand runs on the same data share one record of it.
     with store.database.read() as connection:
         for id, summary in connection.execute(evidence_statements.summaries(ids)):
@@ -56,8 +59,6 @@ def read_evidence(store: Store, experiment_ids: Sequence[int], *, filter: str | 
                 data[id] = alike.setdefault(json.dumps(of, sort_keys=True), of)
             if facts.get("device_shared"):
                 shared.add(id)
-            if facts.get("device_busy"):
-                busy.add(id)
             environment = {name: facts[name] for name in _ENVIRONMENT if name in facts}
             if environment:
                 key = json.dumps(environment, sort_keys=True, default=str)
@@ -68,14 +69,16 @@ def read_evidence(store: Store, experiment_ids: Sequence[int], *, filter: str | 
                 for experiment, cell, canonical in connection.execute(evidence_statements.resolved_specs(ids))
             }
             runs = with_differing_fields(runs, specs)
+    disturbed = disturbances(runs)
     return Evidence(
         experiments=experiments,
-        runs=tuple(runs),
+        runs=tuple(run for run in runs if not (undisturbed and run.id in disturbed)),
         summaries=summaries,
         data=data,
         environments=tuple((facts, tuple(of)) for facts, of in environments.values()),
         shared=frozenset(shared),
-        busy=frozenset(busy),
+        disturbed=disturbed,
+        left_out=tuple(run for run in runs if undisturbed and run.id in disturbed),
         references=tuple(run for run in every if run.is_reference),
     )
 

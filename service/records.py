@@ -124,6 +124,14 @@ class Run(_Record):
     """The run whose figures these are; None = its own."""
     waits_for: str | None
     """What it waits for while its turn has come and there is no room; None = nothing."""
+    neighbours_foreign_pct: float | None
+    """Share of the time in which processes outside the cluster used its node noticeably; None = not known."""
+    neighbours_other_experiment_pct: float | None
+    """The same for other experiments."""
+    neighbours_same_experiment_pct: float | None
+    """The same for other runs of its experiment."""
+    first_attempt: int
+    """First attempt of the present measurement; those before belong to measurements that it replaced."""
 
     @property
     def is_reference(self) -> bool:
@@ -151,6 +159,8 @@ class Attempt(_Record):
     failure_message: str | None
     facts: dict[str, Any] | None
     """Reproducibility: versions, commit, fingerprints, hardware, threads, resolved config."""
+    summary: dict[str, Any] | None
+    """What the run ended with here, where it was measured again since; else None: see the run's summary."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,9 @@ Metrics = Annotated[
         examples=[["cost_usd"]],
     ),
 ]
+Undisturbed = Annotated[
+    bool, Query(description="Leave out runs that neighbours disturbed while they were measured.")
+]
 Alpha = Annotated[float, Query(gt=0, lt=1, description="Error rate of the claims.")]
 
 
@@ -97,13 +100,14 @@ def compare_experiment(
     alpha: Alpha = 0.05,
     also: Also = None,
     filter: Filter = None,
+    undisturbed: Undisturbed = False,
 ) -> ComparisonShape:
     """Mean and spread over seeds by axis. With `a` and `b`, or with `claims`, every pair is a tested
     claim: paired by seed where possible, corrected by Holm, with "equivalent" within a margin and
     about how many more seeds an undecided one needs."""
     from service.analysis.words import assignments
 
-    answer = _question(store, experiment_id, also, filter).compare(
+    answer = _question(store, experiment_id, also, filter, undisturbed).compare(
         by=by or (),
         metrics=metric or (),
         a=a,
@@ -141,11 +145,12 @@ def score_experiment(
     ] = False,
     also: Also = None,
     filter: Filter = None,
+    undisturbed: Undisturbed = False,
 ) -> ScoreShape:
     """A weighted sum of max-normalised metrics, lower is better, and at which weight the winner changes."""
     from service.analysis.words import assignments
 
-    answer = _question(store, experiment_id, also, filter).score(
+    answer = _question(store, experiment_id, also, filter, undisturbed).score(
         strategy=strategy, weights=assignments(weight, "weight"), as_published=as_published
     )
     return ScoreShape.model_validate(answer)
@@ -163,9 +168,10 @@ def frontier_experiment(
     metric: Metrics = None,
     also: Also = None,
     filter: Filter = None,
+    undisturbed: Undisturbed = False,
 ) -> FrontierShape:
     """What nothing else beats on every metric at once, and who dominates the rest."""
-    answer = _question(store, experiment_id, also, filter).frontier(metrics=metric or ())
+    answer = _question(store, experiment_id, also, filter, undisturbed).frontier(metrics=metric or ())
     return FrontierShape.model_validate(answer)
 
 
@@ -182,9 +188,12 @@ def effects_experiment(
     alpha: Alpha = 0.05,
     also: Also = None,
     filter: Filter = None,
+    undisturbed: Undisturbed = False,
 ) -> EffectsShape:
     """Main effects and interactions of each axis on each metric, by a factorial model with its checks."""
-    answer = _question(store, experiment_id, also, filter).effects(metrics=metric or (), alpha=alpha)
+    answer = _question(store, experiment_id, also, filter, undisturbed).effects(
+        metrics=metric or (), alpha=alpha
+    )
     return EffectsShape.model_validate(answer)
 
 
@@ -208,11 +217,12 @@ def recommend_experiment(
     at_least: Annotated[list[str] | None, _bounds("Lower bounds", "accuracy=0.9")] = None,
     also: Also = None,
     filter: Filter = None,
+    undisturbed: Undisturbed = False,
 ) -> RecommendationShape:
     """The best on the objective that meets every constraint, what was excluded and why, how sure it is."""
     from service.analysis.words import assignments
 
-    answer = _question(store, experiment_id, also, filter).recommend(
+    answer = _question(store, experiment_id, also, filter, undisturbed).recommend(
         objective=objective,
         within=None if within is None else assignments(within, "within"),
         at_most=assignments(at_most, "at_most"),
@@ -245,12 +255,13 @@ def speedup_experiment(
     ] = None,
     also: Also = None,
     filter: Filter = None,
+    undisturbed: Undisturbed = False,
 ) -> SpeedupShape:
     """How many times better each is, with intervals, and how soon each reaches a target value."""
     from service.analysis.words import one_assignment
     from service.evidence import read_curves
 
-    question = _question(store, experiment_id, also, filter)
+    question = _question(store, experiment_id, also, filter, undisturbed)
     wanted = one_assignment(target, "target")
     name = question.metric(wanted[0]).name if wanted else question.judged_by.name
     curves = read_curves(store, question.evidence.finished, [name])
@@ -285,13 +296,18 @@ def report_experiment(
     format: Annotated[ReportFormat, Query(description="html or md (Markdown).")] = ReportFormat.html,
     also: Also = None,
     filter: Filter = None,
+    undisturbed: Undisturbed = False,
 ) -> Response:
     """Question, method, tables, plots, verdicts, caveats and how to reproduce; needs no network."""
     from service.report import gather, html, markdown
     from service.traces import traced_step
 
     contents = gather(
-        store, [experiment_id, *(also or ())], filter=filter, traced=lambda run: traced_step(settings, run)
+        store,
+        [experiment_id, *(also or ())],
+        filter=filter,
+        undisturbed=undisturbed,
+        traced=lambda run: traced_step(settings, run),
     )
     if format is ReportFormat.md:
         return Response(markdown(contents), media_type="text/markdown")
@@ -299,8 +315,11 @@ def report_experiment(
     return Response(page.text, media_type="text/html", headers={"Content-Security-Policy": page.policy})
 
 
-def _question(store: Store, experiment_id: int, also: Sequence[int] | None, filter: str | None) -> Question:
+def _question(
+    store: Store, experiment_id: int, also: Sequence[int] | None, filter: str | None, undisturbed: bool
+) -> Question:
     from service.analysis.question import Question
     from service.evidence import read_evidence
 
-    return Question(read_evidence(store, [experiment_id, *(also or ())], filter=filter))
+    ids = [experiment_id, *(also or ())]
+    return Question(read_evidence(store, ids, filter=filter, undisturbed=undisturbed))

@@ -6,7 +6,7 @@ Every answer carries `notes`: what a reader must know to read it rightly, in wor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from service.analysis.records import Claim, Criterion, Effects, WeightRange
@@ -29,6 +29,9 @@ class ComparedRow:
         failures: how many runs failed, by failure class.
         energy_provenance: how the row's energy came to be; `mixed` leaves the energy out.
         shared: runs whose device other runs might use at the same time.
+        disturbed: runs with a result that neighbours disturbed while they were measured.
+        disturbed_by: how many runs each neighbour disturbed: `foreign`, `other_experiment`,
+            `same_experiment`.
     """
 
     label: str
@@ -40,6 +43,8 @@ class ComparedRow:
     failures: Mapping[str, int]
     energy_provenance: str | None
     shared: int = 0
+    disturbed: int = 0
+    disturbed_by: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

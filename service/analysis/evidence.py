@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from service.analysis.errors import AnalysisError, NotComparable
 from service.analysis.metrics import finite
+from service.neighbours import Neighbour
 from service.records import Experiment, Run
-from service.states import RunState
+from service.states import RUN_STATES_WITH_RESULT, RunState
 
 Facts = Mapping[str, Any]
 Column = npt.NDArray[np.float64]
@@ -35,7 +36,8 @@ class Evidence:
         data: what each run was trained and judged on, by run id; runs that never started have none.
         environments: distinct machines and versions, each with the ids of its runs.
         shared: ids of runs whose device other runs might use at the same time.
-        busy: ids of runs that began while somebody else used their device.
+        disturbed: who disturbed runs while they were measured, by run id; of all runs that were asked for.
+        left_out: disturbed runs that are not among `runs`, because that was asked for.
         references: runs that only tell how the machine drifted; in no answer.
     """
 
@@ -45,7 +47,8 @@ class Evidence:
     data: Mapping[int, Facts] = field(default_factory=dict)
     environments: Sequence[tuple[Facts, tuple[int, ...]]] = ()
     shared: frozenset[int] = frozenset()
-    busy: frozenset[int] = frozenset()
+    disturbed: Mapping[int, tuple[Neighbour, ...]] = field(default_factory=dict)
+    left_out: tuple[Run, ...] = ()
     references: tuple[Run, ...] = ()
 
     def column(self, name: str) -> Column:
@@ -93,6 +96,12 @@ class Evidence:
             AnalysisError: there is no run.
             NotComparable: tasks or data differ; the message says in what, and how to narrow down.
         """
+        if self.left_out and not any(run.state in RUN_STATES_WITH_RESULT for run in self.runs):
+            count = len(self.left_out)
+            raise AnalysisError(
+                f"no undisturbed run has a result: {count} {'was' if count == 1 else 'were'} disturbed; "
+                f"measure them again with: stillhouse retry {self.left_out[0].experiment_id} --disturbed"
+            )
         if not self.runs:
             raise AnalysisError("there is nothing to compare: the experiment has no runs")
         tasks = list(dict.fromkeys(run.task for run in self.runs))

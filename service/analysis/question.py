@@ -41,6 +41,7 @@ from service.analysis.score import OCCUPANCY, STRATEGIES, Definitions, rank, sen
 from service.analysis.speedup import ratio, times_to_target
 from service.comparison import Metric, compare
 from service.hardware import nearest
+from service.neighbours import Neighbour, counted
 from service.records import PointRow
 
 MOST_PAIRS = 500
@@ -107,6 +108,11 @@ class Question(Rows):
             for run in self.evidence.runs
             if run.id in self.evidence.shared
         )
+        causes: dict[str, list[tuple[Neighbour, ...]]] = {}
+        for run in self.evidence.runs:
+            if run.id in self.evidence.disturbed:
+                label = label_of({axis: run.point.get(axis) for axis in axes})
+                causes.setdefault(label, []).append(self.evidence.disturbed[run.id])
         rows = tuple(
             ComparedRow(
                 label_of(row.point),
@@ -118,6 +124,8 @@ class Question(Rows):
                 row.failures,
                 row.energy_provenance,
                 shared[label_of(row.point)],
+                len(causes.get(label_of(row.point), ())),
+                counted(causes.get(label_of(row.point), ())),
             )
             for row in table.rows
         )

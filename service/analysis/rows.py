@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from service.analysis.candidates import Candidate
+from service.analysis.candidates import Candidate, label_of
 from service.analysis.cells import Side, cells_of, configurations
 from service.analysis.drift import drifts
 from service.analysis.errors import AnalysisError, BadQuestion
@@ -25,10 +25,13 @@ from service.analysis.records import Criterion
 from service.comparison import Metric, default_metrics
 from service.formats import axis_value, duration
 from service.headlines import headline, shared_headline
+from service.neighbours import DISTURBED_PCT, Neighbour, counted, in_words, of_time
 from service.records import Run
 from service.states import RunState
 
 _WITH_STARTUP = frozenset({"total_time_s", "train_time_s", "cost_usd"})
+_MOST_DISTURBED = 5
+"""Configurations with disturbed runs that are named one by one."""
 _STARTUP_SHARE = 0.2
 """Of a run's time: what it took longer to start than the quickest is said above this."""
 
@@ -223,12 +226,12 @@ class Rows:
                 notes.append(f"without {metric.name}: {_runs(without)}")
         if any(metric.name == "energy_kwh" for metric in metrics):
             notes += _energy_notes(finished)
-        for ids, said in (
-            (self.evidence.shared, "shared a device with other runs (queue.share_device)"),
-            (self.evidence.busy, "began while somebody else used the device"),
-        ):
-            if of := [run for run in finished if run.id in ids]:
-                notes.append(f"{len(of)} of {len(finished)} runs {said}; their times hold that: {_runs(of)}")
+        if of := [run for run in finished if run.id in self.evidence.shared]:
+            notes.append(
+                f"{len(of)} of {len(finished)} runs shared a device with other runs (queue.share_device); "
+                f"their times hold that: {_runs(of)}"
+            )
+        notes += self._disturbance_notes()
         if any(metric.name in _WITH_STARTUP for metric in metrics):
             notes += self._startup_notes()
         for _, found in drifts(self.evidence.references):
@@ -237,6 +240,51 @@ class Rows:
         if len(seeds) == 1:
             notes.append("one seed per configuration: no spread is known and no claim can be made")
         return notes
+
+    def _disturbance_notes(self) -> list[str]:
+        """Which configurations' figures neighbours had part in, and which runs were left out for it."""
+        notes = []
+        of_cells: dict[str, list[Run]] = {}
+        for run in self._finished:
+            of_cells.setdefault(label_of(run.point), []).append(run)
+        for label, runs in of_cells.items():
+            causes = [self.evidence.disturbed[run.id] for run in runs if run.id in self.evidence.disturbed]
+            if causes:
+                notes.append(f"{label}: {in_words(len(causes), len(runs), counted(causes))}")
+        if len(notes) > _MOST_DISTURBED:
+            notes[_MOST_DISTURBED:] = [
+                f"and {len(notes) - _MOST_DISTURBED} more configurations with such runs"
+            ]
+        if notes:
+            notes.append(
+                "disturbed runs may be slower than their configuration: leave them out with --undisturbed, "
+                "or measure them again with retry --disturbed"
+            )
+        if left_out := self.evidence.left_out:
+            count = len(left_out)
+            notes.append(
+                f"{count} disturbed run{'s are' if count != 1 else ' is'} left out: {_runs(left_out)}"
+            )
+        if crowded := self._unlike_company(of_cells):
+            notes.append(crowded)
+        return notes
+
+    def _unlike_company(self, of_cells: Mapping[str, Sequence[Run]]) -> str | None:
+        """Which configurations ran beside their own experiment's runs, where others ran alone."""
+        column = of_time(Neighbour.same_experiment)
+        beside: dict[bool, list[str]] = {True: [], False: []}
+        for label, runs in of_cells.items():
+            shares = [share for run in runs if (share := getattr(run, column)) is not None]
+            with_company = sum(share > DISTURBED_PCT for share in shares)
+            if shares and with_company in (0, len(shares)):
+                beside[with_company > 0].append(label)
+        if not beside[True] or not beside[False]:
+            return None
+        alone, crowded = _some(beside[False]), _some(beside[True])
+        return (
+            f"measured under different conditions: {crowded} next to runs of the same experiment; "
+            f"{alone} without"
+        )
 
     def _startup_notes(self) -> list[str]:
         """Which runs of earlier versions took so much longer to start that it shows in their times.
@@ -263,6 +311,10 @@ class Rows:
 def is_at(point: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether a configuration has these values, given as text."""
     return all(axis in point and axis_value(point[axis]) == written for axis, written in wanted.items())
+
+
+def _some(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
 
 
 def _runs(runs: Sequence[Run]) -> str:

@@ -24,6 +24,10 @@ Filter = Annotated[
     str | None, typer.Option(help="Only runs that it takes, such as: task = 'imdb' and seed < 3")
 ]
 
+Undisturbed = Annotated[
+    bool, typer.Option("--undisturbed", help="Leave out runs that neighbours disturbed while measured.")
+]
+
 
 @contextmanager
 def asking() -> Iterator[Client]:

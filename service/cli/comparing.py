@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.asking import Filter, Metrics, Targets, asking, assigned, experiments
+from service.cli.asking import Filter, Metrics, Targets, Undisturbed, asking, assigned, experiments
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, console, note, print_json, say
 
@@ -47,6 +47,7 @@ def compare(
         int, typer.Option(min=1, max=1000, help="With --queue-seeds: at most this many.")
     ] = MOST_SEEDS,
     filter: Filter = None,
+    undisturbed: Undisturbed = False,
     as_json: Json = False,
 ) -> None:
     """Set runs beside each other by axis, mean ± sd over seeds; with claims, say what is proven."""
@@ -64,6 +65,7 @@ def compare(
             untested=queue_seeds,
             margins=assigned(margin, "margin"),
             filter=filter,
+            undisturbed=undisturbed,
         )
         if queue_seeds:
             submitted = _submit_seeds(client, numbers, answer, most_seeds, named=a is not None)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.asking import Filter, Metrics, Targets, asking, assigned, experiments
+from service.cli.asking import Filter, Metrics, Targets, Undisturbed, asking, assigned, experiments
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, console, note, print_json, say
 
@@ -28,6 +28,7 @@ def recommend(
         list[str] | None, typer.Option(metavar="NAME=X", help="At least X, such as accuracy=0.9. Repeatable.")
     ] = None,
     filter: Filter = None,
+    undisturbed: Undisturbed = False,
     as_json: Json = False,
 ) -> None:
     """Say which configuration to use: the cheapest that loses no accuracy, and how sure that is."""
@@ -39,6 +40,7 @@ def recommend(
             at_most=assigned(at_most, "at-most"),
             at_least=assigned(at_least, "at-least"),
             filter=filter,
+            undisturbed=undisturbed,
         )
     if as_json:
         print_json(answer)
@@ -49,10 +51,18 @@ def recommend(
     _notes(answer.notes)
 
 
-def frontier(targets: Targets, metrics: Metrics = None, filter: Filter = None, as_json: Json = False) -> None:
+def frontier(
+    targets: Targets,
+    metrics: Metrics = None,
+    filter: Filter = None,
+    undisturbed: Undisturbed = False,
+    as_json: Json = False,
+) -> None:
     """Show what nothing else beats on every figure at once, and who beats the rest."""
     with asking() as client:
-        answer = client.frontier(experiments(targets), metrics=metrics or (), filter=filter)
+        answer = client.frontier(
+            experiments(targets), metrics=metrics or (), filter=filter, undisturbed=undisturbed
+        )
     if as_json:
         print_json(answer)
         return
@@ -62,10 +72,18 @@ def frontier(targets: Targets, metrics: Metrics = None, filter: Filter = None, a
     _notes(answer.notes)
 
 
-def effects(targets: Targets, metrics: Metrics = None, filter: Filter = None, as_json: Json = False) -> None:
+def effects(
+    targets: Targets,
+    metrics: Metrics = None,
+    filter: Filter = None,
+    undisturbed: Undisturbed = False,
+    as_json: Json = False,
+) -> None:
     """Say what each axis does to each figure, such as "bf16 against fp32: time -50%"."""
     with asking() as client:
-        answer = client.effects(experiments(targets), metrics=metrics or (), filter=filter)
+        answer = client.effects(
+            experiments(targets), metrics=metrics or (), filter=filter, undisturbed=undisturbed
+        )
     if as_json:
         print_json(answer)
         return
@@ -89,6 +107,7 @@ def score(
         bool, typer.Option("--as-published", help="Weigh the published study's time and occupancy.")
     ] = False,
     filter: Filter = None,
+    undisturbed: Undisturbed = False,
     as_json: Json = False,
 ) -> None:
     """Rank by a weighted sum of max-normalised figures, and say where the winner changes."""
@@ -103,6 +122,7 @@ def score(
             weights=assigned(weight, "weight"),
             as_published=as_published,
             filter=filter,
+            undisturbed=undisturbed,
         )
     if as_json:
         print_json(answer)
@@ -129,13 +149,19 @@ def speedup(
         ),
     ] = None,
     filter: Filter = None,
+    undisturbed: Undisturbed = False,
     as_json: Json = False,
 ) -> None:
     """Say how many times faster and cheaper each is than a baseline, and how soon it is accurate."""
     wanted = next(iter(assigned([target] if target else None, "target").items()), None)
     with asking() as client:
         answer = client.speedup(
-            experiments(targets), baseline=baseline, metrics=metrics or (), target=wanted, filter=filter
+            experiments(targets),
+            baseline=baseline,
+            metrics=metrics or (),
+            target=wanted,
+            filter=filter,
+            undisturbed=undisturbed,
         )
     if as_json:
         print_json(answer)

@@ -24,6 +24,7 @@ from service.formats import (
     title,
 )
 from service.headlines import headline, score, shared_headline
+from service.neighbours import Neighbour, counted, disturbances, in_words, of_time
 from service.states import RUN_STATES_WITH_RESULT
 
 if TYPE_CHECKING:
@@ -273,15 +274,11 @@ def experiment_story(
     if experiment.failure_message:
         facts.append(("failure", f"{experiment.failure_class}: {experiment.failure_message}"))
     facts += [("drift", sentence) for sentence in _drift(runs)]
-    if began_busy := {event.run_id for event in events if event.kind == "run.device_busy"}:
-        count = len(began_busy)
-        facts.append(
-            (
-                "warning",
-                f"{count} run{'s' * (count != 1)} began while somebody else used the device; "
-                "their times hold that too",
-            )
-        )
+    disturbed = disturbances(run for run in runs if not run.is_reference)
+    if disturbed:
+        finished = sum(run.state in RUN_STATES_WITH_RESULT for run in runs if not run.is_reference)
+        said = in_words(len(disturbed), finished, counted(disturbed.values()))
+        facts.append(("warning", f"{said}; measure again with: stillhouse retry {experiment.id} --disturbed"))
     _print_facts(console, facts)
     if runs:
         console.print()
@@ -351,8 +348,11 @@ def run_story(
     told = (attempts[-1].facts if attempts else None) or {}
     if told.get("device_shared"):
         facts.append(("device", "shared with other runs: its times hold theirs, its energy is modelled"))
-    if told.get("device_busy"):
-        facts.append(("warning", str(told["device_busy"])))
+    facts += [
+        ("beside it", f"{kind.words} used the node {share:.0f}% of the time")
+        for kind in Neighbour
+        if (share := getattr(run, of_time(kind)) or 0.0) >= 0.5
+    ]
     _print_facts(console, facts)
     for attempt in attempts:
         console.print(_attempt_line(attempt))

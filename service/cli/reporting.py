@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from service.cli.asking import Filter, Targets, asking, experiments
+from service.cli.asking import Filter, Targets, Undisturbed, asking, experiments
 from service.cli.connection import connected
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, note, print_json, say
@@ -20,6 +20,7 @@ def report(
         Path, typer.Option("--output", "-o", help="File; its ending, .html or .md, is the format.")
     ] = Path("report.html"),
     filter: Filter = None,
+    undisturbed: Undisturbed = False,
     as_json: Json = False,
 ) -> None:
     """Write one file with the question, the answer, plots, verdicts, caveats and how to reproduce."""
@@ -28,7 +29,7 @@ def report(
     if form is None:
         raise Failure(f"{output}: a report ends in .html or .md", ExitCode.usage)
     with asking() as client:
-        content = client.report(experiments(targets), format=form, filter=filter)
+        content = client.report(experiments(targets), format=form, filter=filter, undisturbed=undisturbed)
     try:
         output.write_bytes(content)
     except OSError as error:

@@ -19,9 +19,10 @@ from service.client.wire import T, Wire, given, read
 class AnswerCalls(Wire):
     """The part of the client that asks for decisions.
 
-    Every call takes one experiment, or several to be answered from together, and a filter of their
-    runs. Each can raise `ApiError` of the types `invalid-parameter` (the question is wrong),
-    `no-answer` (the runs cannot answer it) and `not-comparable` (other tasks or data).
+    Every call takes one experiment, or several to be answered from together, a filter of their
+    runs, and whether disturbed runs are left out. Each can raise `ApiError` of the types
+    `invalid-parameter` (the question is wrong), `no-answer` (the runs cannot answer it) and
+    `not-comparable` (other tasks or data).
     """
 
     def compare(
@@ -37,6 +38,7 @@ class AnswerCalls(Wire):
         margins: Mapping[str, float] | None = None,
         alpha: float | None = None,
         filter: str | None = None,
+        undisturbed: bool = False,
     ) -> ComparisonAnswer:
         """Runs beside each other by axis and, with two sides or `claims`, tested claims."""
         return self._ask(
@@ -52,6 +54,7 @@ class AnswerCalls(Wire):
             margin=_assigned(margins),
             alpha=alpha,
             filter=filter,
+            undisturbed=undisturbed or None,
         )
 
     def score(
@@ -62,6 +65,7 @@ class AnswerCalls(Wire):
         weights: Mapping[str, float] | None = None,
         as_published: bool = False,
         filter: str | None = None,
+        undisturbed: bool = False,
     ) -> ScoreAnswer:
         """Configurations by weighted score, and at which weight the winner changes."""
         return self._ask(
@@ -72,13 +76,26 @@ class AnswerCalls(Wire):
             weight=_assigned(weights),
             as_published=as_published or None,
             filter=filter,
+            undisturbed=undisturbed or None,
         )
 
     def frontier(
-        self, ids: int | Sequence[int], *, metrics: Sequence[str] = (), filter: str | None = None
+        self,
+        ids: int | Sequence[int],
+        *,
+        metrics: Sequence[str] = (),
+        filter: str | None = None,
+        undisturbed: bool = False,
     ) -> FrontierAnswer:
         """What nothing else beats on every metric at once."""
-        return self._ask(FrontierAnswer, ids, "frontier", metric=_list(metrics), filter=filter)
+        return self._ask(
+            FrontierAnswer,
+            ids,
+            "frontier",
+            metric=_list(metrics),
+            filter=filter,
+            undisturbed=undisturbed or None,
+        )
 
     def effects(
         self,
@@ -87,9 +104,18 @@ class AnswerCalls(Wire):
         metrics: Sequence[str] = (),
         alpha: float | None = None,
         filter: str | None = None,
+        undisturbed: bool = False,
     ) -> EffectsAnswer:
         """What each axis does to each metric."""
-        return self._ask(EffectsAnswer, ids, "effects", metric=_list(metrics), alpha=alpha, filter=filter)
+        return self._ask(
+            EffectsAnswer,
+            ids,
+            "effects",
+            metric=_list(metrics),
+            alpha=alpha,
+            filter=filter,
+            undisturbed=undisturbed or None,
+        )
 
     def recommend(
         self,
@@ -100,6 +126,7 @@ class AnswerCalls(Wire):
         at_most: Mapping[str, float] | None = None,
         at_least: Mapping[str, float] | None = None,
         filter: str | None = None,
+        undisturbed: bool = False,
     ) -> Recommendation:
         """The best configuration on the objective that meets every constraint, and how sure that is."""
         return self._ask(
@@ -111,6 +138,7 @@ class AnswerCalls(Wire):
             at_most=_assigned(at_most),
             at_least=_assigned(at_least),
             filter=filter,
+            undisturbed=undisturbed or None,
         )
 
     def speedup(
@@ -121,6 +149,7 @@ class AnswerCalls(Wire):
         metrics: Sequence[str] = (),
         target: tuple[str, float] | None = None,
         filter: str | None = None,
+        undisturbed: bool = False,
     ) -> SpeedupAnswer:
         """Every configuration against a named baseline, and how soon each reaches a target."""
         return self._ask(
@@ -131,6 +160,7 @@ class AnswerCalls(Wire):
             metric=_list(metrics),
             target=_assigned(dict([target])) if target else None,
             filter=filter,
+            undisturbed=undisturbed or None,
         )
 
     def report(
@@ -139,9 +169,10 @@ class AnswerCalls(Wire):
         *,
         format: Literal["html", "md"] = "html",
         filter: str | None = None,
+        undisturbed: bool = False,
     ) -> bytes:
         """The report as a file: one HTML page without network, or Markdown."""
-        return self._answer(ids, "report", format=format, filter=filter)
+        return self._answer(ids, "report", format=format, filter=filter, undisturbed=undisturbed or None)
 
     def _ask(self, kind: type[T], ids: int | Sequence[int], question: str, **parameters: Any) -> T:
         return read(kind, self._answer(ids, question, **parameters))

@@ -19,7 +19,7 @@ from psycopg.pq import Format
 from sqlalchemy import Connection, Select, bindparam, func, select, update
 
 from service.db.engine import driver_connection
-from service.db.schema import attempts, latest_points, metric_names, points, runs
+from service.db.schema import attempts, latest_points, measurements, metric_names, points, runs
 from service.db.statements import ACTIVE_RUN_STATES
 
 _p = points.c
@@ -230,6 +230,27 @@ SET_SEEN = (
     .values(seen_s=bindparam("at"))
 )
 """When an attempt was last known to be alive."""
+
+
+def windows_of(run_ids: Iterable[int], names: Iterable[str]) -> Select[Any]:
+    """(run, name, scope, seconds, sum weighted by seconds) of what the present measurements told."""
+    m = measurements.c
+    seconds = m.end_s - m.start_s
+    return (
+        select(
+            m.run_id, m.name, m.scope,
+            func.sum(seconds).label("seconds"), func.sum(m.value * seconds).label("weighted"),
+        )
+        .join(runs, runs.c.id == m.run_id)
+        .where(
+            m.run_id.in_(sorted(run_ids)),
+            m.name.in_(list(names)),
+            m.attempt >= runs.c.first_attempt,
+            m.value.is_not(None),
+        )
+        .group_by(m.run_id, m.name, m.scope)
+    )  # fmt: skip
+
 
 SET_CHECKPOINT = (
     update(runs)

@@ -8,12 +8,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Insert, Select, Update, bindparam, func, select, update
 
-from service.db.schema import SUMMARY_COLUMNS, attempts, run_summaries, runs
+from service.db.schema import NEIGHBOUR_COLUMNS, SUMMARY_COLUMNS, attempts, run_summaries, runs
 from service.states import RunState
 
 _r, _a = runs.c, attempts.c
 
-REUSED_COLUMNS = ("implementation", "step", "total_steps", "checkpoint", "checkpoint_step", *SUMMARY_COLUMNS)
+REUSED_COLUMNS = (
+    "implementation", "step", "total_steps", "checkpoint", "checkpoint_step", *SUMMARY_COLUMNS,
+    *NEIGHBOUR_COLUMNS,
+)  # fmt: skip
 """Columns of `runs` that a reused run takes over."""
 
 

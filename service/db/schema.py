@@ -20,6 +20,7 @@ from sqlalchemy import Column, Float, ForeignKey, Index, Integer, MetaData, Tabl
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
+from service.neighbours import Neighbour, of_time
 from service.states import ExperimentState, RunState
 from trainers.errors import FailureClass
 
@@ -229,6 +230,9 @@ runs = Table(
     Column("best_score", Real),
     Column("best_step", sa.BigInteger),
     Column("best_checkpoint", Text),
+    # Share of the time in which others used the node noticeably, out of the measurements of that name:
+    *(Column(of_time(kind), Real) for kind in Neighbour),
+    Column("first_attempt", Integer, nullable=False, server_default="1"),  # Of the present measurement.
     Column("config_sha256", Text),  # Of what is trained, on what, without names and limits.
     Column("reused_from", BigId),  # The run whose figures these are; it is not deleted meanwhile.
     Column("waits_for", Text),  # What a queued run whose turn has come waits for, and behind whom.
@@ -242,6 +246,8 @@ SUMMARY_COLUMNS = (
     "headline", "score", "best_score", "best_step", "best_checkpoint",
 )  # fmt: skip
 """Columns of `runs` that are filled from the summary."""
+NEIGHBOUR_COLUMNS = tuple(of_time(kind) for kind in Neighbour)
+"""Columns of `runs` that are filled from measurements of the same names."""
 Index("ix_runs_experiment_id_state", runs.c.experiment_id, runs.c.state)
 _CANCELLED = runs.c.cancel_requested_s.is_not(None)
 Index(
@@ -283,6 +289,7 @@ attempts = Table(
     Column("seen_s", Real),  # Last known to be alive.
     Column("resumed_from_s", Real),  # When the checkpoint was taken that it went on from.
     Column("placement", Text),  # Devices that it ran on, see `placements`.
+    Column("summary", Document),  # What it ended with, where the run was measured again since.
     sqlite_with_rowid=False,
 )
 

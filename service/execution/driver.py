@@ -25,6 +25,7 @@ from service.execution import driver_settings
 from service.execution.early_stops import EarlyStops
 from service.execution.exchange import ExchangeClient
 from service.execution.placement_watch import PlacementWatch
+from service.execution.processes import MARK, mark_of
 from service.execution.report import STALE_EXIT_CODE
 from service.execution.scheduler import lost_attempts
 from service.execution.sweep import Sweep
@@ -170,7 +171,12 @@ class Driver:
         ray.init(
             logging_level="warning",
             log_to_driver=True,
-            runtime_env={"env_vars": {"RAY_ADDRESS": address}} if address else None,
+            runtime_env={
+                "env_vars": {
+                    MARK: mark_of(address or "", self._id),
+                    **({"RAY_ADDRESS": address} if address else {}),
+                }
+            },
         )
         _, canonical = self._store.experiment_spec(self._id)
         spec = ExperimentSpec.model_validate_json(canonical)

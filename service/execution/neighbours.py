@@ -1,133 +1,283 @@
-"""Whether somebody else uses the device of a run while it prepares: that would be measured as the run's.
+"""Who else uses the node of a run while it is measured: their work is in the run's times.
 
-Somebody else is every process outside this cluster's own: the processes under the Ray node of this worker
-are its neighbours by permission of the queue. On a CPU the machine's use over the time of preparation counts,
-without that of our own processes; on a GPU the processes that NVML names.
+A thread of the worker looks every few seconds. Use by others is told by kind: `foreign` (processes outside
+the cluster), `other_experiment` and `same_experiment`. Processes of Ray and of this service are none of them.
+On a GPU a process of somebody else on the same device counts as well, busy or not.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
+import socket
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from trainers.telemetry.rapl import machine_cpu_s
+from service.execution.mailbox import Place
+from service.execution.processes import MARK, SERVICE, Machine, Process, ProcessTable
+from service.neighbours import Neighbour, of_cpus, of_time
+from trainers.reporting import Measurement, Provenance
+
+logger = logging.getLogger(__name__)
 
 OTHERS_SHARE = 0.2
-"""Share of the machine's CPUs from which on the use by others is said."""
+"""Share of the machine's CPUs above which use by others is noticeable."""
+LOOK_S = 5.0
+"""Time between two looks."""
 SHORTEST_S = 0.25
-"""Times are counted in hundredths of a second: a shorter look says nothing."""
-OTHER_PIDS = "gpu_other_pids"
-"""Fact of a run: processes on its GPU beside the worker; absent where NVML does not say."""
+"""CPU time is counted in hundredths of a second: a window shorter than this is not judged."""
+_LEAST_SAID_S, _SAID_SHARE = 30.0, 0.1
+"""A measurement covers at least so much time and such a share of what was told before: a week's run
+tells about a hundred times."""
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """One process: who started it, and the CPU time that it has used, in s."""
-
-    parent: int
-    cpu_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The machine at one moment.
-
-    Attributes:
-        at_s: a clock that only grows, in s.
-        busy_s: CPU time of all processes since it started; None = the system does not say.
-        cpus: how many it has.
-        processes: by number.
-    """
-
-    at_s: float
-    busy_s: float | None
-    cpus: int
-    processes: Mapping[int, Process] = field(default_factory=dict)
-
-    def under(self, root: int) -> frozenset[int]:
-        """A process and all that it has started, over any number of steps."""
-        children: dict[int, list[int]] = {}
-        for pid, process in self.processes.items():
-            children.setdefault(process.parent, []).append(pid)
-        found, waiting = {root}, [root]
-        while waiting:
-            fresh = [pid for pid in children.get(waiting.pop(), ()) if pid not in found]
-            found.update(fresh)
-            waiting += fresh
-        return frozenset(found)
-
-
-def look(proc: Path = Path("/proc")) -> Machine:
-    """The machine now; without processes where there is no such folder."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    processes: dict[int, Process] = {}
-    for entry in proc.glob("[0-9]*/stat"):
-        try:
-            # The name stands in brackets and may hold anything, brackets too.
-            fields = entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            processes[int(entry.parent.name)] = Process(
-                int(fields[1]), (int(fields[11]) + int(fields[12])) / ticks
-            )
-        except (OSError, ValueError, IndexError):
-            continue  # It has ended since it was listed.
-    return Machine(time.monotonic(), machine_cpu_s(proc / "stat"), os.cpu_count() or 1, processes)
-
-
-class Neighbours:
-    """Looks at the machine when a run begins to prepare, and again when it is about to train.
+def kind_of(owner: str | None, mark: str) -> Neighbour | None:
+    """What a process with this owner is to a run of the experiment with this mark; None = not a neighbour.
 
     Args:
+        owner: see `Process.owner`.
+        mark: of the run's experiment; empty = not known.
+    """
+    if owner == SERVICE:
+        return None
+    if owner is None:
+        return Neighbour.foreign
+    if owner == mark:
+        return Neighbour.same_experiment
+    same_cluster = not mark or owner.rpartition("/")[0] == mark.rpartition("/")[0]
+    return Neighbour.other_experiment if same_cluster else Neighbour.foreign
+
+
+def cpu_by_kind(
+    before: Machine, after: Machine, mark: str, roots: Collection[int]
+) -> dict[Neighbour, float] | None:
+    """CPU seconds that neighbours used between two looks; None = the system does not say.
+
+    Args:
+        before, after: the two looks.
+        mark: of the run's experiment.
+        roots: the run's workers; they and what they have started are not its neighbours.
+    """
+    if before.busy_s is None or after.busy_s is None:
+        return None
+    ours = before.under(roots) | after.under(roots)
+    used = dict.fromkeys(Neighbour, 0.0)
+    known_s = 0.0
+    for owner, mine, seconds in _spent(before, after, ours):
+        kind = None if mine else kind_of(owner, mark)
+        if kind is not Neighbour.foreign:
+            known_s += seconds
+        if kind is not None and kind is not Neighbour.foreign:
+            used[kind] += seconds
+    # What runs outside the cluster is not listed one by one: it is what is left, kernel and all.
+    used[Neighbour.foreign] = max(0.0, after.busy_s - before.busy_s - known_s)
+    return used
+
+
+def _spent(before: Machine, after: Machine, ours: frozenset[int]) -> Iterable[tuple[str | None, bool, float]]:
+    """CPU seconds as (owner, whether the run's own, seconds), processes that ended meanwhile included."""
+
+    def same(pid: int) -> Process | None:
+        was = before.processes.get(pid)
+        now = after.processes.get(pid)
+        return was if was is not None and now is not None and was.started == now.started else None
+
+    gone: dict[int, list[tuple[int, Process]]] = {}
+    for pid, process in before.processes.items():
+        if same(pid) is None:
+            gone.setdefault(process.parent, []).append((pid, process))
+    for pid, process in after.processes.items():
+        if process.owner is None and pid not in ours:
+            continue
+        was = same(pid)
+        yield process.owner, pid in ours, process.cpu_s - (was.cpu_s if was else 0.0)
+        # A parent is told the whole time of a child that ended: what it had used before is no news.
+        ended = gone.get(pid, [])
+        told_s = process.reaped_s - (was.reaped_s if was else 0.0)
+        fresh_s = told_s - sum(child.cpu_s + child.reaped_s for _, child in ended)
+        if fresh_s > 0.0:
+            child_pid, child = max(ended, key=lambda of: of[1].cpu_s, default=(pid, process))
+            yield child.owner, child_pid in ours, fresh_s
+
+
+@dataclass(slots=True)
+class Company:
+    """Neighbours over some time.
+
+    Attributes:
+        time_s: that was looked at.
+        noticed_s: time in which they used the node noticeably, by kind.
+        used: CPU time / all CPU time of the machine, times `time_s`, by kind.
+    """
+
+    time_s: float = 0.0
+    noticed_s: dict[Neighbour, float] = field(default_factory=lambda: dict.fromkeys(Neighbour, 0.0))
+    used: dict[Neighbour, float] = field(default_factory=lambda: dict.fromkeys(Neighbour, 0.0))
+
+    def add(
+        self, window_s: float, cpus: int, cpu_s: Mapping[Neighbour, float], on_device: Collection[Neighbour]
+    ) -> None:
+        """Add one window.
+
+        Args:
+            window_s: its length.
+            cpus: of the machine.
+            cpu_s: used by neighbours.
+            on_device: who has processes on the run's GPU.
+        """
+        self.time_s += window_s
+        for kind in Neighbour:
+            if kind in on_device or cpu_s[kind] > OTHERS_SHARE * cpus * window_s:
+                self.noticed_s[kind] += window_s
+            self.used[kind] += cpu_s[kind] / cpus
+
+    def measurements(self, scope: str, end_s: float) -> list[Measurement]:
+        """Two for each kind: share of the time, and mean share of the CPUs."""
+        said = []
+        for kind in Neighbour:
+            for name, seconds in ((of_time(kind), self.noticed_s[kind]), (of_cpus(kind), self.used[kind])):
+                share = min(100.0, 100.0 * seconds / self.time_s)
+                begin_s = end_s - self.time_s
+                said.append(Measurement(name, share, "%", Provenance.sampled, scope, begin_s, end_s))
+        return said
+
+
+class Watch:
+    """Looks at the node for as long as an attempt lasts, in a thread, and reports what it finds.
+
+    Args:
+        report: takes measurements.
         device: torch device type of the run.
-        root: process under which everything is our own; None = the one that started this.
+        roots: processes of the run's workers on this machine.
+        mark: of the run's experiment; None = as this process is marked.
+        every_s: time between two looks.
         look: the machine now; tests have another.
     """
 
-    def __init__(self, device: str, *, root: int | None = None, look: Callable[[], Machine] = look) -> None:
-        self._device, self._look = device, look
-        self._root = os.getppid() if root is None else root
-        self._before = look()
+    def __init__(
+        self,
+        report: Callable[[Sequence[Measurement]], None],
+        device: str,
+        *,
+        roots: Collection[int],
+        mark: str | None = None,
+        every_s: float = LOOK_S,
+        look: Callable[[], Machine] | None = None,
+    ) -> None:
+        self._report, self._every_s = report, every_s
+        self._roots = frozenset(roots)
+        self._mark = os.environ.get(MARK, "") if mark is None else mark
+        self._table = _table()
+        self._look = look or self._table.look
+        self._gpus = _Gpus() if device == "cuda" else None
+        self._scope = f"host:{socket.gethostname()}"
+        self._company, self._said_s = Company(), 0.0
+        self._before = self._look()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="neighbours", daemon=True)
+        self._thread.start()
 
-    def found(self, facts: Mapping[str, Any]) -> str | None:
-        """Who else uses the device, in one line; None = nobody, or it cannot be told.
+    def close(self) -> None:
+        """Look once more, and report the rest."""
+        self._over.set()
+        self._thread.join()
+        self._advance()
+        self._say()
 
-        Args:
-            facts: what the worker found out about itself.
+    def _run(self) -> None:
+        while not self._over.wait(self._every_s):
+            self._advance()
+            if self._company.time_s >= max(_LEAST_SAID_S, _SAID_SHARE * self._said_s):
+                self._say()
+
+    def _advance(self) -> None:
+        now = self._look()
+        window_s = now.at_s - self._before.at_s
+        if window_s < SHORTEST_S:
+            return
+        cpu_s = cpu_by_kind(self._before, now, self._mark, self._roots)
+        on_device = self._on_device(now)
+        self._before = now
+        if cpu_s is not None:
+            self._company.add(window_s, now.cpus, cpu_s, on_device)
+
+    def _on_device(self, now: Machine) -> set[Neighbour]:
+        """Who has processes on the GPUs that the run computes on."""
+        if self._gpus is None:
+            return set()
+        ours = now.under(self._roots)
+        others = self._gpus.pids_beside(ours)
+        kinds = (kind_of(owner, self._mark) for owner in self._table.owners(others).values())
+        return {kind for kind in kinds if kind is not None}
+
+    def _say(self) -> None:
+        if self._company.time_s > 0.0:
+            self._said_s += self._company.time_s
+            self._report(self._company.measurements(self._scope, time.time()))
+            self._company = Company()
+
+
+def watcher(
+    report: Callable[[Sequence[Measurement]], None], device: str, rank: int, places: Sequence[Place]
+) -> Watch | None:
+    """The watch of a worker: the first of its group on each machine has one.
+
+    Args:
+        report: takes measurements.
+        device: torch device type of the run.
+        rank: of the worker in its group.
+        places: of the group's workers, by rank; empty for a worker that is alone.
+    """
+    if not places:
+        return Watch(report, device, roots=[os.getpid()])
+    here = [place for place in places if place.host == places[rank].host]
+    if min(place.rank for place in here) != rank:
+        return None
+    return Watch(report, device, roots=[place.pid for place in here])
+
+
+@functools.cache
+def _table() -> ProcessTable:
+    """One for all runs of this process: what it knows of the others costs the most to find out."""
+    return ProcessTable()
+
+
+class _Gpus:
+    """Processes on GPUs, as NVML lists them."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        try:
+            import pynvml
+        except ImportError:
+            return
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            logger.info("NVML does not say who uses the GPU: %s", error)
+            return
+        self._nvml = pynvml
+
+    def pids_beside(self, ours: Collection[int]) -> set[int]:
+        """Other processes on the GPUs that one of ours computes on.
+
+        A GPU that lists none of ours is not the run's; so is every GPU where NVML numbers processes as
+        another container does.
         """
-        if self._device == "cuda":
-            return self._on_gpu(facts.get(OTHER_PIDS))
-        return self._on_cpu(self._look())
-
-    def _on_cpu(self, now: Machine) -> str | None:
-        before, window_s = self._before, now.at_s - self._before.at_s
-        if now.busy_s is None or before.busy_s is None or window_s < SHORTEST_S:
-            return None
-        ours = now.under(self._root) | before.under(self._root)
-        mine_s = sum(
-            process.cpu_s - (before.processes[pid].cpu_s if pid in before.processes else 0.0)
-            for pid, process in now.processes.items()
-            if pid in ours
-        )
-        others = (now.busy_s - before.busy_s - mine_s) / window_s
-        if others <= OTHERS_SHARE * now.cpus:
-            return None
-        return (
-            f"somebody else used {others:.1f} of the machine's {now.cpus} CPUs while the run prepared; "
-            "its times hold that too"
-        )
-
-    def _on_gpu(self, others: Sequence[int] | None) -> str | None:
-        if not others:
-            return None
-        ours = self._look().under(self._root)
-        strange = sorted(set(others) - ours)
-        if not strange:
-            return None
-        shown = ", ".join(map(str, strange[:5])) + (", ..." if len(strange) > 5 else "")
-        return (
-            f"{len(strange)} process{'es' * (len(strange) != 1)} of somebody else on the GPU "
-            f"(number {shown}); the run's times hold theirs too"
-        )
+        found: set[int] = set()
+        if self._nvml is None:
+            return found
+        try:
+            for index in range(self._nvml.nvmlDeviceGetCount()):
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                running = {of.pid for of in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+                if not running.isdisjoint(ours):
+                    found |= running - set(ours)
+        except self._nvml.NVMLError as error:
+            logger.info("NVML no longer says who uses the GPU: %s", error)
+            self._nvml = None
+        return found

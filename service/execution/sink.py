@@ -17,7 +17,6 @@ from dataclasses import asdict
 from typing import Literal
 
 from service.execution.mailbox import Place
-from service.execution.neighbours import Neighbours
 from service.execution.report import Answer, Report, Started
 from service.records import LogLine, MeasurementRow
 from service.store import AliveRow, CheckpointRow, PointBatch, ProgressRow, RecordBatch
@@ -46,9 +45,8 @@ class RecorderSink:
             which case the same report is sent again.
         run_id: the run.
         attempt: its attempt.
-        rank: of this worker; those beyond 0 hear of stops and report nothing.
+        rank: of this worker; those beyond 0 hear of stops and report their machine alone.
         places: of the worker and its peers, by rank; empty for a worker that is alone.
-        neighbours: looks who else uses the device before the first step; None = nobody looks.
         on_stale: called once when another attempt has become the current one.
     """
 
@@ -60,7 +58,6 @@ class RecorderSink:
         *,
         rank: int = 0,
         places: Sequence[Place] = (),
-        neighbours: Neighbours | None = None,
         on_stale: Callable[[], None] = lambda: None,
     ) -> None:
         self._send = send
@@ -68,7 +65,6 @@ class RecorderSink:
         self._attempt = attempt
         self._rank = rank
         self._places = places
-        self._neighbours = neighbours
         self._on_stale = on_stale
         self._changed = threading.Condition()
         self._started: Started | None = None
@@ -110,8 +106,6 @@ class RecorderSink:
             "worker_pid": os.getpid(),
             **({"worker_places": [asdict(place) for place in self._places]} if self._places else {}),
         }
-        if self._neighbours is not None:
-            known["device_busy"] = self._neighbours.found(facts)
         self._add(lambda: setattr(self, "_started", Started(total_steps, resumed_from_step, known)))
 
     def points(self, points: Sequence[Point]) -> None:
@@ -138,7 +132,15 @@ class RecorderSink:
 
     def measurement(self, measurement: Measurement) -> None:
         """See `Sink.measurement`."""
-        row = MeasurementRow(
+        self._add(lambda: self._measurements.append(self._row(measurement)))
+
+    def of_machine(self, measurements: Sequence[Measurement]) -> None:
+        """Report what was measured on this worker's machine; any rank may."""
+        rows = [self._row(measurement) for measurement in measurements]
+        self._add(lambda: self._measurements.extend(rows), any_rank=True)
+
+    def _row(self, measurement: Measurement) -> MeasurementRow:
+        return MeasurementRow(
             self._run_id,
             self._attempt,
             measurement.name,
@@ -149,7 +151,6 @@ class RecorderSink:
             measurement.start_s,
             measurement.end_s,
         )
-        self._add(lambda: self._measurements.append(row))
 
     def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None:
         """See `Sink.log`."""
@@ -186,8 +187,8 @@ class RecorderSink:
             self._changed.notify_all()
         self._thread.join(timeout=5.0)
 
-    def _add(self, change: Callable[[], None]) -> None:
-        if self._rank:
+    def _add(self, change: Callable[[], None], *, any_rank: bool = False) -> None:
+        if self._rank and not any_rank:
             return
         with self._changed:
             change()

@@ -13,7 +13,7 @@ from typing import Any
 from service.execution.assignment import Assignment, Ending
 from service.execution.exchange import ExchangeClient
 from service.execution.mailbox import Place
-from service.execution.neighbours import Neighbours
+from service.execution.neighbours import watcher
 from service.execution.report import STALE_EXIT_CODE
 from service.execution.sink import RecorderSink
 from trainers.config import Parallel
@@ -45,13 +45,17 @@ def train_one(
         assignment.attempt,
         rank=rank,
         places=places,
-        neighbours=Neighbours(assignment.shape.device) if rank == 0 else None,
         on_stale=_end_process,
     )
+    watch = watcher(sink.of_machine, assignment.shape.device, rank, places)
     try:
-        outcome: Outcome = train(
-            assignment.config, sink if rank == 0 else NullSink(), sink, clock=assignment.clock
-        )
+        try:
+            outcome: Outcome = train(
+                assignment.config, sink if rank == 0 else NullSink(), sink, clock=assignment.clock
+            )
+        finally:
+            if watch is not None:
+                watch.close()
         _flush(sink)
         return outcome
     except BaseException as error:

@@ -99,6 +99,7 @@ def gather(
     experiment_ids: Sequence[int],
     *,
     filter: str | None = None,
+    undisturbed: bool = False,
     traced: Callable[[Run], TracedStep | None] = lambda run: None,
 ) -> Contents:
     """Read and answer everything.
@@ -107,6 +108,7 @@ def gather(
         store: where the runs are.
         experiment_ids: one, or several that are answered together.
         filter: only runs that it takes.
+        undisturbed: leave out runs that neighbours disturbed while they were measured.
         traced: a step of a run, where it traced some.
 
     Raises:
@@ -114,7 +116,7 @@ def gather(
         FilterError: the filter cannot be understood.
         AnalysisError: there is no run, or the runs are of different tasks or data.
     """
-    evidence = read_evidence(store, experiment_ids, filter=filter)
+    evidence = read_evidence(store, experiment_ids, filter=filter, undisturbed=undisturbed)
     question = Question(evidence)
     curves = read_curves(store, evidence.finished, CURVES, max_points=POINTS_PER_CURVE)
     specs = tuple(store.experiment_spec(experiment.id)[0] for experiment in evidence.experiments)

@@ -13,6 +13,7 @@ from service.analysis.drift import drifts
 from service.analysis.metrics import NO_LOSS
 from service.analysis.records import Claim
 from service.formats import axis_value, duration, figure, point_text, scale_for, short_names, title, utc
+from service.neighbours import in_words
 from service.report.contents import MOST_ROWS, Contents, Unanswered, description_of
 from service.report.figures import Figure, figures
 
@@ -204,6 +205,8 @@ def _results(contents: Contents) -> Iterable[Block]:
             remarks.append(f"{row.incomplete} ended early")
         if row.shared:
             remarks.append(f"{row.shared} shared a device")
+        if row.disturbed:
+            remarks.append(in_words(row.disturbed, row.finished, row.disturbed_by))
         rows.append(
             [
                 *(axis_value(row.point[axis]) for axis in answer.axes),

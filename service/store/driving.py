@@ -234,7 +234,7 @@ class Driving(Part):
 
         def body(connection: Connection) -> None:
             experiment_id = experiment_id_of(connection, run_id)
-            row = lock_experiment(connection, experiment_id, 1 + bool(facts.get("device_busy")))
+            row = lock_experiment(connection, experiment_id, 1)
             moved = connection.execute(
                 statements.move_run(
                     run_id,
@@ -271,8 +271,6 @@ class Driving(Part):
                     {"total_steps": total_steps, "resumed_from_step": resumed_from_step},
                 )
             ]
-            if busy := facts.get("device_busy"):
-                new.insert(0, NewEvent("run.device_busy", str(busy)[:LONGEST_MESSAGE], run_id, attempt))
             insert_events(connection, experiment_id, row.event_count, new, now)
 
         self.database.write(body)

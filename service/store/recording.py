@@ -142,6 +142,7 @@ class Recording(Part):
             _write_points(connection, batch.points, stale, names)
             _write_logs(connection, batch.logs, stale)
             _write_measurements(connection, batch.measurements, stale)
+            _write_neighbours(connection, batch.measurements, stale)
             _write_progress(connection, batch.progress, stale)
             _write_checkpoints(connection, batch.checkpoints, stale)
             _write_signs_of_life(connection, batch.last_signs_of_life(), stale)
@@ -239,6 +240,27 @@ def _write_measurements(
         if (row.run_id, row.attempt) not in stale
     ]
     point_statements.add_rows(connection, "measurements", rows)
+
+
+def _write_neighbours(
+    connection: Connection, measured: list[MeasurementRow], stale: frozenset[tuple[int, int]]
+) -> None:
+    """Bring runs' shares of disturbed time up to date with all that their attempts told of it."""
+    told = {
+        row.run_id
+        for row in measured
+        if row.name in schema.NEIGHBOUR_COLUMNS and (row.run_id, row.attempt) not in stale
+    }
+    if not told:
+        return
+    shares: dict[int, dict[str, float]] = {}
+    for row in connection.execute(point_statements.windows_of(told, schema.NEIGHBOUR_COLUMNS)):
+        if row.seconds > 0.0:
+            # Workers on several machines wait for each other: the most disturbed machine counts.
+            of_run = shares.setdefault(row.run_id, {})
+            of_run[row.name] = max(of_run.get(row.name, 0.0), row.weighted / row.seconds)
+    for run_id, values in sorted(shares.items()):
+        connection.execute(statements.set_run(run_id, **values))
 
 
 def _write_progress(

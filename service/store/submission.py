@@ -88,6 +88,7 @@ _INITIAL_RUN = {
     "infrastructure_failures": 0,
     "not_before_s": 0.0,
     "step": 0,
+    "first_attempt": 1,
 }
 
 

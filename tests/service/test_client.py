@@ -41,7 +41,7 @@ RUN: dict[str, Any] = {
     "state": "running", "attempt": 1, "own_failures": 0, "infrastructure_failures": 0, "not_before_s": 0.0,
     "step": 5, "task": "imdb", "student": "tiny", "precision": "fp32", "optimizer": "adamw",
     "implementation": "auto", "global_batch_size": 16, "strategy": "single", "workers": 1,
-    "hardware": "cpu", "train_loss": "NaN",
+    "hardware": "cpu", "train_loss": "NaN", "first_attempt": 1,
 }  # fmt: skip
 
 

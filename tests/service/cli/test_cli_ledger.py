@@ -10,6 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.neighbours import Neighbour, of_time
+from service.records import MeasurementRow
 from service.states import ExperimentState, RunState
 from service.store import AliveRow, RecordBatch
 from tests.service.cli.house import SPEC, House
@@ -98,7 +100,7 @@ def test_a_preview_forecasts_from_what_has_run_and_warns_about_the_budget(
     assert house.json("preview", house.spec(text))["forecast"]["runs"] == 2
 
 
-def test_show_tells_of_drift_and_of_busy_devices(house: House) -> None:
+def test_show_tells_of_drift_and_of_neighbours(house: House) -> None:
     text = SPEC.replace("[fp32, bf16]", "[fp32]").replace("[16, 32]", "[16]").replace(
         "search:\n", "search:\n  reference_every: 1\n"
     )  # fmt: skip
@@ -110,18 +112,23 @@ def test_show_tells_of_drift_and_of_busy_devices(house: House) -> None:
     assert [run.is_reference for run in runs] == [False, False, True, True, True]
     for hours, run in enumerate(runs):
         attempt = house.store.open_attempt(run.id, experiment.attempt)
-        busy = {"device_busy": "somebody else used 1.5 of the machine's 2 CPUs"} if hours == 1 else {}
-        house.store.run_started(run.id, attempt, total_steps=50, resumed_from_step=0, facts=busy)
+        house.store.run_started(run.id, attempt, total_steps=50, resumed_from_step=0, facts={})
         now[0] += 3600.0
+        share = 34.0 if hours == 1 else 0.0
+        window = (now[0] - 3600.0, now[0])
+        told = MeasurementRow(
+            run.id, attempt, of_time(Neighbour.foreign), share, "%", "sampled", "h", *window
+        )
+        house.store.record(RecordBatch(measurements=[told]))
         summary = {"accuracy": 0.9, "samples_per_s": 100.0 * 0.97**hours, "cost_usd": 1.0}
         house.store.finish_run(run.id, attempt, RunState.succeeded, summary=summary)
     house.ended(ExperimentState.succeeded, experiment)
     told = house.run("show", str(number), width=120).stdout
     assert "time per example changed by +3.1% per hour" in told
-    assert "1 run began while somebody else used the device" in told
-    assert "somebody else used 1.5 of the machine's 2 CPUs" in told
+    assert "1 of 2 runs disturbed: foreign processes; measure again with" in told
+    assert f"stillhouse retry {number} --disturbed" in told
     assert "run:3 ref." in told
-    assert "1.5 of the machine's 2 CPUs" in house.run("show", "run:2", width=120).stdout
+    assert "foreign processes used the node 34% of the time" in house.run("show", "run:2", width=120).stdout
     answer = house.json("compare", str(number))
     assert [row["planned"] for row in answer["rows"]] == [2]
     assert any(note.startswith("drift: time per example changed") for note in answer["notes"])

@@ -12,6 +12,11 @@ depends_on = None
 
 _ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 _REAL = sa.Float(53)
+_NEIGHBOURS = (
+    "neighbours_foreign_pct",
+    "neighbours_other_experiment_pct",
+    "neighbours_same_experiment_pct",
+)
 
 
 def upgrade() -> None:
@@ -42,6 +47,10 @@ def upgrade() -> None:
     op.create_index(
         "ix_placements_held", "placements", ["experiment_id"], sqlite_where=held, postgresql_where=held
     )
+    for name in _NEIGHBOURS:
+        op.add_column("runs", sa.Column(name, _REAL, nullable=True))
+    op.add_column("runs", sa.Column("first_attempt", sa.Integer(), nullable=False, server_default="1"))
+    op.add_column("attempts", sa.Column("summary", sa.Text(), nullable=True))
 
 
 def downgrade() -> None:
@@ -50,3 +59,7 @@ def downgrade() -> None:
     op.drop_table("placements")
     op.drop_column("attempts", "placement")
     op.drop_column("runs", "waits_for")
+    op.drop_column("attempts", "summary")
+    op.drop_column("runs", "first_attempt")
+    for name in reversed(_NEIGHBOURS):
+        op.drop_column("runs", name)
