@@ -13,6 +13,7 @@ from service.admission import admit, read_spec
 from service.analysis.question import Question
 from service.document import SpecError
 from service.hardware import CATALOGUE
+from service.preview import planned_runs
 from service.settings import Settings
 from tests.service.analysis.building import evidence
 
@@ -45,6 +46,9 @@ def test_the_research_question_has_every_combination_of_its_factors_with_the_sam
     rest = {plan.spec.model_dump_json(exclude=factors) for plan in plans}
     assert len(rest) == 1, "runs differ in more than the three factors"
     assert {plan.spec.model.teacher is not None for plan in plans} == {False, True}
+    previewed = planned_runs(spec, CATALOGUE, None)
+    assert {(run.workers, run.cpus) for run in previewed} == {(1, 1), (2, 2)}
+    assert all(run.feasible for run in previewed)
 
 
 def test_effects_separate_the_factors_of_the_research_question() -> None:
