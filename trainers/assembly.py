@@ -19,6 +19,7 @@ from trainers.data.batches import TrainingBatches
 from trainers.distillation import Distilled
 from trainers.errors import BadSpecError
 from trainers.evaluation import Evaluator
+from trainers.final_test import FinalTest
 from trainers.loss_scale import loss_scale_for
 from trainers.models import dropout, origin, student
 from trainers.models.origin import Origin
@@ -267,6 +268,7 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
             "parameters": parameters,
             "train_examples": len(data.train),
             "validation_examples": len(data.validation),
+            "test_examples": 0 if data.test is None else len(data.test),
             "vocabulary_size": data.vocabulary_size,
         },
     )
@@ -277,6 +279,16 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
         )
     else:
         seed_all(config.seed, rank=workers.rank)
+    evaluator_of = partial(
+        Evaluator,
+        task,
+        data,
+        batch_size=config.evaluation.batch_size,
+        workers=workers,
+        device=device,
+        inference=place.inference,
+        multiple=place.multiple,
+    )
     trainer = Trainer(
         Parts(
             config=sized,
@@ -296,14 +308,18 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
                 replica.counted(),
             ),
             batches=batches,
-            evaluator=Evaluator(
-                task,
-                data,
-                batch_size=config.evaluation.batch_size,
-                workers=workers,
-                device=device,
-                inference=place.inference,
-                multiple=place.multiple,
+            evaluator=evaluator_of(part="validation"),
+            final_test=(
+                None
+                if data.test_units is None
+                else FinalTest(
+                    evaluator_of(part="test"),
+                    data.test_units,
+                    Path(config.workspace.checkpoints),
+                    identity,
+                    task.headline,
+                    workers,
+                )
             ),
             workers=workers,
             device=device,

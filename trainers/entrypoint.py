@@ -87,7 +87,7 @@ def _out_of_memory(config: RunConfig, trainer: Trainer | None) -> OutOfMemoryErr
             f"what comes before the first step does not fit into memory at length {length}; lower "
             "task.max_length, or use another model or hardware"
         )
-    if trainer.parts.timeline.entered[0] is Phase.validation:
+    if trainer.parts.timeline.entered[0] in (Phase.validation, Phase.test):
         return OutOfMemoryError(
             f"an evaluation does not fit into memory at batch {config.evaluation.batch_size} and length "
             f"{length}; lower evaluation.batch_size or task.max_length"

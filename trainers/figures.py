@@ -74,6 +74,8 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "goodput": Figure("1/s", Provenance.sampled, better="higher"),
         "hidden_communication_s": Figure(_S, scope="worker:0"),
         "bytes_sent_per_step": Figure("B", scope="worker:0", better="lower"),
+        "validation_examples": Figure("1"),
+        "test_examples": Figure("1"),
         "parameters": Figure("1", better="lower"),
         "steps": Figure("1", better="lower"),
     }
@@ -101,6 +103,22 @@ SCORES: Mapping[str, Figure] = MappingProxyType(
 )
 """All that the evaluation of some task says; a name means the same direction in all of them."""
 
+_THRESHOLDS = ("threshold", "null_threshold")
+"""Scores that the validation part decides and the test part takes over."""
+
+
+def on_test(score: str) -> str | None:
+    """What a score is called on the test part; None = it is not measured there."""
+    if score in _THRESHOLDS:
+        return None
+    return "test_loss" if score == "validation_loss" else f"test_{score}"
+
+
+TEST_SCORES: Mapping[str, Figure] = MappingProxyType(
+    {name: figure for score, figure in SCORES.items() if (name := on_test(score)) is not None}
+)
+"""The same on the test part, which is scored once."""
+
 POINTS: Mapping[str, Figure] = MappingProxyType(
     {
         "loss": Figure("nat", better="lower"),
@@ -118,5 +136,5 @@ POINTS: Mapping[str, Figure] = MappingProxyType(
 )
 """Points that no run ends with; the other points are figures and scores that have a value at a step."""
 
-DECLARED: Mapping[str, Figure] = MappingProxyType({**POINTS, **FIGURES, **SCORES})
+DECLARED: Mapping[str, Figure] = MappingProxyType({**POINTS, **FIGURES, **SCORES, **TEST_SCORES})
 """Everything that a run reports by name and number, beside `MEASURED_BESIDE` of `run_figures`."""

@@ -22,6 +22,7 @@ class Progress:
         scores: of the last evaluation.
         best: headline metric of the best evaluation; None = none yet.
         best_step: its step.
+        best_scores: all its scores, thresholds among them.
         skipped_steps: steps that were not applied, because numbers were not finite.
         not_finite_in_a_row: of them, those since the last applied step that no loss scale explains.
         roll_backs: times that the run went back to a checkpoint; the data order changes with each.
@@ -43,6 +44,7 @@ class Progress:
     scores: dict[str, float] = field(default_factory=dict)
     best: float | None = None
     best_step: int = -1
+    best_scores: dict[str, float] = field(default_factory=dict)
     skipped_steps: int = 0
     not_finite_in_a_row: int = 0
     roll_backs: int = 0
@@ -92,14 +94,16 @@ class Progress:
         self.evaluated_step, self.scores = self.step, scores
         sign = 1.0 if higher_is_better else -1.0
         if self.best is None or math.isnan(self.best) or sign * scores[headline] > sign * self.best:
-            self.best, self.best_step = scores[headline], self.step
+            self.best, self.best_step, self.best_scores = scores[headline], self.step, scores
 
     def go_back_to(self, before: Progress) -> None:
         """Take the counters of a checkpoint, except for what was spent, found and tried since."""
         kept = {
             name: getattr(self, name)
-            for name in ("usage", "best", "best_step", "skipped_steps", "timed_samples", "timed_tokens")
-        }
+            for name in (
+                "usage", "best", "best_step", "best_scores", "skipped_steps", "timed_samples", "timed_tokens",
+            )
+        }  # fmt: skip
         if self.evaluated_step == before.step:
             kept |= {"evaluated_step": self.evaluated_step, "scores": self.scores}
         roll_backs = self.roll_backs + 1

@@ -104,7 +104,7 @@ class Sink(Protocol):
         ...
 
     def progress(self, *, step: int, total_steps: int, phase: str) -> None:
-        """Where the run is: phase is `preparing`, `training`, `validating` or `saving`."""
+        """Where the run is: phase is `preparing`, `training`, `validating`, `saving` or `testing`."""
         ...
 
     def measurement(self, measurement: Measurement) -> None:

@@ -22,6 +22,8 @@ from trainers.data.batches import Batch, StepBatch, TrainingBatches
 from trainers.data.prefetch import Prefetcher
 from trainers.errors import CheckpointError, NotFiniteError
 from trainers.evaluation import Evaluator
+from trainers.figures import on_test
+from trainers.final_test import FinalTest
 from trainers.models.student import Student
 from trainers.objective import Objective
 from trainers.optimizers.schedule import learning_rate
@@ -59,6 +61,7 @@ class Parts:
     update: Update
     batches: TrainingBatches
     evaluator: Evaluator
+    final_test: FinalTest | None
     workers: Workers
     device: torch.device
     checkpoints: CheckpointStore
@@ -128,6 +131,7 @@ class Trainer:
         per_epoch = parts.batches.steps_per_epoch
         self.evaluate_every = max(1, round(parts.config.evaluation.every_epochs * per_epoch))
         self.stopping: StopReason | None = None
+        self.tested: Mapping[str, float] | None = None
         self.rates = Throughput(parts.timeline, parts.progress)
         self.sent = Communication(parts.timeline, parts.progress)
         # Points are reported once, also where steps are trained anew after going back.
@@ -179,6 +183,8 @@ class Trainer:
             parts.profiler.close()
         if progress.step > self.saved_step or (self.stopping and self.checkpoint is None):
             self.save()  # stopped while evaluating
+        if self._trained and parts.final_test is not None:
+            self.test(parts.final_test)
 
     def _prepare(self, step: int) -> tuple[StepBatch, Tally]:
         """A step's batch and what its arithmetic is counted from; runs ahead, in a thread."""
@@ -276,6 +282,23 @@ class Trainer:
         if parts.progress.best_step == step:
             self._mark_best()
         self._say("training")
+
+    @property
+    def _trained(self) -> bool:
+        """Whether the whole length is trained and evaluated."""
+        progress = self.parts.progress
+        return progress.step >= self.parts.total_steps and progress.evaluated_step == progress.step
+
+    def test(self, final_test: FinalTest) -> None:
+        """Score the test part with the best checkpoint, unless a stop comes first; nothing follows it.
+
+        Raises:
+            CheckpointError: on every worker.
+        """
+        parts = self.parts
+        parts.timeline.enter(Phase.test)
+        self._say("testing")
+        self.tested = final_test.score(parts.replica, parts.progress, self._stop_while_evaluating)
 
     def save(self) -> None:
         """Write a checkpoint; every worker takes part and learns of a failure.
@@ -553,10 +576,13 @@ class Trainer:
         parts, progress = self.parts, self.parts.progress
         parts.timeline.enter(Phase.communication)
         self._measure(last=True)
-        done = progress.step >= parts.total_steps and progress.evaluated_step == progress.step
+        done = self._trained and (parts.final_test is None or self.tested is not None)
         summary = parts.figures.summary(progress, parts.timeline.spent_s(), parts.parameters)
         rate = summary["samples_per_s"]
         summary |= parts.noise.figures(rate if isinstance(rate, float) else None)
+        summary["validation_examples"] = parts.evaluator.units
+        if parts.final_test is not None and self.tested is not None:
+            summary |= {**self.tested, "test_examples": parts.final_test.examples}
         for measurement in parts.figures.measurements(summary, progress):
             self.sink.measurement(measurement)
         summary |= self._judgement()
@@ -570,12 +596,15 @@ class Trainer:
         )
 
     def _judgement(self) -> dict[str, float | int | str | None]:
-        """The headline metric at the last evaluation and at the best, and the checkpoint of the best."""
+        """The headline metric at the last evaluation, on the test part and at the best, and whose that is."""
         parts, progress = self.parts, self.parts.progress
         found = progress.best_step >= 0
+        name = on_test(parts.task.headline)
+        tested = {} if self.tested is None or name is None else {"test_score": self.tested[name]}
         return {
             "headline": parts.task.headline,
             "score": progress.scores.get(parts.task.headline),
+            **tested,
             "best_score": progress.best,
             "best_step": progress.best_step if found else None,
             "best_checkpoint": str(parts.checkpoints.path(progress.best_step)) if found else None,

@@ -47,7 +47,8 @@ MOST_ROWS = 200
 """Most rows of one table."""
 TIME_PARTS = (
     "setup_time_s", "data_wait_time_s", "forward_time_s", "backward_time_s", "bubble_time_s",
-    "optimizer_time_s", "communication_time_s", "checkpoint_time_s", "validation_time_s", "profiling_time_s",
+    "optimizer_time_s", "communication_time_s", "checkpoint_time_s", "validation_time_s", "test_time_s",
+    "profiling_time_s",
 )  # fmt: skip
 """The parts that sum to a run's time, in the order in which they are stacked."""
 

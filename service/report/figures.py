@@ -39,10 +39,11 @@ _PHASES = {
     "setup": PALETTE[7],
     "checkpoint": PALETTE[6],
     "validation": PALETTE[0],
+    "test": PALETTE[4],
     "profiling": PALETTE[2],
 }
 """Colours of a run's phases, those of a step first, in the order of a step's legend."""
-_HATCHED = ("validation", "profiling")
+_HATCHED = ("validation", "test", "profiling")
 """That share their colour with another phase."""
 MOST_CURVES = 12
 """Configurations whose curves are drawn together; more cannot be told apart."""

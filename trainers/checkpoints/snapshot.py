@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainers.checkpoints import random_state
-from trainers.checkpoints.store import Snapshot
+from trainers.checkpoints.store import MODEL_FILE, Snapshot
 from trainers.errors import BadDataError, CheckpointError
 from trainers.models.student import Student
 from trainers.process import seed_all
@@ -40,7 +40,7 @@ def tensors_of(
         for entry, value in entries.items()
     }
     beside = projections.state_dict()
-    return {"model": model.weights(), "optimizer": state, **({"projections": beside} if beside else {})}
+    return {MODEL_FILE: model.weights(), "optimizer": state, **({"projections": beside} if beside else {})}
 
 
 def take(
@@ -125,7 +125,7 @@ def restore(
     state = snapshot.state
     _same_data(state["data"], data, state["progress"]["step"])
     try:
-        model.load_weights(dict(snapshot.tensors["model"]))
+        model.load_weights(dict(snapshot.tensors[MODEL_FILE]))
         projections.load_state_dict(dict(snapshot.tensors.get("projections", {})))
         optimizer.load_state_dict(_optimizer_state(snapshot, optimizer, names, model.absent))
     except (RuntimeError, ValueError, KeyError) as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from trainers.checkpoints import manifest
 from trainers.checkpoints.manifest import BEST, DRAFT, FORMAT, MANIFEST, NAME, STATE, checkpoint_path, verify
 from trainers.data.cache import sync
 from trainers.errors import CheckpointError
+
+MODEL_FILE = "model"
+"""Name, without suffix, of the file with the model's weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +153,12 @@ class CheckpointStore:
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def load(path: Path) -> Snapshot:
+def load(path: Path, *, only: Collection[str] | None = None) -> Snapshot:
     """Read a checkpoint that verified.
+
+    Args:
+        path: of the checkpoint.
+        only: names of the files of tensors that are read; None = all.
 
     Raises:
         CheckpointError: it cannot be read after all.
@@ -161,7 +168,9 @@ def load(path: Path) -> Snapshot:
         files = [path / name for name in manifest.sealed_files(path) if name.endswith(".safetensors")]
         # Copied, because they come mapped: what happens to the file later must not reach the run.
         tensors = {
-            file.stem: {name: tensor.clone() for name, tensor in load_file(file).items()} for file in files
+            file.stem: {name: tensor.clone() for name, tensor in load_file(file).items()}
+            for file in files
+            if only is None or file.stem in only
         }
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError, SafetensorError) as error:

@@ -180,7 +180,7 @@ class RunFigures:
             **progress.scores,
             "train_loss": progress.train_loss,
             "total_time_s": total_s,
-            "train_time_s": total_s - spent_s[Phase.validation.value],
+            "train_time_s": total_s - spent_s[Phase.validation.value] - spent_s[Phase.test.value],
             OVERHEAD_TIME: sum(spent_s[phase.value] for phase in OVERHEAD),
             **{f"{phase}_time_s": seconds for phase, seconds in spent_s.items()},
             "queue_time_s": progress.usage.queue_s,

@@ -35,6 +35,8 @@ class Phase(StrEnum):
     """Writing checkpoints."""
     validation = "validation"
     """Evaluating."""
+    test = "test"
+    """Scoring the test part, once, after the last step."""
     profiling = "profiling"
     """Steps of the profiled window, whole, and reading the profile: kept out of all rates."""
     preparation = "preparation"

@@ -1,0 +1,134 @@
+"""Scoring the test part: once, when a run has trained its whole length."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from trainers import predictions
+from trainers.checkpoints import manifest, store
+from trainers.checkpoints.store import MODEL_FILE
+from trainers.data.fingerprint import digest_of
+from trainers.errors import CheckpointError
+from trainers.evaluation import Evaluator
+from trainers.figures import on_test
+from trainers.parallel.replica import Replica
+from trainers.parallel.workers import Workers
+from trainers.predictions import NoPredictions, Record
+from trainers.progress import Progress
+
+
+class FinalTest:
+    """The test part of a run, and the record of its figures.
+
+    Nothing of a run is chosen by it: it is scored with the weights of the best checkpoint and the thresholds
+    of that checkpoint's evaluation, after all that.
+
+    Args:
+        evaluator: of the test part.
+        units: file with the names of its units.
+        folder: of the run's checkpoints.
+        identity: of the run's data.
+        headline: by which the task is judged.
+        workers: of the run.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        units: Path,
+        folder: Path,
+        identity: Mapping[str, str | int | float],
+        headline: str,
+        workers: Workers,
+    ) -> None:
+        self._evaluator, self._units, self._folder = evaluator, units, folder
+        self._data, self._headline, self._workers = digest_of(dict(identity)), headline, workers
+
+    @property
+    def examples(self) -> int:
+        """Units of the test part."""
+        return self._evaluator.units
+
+    def score(
+        self, replica: Replica, progress: Progress, abandon: Callable[[], bool]
+    ) -> Mapping[str, float] | None:
+        """Figures on the test part by name, the same on every worker.
+
+        They are taken from the record where an earlier attempt scored the same weights on the same data.
+        Afterwards the model has the weights of the best checkpoint.
+
+        Args:
+            replica: at the end of the run.
+            progress: of the run, evaluated.
+            abandon: see `Evaluator.observe`.
+
+        Returns:
+            The figures, or None when abandoned.
+
+        Raises:
+            CheckpointError: on every worker; the best checkpoint cannot be read, or the record not written.
+        """
+        best = manifest.checkpoint_path(self._folder, progress.best_step)
+        weights_sha256 = self._digest(best)
+        figures: Mapping[str, float] | None = self._workers.share(self._recorded(weights_sha256))
+        if figures is not None:
+            return figures
+        if progress.best_step != progress.step:
+            replica.student.load_weights(dict(store.load(best, only=(MODEL_FILE,)).tensors[MODEL_FILE]))
+        observed = self._evaluator.observe(replica, abandon)
+        if observed is None:
+            return None
+        carried = progress.best_scores
+        found = self._evaluator.scores(observed, carried)
+        figures = {name: value for score, value in found.items() if (name := on_test(score)) is not None}
+        record = Record(weights_sha256, self._data, self._headline, progress.best_step, carried, figures)
+        problem: str | None = None
+        if self._workers.rank == 0:
+            judged = self._evaluator.judge(observed, carried)
+            names = json.loads(self._units.read_text(encoding="utf-8"))
+            try:
+                predictions.write(
+                    self._folder,
+                    record,
+                    [names[number] for number in judged.numbers],
+                    judged.scores.tolist(),
+                    judged.predictions,
+                    judged.truths,
+                )
+            except OSError as error:
+                problem = (
+                    f"the predictions of the test part cannot be written to {self._folder} "
+                    f"({error.strerror or error}); free space or make the folder writable"
+                )
+        problem = self._workers.share(problem)
+        if problem is not None:
+            raise CheckpointError(problem)
+        return figures
+
+    def _digest(self, best: Path) -> str:
+        """The digest of the best weights, by the manifest of their checkpoint; rank 0's on every worker."""
+        found: str | None = None
+        if self._workers.rank == 0:
+            try:
+                found = str(manifest.sealed_files(best)[f"{MODEL_FILE}.safetensors"]["sha256"])
+            except (OSError, ValueError, KeyError, TypeError):
+                found = None
+        found = self._workers.share(found)
+        if found is None:
+            raise CheckpointError(
+                f"the best checkpoint {best} cannot be read, so the test part is not scored"
+            )
+        return found
+
+    def _recorded(self, weights_sha256: str) -> Mapping[str, float] | None:
+        """The figures of an earlier attempt; None = it left none, or others than these would be."""
+        if self._workers.rank:
+            return None
+        try:
+            record = predictions.read_record(self._folder / predictions.PREDICTIONS)
+        except NoPredictions:
+            return None
+        same = (record.weights_sha256, record.data) == (weights_sha256, self._data)
+        return record.figures if same else None

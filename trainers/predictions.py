@@ -1,0 +1,164 @@
+"""What a run made of each unit of its test part: one Parquet file beside its checkpoints. Imports no torch.
+
+The file is the record that the test part was scored: it carries the figures, and of which weights they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainers.data.cache import sync
+
+PREDICTIONS = "predictions/test.parquet"
+"""Where a run's folder of checkpoints has the file."""
+COLUMNS = ("unit", "score", "prediction", "truth")
+_RECORD = b"stillhouse.test"
+_ROWS = 8192
+"""Rows of a group: what a reader holds at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """How the test part was scored.
+
+    Attributes:
+        weights_sha256: of the file of weights that were scored.
+        data: hash of the data's identity.
+        headline: what a unit's score is a share of.
+        step: of the checkpoint that was scored.
+        carried: thresholds and other scores of the checkpoint's evaluation on the validation part.
+        figures: by name, as the run's summary has them.
+    """
+
+    weights_sha256: str
+    data: str
+    headline: str
+    step: int
+    carried: Mapping[str, float]
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the model made of a unit.
+
+    Attributes:
+        unit: stable name of it.
+        score: its share of the headline.
+        prediction, truth: JSON-able values.
+    """
+
+    unit: str
+    score: float
+    prediction: Any
+    truth: Any
+
+
+class NoPredictions(Exception):
+    """There is no file of predictions that can be read; the message is one line."""
+
+
+def write(
+    folder: Path,
+    record: Record,
+    units: Sequence[str],
+    scores: Sequence[float],
+    predictions: Sequence[Any],
+    truths: Sequence[Any],
+) -> None:
+    """Write the predictions of a run, whole or not at all.
+
+    Args:
+        folder: of the run's checkpoints.
+        record: how they came about.
+        units, scores, predictions, truths: U of each.
+
+    Raises:
+        OSError: the disk is full or not writable.
+    """
+    # Imported here: only the end of a run pays for it.
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.table(
+        {
+            "unit": pyarrow.array(list(units), pyarrow.string()),
+            "score": pyarrow.array(list(scores), pyarrow.float64()),
+            "prediction": pyarrow.array([_json(one) for one in predictions], pyarrow.string()),
+            "truth": pyarrow.array([_json(one) for one in truths], pyarrow.string()),
+        },
+    ).replace_schema_metadata({_RECORD: json.dumps(asdict(record)).encode()})
+    file = folder / PREDICTIONS
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.name}.draft")
+    parquet.write_table(table, draft, row_group_size=_ROWS, compression="zstd")
+    sync(draft)
+    os.replace(draft, file)
+    sync(file.parent)
+
+
+def read_record(file: Path) -> Record:
+    """How the predictions of a file came about.
+
+    Raises:
+        NoPredictions: it does not exist, or is not a file of predictions.
+    """
+    with _opened(file) as opened:
+        metadata = opened.schema_arrow.metadata or {}
+    try:
+        return Record(**json.loads(metadata[_RECORD]))
+    except (KeyError, TypeError, ValueError):
+        raise NoPredictions(f"{file}: not a file of predictions") from None
+
+
+def read(file: Path) -> Iterator[Prediction]:
+    """The predictions of a file, a group of rows in memory at a time.
+
+    Raises:
+        NoPredictions: it does not exist, or is not a file of predictions.
+    """
+    with _opened(file) as opened:
+        if set(opened.schema_arrow.names) != set(COLUMNS):
+            raise NoPredictions(f"{file}: not a file of predictions")
+        for batch in opened.iter_batches(batch_size=_ROWS, columns=list(COLUMNS)):
+            for row in batch.to_pylist():
+                yield Prediction(
+                    row["unit"], row["score"], json.loads(row["prediction"]), json.loads(row["truth"])
+                )
+
+
+def unit_scores(file: Path) -> dict[str, float]:
+    """Score of each unit by its name.
+
+    Raises:
+        NoPredictions: it does not exist, or is not a file of predictions.
+    """
+    with _opened(file) as opened:
+        try:
+            table = opened.read(columns=["unit", "score"])
+            return dict(zip(table["unit"].to_pylist(), table["score"].to_pylist(), strict=True))
+        except KeyError:
+            raise NoPredictions(f"{file}: not a file of predictions") from None
+
+
+def _opened(file: Path) -> Any:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return parquet.ParquetFile(file)
+    except FileNotFoundError:
+        raise NoPredictions(f"{file} does not exist") from None
+    except pyarrow.ArrowInvalid as error:
+        raise NoPredictions(f"{file}: not a Parquet file ({error})") from None
+    except OSError as error:
+        raise NoPredictions(f"{file}: cannot be read ({error.strerror or error})") from None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
