@@ -78,9 +78,9 @@ class ClaimShape(Shape):
     """Lower end of the interval of the difference, at level 1 - alpha."""
     high: Number
     """Upper end of that interval."""
-    interval: Literal["bootstrap-t", "Student's t", "exact"]
-    """How the interval was made."""
-    test: Literal["paired t-test", "Wilcoxon signed-rank test", "Welch's t-test"]
+    interval: Literal["Student's t", "two-way"]
+    """How the interval was made: over seeds, or over seeds and examples."""
+    test: Literal["paired t-test", "Welch's t-test", "paired two-way test", "two-way test"]
     """Which test gave `p_value`."""
     p_value: Number
     """Two-sided, corrected by Holm over `claims`."""
@@ -92,6 +92,12 @@ class ClaimShape(Shape):
     """Seeds of A."""
     seeds_b: int
     """Seeds of B."""
+    examples: int
+    """Examples that both sides were compared on; 0 = seeds alone."""
+    resolution: Number
+    """Least standard deviation that one run's figure is taken to have, in the metric's unit."""
+    at_resolution: bool
+    """Whether seeds spread less than that, so that it stands in for their spread."""
     margin: Number | None
     """Largest difference that counts as none; null when equivalence was not asked."""
     claims: int
@@ -99,7 +105,8 @@ class ClaimShape(Shape):
     verdict: Literal["A is better", "B is better", "equivalent", "undecided"]
     """The answer."""
     more_seeds: int | None
-    """About how many more seeds a side an undecided claim needs; null when decided or past 1000."""
+    """About how many more seeds a side an undecided claim needs; null when decided, past 1000, or when only
+    more examples would do."""
 
 
 class TestedPairShape(Shape):

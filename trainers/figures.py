@@ -14,6 +14,7 @@ from trainers.reporting import Provenance
 from trainers.telemetry.timeline import Phase
 
 Better = Literal["lower", "higher"]
+Share = Literal["all", "some"]
 
 _S, _PCT = "s", "%"
 
@@ -27,12 +28,15 @@ class Figure:
         provenance: how it comes to be; None = told by the run (energy).
         scope: what it covers.
         better: which direction wins; None = neither, or it depends on the question.
+        share: a mean over what lies between 0 and 1 for each unit of the evaluated part: over `all` of
+            them, or over `some`, such as the questions that have an answer; None = it is no such mean.
     """
 
     unit: str
     provenance: Provenance | None = Provenance.counter
     scope: str = "run"
     better: Better | None = None
+    share: Share | None = None
 
 
 EVERY_DEVICE = "mean over the run's devices"
@@ -82,7 +86,8 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
 )
 """All that a summary may have beside scores; which of them depends on the device and on `telemetry`."""
 
-_SHARE = Figure("1", better="higher")
+_SHARE = Figure("1", better="higher", share="all")
+_SHARE_OF_SOME = Figure("1", better="higher", share="some")
 
 SCORES: Mapping[str, Figure] = MappingProxyType(
     {
@@ -94,8 +99,11 @@ SCORES: Mapping[str, Figure] = MappingProxyType(
         **dict.fromkeys(
             ("f1", "precision_macro", "recall_macro", "precision", "recall", "map", "mrr"), _SHARE
         ),
-        **dict.fromkeys(("exact_match", "exact_match_has_answer", "exact_match_no_answer"), _SHARE),
-        **dict.fromkeys(("f1_has_answer", "f1_best_span"), _SHARE),
+        "exact_match": _SHARE,
+        **dict.fromkeys(
+            ("exact_match_has_answer", "exact_match_no_answer", "f1_has_answer", "f1_best_span"),
+            _SHARE_OF_SOME,
+        ),
         "unseen_pct": Figure(_PCT, better="lower"),
         "threshold": Figure("1"),
         "null_threshold": Figure("1"),

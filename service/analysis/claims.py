@@ -4,40 +4,48 @@ The rules, stated so that they can be argued with:
 
 - Seeds that both sides ran are paired when every seed of the smaller side is among them and there
   are at least two; a paired comparison removes what a seed does to both sides alike.
-- Paired: t-test of the differences below 20 pairs, Wilcoxon's signed-rank test from 20 on.
-  Unpaired: Welch's t-test. All two-sided.
-- Interval: bootstrap-t (studentised; Efron & Tibshirani 1993, ch. 12.5) with at least 8
-  values a side. Below that it is either too narrow (three normal values: 83% instead of 95%,
-  simulated) or wild (five: one in a hundred is 6 times as wide as Student's, and 15 times where
-  values are skewed), and Student's interval is used and named.
-- Equivalence: two one-sided t-tests (Schuirmann 1987) within the margin.
+- Paired: t-test of the differences. Unpaired: Welch's t-test. Both two-sided, with a variance between
+  seeds that is at least what the figure's steps cause (`service.analysis.resolution`): seeds that
+  happen to agree are no evidence.
+- Where both sides' scores of each example are known, examples are a source of error beside seeds, and a
+  claim needs both (`service.analysis.uncertainty`).
+- Interval: all differences that the same test would not refuse, so that it holds 0 exactly when
+  p >= alpha (before correction).
+- Equivalence: two one-sided tests (Schuirmann 1987) within the margin, with the same variance.
 - Many pairs: Holm's step-down correction of the p-values.
+
+Why t-tests for any number of seeds: `benchmarks.analysis` measures that they keep the family's error rate
+for time-like and accuracy-like figures. Rank tests cannot go below p = 2^(1 - S), which no correction for
+many claims survives with few seeds, and a bootstrap has nothing to resample there.
 """
 
 from __future__ import annotations
 
 import bisect
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats
 
 from service.analysis.errors import AnalysisError
 from service.analysis.records import Claim, Test, Verdict
+from service.analysis.resolution import Resolution, resolution_of
+from service.analysis.uncertainty import (
+    Uncertainty,
+    of_pairs,
+    of_two_samples,
+    residual_square,
+    with_examples,
+)
 from trainers.figures import Better
 
-Values = npt.NDArray[np.float64]
+Values = npt.NDArray[np.floating[Any]]
+UnitScores = Mapping[int, Mapping[str, float]]
+"""Scores of the evaluated part's examples by seed, then by the example's id; their mean is the figure."""
 
-WILCOXON_FROM = 20
-"""Pairs from which Wilcoxon's test replaces the paired t-test."""
-BOOTSTRAP_FROM = 8
-"""Values a side from which the interval is a bootstrap-t."""
-RESAMPLES = 4000
 POWER = 0.8
 """Chance of a decision that "about N more seeds" aims at."""
 MOST_SEEDS = 1000
@@ -52,6 +60,8 @@ def compare(
     better: Better,
     margin: float | None = None,
     alpha: float = 0.05,
+    resolution: Resolution | None = None,
+    scores: tuple[UnitScores, UnitScores] | None = None,
 ) -> Claim:
     """Test A against B.
 
@@ -61,40 +71,18 @@ def compare(
         better: which direction wins.
         margin: largest difference that counts as none, in the metric's unit.
         alpha: error rate of each claim.
+        resolution: the figure's steps; None = by the metric's name, its number of examples not known.
+        scores: of each example by seed, of A and of B. Used where they cover the seeds that are compared,
+            on the same examples everywhere, and have the figures as their means.
 
     Raises:
         AnalysisError: with fewer than two seeds on a side, a value that is not finite, or a
             margin or alpha that makes no sense.
     """
     _check(metric, a, b, margin, alpha)
-    shared = sorted(a.keys() & b.keys())
-    paired = len(shared) >= 2 and len(shared) == min(len(a), len(b))
-    sample = _paired(a, b, shared) if paired else _unpaired(a, b)
-    low, high, interval = _interval(sample, alpha)
-    test, p_value = _test(sample)
-    mean_a, mean_b = float(sample.a.mean()), float(sample.b.mean())
-    claim = Claim(
-        metric=metric,
-        mean_a=mean_a,
-        mean_b=mean_b,
-        difference=sample.difference,
-        relative=sample.difference / abs(mean_b) if mean_b else None,
-        error=sample.error,
-        low=low,
-        high=high,
-        interval=interval,
-        test=test,
-        p_value=p_value,
-        p_equivalent=None if margin is None else _equivalence(sample, margin),
-        pairs=len(shared) if paired else 0,
-        seeds_a=len(sample.a),
-        seeds_b=len(sample.b),
-        margin=margin,
-        claims=1,
-        verdict="undecided",
-        more_seeds=None,
-    )
-    return _judged(claim, better, alpha)
+    steps = resolution_of(metric) if resolution is None else resolution
+    claim, uncertainty = _tested(metric, _sample(a, b, steps, scores), margin, alpha)
+    return _judged(claim, uncertainty, better, alpha)
 
 
 def compare_pairs(
@@ -105,29 +93,39 @@ def compare_pairs(
     better: Better,
     margin: float | None = None,
     alpha: float = 0.05,
+    resolution: Resolution | None = None,
+    scores: Mapping[str, UnitScores] | None = None,
 ) -> dict[tuple[str, str], Claim | AnalysisError]:
     """Test some pairs of sides, with p-values (of difference, and of equivalence) corrected by Holm.
 
     A pair that cannot be tested has its error in the place of a claim; the others are corrected
-    for as many claims as were tested.
+    for as many claims as were tested. `scores` are of the sides that have them; the rest is as for
+    `compare`.
     """
+    known = scores or {}
+    steps = resolution_of(metric) if resolution is None else resolution
     answers: dict[tuple[str, str], Claim | AnalysisError] = {}
+    tested: dict[tuple[str, str], tuple[Claim, Uncertainty]] = {}
     for a, b in pairs:
         try:
-            answers[a, b] = compare(metric, sides[a], sides[b], better=better, margin=margin, alpha=alpha)
+            _check(metric, sides[a], sides[b], margin, alpha)
         except AnalysisError as error:
             answers[a, b] = error
-    tested = {pair: answer for pair, answer in answers.items() if isinstance(answer, Claim)}
-    differs = holm([claim.p_value for claim in tested.values()])
-    same = holm([1.0 if claim.p_equivalent is None else claim.p_equivalent for claim in tested.values()])
-    for (pair, claim), p_value, p_same in zip(tested.items(), differs, same, strict=True):
+            continue
+        of_units = (known[a], known[b]) if a in known and b in known else None
+        sample = _sample(sides[a], sides[b], steps, of_units)
+        tested[a, b] = _tested(metric, sample, margin, alpha)
+        answers[a, b] = tested[a, b][0]  # Keeps the order of the pairs.
+    differs = holm([claim.p_value for claim, _ in tested.values()])
+    same = holm([1.0 if claim.p_equivalent is None else claim.p_equivalent for claim, _ in tested.values()])
+    for (pair, (claim, uncertainty)), p_value, p_same in zip(tested.items(), differs, same, strict=True):
         corrected = replace(
             claim,
             p_value=p_value,
             p_equivalent=None if claim.p_equivalent is None else p_same,
             claims=len(tested),
         )
-        answers[pair] = _judged(corrected, better, alpha)
+        answers[pair] = _judged(corrected, uncertainty, better, alpha)
     return answers
 
 
@@ -142,120 +140,160 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
+_TESTS: Mapping[tuple[bool, bool], Test] = {
+    (True, False): "paired t-test",
+    (False, False): "Welch's t-test",
+    (True, True): "paired two-way test",
+    (False, True): "two-way test",
+}
+"""By whether seeds are paired, and whether examples are."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Values behind a difference: `differences` when paired, else both sides."""
+    """What is compared: values of both sides, and how far their difference may be off.
 
-    differences: Values | None
+    Attributes:
+        a, b: values of the seeds that count (S_a,) and (S_b,), in one order where they are paired.
+        pairs: seeds that are paired; 0 = none are.
+        uncertainty: of the difference.
+        examples: that the sides are compared over; 0 = seeds alone.
+        resolution: least standard deviation of one run's figure.
+        at_resolution: whether seeds spread less than that.
+    """
+
     a: Values
     b: Values
-    difference: float
-    error: float
-    """Standard error of the difference."""
-    freedom: float
-    """Degrees of freedom (Welch-Satterthwaite when unpaired)."""
+    pairs: int
+    uncertainty: Uncertainty
+    examples: int
+    resolution: float
+    at_resolution: bool
 
     @property
-    def smallest(self) -> int:
-        return min(len(self.a), len(self.b))
+    def difference(self) -> float:
+        return float(self.a.mean() - self.b.mean())
 
 
-def _paired(a: Mapping[int, float], b: Mapping[int, float], seeds: Sequence[int]) -> _Sample:
-    left, right = np.array([a[s] for s in seeds]), np.array([b[s] for s in seeds])
-    differences = left - right
-    error = float(differences.std(ddof=1)) / math.sqrt(len(seeds))
-    return _Sample(
-        differences, left, right, float(differences.mean()), _exact_zero(error, left, right), len(seeds) - 1
-    )
-
-
-def _unpaired(a: Mapping[int, float], b: Mapping[int, float]) -> _Sample:
-    left, right = np.array(list(a.values())), np.array(list(b.values()))
-    part_a, part_b = left.var(ddof=1) / len(left), right.var(ddof=1) / len(right)
-    error = _exact_zero(math.sqrt(part_a + part_b), left, right)
-    freedom = (
-        (part_a + part_b) ** 2 / (part_a**2 / (len(left) - 1) + part_b**2 / (len(right) - 1))
-        if error
-        else float(len(left) + len(right) - 2)
-    )
-    return _Sample(None, left, right, float(left.mean() - right.mean()), error, float(freedom))
-
-
-def _exact_zero(error: float, a: Values, b: Values) -> float:
-    """0 where the spread is rounding alone, so that it is not divided by."""
-    scale = max(float(np.abs(a).max()), float(np.abs(b).max()))
-    return 0.0 if error <= 1e-14 * scale else error
-
-
-def _interval(
-    sample: _Sample, alpha: float
-) -> tuple[float, float, Literal["bootstrap-t", "Student's t", "exact"]]:
-    if sample.error == 0.0:
-        return sample.difference, sample.difference, "exact"
-    if sample.smallest < BOOTSTRAP_FROM:
-        reach = float(special.stdtrit(sample.freedom, 1 - alpha / 2)) * sample.error
-        return sample.difference - reach, sample.difference + reach, "Student's t"
-    statistics = _bootstrap_t(sample)
-    lower, upper = np.quantile(statistics, [alpha / 2, 1 - alpha / 2])
-    low, high = sample.difference - upper * sample.error, sample.difference - lower * sample.error
-    return float(low), float(high), "bootstrap-t"
-
-
-def _bootstrap_t(sample: _Sample) -> Values:
-    """Studentised differences of resamples; resamples without spread are left out."""
-    if sample.differences is not None:
-        means, variances = _resampled(sample.differences, 0)
+def _sample(
+    a: Mapping[int, float],
+    b: Mapping[int, float],
+    resolution: Resolution,
+    scores: tuple[UnitScores, UnitScores] | None,
+) -> _Sample:
+    shared = sorted(a.keys() & b.keys())
+    paired = len(shared) >= 2 and len(shared) == min(len(a), len(b))
+    seeds_a, seeds_b = (shared, shared) if paired else (list(a), list(b))
+    left, right = np.array([a[seed] for seed in seeds_a]), np.array([b[seed] for seed in seeds_b])
+    difference = left.mean() - right.mean()
+    least = resolution.run_variance(np.concatenate((left, right)), difference)
+    if paired:
+        seeds = of_pairs(left - right, least)
+        spread, at_least = (left - right).var(ddof=1), 2.0 * least
     else:
-        means_a, variances_a = _resampled(sample.a, 0)
-        means_b, variances_b = _resampled(sample.b, 1)
-        means, variances = means_a - means_b, variances_a + variances_b
-    errors = np.sqrt(variances)
-    spread = errors > 1e-9 * sample.error
-    studentised: Values = (means[spread] - sample.difference) / errors[spread]
-    return studentised
+        seeds = of_two_samples(left, right, least)
+        spread, at_least = min(left.var(ddof=1), right.var(ddof=1)), least
+    tables = None if scores is None else _tables(scores, seeds_a, seeds_b, left, right)
+    return _Sample(
+        left,
+        right,
+        len(shared) if paired else 0,
+        seeds if tables is None else _over_examples(seeds, *tables, paired=paired),
+        0 if tables is None else tables[0].shape[1],
+        math.sqrt(float(least)),
+        bool(spread < at_least),
+    )
 
 
-def _resampled(values: Values, stream: int) -> tuple[Values, Values]:
-    """Mean and squared standard error of each resample, (RESAMPLES,)."""
-    count = len(values)
-    middle = float(values.mean())
-    shares, centred = _resamples(count, stream), values - middle
-    means = shares @ centred
-    variances = np.maximum(shares @ centred**2 - means**2, 0.0) / (count - 1)
-    return means + middle, variances
+def _tables(
+    scores: tuple[UnitScores, UnitScores],
+    seeds_a: Sequence[int],
+    seeds_b: Sequence[int],
+    a: Values,
+    b: Values,
+) -> tuple[Values, Values] | None:
+    """Scores of both sides as tables (S, n) over the same examples; None where they cannot be had.
 
-
-@functools.lru_cache(maxsize=8)
-def _resamples(count: int, stream: int) -> Values:
-    """How often each value is drawn in each resample, as shares (RESAMPLES, count).
-
-    The generator's seed is fixed: the same rows always give the same interval.
+    That is where a seed has none, where not all runs scored the same examples, at least two, and where
+    the scores are not what the figures are means of, to within half an example.
     """
-    generator = np.random.default_rng((20_210_915, stream))
-    return generator.multinomial(count, np.full(count, 1 / count), RESAMPLES) / count
+    of = [scores[0].get(seed) for seed in seeds_a] + [scores[1].get(seed) for seed in seeds_b]
+    first = of[0]
+    if first is None or len(first) < 2:
+        return None
+    rows: list[list[float]] = []
+    for run in of:
+        if run is None or run.keys() != first.keys():
+            return None
+        rows.append([run[unit] for unit in first])
+    table = np.array(rows, dtype=float)
+    figures = np.concatenate((a, b))
+    if not np.all(np.abs(table.mean(axis=1) - figures) <= 0.5 / len(first)):
+        return None
+    return table[: len(seeds_a)], table[len(seeds_a) :]
 
 
-def _test(sample: _Sample) -> tuple[Test, float]:
-    differences = sample.differences
-    name: Test = "Welch's t-test" if differences is None else "paired t-test"
-    if sample.error == 0.0:  # Every seed says the same: the difference is known.
-        return name, 1.0 if sample.difference == 0.0 else 0.0
-    if differences is not None and len(differences) >= WILCOXON_FROM:
-        return "Wilcoxon signed-rank test", float(stats.wilcoxon(differences).pvalue)
-    return name, float(2 * special.stdtr(sample.freedom, -abs(sample.difference) / sample.error))
+def _over_examples(seeds: Uncertainty, a: Values, b: Values, *, paired: bool) -> Uncertainty:
+    """The uncertainty from seeds, with that from examples (S_a, n) and (S_b, n)."""
+    between = a.mean(axis=0) - b.mean(axis=0)
+    residual = _residual(a - b) if paired else _residual(a) + _residual(b)
+    return with_examples(
+        seeds,
+        difference=between.mean(),
+        squares=(between**2).sum(),
+        residual=residual,
+        count=len(between),
+    )
 
 
-def _equivalence(sample: _Sample, margin: float) -> float:
-    if sample.error == 0.0:
-        return 0.0 if abs(sample.difference) < margin else 1.0
-    above = special.stdtr(sample.freedom, -(sample.difference + margin) / sample.error)
-    below = special.stdtr(sample.freedom, (sample.difference - margin) / sample.error)
-    return float(max(above, below))
+def _residual(table: Values) -> Values:
+    return residual_square(
+        table.mean(axis=1), (table.mean(axis=0) ** 2).sum(), (table**2).sum(), table.shape[1]
+    )
 
 
-def _judged(claim: Claim, better: Better, alpha: float) -> Claim:
+def _tested(metric: str, sample: _Sample, margin: float | None, alpha: float) -> tuple[Claim, Uncertainty]:
+    """The claim before correction and verdict."""
+    uncertainty, difference = sample.uncertainty, sample.difference
+    reach = float(uncertainty.reach(alpha))
+    mean_b = float(sample.b.mean())
+    claim = Claim(
+        metric=metric,
+        mean_a=float(sample.a.mean()),
+        mean_b=mean_b,
+        difference=difference,
+        relative=difference / abs(mean_b) if mean_b else None,
+        error=float(uncertainty.error),
+        low=difference - reach,
+        high=difference + reach,
+        interval="two-way" if sample.examples else "Student's t",
+        test=_TESTS[sample.pairs > 0, sample.examples > 0],
+        p_value=uncertainty.p_value(difference),
+        p_equivalent=None if margin is None else _equivalence(uncertainty, difference, margin),
+        pairs=sample.pairs,
+        seeds_a=len(sample.a),
+        seeds_b=len(sample.b),
+        examples=sample.examples,
+        resolution=sample.resolution,
+        at_resolution=sample.at_resolution,
+        margin=margin,
+        claims=1,
+        verdict="undecided",
+        more_seeds=None,
+    )
+    return claim, uncertainty
+
+
+def _equivalence(uncertainty: Uncertainty, difference: float, margin: float) -> float:
+    """The larger of the two one-sided p-values: that of the margin's nearer end."""
+    room = margin - abs(difference)
+    one_sided = uncertainty.p_value(room) / 2
+    return one_sided if room > 0 else 1.0 - one_sided
+
+
+def _judged(claim: Claim, uncertainty: Uncertainty, better: Better, alpha: float) -> Claim:
     verdict = _verdict(claim, better, alpha)
-    more = _more_seeds(claim, alpha) if verdict == "undecided" else None
+    more = _more_seeds(claim, uncertainty, alpha) if verdict == "undecided" else None
     return replace(claim, verdict=verdict, more_seeds=more)
 
 
@@ -268,25 +306,22 @@ def _verdict(claim: Claim, better: Better, alpha: float) -> Verdict:
     return "A is better" if (claim.difference < 0) == (better == "lower") else "B is better"
 
 
-def _more_seeds(claim: Claim, alpha: float) -> int | None:
-    """Further seeds a side until a t-test decides with `POWER`, if the difference is what it seems.
+def _more_seeds(claim: Claim, uncertainty: Uncertainty, alpha: float) -> int | None:
+    """Further seeds a side until the test decides with `POWER`, if the difference is what it seems.
 
     The nearer of two goals: showing the difference, or showing that it is within the margin.
-    With several claims the level is Bonferroni's, which Holm's first step needs.
+    With several claims the level is Bonferroni's, which Holm's first step needs. None where no number
+    does, as when the examples are too few.
     """
-    if claim.error == 0.0:
-        return None
     present = min(claim.seeds_a, claim.seeds_b)
-    spread = claim.error * math.sqrt(present)
     goals = [abs(claim.difference)]
     if claim.margin is not None and claim.margin > abs(claim.difference):
         goals.append(claim.margin - abs(claim.difference))
     sides = 1 if claim.pairs else 2
 
     def decides(seeds: int) -> bool:
-        freedom = sides * (seeds - 1)
-        reach = special.stdtrit(freedom, 1 - alpha / claim.claims / 2) + special.stdtrit(freedom, POWER)
-        return bool(reach * spread <= max(goals) * math.sqrt(seeds))
+        then = uncertainty.with_seeds(present, seeds, sides * (seeds - 1))
+        return bool(then.reach(alpha / claim.claims, POWER) <= max(goals))
 
     if not decides(MOST_SEEDS):
         return None

@@ -2,7 +2,7 @@
 
 The time per example of training (1 / samples_per_s: start-up, evaluation and checkpoints are not in it) is
 regressed on the middle of each run's time: log(time) = a + b x hours. Student's t gives the interval of b;
-100 (exp(b) - 1) is the drift in percent per hour.
+100 (exp(b) - 1) is the drift in percent per hour. Runs spread around the line at least by `REPEATABILITY`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from service.analysis.resolution import REPEATABILITY
 from service.records import Run
 from service.states import RunState
 
@@ -88,7 +89,8 @@ def drift(middles_s: Sequence[float], seconds: Sequence[float]) -> Drift:
     line = stats.linregress(hours, logs)
     residuals = logs - (line.intercept + line.slope * hours)
     sd = math.sqrt(float(residuals @ residuals) / (count - 2))
-    half = float(stats.t.ppf(0.5 + LEVEL / 2, count - 2)) * float(line.stderr)
+    spread_of_hours = math.sqrt(float(((hours - hours.mean()) ** 2).sum()))
+    half = float(stats.t.ppf(0.5 + LEVEL / 2, count - 2)) * max(sd, REPEATABILITY) / spread_of_hours
     return Drift(
         count,
         length,

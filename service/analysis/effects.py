@@ -4,7 +4,8 @@ A linear model over the axes as categories, with sum-to-zero coding and all two-
 that the rows can tell apart. Metrics where ratios are the natural language (time, cost, energy,
 throughput) are modelled as logarithms, so that an effect reads "-60%" and an interaction means
 that the ratio itself changes; others (accuracy) are modelled as they are. Terms are tested by
-comparing residual sums of squares with and without them (type III, F test); level effects are
+comparing residual sums of squares with and without them (type III, F test), with a noise that is at
+least what the figure's steps cause (`service.analysis.resolution`); level effects are
 differences of least-squares means, which weigh every cell alike even when seeds are missing.
 """
 
@@ -23,6 +24,7 @@ from scipy import stats
 from service.analysis.candidates import label_of
 from service.analysis.errors import AnalysisError
 from service.analysis.records import Effects, LevelEffect, Scale, Term
+from service.analysis.resolution import Resolution, resolution_of
 from service.formats import axis_value
 
 Matrix = npt.NDArray[np.floating[Any]]
@@ -37,9 +39,21 @@ class Observation:
 
 
 def effects(
-    metric: str, observations: Sequence[Observation], *, scale: Scale, alpha: float = 0.05
+    metric: str,
+    observations: Sequence[Observation],
+    *,
+    scale: Scale,
+    alpha: float = 0.05,
+    resolution: Resolution | None = None,
 ) -> Effects:
     """Fit the model and test every axis and every pair of axes.
+
+    Args:
+        metric: name of the metric, with its unit.
+        observations: the runs.
+        scale: `ratio` models logarithms.
+        alpha: error rate of the intervals.
+        resolution: the figure's steps, which noise is at least; None = by the metric's name.
 
     Raises:
         AnalysisError: without an axis of two values, without repeated seeds to tell noise from
@@ -54,7 +68,9 @@ def effects(
         raise AnalysisError(f"{len(values)} runs cannot tell the effects on {metric} from noise; add seeds")
     coefficients, inverse, between = _fit(full.matrix, cells)
     residuals = values - (full.matrix @ coefficients)[cells.of]
-    noise = (cells.within + between) / freedom
+    steps = resolution_of(metric) if resolution is None else resolution
+    unexplained = cells.within + between
+    noise = max(unexplained / freedom, _least_noise(observations, steps, scale))
     total = float(((values - values.mean()) ** 2).sum())
     terms = tuple(
         _test(term, coefficients[columns], inverse[columns, columns], noise, freedom, total)
@@ -73,9 +89,16 @@ def effects(
         levels=levels,
         terms=terms,
         left_out=left_out,
-        r_squared=1.0 - noise * freedom / total if total else 1.0,
-        checks=_checks(cells, axes, residuals, noise),
+        r_squared=1.0 - unexplained / total if total else 1.0,
+        checks=_checks(cells, axes, residuals, unexplained),
     )
+
+
+def _least_noise(observations: Sequence[Observation], resolution: Resolution, scale: Scale) -> float:
+    """Variance that the figure's steps alone cause, on the model's scale."""
+    figures = np.array([observation.value for observation in observations], dtype=float)
+    least = float(resolution.run_variance(figures))
+    return least / float(figures.mean()) ** 2 if scale == "ratio" else least
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +256,7 @@ def _test(
     """F test; b' C^-1 b is the sum of squares that a model without the term leaves besides."""
     explained = float(coefficients @ np.linalg.solve(inverse, coefficients))
     size = len(coefficients)
-    f = explained / size / noise if noise > 0 else math.inf if explained > 0 else 0.0
+    f = explained / size / noise
     return Term(term, f, float(stats.f.sf(f, size, freedom)), explained / total if total else 0.0)
 
 
@@ -256,7 +279,7 @@ def _level(
     difference = float(contrast @ coefficients)
     error = math.sqrt(max(0.0, float(contrast @ covariance @ contrast)))
     reach = float(stats.t.ppf(1 - alpha / 2, freedom)) * error
-    t = abs(difference) / error if error else math.inf if difference else 0.0
+    t = abs(difference) / error
     read = math.expm1 if scale == "ratio" else float
     return LevelEffect(
         axis,
@@ -269,7 +292,9 @@ def _level(
     )
 
 
-def _checks(cells: _Cells, axes: Mapping[str, list[Any]], residuals: Matrix, noise: float) -> tuple[str, ...]:
+def _checks(
+    cells: _Cells, axes: Mapping[str, list[Any]], residuals: Matrix, unexplained: float
+) -> tuple[str, ...]:
     """Doubts about the model: missing cells, uneven seeds, residuals that are not alike."""
     found: list[str] = []
     possible = math.prod(len(levels) for levels in axes.values())
@@ -282,7 +307,7 @@ def _checks(cells: _Cells, axes: Mapping[str, list[Any]], residuals: Matrix, noi
         found.append("one run per cell: interactions are taken for noise; add seeds to tell them apart")
     if fewest < most:
         found.append(f"cells have between {fewest} and {most} runs")
-    if noise == 0.0:
+    if unexplained == 0.0:
         return tuple(found)
     if 8 <= len(residuals) <= 5000 and stats.shapiro(residuals).pvalue < 0.01:
         found.append("residuals are not normal (Shapiro-Wilk p < 0.01): p-values are approximate")

@@ -10,7 +10,7 @@ from typing import Literal
 from service.analysis.errors import BadQuestion
 from service.comparison import METRICS, Metric
 from service.hardware import nearest
-from trainers.figures import DECLARED, Better
+from trainers.figures import DECLARED, Better, Figure
 
 NO_LOSS = 0.005
 """Difference in accuracy (half a point) that counts as no loss unless somebody says otherwise."""
@@ -63,10 +63,23 @@ def better_of(name: str, headline: str | None = None) -> Better | None:
         name: of a figure, score or point.
         headline: by which the runs are judged: what `score` and `best_score` are values of.
     """
-    if name in ("score", "best_score") and headline is not None:
-        name = headline
-    figure = DECLARED.get(name)
+    figure = figure_of(name, headline)
     return None if figure is None else figure.better
+
+
+def figure_of(name: str, headline: str | None = None) -> Figure | None:
+    """What the trainers declare of a figure; None = nothing.
+
+    Args:
+        name: of a figure, score or point; `test_` before a score means the test part.
+        headline: by which the runs are judged: what `score`, `best_score` and `test_score` are values of.
+    """
+    if name in DECLARED:
+        return DECLARED[name]
+    name = name.removeprefix("test_")
+    if name in ("score", "best_score") and headline is not None:
+        name = headline.removeprefix("test_")
+    return DECLARED.get(name)
 
 
 def scale_of(name: str) -> Literal["ratio", "difference"]:

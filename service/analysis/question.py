@@ -39,6 +39,7 @@ from service.analysis.records import Claim, Recommendation
 from service.analysis.rows import Rows, is_at
 from service.analysis.score import OCCUPANCY, STRATEGIES, Definitions, rank, sensitivity, strategies
 from service.analysis.speedup import ratio, times_to_target
+from service.analysis.words import steps_words, test_words
 from service.comparison import Metric, compare
 from service.hardware import nearest
 from service.neighbours import Neighbour, counted
@@ -195,7 +196,13 @@ class Question(Rows):
             if not any(of.values()):
                 continue  # Named in the notes: no run has it.
             found = compare_pairs(
-                metric.name, of, pairs, better=metric.better, margin=margins.get(metric.name), alpha=alpha
+                metric.name,
+                of,
+                pairs,
+                better=metric.better,
+                margin=margins.get(metric.name),
+                alpha=alpha,
+                resolution=self._resolution(metric.name),
             )
             for (a, b), claim in found.items():
                 made = claim if isinstance(claim, Claim) else None
@@ -332,7 +339,13 @@ class Question(Rows):
         ]
         metrics = list(dict.fromkeys([target, *(Metric(c.metric, c.better) for c in constraints)]))
         cells = self._cells(metrics)
-        answer = recommend(cells, objective=target.name, better=target.better, constraints=constraints)
+        answer = recommend(
+            cells,
+            objective=target.name,
+            better=target.better,
+            constraints=constraints,
+            resolutions={metric.name: self._resolution(metric.name) for metric in metrics},
+        )
         return replace(answer, notes=tuple(self._notes(metrics)))
 
     # -- Effects and speed-ups -------------------------------------------------------------
@@ -351,7 +364,13 @@ class Question(Rows):
             column, runs = self._column(metric.name).tolist(), self.evidence.runs
             rows = [Observation(runs[at].point, column[at]) for at in self._having(metric.name)]
             try:
-                model = effects(metric.name, rows, scale=scale_of(metric.name), alpha=_level(alpha))
+                model = effects(
+                    metric.name,
+                    rows,
+                    scale=scale_of(metric.name),
+                    alpha=_level(alpha),
+                    resolution=self._resolution(metric.name),
+                )
             except AnalysisError as error:
                 unanswered[metric.name] = str(error)
                 continue
@@ -394,7 +413,10 @@ class Question(Rows):
             if any(cell.figures[metric.name] for metric in chosen):
                 ratios = {
                     metric.name: ratio(
-                        base.figures[metric.name], cell.figures[metric.name], better=metric.better
+                        base.figures[metric.name],
+                        cell.figures[metric.name],
+                        better=metric.better,
+                        resolution=self._resolution(metric.name),
                     )
                     for metric in chosen
                 }
@@ -463,10 +485,11 @@ def claim_words(a: str, b: str, claim: Claim) -> str:
         if claim.verdict == "equivalent"
         else f"p = {claim.p_value:.2g}"
     )
+    test = test_words(claim) + steps_words(claim)
     correction = f", Holm over {claim.claims}" if claim.claims > 1 else ""
     return (
         f"{a} (A) against {b} (B): {verdict}; {claim.metric} {claim.mean_a:.4g} against {claim.mean_b:.4g} "
-        f"({change}difference {claim.low:.3g} to {claim.high:.3g}), {p_value} ({claim.test}{correction})"
+        f"({change}difference {claim.low:.3g} to {claim.high:.3g}), {p_value} ({test}{correction})"
     )
 
 

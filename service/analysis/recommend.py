@@ -16,6 +16,7 @@ from typing import Any, Literal
 from service.analysis.claims import compare
 from service.analysis.errors import AnalysisError
 from service.analysis.records import Claim, Recommendation
+from service.analysis.resolution import Resolution
 from trainers.figures import Better
 
 
@@ -75,8 +76,17 @@ def recommend(
     better: Better = "lower",
     constraints: Sequence[Constraint] = (),
     alpha: float = 0.05,
+    resolutions: Mapping[str, Resolution] | None = None,
 ) -> Recommendation:
     """Choose the best configuration on `objective` among those that meet every constraint.
+
+    Args:
+        configurations: the cells.
+        objective: metric to be best on.
+        better: which direction of it wins.
+        constraints: bounds that the choice must meet.
+        alpha: error rate of each claim.
+        resolutions: steps of the metrics; one that is missing goes by its name.
 
     Raises:
         AnalysisError: when nothing has results, or nothing meets the constraints; the message
@@ -101,8 +111,9 @@ def recommend(
     sign = 1.0 if better == "lower" else -1.0
     ordered = sorted(eligible, key=lambda configuration: sign * (configuration.mean(objective) or 0.0))
     winner, runner_up = ordered[0], ordered[1] if len(ordered) > 1 else None
-    claim, sure = _certainty(winner, runner_up, objective, better, alpha)
-    against_best, doubts = _against_best(winner, configurations, constraints, alpha)
+    steps = resolutions or {}
+    claim, sure = _certainty(winner, runner_up, objective, better, alpha, steps)
+    against_best, doubts = _against_best(winner, configurations, constraints, alpha, steps)
     sure = "; ".join((sure, *doubts))
     value = winner.mean(objective)
     assert value is not None  # An eligible configuration has the objective.
@@ -153,13 +164,23 @@ def _exclusion(
 
 
 def _certainty(
-    winner: Configuration, runner_up: Configuration | None, objective: str, better: Better, alpha: float
+    winner: Configuration,
+    runner_up: Configuration | None,
+    objective: str,
+    better: Better,
+    alpha: float,
+    resolutions: Mapping[str, Resolution],
 ) -> tuple[Claim | None, str]:
     if runner_up is None:
         return None, "it is the only configuration that meets the constraints"
     try:
         claim = compare(
-            objective, winner.figures[objective], runner_up.figures[objective], better=better, alpha=alpha
+            objective,
+            winner.figures[objective],
+            runner_up.figures[objective],
+            better=better,
+            alpha=alpha,
+            resolution=resolutions.get(objective),
         )
     except AnalysisError as error:
         return None, f"not tested: {error}"
@@ -179,6 +200,7 @@ def _against_best(
     configurations: Sequence[Configuration],
     constraints: Sequence[Constraint],
     alpha: float,
+    resolutions: Mapping[str, Resolution],
 ) -> tuple[tuple[Claim, ...], list[str]]:
     """Whether the winner's mean is within the best one's by more than luck, and that in words."""
     claims: list[Claim] = []
@@ -201,6 +223,7 @@ def _against_best(
                 better=constraint.better,
                 margin=constraint.value if constraint.value > 0 else None,
                 alpha=alpha,
+                resolution=resolutions.get(metric),
             )
         except AnalysisError as error:
             words.append(f"whether {metric} is lost is not tested: {error}")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from trainers.figures import Better
 
 Scale = Literal["ratio", "difference"]
-Test = Literal["paired t-test", "Wilcoxon signed-rank test", "Welch's t-test"]
+Test = Literal["paired t-test", "Welch's t-test", "paired two-way test", "two-way test"]
 Verdict = Literal["A is better", "B is better", "equivalent", "undecided"]
 
 
@@ -23,18 +23,23 @@ class Claim:
         difference: mean difference, in the metric's unit.
         relative: difference divided by the size of B's mean; None when that is 0.
         error: standard error of the difference, in the metric's unit.
-        low, high: confidence interval of the difference at level 1 - alpha, not corrected.
-        interval: how the interval was made.
+        low, high: confidence interval of the difference at level 1 - alpha, not corrected; it holds 0
+            exactly when the p-value before correction is not below alpha.
+        interval: how the interval was made: over seeds, or over seeds and examples.
         test: which test gave `p_value`.
         p_value: two-sided; Holm-corrected over `claims`.
         p_equivalent: the larger of the two one-sided p-values; None without a margin.
         pairs: number of seeds that were paired; 0 when unpaired.
         seeds_a, seeds_b: seeds on each side.
+        examples: examples that both sides were compared on; 0 = seeds alone, and the claim is about
+            further seeds on the same examples.
+        resolution: least standard deviation that one run's figure is taken to have, in the metric's unit.
+        at_resolution: whether seeds spread less than that, so that it stands in for their spread.
         margin: largest difference that counts as none; None when equivalence was not asked.
         claims: how many claims the p-values are corrected for; 1 = not corrected.
         verdict: the answer in words.
-        more_seeds: about how many more seeds a side an undecided claim needs; None when decided
-            or beyond `MOST_SEEDS`.
+        more_seeds: about how many more seeds a side an undecided claim needs; None when decided, or
+            when it takes more than `MOST_SEEDS` or more examples.
     """
 
     metric: str
@@ -45,13 +50,16 @@ class Claim:
     error: float
     low: float
     high: float
-    interval: Literal["bootstrap-t", "Student's t", "exact"]
+    interval: Literal["Student's t", "two-way"]
     test: Test
     p_value: float
     p_equivalent: float | None
     pairs: int
     seeds_a: int
     seeds_b: int
+    examples: int
+    resolution: float
+    at_resolution: bool
     margin: float | None
     claims: int
     verdict: Verdict

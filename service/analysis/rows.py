@@ -22,6 +22,7 @@ from service.analysis.evidence import Column, Evidence
 from service.analysis.metrics import MARGINS, better_of, metric_of
 from service.analysis.recommend import Configuration, Constraint
 from service.analysis.records import Criterion
+from service.analysis.resolution import Resolution, resolution_of
 from service.comparison import Metric, default_metrics
 from service.formats import axis_value, duration
 from service.headlines import headline, shared_headline
@@ -173,6 +174,14 @@ class Rows:
         if name not in self._columns:
             self._columns[name] = self.evidence.column(name)
         return self._columns[name]
+
+    def _resolution(self, metric: str) -> Resolution:
+        """The steps of a figure, by the smallest number of examples that a finished run was judged on."""
+        column = self._column("test_examples" if metric.startswith("test_") else "validation_examples")
+        known = column[self._is_finished & np.isfinite(column)]
+        return resolution_of(
+            metric, headline=self.judged_by.name, examples=float(known.min()) if len(known) else None
+        )
 
     def _having(self, name: str) -> list[int]:
         """Positions of the finished runs that have a figure."""

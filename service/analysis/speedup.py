@@ -1,7 +1,8 @@
 """How many times faster, cheaper or better than a named baseline, and how soon a target is reached.
 
 A ratio is that of the means. Its interval is Student's t on logarithms: paired by seed when both
-sides share at least two and the smaller side has no other, else Welch's.
+sides share at least two and the smaller side has no other, else Welch's; seeds spread at least as much as
+the figure's steps cause, as in a claim.
 """
 
 from __future__ import annotations
@@ -10,14 +11,23 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from scipy import special
+import numpy as np
 
 from service.analysis.answers import Ratio, TimeToTarget
+from service.analysis.resolution import Resolution
+from service.analysis.uncertainty import of_pairs, of_two_samples
 from trainers.figures import Better
+
+_REPEATABLE = Resolution(None)
 
 
 def ratio(
-    baseline: Mapping[int, float], other: Mapping[int, float], *, better: Better, alpha: float = 0.05
+    baseline: Mapping[int, float],
+    other: Mapping[int, float],
+    *,
+    better: Better,
+    alpha: float = 0.05,
+    resolution: Resolution = _REPEATABLE,
 ) -> Ratio | None:
     """How many times better `other` is than `baseline`; None without positive values on both sides.
 
@@ -25,6 +35,7 @@ def ratio(
         baseline, other: values by seed, in one unit.
         better: which direction wins.
         alpha: 1 - confidence of the interval.
+        resolution: the figure's steps.
     """
     if not baseline or not other or min((*baseline.values(), *other.values())) <= 0.0:
         return None
@@ -36,24 +47,14 @@ def ratio(
     value = statistics.fmean(over.values()) / statistics.fmean(under.values())
     if min(len(over), len(under)) < 2:
         return Ratio(value, None, None, 0)
-    a, b = ([math.log(side[seed]) for seed in side] for side in (over, under))
-    if pairs:
-        error = math.sqrt(_variance([x - y for x, y in zip(a, b, strict=True)]) / pairs)
-        freedom = float(pairs - 1)
-    else:
-        part_a, part_b = _variance(a) / len(a), _variance(b) / len(b)
-        error = math.sqrt(part_a + part_b)
-        spread = part_a**2 / (len(a) - 1) + part_b**2 / (len(b) - 1)
-        freedom = (part_a + part_b) ** 2 / spread if spread else float(len(a) + len(b) - 2)
-    reach = float(special.stdtrit(freedom, 1 - alpha / 2)) * error
-    middle = statistics.fmean(a) - statistics.fmean(b)
+    sides = [np.array(list(side.values())) for side in (over, under)]
+    a, b = (np.log(side) for side in sides)
+    # Steps of the figure on the scale of logarithms.
+    least = float(resolution.run_variance(np.concatenate(sides))) / min(float(of.mean()) for of in sides) ** 2
+    uncertainty = of_pairs(a - b, least) if pairs else of_two_samples(a, b, least)
+    reach = float(uncertainty.reach(alpha))
+    middle = float(a.mean() - b.mean())
     return Ratio(value, math.exp(middle - reach), math.exp(middle + reach), pairs)
-
-
-def _variance(values: Sequence[float]) -> float:
-    """Sample variance; `statistics.variance` is exact to the last bit, and a hundred times slower."""
-    mean = statistics.fmean(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def times_to_target(times: Mapping[str, Sequence[float | None]], baseline: str) -> tuple[TimeToTarget, ...]:

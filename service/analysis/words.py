@@ -1,10 +1,11 @@
-"""Reading what people write into a question: `accuracy=0.005`."""
+"""Words of questions and answers: reading `accuracy=0.005`, and saying which test a claim rests on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from service.analysis.errors import BadQuestion
+from service.analysis.records import Claim
 
 
 def assignments(texts: Iterable[str] | None, parameter: str) -> dict[str, float]:
@@ -40,3 +41,17 @@ def one_assignment(texts: Iterable[str] | None, parameter: str) -> tuple[str, fl
     if len(found) > 1:
         raise BadQuestion(parameter, f"{len(found)} values are given; give one")
     return next(iter(found.items()), None)
+
+
+def test_words(claim: Claim) -> str:
+    """The test and what it went over: `paired two-way test over 3 seeds and 12,500 examples`."""
+    seeds = str(claim.seeds_a)
+    if claim.seeds_a != claim.seeds_b:
+        seeds += f" and {claim.seeds_b}"
+    examples = f" and {claim.examples:,} examples" if claim.examples else ""
+    return f"{claim.test} over {seeds} seeds{examples}"
+
+
+def steps_words(claim: Claim) -> str:
+    """What is to be said where seeds agree more closely than the figure can tell; else nothing."""
+    return ", whose spread is below the figure's resolution" if claim.at_resolution else ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from service.analysis.words import test_words
 from service.cli.rendering import grid_table, print_fitting
 from service.formats import duration, figure, point_text, scale_for, title
 
@@ -47,11 +48,19 @@ def print_claims(pairs: Sequence[TestedPair], console: Console) -> None:
         for pair in of:
             if pair.claim is None:
                 _dim(console, pair.text)
-    tests = dict.fromkeys(pair.claim.test for pair in pairs if pair.claim is not None)
-    corrected = max((pair.claim.claims for pair in pairs if pair.claim is not None), default=1)
-    if tests:
-        said = ", ".join(tests) + (f", corrected by Holm over {corrected} claims" if corrected > 1 else "")
+    made = [pair.claim for pair in pairs if pair.claim is not None]
+    if made:
+        said = ", ".join(dict.fromkeys(map(test_words, made)))
+        corrected = max(claim.claims for claim in made)
+        if corrected > 1:
+            said += f", corrected by Holm over {corrected} claims"
         _dim(console, f"A - B: difference with its 95% interval; p: {said}")
+    if close := sum(claim.at_resolution for claim in made):
+        _dim(
+            console,
+            f"in {close} of {len(made)} claims seeds spread less than the figure's resolution, "
+            "which stands in for their spread",
+        )
 
 
 def _verdict(claim: Claim) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 from service import ledger_words
 from service.analysis.candidates import label_of
-from service.analysis.claims import BOOTSTRAP_FROM, WILCOXON_FROM
 from service.analysis.drift import drifts
 from service.analysis.metrics import NO_LOSS
 from service.analysis.records import Claim
@@ -398,10 +397,11 @@ def _method(contents: Contents) -> Iterable[Block]:
         [
             "A configuration is one combination of axis values; its runs differ by seed alone. Only runs "
             "that trained their whole length count.",
-            "A claim pairs seeds that both sides ran. Paired: t-test of the differences, from "
-            f"{WILCOXON_FROM} pairs on Wilcoxon's signed-rank test. Unpaired: Welch's t-test. Two-sided, "
-            "at 5%, corrected by Holm over all claims on a metric.",
-            f"Intervals are bootstrap-t from {BOOTSTRAP_FROM} seeds a side on, Student's below.",
+            "A claim pairs seeds that both sides ran. Paired: t-test of the differences. Unpaired: Welch's "
+            "t-test. Two-sided, at 5%, corrected by Holm over all claims on a metric. Seeds are taken to "
+            "spread at least as much as the figure's steps cause: seeds that agree prove nothing.",
+            "Where the scores of each example are kept, a claim needs seeds and examples (a two-way test); "
+            "elsewhere it is about further seeds on the same examples.",
             "Equivalent means: two one-sided t-tests show the difference to be within the "
             f"margin ({NO_LOSS:g} of accuracy).",
             "Effects come from a linear model with all two-way interactions that the runs can tell "

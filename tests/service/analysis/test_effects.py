@@ -71,11 +71,15 @@ def test_a_missing_cell_is_said() -> None:
     assert any("1 of 6 cells have no run" in check for check in result.checks)
 
 
-def test_zero_noise_divides_by_nothing() -> None:
+def test_runs_that_repeat_exactly_are_judged_by_what_a_figure_can_tell() -> None:
     rows = [Observation({"x": x}, value) for x, value in (("a", 1.0), ("a", 1.0), ("b", 2.0), ("b", 2.0))]
     result = effects("t", rows, scale="difference")
     assert result.levels[0].effect == pytest.approx(1.0)
-    assert result.terms[0].p_value < 1e-10
+    # Whole seconds, two a side, tell 1 from 2 no better than this.
+    assert result.terms[0].p_value > 0.05
+    assert result.levels[0].low < 0.0 < result.levels[0].high
+    finer = [Observation(row.point, row.value + 0.0625) for row in rows]
+    assert effects("t", finer, scale="difference").terms[0].p_value < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -360,7 +360,11 @@ def test_a_speed_up_is_the_ratio_of_means_with_its_interval() -> None:
     ratios = {row.label: row.ratios["cost_usd"] for row in answer.rows}
     fast = ratios["precision=bf16, batch.global_size=16"]
     assert fast is not None
-    assert (fast.ratio, fast.low, fast.high, fast.pairs) == (pytest.approx(2.0),) * 3 + (3,)
+    assert (fast.ratio, fast.pairs) == (pytest.approx(2.0), 3)
+    # Every seed has the same ratio, which is known as well as a thousandth of a dollar tells.
+    assert fast.low is not None
+    assert fast.high is not None
+    assert 1.95 < fast.low < 2.0 < fast.high < 2.05
 
 
 def test_a_baseline_must_be_one_configuration() -> None:

@@ -1,0 +1,91 @@
+"""How finely one run's figure can be read: the least spread between seeds that a claim may assume. Pure.
+
+Seeds that agree say little about how far the next one will be off, because figures come in steps. An accuracy
+over n examples moves in steps of 1/n; a time is no more repeatable than its clock and its machine. A variance
+below what those steps alone cause is chance, and is replaced by it:
+
+- A share of n examples: one example could have gone either way in each run, 1 / (4 n^2). Where two
+  configurations differ by d, at least n |d| examples were judged differently (of b + c discordant examples
+  the difference is |b - c| / n; McNemar 1947), each by the toss of a coin if the configurations are equal:
+  |d| / (2 n) for each of the two runs. The larger of the two counts.
+- Everything else: the larger of half a step of the decimals that the values have, and `REPEATABILITY` of
+  the largest value, squared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from service.analysis.metrics import figure_of
+
+Values = npt.NDArray[np.floating[Any]]
+
+UNKNOWN_EXAMPLES = 100
+"""Examples that a share is taken to have where their number is not known, or where it is a share of some."""
+REPEATABILITY = 1e-3
+"""Share of a figure by which two runs of one configuration differ at least."""
+_MOST_DECIMALS = 9
+_WHOLE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What a figure's steps are.
+
+    Attributes:
+        examples: how many examples it is a share of; None = it is not a share.
+    """
+
+    examples: int | None
+
+    def run_variance(self, values: Values, difference: Values | float = 0.0) -> Values:
+        """Least variance of one run's figure between seeds, in the metric's unit squared, (...).
+
+        Args:
+            values: of the runs that are compared (..., R), in the metric's unit.
+            difference: between the two sides' means (...).
+        """
+        if self.examples is not None:
+            step = 1.0 / self.examples
+            return np.maximum(step**2 / 4.0, np.abs(difference) * step / 2.0)
+        largest = np.abs(values).max(axis=-1)
+        least: Values = np.maximum(decimal_step(values) / 2.0, REPEATABILITY * largest) ** 2
+        return least
+
+
+def resolution_of(metric: str, *, headline: str | None = None, examples: float | None = None) -> Resolution:
+    """The steps of a metric, by its name.
+
+    Args:
+        metric: name of a figure.
+        headline: what `score` and `best_score` are values of.
+        examples: that the part has; None or NaN = not known.
+    """
+    figure = figure_of(metric, headline)
+    if figure is None or figure.share is None:
+        return Resolution(None)
+    known = examples is not None and examples >= 1
+    if figure.share == "all" and known:
+        assert examples is not None  # Known.
+        return Resolution(int(examples))
+    return Resolution(min(UNKNOWN_EXAMPLES, int(examples)) if known and examples else UNKNOWN_EXAMPLES)
+
+
+def decimal_step(values: Values) -> float:
+    """The largest power of ten, at most 1, of which all values are multiples: 0.01 for 1.25 and 3.5."""
+    first = float(values.flat[0])
+    for decimals in range(_MOST_DECIMALS):
+        factor = 10.0**decimals
+        if _is_whole(first * factor):  # Rejects most before all values are looked at.
+            scaled = values * factor
+            if np.all(np.abs(scaled - np.round(scaled)) <= _WHOLE * np.maximum(1.0, np.abs(scaled))):
+                return 1.0 / factor
+    return float(10.0**-_MOST_DECIMALS)
+
+
+def _is_whole(value: float) -> bool:
+    return abs(value - round(value)) <= _WHOLE * max(1.0, abs(value))

@@ -1,0 +1,178 @@
+"""How far a difference between two configurations may be off, from seeds alone or from seeds and examples.
+
+Pure, and over arrays: `...` are any leading dimensions, so that a benchmark judges thousands of families with
+the code that judges one pair.
+
+**Seeds alone.** Student's t over paired differences, or Welch's over two samples, with a variance that is at
+least what the figure's resolution causes (`service.analysis.resolution`). It speaks of further seeds on these
+very examples.
+
+**Seeds and examples.** All configurations are scored on the same examples, and both seeds and examples are
+samples. With d_si the difference of seed s on example i, the model is the crossed one of readers and cases in
+diagnostic studies (Obuchowski & Rockette 1995; Hillis 2007):
+
+    d_si = D + a_s + b_i + e_si,    Var(mean) = Var(a) / S + Var(b) / n + Var(e) / (S n)
+
+The variance of the seeds' means holds the first and last part, with S - 1 degrees of freedom; the second
+is the variance of the examples' means less the residual's, at least 0. Each part keeps its own quantile of t:
+
+    reach^2 = t(S - 1)^2 V_seeds + t(n - 1)^2 V_interaction
+
+which covers at least as often as stated whatever the parts' ratio is (Banerjee 1960), where one quantile with
+Satterthwaite's degrees of freedom covers too rarely with two or three seeds.
+
+A claim needs both sources, so that the reach is also at least that over examples alone: McNemar's test
+with its correction for continuity, and with one discordant example more on each side (Agresti & Min 2005).
+With m discordant examples of n,
+
+    reach = t(n - 1) sqrt(m + 2) / n + 1 / n
+
+which is never surer than McNemar's exact test. For graded scores the sum of squared differences is m.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize, special
+
+Values = npt.NDArray[np.floating[Any]]
+
+_LEAST_P = 1e-140
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """Squared standard errors of a difference by source, each with its degrees of freedom (...).
+
+    Attributes:
+        seeds: between seeds, with what the residual adds.
+        freedom: degrees of freedom of `seeds`.
+        interaction: what examples add to that; 0 = seeds alone.
+        examples: between examples alone, if the sides are equal; 0 = seeds alone.
+        example_freedom: degrees of freedom of both.
+        step: what the mean over examples moves by when one of them goes the other way; 0 = seeds alone.
+    """
+
+    seeds: Values
+    freedom: Values
+    interaction: Values
+    examples: Values
+    example_freedom: Values
+    step: float = 0.0
+
+    @property
+    def error(self) -> Values:
+        """Standard error of the difference."""
+        total: Values = np.sqrt(np.maximum(self.seeds + self.interaction, self.examples))
+        return total
+
+    def reach(self, alpha: float, power: float = 0.5) -> Values:
+        """Half the width of the interval at level 1 - alpha.
+
+        Args:
+            alpha: two-sided error rate.
+            power: above a half, the distance that is shown to be one with that chance.
+        """
+        quantile = _quantile(self.freedom, alpha, power)
+        if self.step == 0.0:
+            return quantile * np.sqrt(self.seeds)
+        of_seeds = quantile**2
+        of_examples = _quantile(self.example_freedom, alpha, power) ** 2
+        both = of_seeds * self.seeds + of_examples * self.interaction
+        half: Values = np.maximum(np.sqrt(both), np.sqrt(of_examples * self.examples) + self.step)
+        return half
+
+    def p_value(self, distance: float) -> float:
+        """Two-sided error rate at which the reach is just the distance; of a single difference."""
+        if abs(distance) <= self.step:
+            return 1.0
+        if self.step == 0.0:
+            return float(2 * special.stdtr(self.freedom, -abs(distance) / math.sqrt(float(self.seeds))))
+
+        def beyond(logarithm: float) -> float:
+            return float(self.reach(math.exp(logarithm))) - abs(distance)
+
+        least = math.log(_LEAST_P)
+        if beyond(least) <= 0.0:
+            return _LEAST_P
+        return math.exp(optimize.brentq(beyond, least, 0.0, xtol=1e-12))
+
+    def with_seeds(self, present: int, seeds: int, freedom: int) -> Uncertainty:
+        """What it would be with another number of seeds a side that spread alike; examples as they are."""
+        return replace(self, seeds=self.seeds * (present / seeds), freedom=np.asarray(float(freedom)))
+
+
+def of_pairs(differences: Values, run_variance: Values | float) -> Uncertainty:
+    """Seeds alone, paired.
+
+    Args:
+        differences: by seed (..., S).
+        run_variance: least variance of one run's figure (...); a difference has twice that.
+    """
+    seeds = differences.shape[-1]
+    variance = np.maximum(differences.var(axis=-1, ddof=1), 2.0 * np.asarray(run_variance))
+    return _of_seeds(variance / seeds, np.full_like(variance, seeds - 1.0))
+
+
+def of_two_samples(a: Values, b: Values, run_variance: Values | float) -> Uncertainty:
+    """Seeds alone, unpaired: Welch's variances (..., S_a) and (..., S_b), and Satterthwaite's freedom."""
+    count_a, count_b = a.shape[-1], b.shape[-1]
+    part_a = np.maximum(a.var(axis=-1, ddof=1), run_variance) / count_a
+    part_b = np.maximum(b.var(axis=-1, ddof=1), run_variance) / count_b
+    freedom = (part_a + part_b) ** 2 / (part_a**2 / (count_a - 1) + part_b**2 / (count_b - 1))
+    return _of_seeds(part_a + part_b, freedom)
+
+
+def with_examples(
+    seeds: Uncertainty, difference: Values, squares: Values, residual: Values, count: int
+) -> Uncertainty:
+    """Seeds and examples.
+
+    Args:
+        seeds: what seeds alone say.
+        difference: between the sides' means (...).
+        squares: sum over examples of the squared difference between the sides' means over seeds (...).
+        residual: squared standard error that seed and example together cause (...), from `residual_square`.
+        count: examples, at least 2.
+    """
+    between = np.maximum(squares - count * difference**2, 0.0) / (count - 1) / count
+    return replace(
+        seeds,
+        interaction=np.maximum(between - residual, 0.0),
+        examples=(squares + 2.0) / count**2,
+        example_freedom=np.full_like(squares, count - 1.0),
+        step=1.0 / count,
+    )
+
+
+def residual_square(means: Values, unit_squares: Values, squares: Values, count: int) -> Values:
+    """Residual mean square of the table of seeds by examples, divided by its S n entries (...).
+
+    Args:
+        means: over examples, by seed (..., S).
+        unit_squares: sum over examples of the squared mean over seeds (...).
+        squares: sum of all squared entries (...).
+        count: examples, n.
+    """
+    seeds = means.shape[-1]
+    mean = means.mean(axis=-1)
+    of_seeds = count * ((means - mean[..., None]) ** 2).sum(axis=-1)
+    of_units = seeds * (unit_squares - count * mean**2)
+    rest = np.maximum(squares - seeds * count * mean**2 - of_seeds - of_units, 0.0)
+    least: Values = rest / ((seeds - 1) * (count - 1)) / (seeds * count)
+    return least
+
+
+def _of_seeds(squared: Values, freedom: Values) -> Uncertainty:
+    nothing = np.zeros_like(squared)
+    return Uncertainty(squared, freedom, nothing, nothing, np.ones_like(squared))
+
+
+def _quantile(freedom: Values, alpha: float, power: float) -> Values:
+    found: Values = special.stdtrit(freedom, power) - special.stdtrit(freedom, alpha / 2)
+    return found
