@@ -68,11 +68,9 @@ def resolution_of(metric: str, *, headline: str | None = None, examples: float |
     figure = figure_of(metric, headline)
     if figure is None or figure.share is None:
         return Resolution(None)
-    known = examples is not None and examples >= 1
-    if figure.share == "all" and known:
-        assert examples is not None  # Known.
-        return Resolution(int(examples))
-    return Resolution(min(UNKNOWN_EXAMPLES, int(examples)) if known and examples else UNKNOWN_EXAMPLES)
+    if examples is None or not examples >= 1:
+        return Resolution(UNKNOWN_EXAMPLES)
+    return Resolution(int(examples) if figure.share == "all" else min(UNKNOWN_EXAMPLES, int(examples)))
 
 
 def decimal_step(values: Values) -> float:
