@@ -152,9 +152,21 @@ def experiment_folder(settings: Settings, experiment_id: int) -> Path:
     return settings.data_dir.resolve() / "experiments" / str(experiment_id)
 
 
-def checkpoints_folder(settings: Settings, experiment_id: int, run_id: int) -> Path:
-    """Where a run's checkpoints lie; the same for all its attempts."""
-    return experiment_folder(settings, experiment_id) / "runs" / str(run_id) / "checkpoints"
+def checkpoints_folder(settings: Settings, experiment_id: int, run_id: int, first_attempt: int = 1) -> Path:
+    """Where a run's checkpoints are; the same for all attempts of one measurement.
+
+    Args:
+        settings: folders.
+        experiment_id, run_id: whose.
+        first_attempt: of the measurement: one that is made again does not resume from what the earlier left.
+    """
+    name = "checkpoints" if first_attempt == 1 else f"checkpoints-{first_attempt}"
+    return experiment_folder(settings, experiment_id) / "runs" / str(run_id) / name
+
+
+def checkpoints_of(settings: Settings, run: Run) -> Path:
+    """Where the checkpoints of a run's present measurement are."""
+    return checkpoints_folder(settings, run.experiment_id, run.id, run.first_attempt)
 
 
 def workspace_of(settings: Settings, *, checkpoints: str = "", models: Iterable[Path] = ()) -> Workspace:
@@ -182,7 +194,7 @@ def checkpoint_of(settings: Settings, run: Run, which: Which) -> Path:
     Raises:
         NoModel: there is none, or it is not whole.
     """
-    folder = checkpoints_folder(settings, run.experiment_id, run.id)
+    folder = checkpoints_of(settings, run)
     if which == "best":
         best = manifest.read_best(folder)
         path = None if best is None else best.path

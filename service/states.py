@@ -46,7 +46,8 @@ class RunState(StrEnum):
     paused = "paused"
     """Stopped at a step boundary with a checkpoint. Goes on when its experiment is resumed."""
     succeeded = "succeeded"
-    """Terminal: the whole length was trained and evaluated, or the figures of such a run are reused."""
+    """Terminal: the whole length was trained and evaluated, or the figures of such a run are reused.
+    Only `retry --disturbed` queues it again, to be measured from the beginning."""
     failed = "failed"
     """Terminal: the failure class says why. `retry` queues it again."""
     cancelled = "cancelled"
@@ -117,7 +118,7 @@ RUN_TRANSITIONS: Mapping[RunState, frozenset[RunState]] = MappingProxyType(
             }
         ),
         RunState.paused: frozenset({RunState.queued, RunState.cancelled}),
-        RunState.succeeded: frozenset(),
+        RunState.succeeded: frozenset({RunState.queued}),
         RunState.failed: frozenset({RunState.queued}),
         RunState.cancelled: frozenset({RunState.queued}),
         RunState.stopped: frozenset({RunState.queued}),

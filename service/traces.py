@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from service.models import checkpoints_folder
+from service.models import checkpoints_of
 from service.records import Run
 from service.settings import Settings
 from service.states import TERMINAL_RUN_STATES
@@ -27,7 +27,7 @@ def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
         NoTrace: it keeps none, or not yet, or its files are not on this machine.
     """
     run = store.run(run_id)
-    path = checkpoints_folder(settings, run.experiment_id, run.id) / TRACE
+    path = checkpoints_of(settings, run) / TRACE
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def typical_step(document: Mapping[str, Any]) -> TracedStep:
 
 def traced_step(settings: Settings, run: Run) -> TracedStep | None:
     """A typical step of a run; None where it keeps no trace that can be read here."""
-    path = checkpoints_folder(settings, run.experiment_id, run.id) / TRACE
+    path = checkpoints_of(settings, run) / TRACE
     try:
         return typical_step(json.loads(path.read_bytes()))
     except (OSError, ValueError):

@@ -179,9 +179,18 @@ def resume_experiment(experiment_id: ExperimentId, store: StoreDep, queue: Queue
     responses=_STEER,
     summary="Retry what failed or was cancelled",
 )
-def retry_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetailShape:
-    """Queue the runs without a result again."""
-    return _detail(store.retry(experiment_id), store, queue)
+def retry_experiment(
+    experiment_id: ExperimentId,
+    store: StoreDep,
+    queue: QueueDep,
+    disturbed: Annotated[
+        bool,
+        Query(description="Instead, measure the runs again, from the beginning, that neighbours disturbed."),
+    ] = False,
+) -> ExperimentDetailShape:
+    """Queue the runs without a result again, or with `disturbed` those whose result was disturbed."""
+    again = store.retry_disturbed if disturbed else store.retry
+    return _detail(again(experiment_id), store, queue)
 
 
 @router.put(

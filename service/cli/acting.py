@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from service.cli.connection import connected
+from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, print_json, say
 from service.cli.references import RunRef, experiment_reference, reference
 
@@ -40,11 +41,26 @@ def resume(target: Experiment, as_json: Json = False) -> None:
     _answer(f"experiment {number}", answer, as_json)
 
 
-def retry(target: Either, as_json: Json = False) -> None:
-    """Queue again what failed or was cancelled; what succeeded stays."""
+def retry(
+    target: Either,
+    disturbed: Annotated[
+        bool,
+        typer.Option("--disturbed", help="Instead, measure the runs again that neighbours disturbed."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Queue again what failed or was cancelled; what succeeded stays, unless it was disturbed."""
     found = reference(target)
+    if disturbed and isinstance(found, RunRef):
+        raise Failure(
+            f"--disturbed is for a whole experiment, and {found} is a run; give the experiment's number",
+            ExitCode.usage,
+        )
     with connected() as client:
-        answer = client.retry_run(found.id) if isinstance(found, RunRef) else client.retry(found.id)
+        if isinstance(found, RunRef):
+            answer: Any = client.retry_run(found.id)
+        else:
+            answer = client.retry(found.id, disturbed=disturbed)
     _answer(str(found), answer, as_json)
 
 

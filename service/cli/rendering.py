@@ -391,6 +391,13 @@ def _attempt_line(attempt: Attempt) -> Text:
         line.append(f", on {attempt.node}")
     if attempt.failure_message:
         line.append(f"\n           {attempt.failure_class}: {attempt.failure_message}", style="red")
+    if attempt.summary is not None:
+        told = [
+            f"{title(name)} {figure(name, value)}"
+            for name in ("total_time_s", "cost_usd", "score")
+            if isinstance(value := attempt.summary.get(name), int | float)
+        ]
+        line.append(f"\n           measured again since; here {', '.join(told) or 'no figures'}", style="dim")
     return line
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from service.answers import (
     Ended,
@@ -96,9 +96,11 @@ class ExperimentCalls(Wire):
         """Let a paused experiment go on."""
         return self._steer(f"/experiments/{id}/resume", repeat=True)
 
-    def retry(self, id: int) -> ExperimentDetail:
-        """Queue an ended experiment's runs without a result again."""
-        return self._steer(f"/experiments/{id}/retry", repeat=False)
+    def retry(self, id: int, *, disturbed: bool = False) -> ExperimentDetail:
+        """Queue an ended experiment's runs without a result again, or those whose result was disturbed."""
+        return self._steer(
+            f"/experiments/{id}/retry", repeat=False, params=given(disturbed=disturbed or None)
+        )
 
     def set_priority(self, id: int, priority: int) -> ExperimentDetail:
         """Move an experiment among what waits; 0 to 100, higher goes first."""
@@ -198,5 +200,7 @@ class ExperimentCalls(Wire):
                 raise api_error(answer.status_code, answer.read())
             yield from answer.iter_bytes()
 
-    def _steer(self, place: str, *, repeat: bool) -> ExperimentDetail:
-        return read(ExperimentDetail, self._call("POST", f"/api/v1{place}", repeat=repeat))
+    def _steer(
+        self, place: str, *, repeat: bool, params: Mapping[str, Any] | None = None
+    ) -> ExperimentDetail:
+        return read(ExperimentDetail, self._call("POST", f"/api/v1{place}", repeat=repeat, params=params))

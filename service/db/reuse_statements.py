@@ -88,3 +88,12 @@ def reusers(experiment_id: int) -> Select[Any]:
         .order_by(_r.id)
         .limit(1)
     )
+
+
+def reused_among(ids: Iterable[int]) -> Select[Any]:
+    """(reused run, a run that reuses it) for those of these runs whose figures others show."""
+    return (
+        select(_r.reused_from, func.min(_r.id).label("user"))
+        .where(_r.reused_from.in_(sorted(ids)))
+        .group_by(_r.reused_from)
+    )

@@ -39,9 +39,11 @@ from service.db.schema import (
     runs,
     schedulers,
 )
+from service.grid import REFERENCE_CELL
 from service.records import Experiment, Run
 from service.states import (
     EXPERIMENT_TRANSITIONS,
+    RUN_STATES_WITH_RESULT,
     RUN_TRANSITIONS,
     TERMINAL_EXPERIMENT_STATES,
     TERMINAL_RUN_STATES,
@@ -372,6 +374,28 @@ def move_runs(experiment_id: int, target: RunState, *, sources: Iterable[RunStat
         .where(_r.experiment_id == experiment_id, _r.state.in_(sorted(allowed)))
         .values(state=target, **values)
     )
+
+
+def results(experiment_id: int) -> Select[Any]:
+    """The runs of an experiment with a result, without those that only repeat the first cell."""
+    return select(*RUN_COLUMNS).where(
+        _r.experiment_id == experiment_id,
+        _r.state.in_(sorted(RUN_STATES_WITH_RESULT)),
+        _r.cell != REFERENCE_CELL,
+    )
+
+
+def keep_summaries(run_ids: Iterable[int]) -> Update:
+    """Leave what runs ended with at the attempts that it came from."""
+    s = run_summaries.c
+    ids = sorted(run_ids)
+    found = select(s.summary).where(s.run_id == _a.run_id, s.attempt == _a.number)
+    return update(attempts).where(_a.run_id.in_(ids), found.exists()).values(summary=found.scalar_subquery())
+
+
+def forget_summaries(run_ids: Iterable[int]) -> Delete:
+    """Remove what runs ended with, because they are measured again."""
+    return sa.delete(run_summaries).where(run_summaries.c.run_id.in_(sorted(run_ids)))
 
 
 def set_run(id: int, **values: Any) -> Update:

@@ -49,6 +49,7 @@ def run_config(
     *,
     experiment_id: int,
     run_id: int,
+    first_attempt: int = 1,
     seed: int,
     workers: int,
     settings: Settings,
@@ -59,7 +60,8 @@ def run_config(
 
     Args:
         spec: the run's resolved spec, without axes.
-        experiment_id, run_id: decide where its checkpoints lie; the same for all its attempts.
+        experiment_id, run_id, first_attempt: decide where its checkpoints are: the same for all attempts of
+            one measurement.
         seed: the run's seed.
         workers: of this attempt; one of the spec's `worker_numbers`.
         settings: folders.
@@ -88,7 +90,7 @@ def run_config(
         ),
         workspace=workspace_of(
             settings,
-            checkpoints=str(checkpoints_folder(settings, experiment_id, run_id)),
+            checkpoints=str(checkpoints_folder(settings, experiment_id, run_id, first_attempt)),
             models=models.values(),
         ),
     )

@@ -429,6 +429,7 @@ class Sweep:
             spec,
             experiment_id=self._experiment_id,
             run_id=run.id,
+            first_attempt=run.first_attempt,
             seed=run.seed,
             workers=shape.workers,
             settings=self._settings,

@@ -10,9 +10,16 @@ from sqlalchemy import Connection
 
 from service.db import reuse_statements, statements
 from service.db.errors import Conflict
-from service.db.schema import SUMMARY_COLUMNS
+from service.db.schema import NEIGHBOUR_COLUMNS, SUMMARY_COLUMNS
+from service.neighbours import disturbances
 from service.records import Experiment, Run
-from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, ExperimentState, RunState
+from service.states import (
+    RUN_STATES_WITH_RESULT,
+    TERMINAL_EXPERIMENT_STATES,
+    TERMINAL_RUN_STATES,
+    ExperimentState,
+    RunState,
+)
 from service.store.base import (
     NewEvent,
     Part,
@@ -27,6 +34,17 @@ _WAITING = frozenset({ExperimentState.queued, ExperimentState.paused})
 _WAITING_RUN = frozenset({RunState.queued, RunState.paused})
 _AFRESH = {"own_failures": 0, "infrastructure_failures": 0, **dict.fromkeys(SUMMARY_COLUMNS)}
 """A retried run starts with no failures counted and no figures of the try before."""
+_FROM_THE_BEGINNING = {
+    **_AFRESH,
+    **dict.fromkeys(NEIGHBOUR_COLUMNS),
+    **dict.fromkeys(
+        ("started_s", "ended_s", "checkpoint", "checkpoint_step", "total_steps", "reused_from",
+         "cancel_requested_s", "failure_class", "failure_message", "phase")
+    ),
+    "step": 0,
+    "not_before_s": 0.0,
+}  # fmt: skip
+"""A run that is measured again has nothing of the measurement before."""
 
 
 class Requesting(Part):
@@ -157,6 +175,78 @@ class Requesting(Part):
                 [NewEvent("experiment.retried", f"{queued} runs queued again")],
                 now,
             )
+            return read_experiment(connection, experiment_id)
+
+        return self.database.write(body)
+
+    def retry_disturbed(self, experiment_id: int) -> Experiment:
+        """Queue an ended experiment again with those of its results that neighbours disturbed.
+
+        They are measured from the beginning. Their figures stay with the attempts that they came from.
+
+        Raises:
+            NotFound: there is no such experiment.
+            Conflict: it has not ended, or no result can be measured again.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> Experiment:
+            row = lock_experiment(connection, experiment_id)
+            if row.state not in TERMINAL_EXPERIMENT_STATES:
+                raise Conflict(f"experiment {experiment_id} is {row.state}; only an ended one can be retried")
+            results = connection.execute(statements.results(experiment_id)).mappings()
+            runs = {run.id: run for run in map(Run.from_row, results)}
+            causes = disturbances(runs.values())
+            if not causes:
+                raise Conflict(
+                    f"experiment {experiment_id}: no result was disturbed; there is nothing to measure again"
+                )
+            reused = connection.execute(reuse_statements.reused_among(causes))
+            kept: dict[int, int] = {row.reused_from: row.user for row in reused}
+            again = sorted(causes.keys() - kept.keys())
+            if not again:
+                first = min(kept)
+                raise Conflict(
+                    f"experiment {experiment_id}: its disturbed results are reused elsewhere (run {first} as "
+                    f"run {kept[first]}) and keep their figures; submit the runs again without reuse"
+                )
+            self._queue_again(connection, experiment_id, frozenset(), now)
+            connection.execute(statements.keep_summaries(again))
+            connection.execute(statements.forget_summaries(again))
+            new = [
+                NewEvent(
+                    "run.kept",
+                    f"not measured again: run {user} reuses its figures",
+                    id,
+                    runs[id].attempt,
+                )
+                for id, user in sorted(kept.items())
+            ]
+            for id in again:
+                connection.execute(
+                    statements.move_run(
+                        id,
+                        RunState.queued,
+                        attempt=runs[id].attempt,
+                        sources=RUN_STATES_WITH_RESULT,
+                        **_FROM_THE_BEGINNING,
+                        first_attempt=runs[id].attempt + 1,
+                    )
+                )
+                by = ", ".join(kind.words for kind in causes[id])
+                new.append(
+                    NewEvent(
+                        "run.retried",
+                        f"queued again, from the beginning: disturbed by {by}",
+                        id,
+                        runs[id].attempt,
+                    )
+                )
+            count = len(again)
+            new.append(
+                NewEvent("experiment.retried", f"{count} disturbed run{'s' * (count != 1)} queued again")
+            )
+            announce(connection, experiment_id, new, now)
             return read_experiment(connection, experiment_id)
 
         return self.database.write(body)

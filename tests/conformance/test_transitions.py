@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from service.neighbours import Neighbour, of_time
 from service.queue import Queue
-from service.records import Experiment, Run
+from service.records import Experiment, MeasurementRow, Run
+from service.reuse import Reuse
 from service.states import ExperimentState, RunState
-from service.store import AliveRow, Conflict, RecordBatch, StaleAttempt, Store
-from tests.conformance.building import Submit
+from service.store import AliveRow, CheckpointRow, Conflict, RecordBatch, StaleAttempt, Store
+from tests.conformance.building import Submit, plans_of
 from trainers.errors import FailureClass
 
 Running = Callable[..., tuple[Experiment, list[Run]]]
@@ -257,6 +259,89 @@ def test_retry_queues_what_has_no_result(store: Store, running: Running) -> None
     assert (again.state, again.failure_class, again.ended_s) == (ExperimentState.queued, None, None)
     states = [run.state for run in store.runs(experiment_id=experiment.id).items]
     assert states == [RunState.succeeded, RunState.queued]
+
+
+def measured(
+    store: Store, run_id: int, shares: dict[Neighbour, float], *, experiment_attempt: int = 1
+) -> int:
+    """A run succeeds beside neighbours; returns its attempt."""
+    attempt = store.open_attempt(run_id, experiment_attempt)
+    store.run_started(run_id, attempt, total_steps=9, resumed_from_step=0, facts={})
+    rows = [
+        MeasurementRow(run_id, attempt, of_time(kind), share, "%", "sampled", "host:a", 0.0, 60.0)
+        for kind, share in shares.items()
+    ]
+    store.record(
+        RecordBatch(measurements=rows, checkpoints=[CheckpointRow(run_id, attempt, 9, f"/c/{run_id}")])
+    )
+    store.finish_run(run_id, attempt, RunState.succeeded, summary={"accuracy": 0.5 + attempt / 10})
+    return attempt
+
+
+def test_retry_of_disturbed_results_measures_them_from_the_beginning(
+    store: Store, queue: Queue, running: Running
+) -> None:
+    experiment, (alone, crowded, other) = running(3)
+    measured(store, alone.id, {Neighbour.foreign: 3.0})
+    measured(store, crowded.id, {Neighbour.foreign: 60.0, Neighbour.same_experiment: 0.0})
+    measured(store, other.id, {Neighbour.other_experiment: 11.0})
+    with pytest.raises(Conflict, match="running"):
+        store.retry_disturbed(experiment.id)
+    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    with pytest.raises(Conflict, match="all runs have succeeded"):
+        store.retry(experiment.id)
+
+    assert store.retry_disturbed(experiment.id).state is ExperimentState.queued
+    runs = store.runs(experiment_id=experiment.id).items
+    assert [run.state for run in runs] == [RunState.succeeded, RunState.queued, RunState.queued]
+    again = runs[1]
+    assert (again.attempt, again.first_attempt, again.step) == (1, 2, 0)
+    assert (again.checkpoint, again.checkpoint_step, again.started_s, again.ended_s) == (None,) * 4
+    assert (again.accuracy, again.neighbours_foreign_pct, again.neighbours_same_experiment_pct) == (None,) * 3
+    assert store.summary(again.id) == {}
+    (earlier,) = store.attempts(again.id)
+    assert (earlier.state, earlier.summary) == (RunState.succeeded, {"accuracy": 0.6})
+    said = [event.message for event in store.events(experiment.id) if event.kind == "run.retried"]
+    assert said == [
+        "queued again, from the beginning: disturbed by foreign processes",
+        "queued again, from the beginning: disturbed by another experiment",
+    ]
+
+    (claimed,) = queue.claim("s1", lease_s=30)
+    store.driver_started(claimed.id, claimed.attempt, "node", 1)
+    assert measured(store, again.id, {Neighbour.foreign: 0.0}, experiment_attempt=claimed.attempt) == 2
+    found = store.run(again.id)
+    # The share of the measurement that was replaced is not in it.
+    assert (found.accuracy, found.neighbours_foreign_pct, found.first_attempt) == (0.7, 0.0, 2)
+    assert [attempt.summary for attempt in store.attempts(again.id)] == [{"accuracy": 0.6}, None]
+    (account,) = [of for of in store.ledger(experiment.id).runs if of.run_id == again.id]
+    assert [charge.attempt for charge in account.charges] == [1, 2]
+
+
+def test_without_disturbed_results_there_is_nothing_to_measure_again(store: Store, running: Running) -> None:
+    experiment, (run,) = running(1)
+    measured(store, run.id, {Neighbour.foreign: 10.0, Neighbour.same_experiment: 90.0})
+    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    with pytest.raises(Conflict, match="no result was disturbed; there is nothing to measure again"):
+        store.retry_disturbed(experiment.id)
+    assert store.experiment(experiment.id).state is ExperimentState.succeeded
+
+
+def test_a_disturbed_result_that_another_run_reuses_keeps_its_figures(store: Store, running: Running) -> None:
+    experiment, (run,) = running(1)
+    measured(store, run.id, {Neighbour.foreign: 50.0})
+    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    spec, plans, text = plans_of(1, reuse=True)
+    second, _ = store.submit(spec, plans, spec_text=text, owner="ada", reuse=Reuse({0: run.id}))
+    (reusing,) = store.runs(experiment_id=second.id).items
+    assert reusing.neighbours_foreign_pct == 50.0
+    with pytest.raises(Conflict, match=rf"run {run.id} as run {reusing.id}\) and keep their figures"):
+        store.retry_disturbed(experiment.id)
+
+    assert store.retry_disturbed(second.id).state is ExperimentState.queued
+    found = store.run(reusing.id)
+    assert (found.state, found.reused_from, found.first_attempt) == (RunState.queued, None, 1)
+    assert store.run(run.id).accuracy == 0.6
 
 
 def test_retry_of_one_run_queues_its_experiment(store: Store, training: Training) -> None:

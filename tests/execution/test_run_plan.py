@@ -62,3 +62,21 @@ def test_threads_default_to_the_reserved_cpus(tmp_path: Path, threads: int | Non
     assert config.rates.devices_per_worker == 3
     assert config.workspace.checkpoints == str(tmp_path / "experiments/5/runs/9/checkpoints")
     assert config.workspace.data_roots == (str(tmp_path),)
+
+
+def test_a_run_that_is_measured_again_does_not_see_the_earlier_checkpoints(tmp_path: Path) -> None:
+    folders = {
+        first: run_config(
+            spec(),
+            experiment_id=5,
+            run_id=9,
+            first_attempt=first,
+            seed=11,
+            workers=1,
+            settings=Settings(data_dir=tmp_path, data_roots=str(tmp_path)),
+            catalogue=CATALOGUE,
+        ).workspace.checkpoints
+        for first in (1, 3)
+    }
+    of_run = tmp_path / "experiments/5/runs/9"
+    assert folders == {1: str(of_run / "checkpoints"), 3: str(of_run / "checkpoints-3")}

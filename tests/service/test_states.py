@@ -24,10 +24,6 @@ def test_a_terminal_state_moves_only_to_queued() -> None:
         assert RUN_TRANSITIONS[run] <= {RunState.queued}
 
 
-def test_a_succeeded_run_is_never_trained_again() -> None:
-    assert not RUN_TRANSITIONS[RunState.succeeded]
-
-
 def test_every_state_can_be_reached_and_can_end() -> None:
     for transitions, terminal, first in (
         (EXPERIMENT_TRANSITIONS, TERMINAL_EXPERIMENT_STATES, ExperimentState.queued),

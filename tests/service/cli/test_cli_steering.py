@@ -7,7 +7,10 @@ from pathlib import Path
 import orjson
 import pytest
 
+from service.neighbours import Neighbour, of_time
+from service.records import MeasurementRow
 from service.states import ExperimentState, RunState
+from service.store import RecordBatch
 from tests.service.cli.house import SPEC, House
 
 
@@ -185,3 +188,35 @@ def test_a_spec_can_come_from_standard_input(house: House, tmp_path: Path) -> No
     result = CliRunner().invoke(app, ["submit", "-"], input=SPEC, env={"STILLHOUSE_URL": house.url})
     assert result.exit_code == 0, result.output
     assert house.store.experiment_spec(1)[0] == SPEC
+
+
+def test_disturbed_results_are_left_out_or_measured_again(house: House) -> None:
+    number = house.whole_experiment()
+    disturbed = house.runs(number)[0]
+    row = MeasurementRow(
+        disturbed.id, 1, of_time(Neighbour.foreign), 60.0, "%", "sampled", "host:a", 0.0, 30.0
+    )
+    house.store.record(RecordBatch(measurements=[row]))
+    told = house.run("compare", str(number), width=140).output
+    assert "1 of 2 runs disturbed: foreign processes" in told
+    assert "leave them out with --undisturbed" in told
+    table = house.json("compare", str(number), "--undisturbed")
+    assert [row["finished"] for row in table["rows"]] == [1, 2, 2, 2]
+    assert "1 disturbed run is left out: run:1" in table["notes"]
+    for command in ("recommend", "frontier", "effects", "score", "speedup"):
+        assert (
+            "1 disturbed run is left out: run:1" in house.json(command, str(number), "--undisturbed")["notes"]
+        )
+    page = house.folder / "report.md"
+    assert house.run("report", str(number), "--undisturbed", "-o", str(page)).exit_code == 0
+    assert "1 disturbed run is left out: run:1" in page.read_text(encoding="utf-8")
+
+    refused = house.run("retry", "run:1", "--disturbed")
+    assert refused.exit_code == 2
+    assert "--disturbed is for a whole experiment" in refused.output
+    assert house.json("retry", str(number), "--disturbed")["state"] == "queued"
+    assert [run.state for run in house.runs(number)].count(RunState.queued) == 1
+    assert "measured again since; here" in house.run("show", "run:1", width=120).stdout
+    again = house.run("retry", str(number), "--disturbed")
+    assert again.exit_code != 0
+    assert "is queued; only an ended one can be retried" in again.output
