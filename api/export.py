@@ -39,11 +39,12 @@ class Format(StrEnum):
 
 FormatParameter = Annotated[Format, Query(description="csv, parquet or jsonl (JSON lines).")]
 
-_MEDIA_TYPES = {
+MEDIA_TYPES = {
     Format.csv: "text/csv",
     Format.parquet: "application/vnd.apache.parquet",
     Format.jsonl: "application/jsonl",
 }
+"""What each is called in a Content-Type."""
 
 DECLARED: dict[str, Any] = {
     "description": "The table.",
@@ -98,7 +99,7 @@ def answer(
     chunks = _WRITERS[format](_pages(read(None), read, axes), axes)
     return StreamingResponse(
         chunks,
-        media_type=_MEDIA_TYPES[format],
+        media_type=MEDIA_TYPES[format],
         headers={"Content-Disposition": f'attachment; filename="{name}.{format}"'},
     )
 

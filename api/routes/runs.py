@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
@@ -29,6 +30,7 @@ from api.shapes import Attempts, LogLines, Measurements, PointsShape, RunPage, R
 from api.stream import Place
 from service.model_folder import open_model
 from service.models import NoModel
+from service.predictions import NoPredictions, json_lines, predictions_file, raw
 from service.traces import NoTrace, read_trace
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
@@ -250,6 +252,44 @@ def get_trace(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response
         document,
         media_type="application/json",
         headers={"Content-Disposition": f'attachment; filename="run-{run_id}-trace.json"'},
+    )
+
+
+@router.get(
+    "/{run_id}/predictions",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "One row per unit of the test part (an example or a question): stable name, share of "
+            "the headline, prediction and truth (in Parquet as JSON text).",
+            "content": {
+                "application/vnd.apache.parquet": {"schema": {"type": "string", "format": "binary"}},
+                "application/jsonl": {"schema": {"type": "string"}},
+            },
+        },
+        **declared("not-found", "no-predictions"),
+    },
+    summary="Get the predictions of a run's test part",
+)
+def get_predictions(
+    run_id: RunId,
+    store: StoreDep,
+    settings: SettingsDep,
+    format: Annotated[
+        Literal["parquet", "jsonl"], Query(description="parquet or jsonl (JSON lines).")
+    ] = "parquet",
+) -> StreamingResponse:
+    """What the best checkpoint made of the test part, which was scored once; streamed."""
+    try:
+        file = predictions_file(store, settings, run_id)
+        chunks = raw(file) if format == "parquet" else json_lines(file)
+        first = next(chunks, b"")  # What cannot be read is told before the answer begins.
+    except NoPredictions as error:
+        raise ProblemError("no-predictions", str(error)) from None
+    return StreamingResponse(
+        itertools.chain((first,), chunks),
+        media_type=export.MEDIA_TYPES[export.Format(format)],
+        headers={"Content-Disposition": f'attachment; filename="run-{run_id}-predictions.{format}"'},
     )
 
 

@@ -128,6 +128,7 @@ app.command(rich_help_panel=_LOOK)(reporting.verify)
 app.command(rich_help_panel=_LOOK)(reading.export)
 app.command("export-model", rich_help_panel=_LOOK)(exporting.export_model)
 app.command(rich_help_panel=_LOOK)(exporting.trace)
+app.command(rich_help_panel=_LOOK)(exporting.predictions)
 
 app.command(rich_help_panel=_DECIDE)(comparing.compare)
 app.command(rich_help_panel=_DECIDE)(deciding.recommend)

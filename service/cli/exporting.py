@@ -1,4 +1,4 @@
-"""The commands that take a run's files out: `export-model` and `trace`."""
+"""The commands that take a run's files out: `export-model`, `trace` and `predictions`."""
 
 from __future__ import annotations
 
@@ -74,6 +74,31 @@ def trace(
         return
     say(str(output))
     note(f"{len(document):,} bytes; opens in https://ui.perfetto.dev and chrome://tracing")
+
+
+def predictions(
+    target: Annotated[str, typer.Argument(metavar="RUN", help="A run, such as run:42.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="A Parquet file; JSON lines where it ends in .jsonl.")
+    ] = Path("predictions.parquet"),
+    as_json: Json = False,
+) -> None:
+    """Write what a run made of each unit of its test part: score, prediction and truth."""
+    found = reference(target)
+    if not isinstance(found, RunRef):
+        raise Failure(f"'{target}' is an experiment; give a run, such as run:42", ExitCode.usage)
+    with connected() as client:
+        try:
+            size = client.predictions(
+                found.id, output, format="jsonl" if output.suffix == ".jsonl" else "parquet"
+            )
+        except OSError as error:
+            raise Failure(f"{output}: {error.strerror or error}", ExitCode.usage) from None
+    if as_json:
+        print_json({"run": found.id, "file": str(output), "bytes": size})
+        return
+    say(str(output))
+    note(f"{size:,} bytes; one row per unit: unit, score, prediction, truth")
 
 
 def _refuse_full(folder: Path) -> None:

@@ -143,6 +143,35 @@ class RunCalls(Wire):
         """
         return self._call("GET", f"/api/v1/runs/{id}/trace", repeat=True)
 
+    def predictions(self, id: int, file: Path, *, format: Literal["parquet", "jsonl"] = "parquet") -> int:
+        """Write the predictions of a run's test part to a file, replacing it when all have arrived.
+
+        Returns:
+            Bytes written.
+
+        Raises:
+            ApiError: there is no such run (`not-found`) or it has none (`no-predictions`).
+            OSError: the file cannot be written.
+        """
+        draft = file.with_name(f".{file.name}.draft")
+        try:
+            with (
+                reading(self.url),
+                self._http.stream(
+                    "GET", f"/api/v1/runs/{id}/predictions", params={"format": format}
+                ) as answer,
+            ):
+                if answer.status_code != 200:
+                    raise api_error(answer.status_code, answer.read())
+                with draft.open("wb") as stream:
+                    for chunk in answer.iter_bytes():
+                        stream.write(chunk)
+            size = draft.stat().st_size
+            draft.replace(file)
+        finally:
+            draft.unlink(missing_ok=True)
+        return size
+
     def attempts(self, id: int) -> list[Attempt]:
         """Each try at a run, the first one first."""
         return self._items(Attempt, f"/runs/{id}/attempts", {})

@@ -1,0 +1,72 @@
+"""The predictions of a run's test part over HTTP."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from pyarrow import parquet
+
+from service.models import checkpoints_folder
+from service.predictions import NoPredictions, unit_scores
+from service.settings import Settings
+from tests.api.conftest import Driver
+from tests.api.test_reading import problem
+from trainers import predictions
+from trainers.predictions import Record
+
+API = "/api/v1"
+SCORES = {"a": 1.0, "b": 0.0, "c": 1.0}
+
+
+def write_predictions(folder: Path) -> None:
+    """What a run of two classes leaves behind."""
+    record = Record("0" * 64, "1" * 64, "accuracy", 4, {"accuracy": 0.5}, {"test_accuracy": 2 / 3})
+    truths = ["positive", "negative", "negative"]
+    guesses = ["positive", "positive", "negative"]
+    predictions.write(folder, record, list(SCORES), list(SCORES.values()), guesses, truths)
+
+
+def test_predictions_are_served_as_parquet_and_as_json_lines(
+    client: TestClient, driver: Driver, settings: Settings
+) -> None:
+    experiment = driver.submit()
+    (run,) = driver.start(experiment)
+    body = problem(client, f"/runs/{run.id}/predictions", 409, "no-predictions")
+    assert body["detail"] == f"run {run.id} is running; its test part is scored at its end"
+    write_predictions(checkpoints_folder(settings, experiment.id, run.id))
+    answer = client.get(f"{API}/runs/{run.id}/predictions")
+    assert answer.headers["content-type"] == "application/vnd.apache.parquet"
+    assert f"run-{run.id}-predictions.parquet" in answer.headers["content-disposition"]
+    table = parquet.read_table(io.BytesIO(answer.content))
+    assert dict(zip(table["unit"].to_pylist(), table["score"].to_pylist(), strict=True)) == SCORES
+    lines = client.get(f"{API}/runs/{run.id}/predictions", params={"format": "jsonl"})
+    assert [json.loads(line) for line in lines.text.splitlines()][1] == {
+        "unit": "b",
+        "score": 0.0,
+        "prediction": "positive",
+        "truth": "negative",
+    }
+
+
+def test_unit_scores_are_those_of_the_file(driver: Driver, settings: Settings) -> None:
+    experiment = driver.submit()
+    (run,) = driver.start(experiment)
+    with pytest.raises(NoPredictions, match="does not exist"):
+        unit_scores(settings, run)
+    folder = checkpoints_folder(settings, experiment.id, run.id)
+    write_predictions(folder)
+    assert unit_scores(settings, run) == SCORES
+    (folder / predictions.PREDICTIONS).write_bytes(b"PAR1 but no table")
+    with pytest.raises(NoPredictions, match="not a Parquet file"):
+        unit_scores(settings, run)
+
+
+def test_a_run_without_a_test_part_says_so(client: TestClient, driver: Driver) -> None:
+    problem(client, "/runs/77/predictions", 404, "not-found")
+    (run,) = driver.start(driver.submit(task={"name": "imdb", "path": "texts", "test": "none"}))
+    body = problem(client, f"/runs/{run.id}/predictions", 409, "no-predictions")
+    assert body["detail"] == f"run {run.id} has no test part; submit it with task.test: auto"
