@@ -260,8 +260,8 @@ def get_trace(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "One row per unit of the test part (an example or a question): stable name, share of "
-            "the headline, prediction and truth (in Parquet as JSON text).",
+            "description": "One row per unit of the test part (an example or a question): stable name, share "
+            "of the headline, prediction and truth (in Parquet as JSON text).",
             "content": {
                 "application/vnd.apache.parquet": {"schema": {"type": "string", "format": "binary"}},
                 "application/jsonl": {"schema": {"type": "string"}},
