@@ -60,6 +60,10 @@ _TITLES = {
     "train_loss": "train loss",
     "validation_loss": "val. loss",
     "peak_memory_mib": "memory",
+    "weight_memory_mib": "weights",
+    "evaluation_memory_mib": "eval. memory",
+    "example_ms_p50": "ms/example p50",
+    "example_ms_p95": "ms/example p95",
 }
 _SHORT = {"batch.global_size": "batch", "optimizer.name": "optimizer", "task.name": "task"}
 _FRACTIONS = frozenset(

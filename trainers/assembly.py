@@ -288,6 +288,7 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
         device=device,
         inference=place.inference,
         multiple=place.multiple,
+        peak_within=instruments.peak_within,
     )
     trainer = Trainer(
         Parts(

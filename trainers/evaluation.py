@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,10 @@ from trainers.parallel.replica import Replica
 from trainers.parallel.workers import Workers
 from trainers.precision import Inference
 from trainers.tasks.base import Judged, Prepared, Task
+from trainers.telemetry.memory import weight_mib
+
+PERCENTILES = (50, 95)
+"""Of the time per example, in `example_ms_p50` and `example_ms_p95`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +32,35 @@ class Observed:
         rows: (N, K) what scoring needs of each example, in the order of the part.
         loss: mean over examples.
         spent_s: time of forward pass, loss and observation, summed over workers.
+        costs: time per example, and memory of the worker with the most, by name.
     """
 
     rows: npt.NDArray[np.float32]
     loss: float
     spent_s: float
+    costs: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one worker evaluated.
+
+    Attributes:
+        rows: examples that it observed, by batch.
+        observed: what it observed of each, (B, K) by batch.
+        loss: summed over them.
+        spent_s: time of its batches, also of those that another stage observes.
+        example_ms: time per example of each batch that it observed.
+        weight_mib, peak_mib: memory of the weights, and of the whole evaluation at most.
+    """
+
+    rows: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    observed: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    loss: float = 0.0
+    spent_s: float = 0.0
+    example_ms: list[float] = field(default_factory=list)
+    weight_mib: float = 0.0
+    peak_mib: float = 0.0
 
 
 class Evaluator:
@@ -46,6 +75,7 @@ class Evaluator:
         device: to compute on.
         inference: number format.
         multiple: batch widths are rounded up to a multiple of this.
+        peak_within: begins to watch memory, and returns what gives its peak, in MiB.
     """
 
     def __init__(
@@ -58,9 +88,10 @@ class Evaluator:
         device: torch.device,
         inference: Inference,
         multiple: int,
+        peak_within: Callable[[], Callable[[], float]],
         part: Literal["validation", "test"] = "validation",
     ) -> None:
-        self._task, self._workers = task, workers
+        self._task, self._workers, self._peak_within = task, workers, peak_within
         self._data, self._scoring = prepared.validation, prepared.scoring
         if part == "test":
             assert prepared.test is not None and prepared.test_scoring is not None
@@ -75,10 +106,17 @@ class Evaluator:
         """What the headline is a mean over."""
         return self._scoring.units
 
-    def evaluate(self, replica: Replica, abandon: Callable[[], bool]) -> dict[str, float] | None:
-        """Metrics and `validation_loss`, the same on every worker; None when abandoned. See `observe`."""
-        observed = self.observe(replica, abandon)
-        return None if observed is None else self.scores(observed)
+    @torch.no_grad()
+    def warm_up(self, replica: Replica) -> None:
+        """Pass the first batch, the widest, through the model once.
+
+        What that allocates or compiles is then in no example's time.
+        """
+        batch = self._prepare(0) if self._batches else None
+        if batch is None:
+            return
+        with self._evaluating(replica):
+            self._forward(replica, batch.to(self._device))
 
     def observe(self, replica: Replica, abandon: Callable[[], bool]) -> Observed | None:
         """What scoring needs of the whole part, the same on every worker.
@@ -90,22 +128,31 @@ class Evaluator:
         Returns:
             What was observed, or None when abandoned.
         """
+        peak_mib = self._peak_within()
+        with self._evaluating(replica):
+            share = self._forward_all(replica, abandon)
+            if share is None:
+                return None
+            share.weight_mib, share.peak_mib = weight_mib(replica.student), peak_mib()
+        every: list[_Share] = self._workers.collect(share)
+        rows = np.concatenate([rows for share in every for rows in share.rows])
+        observed = np.concatenate([observed for share in every for observed in share.observed])
+        return Observed(
+            observed[np.argsort(rows, kind="stable")],
+            sum(share.loss for share in every) / len(self._data),
+            sum(share.spent_s for share in every),
+            _costs(every),
+        )
+
+    @contextlib.contextmanager
+    def _evaluating(self, replica: Replica) -> Iterator[None]:
+        """The model in evaluation mode and in evaluation's format."""
         replica.student.eval()
         try:
             with self._inference.on(replica.student):
-                parts = self._forward_all(replica, abandon)
+                yield
         finally:
             replica.student.train()
-        if parts is None:
-            return None
-        every = self._workers.collect(parts)
-        rows = np.concatenate([rows for rows, _, _, _ in every])
-        observed = np.concatenate([observed for _, observed, _, _ in every if len(observed)])
-        return Observed(
-            observed[np.argsort(rows, kind="stable")],
-            sum(loss for _, _, loss, _ in every) / len(self._data),
-            sum(spent_s for *_, spent_s in every),
-        )
 
     def scores(self, observed: Observed, carried: Mapping[str, float] | None = None) -> dict[str, float]:
         """Metrics and `validation_loss`, which is the loss of the part.
@@ -124,13 +171,9 @@ class Evaluator:
         return self._scoring.judge(observed.rows, carried)
 
     @torch.no_grad()
-    def _forward_all(
-        self, replica: Replica, abandon: Callable[[], bool]
-    ) -> tuple[np.ndarray, np.ndarray, float, float] | None:
-        """Rows that this worker observed, what it observed of each, the sum of their loss, its seconds."""
-        seen: list[np.ndarray] = []
-        observed: list[np.ndarray] = []
-        loss = spent_s = 0.0
+    def _forward_all(self, replica: Replica, abandon: Callable[[], bool]) -> _Share | None:
+        """This worker's share; None when abandoned."""
+        share = _Share()
         batches = Prefetcher(self._prepare, 0, len(self._batches))
         try:
             for rows in self._batches:
@@ -140,20 +183,22 @@ class Evaluator:
                 if batch is None:
                     continue
                 batch = batch.to(self._device)
+                if self._device.type == "cuda":
+                    torch.cuda.synchronize(self._device)  # the copy is no part of an example's time
                 began_s = time.perf_counter()
                 said = self._forward(replica, batch)
-                spent_s += time.perf_counter() - began_s
+                spent_s = time.perf_counter() - began_s
+                share.spent_s += spent_s
                 if said is None:
                     continue
                 kept, batch_loss = said
-                seen.append(rows)
-                observed.append(kept)
-                loss += batch_loss
+                share.rows.append(rows)
+                share.observed.append(kept)
+                share.loss += batch_loss
+                share.example_ms.append(1000.0 * spent_s / len(rows))
         finally:
             batches.close()
-        if not seen:
-            return np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.float32), 0.0, spent_s
-        return np.concatenate(seen), np.concatenate(observed), loss, spent_s
+        return share
 
     def _prepare(self, number: int) -> Batch | None:
         """A batch on the CPU, None where this worker has none left; runs ahead, in a thread."""
@@ -172,3 +217,18 @@ class Evaluator:
             observed = self._scoring.observe(said.logits, batch)
             loss = self._task.loss(said.logits, batch)
         return observed.float().cpu().numpy(), float(loss)
+
+
+def _costs(every: Sequence[_Share]) -> dict[str, float]:
+    """Time per example over all batches, each weighing as many as it has; memory of the worker with most."""
+    batches = [
+        (ms, len(rows))
+        for share in every
+        for ms, rows in zip(share.example_ms, share.rows, strict=True)
+    ]
+    times = np.repeat([ms for ms, _ in batches], [count for _, count in batches])
+    return {
+        **{f"example_ms_p{share}": float(np.percentile(times, share)) for share in PERCENTILES},
+        "weight_memory_mib": max(share.weight_mib for share in every),
+        "evaluation_memory_mib": max(share.peak_mib for share in every),
+    }

@@ -8,7 +8,7 @@ from fp32 products of rounded operands: `Rounded`. The loss scale of fp16 is `tr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,6 +20,7 @@ from trainers.config import Numerics, Precision
 from trainers.errors import BadSpecError
 
 _HALF = {Precision.fp16: torch.float16, Precision.bf16: torch.bfloat16}
+_EVALUATED = {precision.value: half for precision, half in _HALF.items()}
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _AMPERE = (8, 0)
 
@@ -148,6 +149,15 @@ def has_bf16(device: torch.device) -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def has_fp16(device: torch.device) -> bool:
+    """Whether a device has instructions for fp16."""
+    return device.type == "cuda" or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def _has(half: torch.dtype, device: torch.device) -> bool:
+    return has_bf16(device) if half is torch.bfloat16 else has_fp16(device)
+
+
 class Inference:
     """How a model is evaluated: as it is trained.
 
@@ -158,6 +168,9 @@ class Inference:
     def __init__(self, training: Arithmetic) -> None:
         self._training = training
         self.name = training.name
+
+    def keep(self, model: nn.Module) -> None:
+        """Give a model that no step will train this format for good; what it had is gone."""
 
     @contextlib.contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
@@ -182,7 +195,7 @@ class Fp32Inference(Inference):
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
-            with _as(model, torch.float32, nn.Linear):
+            with _as(model, torch.float32, _PLAIN):
                 yield
         finally:
             torch.set_float32_matmul_precision(before)
@@ -193,22 +206,51 @@ class Fp32Inference(Inference):
 
 
 class HalfInference(Inference):
-    """Weights and arithmetic in half precision: the weights are converted once for each evaluation."""
+    """Weights and arithmetic in half precision: the weights are converted once for each evaluation.
 
-    def __init__(self, training: Arithmetic, device: torch.device) -> None:
+    All of them are held in half, LayerNorms and head included. A device without instructions for the
+    format widens each where it is used, and rounds operands and results: see `Rounded`.
+
+    Args:
+        training: arithmetic of the training.
+        device: that computes.
+        half: the format; None = the training's, or else the better one that the device has.
+
+    Raises:
+        BadSpecError: the GPU has no such format.
+    """
+
+    def __init__(self, training: Arithmetic, device: torch.device, half: torch.dtype | None = None) -> None:
         super().__init__(training)
-        bf16 = device.type == "cpu" or has_bf16(device)
-        self._half = training.half or (torch.bfloat16 if bf16 else torch.float16)
-        self._rounds = device.type == "cpu" and not has_bf16(device)
-        how = "weights, operands and results, fp32 arithmetic" if self._rounds else "weights and arithmetic"
-        self.name = f"{_NAMES[self._half]} {how}"
+        if half is None:
+            bf16 = device.type == "cpu" or has_bf16(device)
+            half = training.half or (torch.bfloat16 if bf16 else torch.float16)
+        self._half, rounds = half, not _has(half, device)
+        if rounds and device.type != "cpu":
+            word = _NAMES[half]
+            raise BadSpecError(
+                f"numerics.evaluation {word} cannot be computed on {device}, which has no {word}; "
+                "use fp16 or fp32"
+            )
+        self._kinds = _WIDENED | {nn.Linear: _ROUNDED[half]} if rounds else _PLAIN
+        self._kept: nn.Module | None = None
+        how = "weights, operands and results, fp32 arithmetic" if rounds else "weights and arithmetic"
+        self.name = f"{_NAMES[half]} {how}"
+
+    def keep(self, model: nn.Module) -> None:
+        """See `Inference.keep`: one after the other, so that there are never two copies of the whole."""
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(self._half)
+        _become(model, self._kinds)
+        self._kept = model
 
     @contextlib.contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
-        """See `Inference.on`. Both copies of the weights are in memory meanwhile."""
-        # Where rounding does the work, each weight is rounded where it is used.
-        dtype = torch.float32 if self._rounds else self._half
-        with _as(model, dtype, _ROUNDED[self._half] if self._rounds else nn.Linear):
+        """See `Inference.on`. Both copies of the weights are in memory meanwhile, unless they are kept."""
+        if self._kept is model:
+            yield
+            return
+        with _as(model, self._half, self._kinds):
             yield
 
     def context(self) -> AbstractContextManager[None]:
@@ -222,25 +264,37 @@ def inference_for(numerics: Numerics, training: Arithmetic, device: torch.device
         return Fp32Inference(training)
     if numerics.evaluation == "half":
         return HalfInference(training, device)
+    if numerics.evaluation in _EVALUATED:
+        return HalfInference(training, device, _EVALUATED[numerics.evaluation])
     return Inference(training)
 
 
 @contextlib.contextmanager
-def _as(model: nn.Module, dtype: torch.dtype, linear: type[nn.Linear]) -> Iterator[None]:
-    """The model with converted parameters and other Linears; the stored values are put back."""
+def _as(model: nn.Module, dtype: torch.dtype, kinds: _Kinds) -> Iterator[None]:
+    """The model with converted parameters and other layers; the stored values are put back."""
     stored = {parameter: parameter.data for parameter in model.parameters()}
-    linears = {module: type(module) for module in model.modules() if isinstance(module, nn.Linear)}
+    before: dict[nn.Module, type[nn.Module]] = {}
     try:
         for parameter in stored:
             parameter.data = parameter.data.to(dtype)
-        for module in linears:
-            module.__class__ = linear
+        before = _become(model, kinds)
         yield
     finally:
         for parameter, data in stored.items():
             parameter.data = data
-        for module, kind in linears.items():
+        for module, kind in before.items():
             module.__class__ = kind
+
+
+def _become(model: nn.Module, kinds: _Kinds) -> dict[nn.Module, type[nn.Module]]:
+    """Let layers compute in another way; returns how each did before."""
+    before: dict[nn.Module, type[nn.Module]] = {}
+    for module in model.modules():
+        for base, kind in kinds.items():
+            if isinstance(module, base):
+                before[module] = type(module)
+                module.__class__ = kind
+    return before
 
 
 class _WideLayerNorm(nn.LayerNorm):
@@ -279,6 +333,15 @@ class _LinearInFp16(_RoundedLinear):
     rounds_to = torch.float16
 
 
+_Kinds = Mapping[type[nn.Module], type[nn.Module]]
+_PLAIN: dict[type[nn.Module], type[nn.Module]] = {
+    kind: kind for kind in (nn.Linear, nn.LayerNorm, nn.Embedding)
+}
+_WIDENED: dict[type[nn.Module], type[nn.Module]] = {
+    **_PLAIN,
+    nn.LayerNorm: _WideLayerNorm,
+    nn.Embedding: _WideEmbedding,
+}
 _ROUNDED: dict[torch.dtype, type[nn.Linear]] = {torch.bfloat16: _LinearInBf16, torch.float16: _LinearInFp16}
 
 

@@ -20,6 +20,7 @@ class Progress:
         samples, tokens, padded_tokens: over all workers; padded ones include padding.
         epoch_loss, epoch_samples: sums over the current epoch.
         scores: of the last evaluation.
+        costs: its time per example and its memory.
         best: headline metric of the best evaluation; None = none yet.
         best_step: its step.
         best_scores: all its scores, thresholds among them.
@@ -42,6 +43,7 @@ class Progress:
     epoch_loss: float = 0.0
     epoch_samples: int = 0
     scores: dict[str, float] = field(default_factory=dict)
+    costs: dict[str, float] = field(default_factory=dict)
     best: float | None = None
     best_step: int = -1
     best_scores: dict[str, float] = field(default_factory=dict)
@@ -105,7 +107,7 @@ class Progress:
             )
         }  # fmt: skip
         if self.evaluated_step == before.step:
-            kept |= {"evaluated_step": self.evaluated_step, "scores": self.scores}
+            kept |= {"evaluated_step": self.evaluated_step, "scores": self.scores, "costs": self.costs}
         roll_backs = self.roll_backs + 1
         for name in (entry.name for entry in fields(self)):
             setattr(self, name, kept.get(name, getattr(before, name)))

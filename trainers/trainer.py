@@ -136,6 +136,7 @@ class Trainer:
         self.sent = Communication(parts.timeline, parts.progress)
         # Points are reported once, also where steps are trained anew after going back.
         self.reported_step, self.scored_step = parts.progress.step, -1
+        self.warm = False
 
     def train(self) -> Outcome:
         """Train to the end or until stopped.
@@ -271,9 +272,15 @@ class Trainer:
         parts = self.parts
         parts.timeline.enter(Phase.validation)
         self._say("validating")
-        scores = parts.evaluator.evaluate(parts.replica, self._stop_while_evaluating)
-        if scores is None:
+        if not self.warm:
+            with parts.timeline.within(Phase.warm_up):
+                parts.evaluator.warm_up(parts.replica)
+            self.warm = True
+        observed = parts.evaluator.observe(parts.replica, self._stop_while_evaluating)
+        if observed is None:
             return
+        scores = parts.evaluator.scores(observed)
+        parts.progress.costs = dict(observed.costs)
         parts.progress.judge(scores, parts.task.headline, higher_is_better=parts.task.higher_is_better)
         step = parts.progress.step
         if step > self.scored_step:

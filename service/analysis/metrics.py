@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
@@ -20,6 +21,7 @@ MARGINS: Mapping[str, float] = MappingProxyType(
 )
 """Equivalence margins by metric, in the metric's unit; other metrics have none."""
 
+_PERCENTILE = re.compile(r"_p[0-9]+$")
 _RATIOS = ("_s", "_ms", "_usd", "_kwh", "_j", "_w", "_mib")
 
 
@@ -84,6 +86,7 @@ def figure_of(name: str, headline: str | None = None) -> Figure | None:
 
 def scale_of(name: str) -> Literal["ratio", "difference"]:
     """`ratio` where shares are the natural language: time, money, energy, memory, throughput."""
+    name = _PERCENTILE.sub("", name)
     return "ratio" if name.endswith(_RATIOS) or "_per_s" in name else "difference"
 
 

@@ -20,6 +20,7 @@ from trainers.precision import Rounded, arithmetic_for, has_bf16, inference_for
 from trainers.process import reset_process
 from trainers.reporting import NeverStop
 from trainers.synthetic import write_corpus
+from trainers.telemetry.memory import weight_mib
 from trainers.update import Update
 
 CPU = torch.device("cpu")
@@ -295,6 +296,9 @@ def test_underflow_counts_what_half_precision_cannot_hold_and_leaves_tables_out(
     [
         ("fp32", "fp32", "same", "fp32"),
         ("fp32", "fp32", "half", "bf16 weights"),
+        ("fp32", "fp32", "fp16", "fp16 weights"),
+        ("bf16", "half", "fp16", "fp16 weights"),
+        ("fp32", "fp32", "bf16", "bf16 weights"),
         ("bf16", "fp32", "fp32", "fp32"),
         ("bf16", "half", "fp32", "fp32 arithmetic on half parameters"),
         ("bf16", "half", "half", "bf16 weights"),
@@ -329,6 +333,32 @@ def test_evaluation_computes_in_its_own_format_and_leaves_the_model_as_it_was(
     assert all(
         value.dtype == after[key].dtype and torch.equal(value, after[key]) for key, value in before.items()
     )
+
+
+@pytest.mark.parametrize("instructions", [False, True])
+@pytest.mark.parametrize("word", ["fp16", "bf16"])
+def test_kept_half_weights_take_half_the_memory_and_compute_the_same(monkeypatch, word, instructions):
+    for name in ("has_bf16", "has_fp16"):
+        monkeypatch.setattr(f"trainers.precision.{name}", lambda device: instructions)
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(40, 32)
+    model = torch.nn.Sequential(table, torch.nn.LayerNorm(32), torch.nn.Linear(32, 40))
+    model[2].weight = table.weight  # tied: it counts once
+    fp32_mib = weight_mib(model)
+    assert fp32_mib * 2**20 == 4 * (40 * 32 + 64 + 40)
+    inference = inference_for(Numerics(evaluation=word), arithmetic_for(Precision.fp32, CPU), CPU)
+    ids = torch.randint(40, (5, 7))
+    with torch.no_grad(), inference.on(model), inference.context():
+        assert weight_mib(model) == fp32_mib / 2
+        converted = model(ids).float()
+    assert weight_mib(model) == fp32_mib
+    inference.keep(model)
+    assert weight_mib(model) == fp32_mib / 2
+    assert model[2].weight is table.weight
+    with torch.no_grad(), inference.on(model), inference.context():
+        assert torch.equal(model(ids).float(), converted)
+    assert weight_mib(model) == fp32_mib / 2
+    assert ("fp32 arithmetic" in inference.name) == (not instructions)
 
 
 @pytest.mark.parametrize("evaluation", ["fp32", "half"])

@@ -91,6 +91,10 @@ class Instruments:
         """
         (self._overhead if overhead else self._own).append(self._stretch())
 
+    def peak_within(self) -> Callable[[], float]:
+        """Begin to watch the memory of a part of the run; returns what gives its peak, in MiB."""
+        return self._memory.within() if self._memory is not None else lambda: 0.0
+
     def window(self) -> Window:
         """What was used since the last call, or since the beginning, overhead left out."""
         self.cut(overhead=False)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from trainers.process import trim_memory
 from trainers.reporting import Provenance
@@ -34,13 +37,23 @@ class PeakMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._before_mib = 0.0
         self._begin()
 
     def peak(self) -> Peak:
         """The peak since the window began."""
+        return Peak(max(self._before_mib, self._counted_mib()))
+
+    def within(self) -> Callable[[], float]:
+        """Begin a window inside of this one; returns what gives its peak, in MiB."""
+        self._before_mib = self.peak().mib
+        self._begin()
+        return self._counted_mib
+
+    def _counted_mib(self) -> float:
         if self._device.type == "cuda":
-            return Peak(torch.cuda.max_memory_allocated(self._device) / MIB)
-        return Peak(_resident_peak_kib() / 1024.0)
+            return torch.cuda.max_memory_allocated(self._device) / MIB
+        return _resident_peak_kib() / 1024.0
 
     def restart(self) -> Peak:
         """End the window, and begin another with what is still in use.
@@ -49,6 +62,7 @@ class PeakMemory:
             The peak of the one that ended.
         """
         ended = self.peak()
+        self._before_mib = 0.0
         gc.collect()
         trim_memory()
         self._begin()
@@ -61,6 +75,19 @@ class PeakMemory:
             # Not permitted in some sandboxes; the peak is then that of the process' life.
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK, encoding="ascii")
+
+
+def weight_mib(model: nn.Module) -> float:
+    """Memory that a model's weights hold, in MiB: parameters and floating-point buffers, by their storages.
+
+    What several share counts once. Index buffers, such as BERT's position ids, are no weights.
+    """
+    held = {
+        storage.data_ptr(): storage.nbytes()
+        for tensor in chain(model.parameters(), model.buffers())
+        if tensor.is_floating_point() and (storage := tensor.untyped_storage()).nbytes()
+    }
+    return sum(held.values()) / MIB
 
 
 def _resident_peak_kib() -> float:

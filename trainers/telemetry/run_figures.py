@@ -178,6 +178,7 @@ class RunFigures:
         energy_j, provenance = self._energy(progress.usage)
         return {
             **progress.scores,
+            **progress.costs,
             "train_loss": progress.train_loss,
             "total_time_s": total_s,
             "train_time_s": total_s - spent_s[Phase.validation.value] - spent_s[Phase.test.value],
