@@ -222,9 +222,7 @@ class Evaluator:
 def _costs(every: Sequence[_Share]) -> dict[str, float]:
     """Time per example over all batches, each weighing as many as it has; memory of the worker with most."""
     batches = [
-        (ms, len(rows))
-        for share in every
-        for ms, rows in zip(share.example_ms, share.rows, strict=True)
+        (ms, len(rows)) for share in every for ms, rows in zip(share.example_ms, share.rows, strict=True)
     ]
     times = np.repeat([ms for ms, _ in batches], [count for _, count in batches])
     return {
