@@ -4,9 +4,13 @@
     python -m benchmarks.gpu_suite --parts build benchmark
 
 Each part runs in a process of its own and is timed; a part that fails does not stop the next.
-Logs and the JSON of all parts go to `benchmarks/results/` (or `--output`). The last line is one
-JSON object: per part `ok` and `seconds`, the benchmark's numbers, and each target with whether it
-is met. Only torch and, for the tests, pytest are needed.
+`--output` names a folder for the logs; without it the log of a part that fails is shown. The last line is
+one JSON object: `parts`, each with `ok` and `seconds`, the `benchmark`'s numbers, and `targets` with whether
+each is met. Only torch and, for the tests, pytest are needed.
+
+Where no GPU is visible, each part runs what a CPU can run of it and says what it left out: the CPU kernels
+are built and tested, the CUDA sources are compiled where nvcc is installed, the optimizer's benchmark runs
+on the CPU, and the sanitiser's commands are printed. No target is met or missed then.
 """
 
 from __future__ import annotations
@@ -18,13 +22,20 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.options import Benchmark
+
 ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results"
+BENCHMARK = Benchmark("gpu_suite", __doc__, fields=("parts", "benchmark", "targets"))
 PARTS = ("build", "test", "sanitise", "benchmark")
+
+TESTS = ("tests/gpu", "tests/cuda_ext")
+SMOKE_TESTS = ("tests/gpu/test_telemetry_nvml.py", "tests/cuda_ext/test_adan_evidence.py")
 
 # What the step should reach on an H200, BERT-base: (name, limit, whether less is better).
 H200_TARGETS: tuple[tuple[str, float, bool], ...] = (
@@ -67,29 +78,26 @@ def run(name: str, commands: list[list[str]], folder: Path, timeout_s: float) ->
             ok = ok and done.returncode == 0
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     note = note or (lines[-1] if lines else "")
+    if not ok:
+        print("\n".join(lines[-30:]))
     print(f"   {'ok' if ok else 'FAILED'}: {note}", flush=True)
     return Part(name, ok, round(time.perf_counter() - begin, 1), note[:500])
 
 
-def test_commands() -> list[list[str]]:
-    """The kernel tests alone, without the project's other test fixtures and their packages."""
+def test_commands(chosen: Sequence[str]) -> list[list[str]]:
+    """The kernel tests alone, without the project's other test fixtures and their packages.
+
+    Args:
+        chosen: folders or files.
+    """
     return [
         [
-            *(
-                sys.executable,
-                "-m",
-                "pytest",
-                f"tests/{folder}",
-                "-q",
-                "-c",
-                os.devnull,
-                "--rootdir",
-                str(ROOT),
-            ),
-            *("--confcutdir", f"tests/{folder}", "--import-mode=importlib", "-p", "no:cacheprovider"),
+            sys.executable, "-m", "pytest", path, "-q", "-c", os.devnull, "--rootdir", str(ROOT),
+            "--confcutdir", "/".join(path.split("/")[:2]), "--import-mode=importlib",
+            "-p", "no:cacheprovider",
         ]
-        for folder in ("gpu", "cuda_ext")
-    ]
+        for path in chosen
+    ]  # fmt: skip
 
 
 def sanitiser_commands() -> list[list[str]]:
@@ -176,51 +184,86 @@ def targets_met(benchmark: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
+def commands(device: str, numbers: Path, *, smoke: bool) -> dict[str, list[list[str]]]:
+    """Returns what each part runs on the device, `cuda` or `cpu`.
+
+    Args:
+        device: that is there.
+        numbers: file that the optimizer's benchmark writes.
+        smoke: the smallest size of everything.
+    """
+    build = [[sys.executable, "-m", "cuda_ext.build"]]
+    if device == "cuda" or shutil.which("nvcc"):
+        build.append([sys.executable, "-m", "cuda_ext.build", "--check-kernels"])
+    optimizer = ["--device", device, "--output", str(numbers), *(["--smoke"] if smoke else [])]
+    return {
+        "build": build,
+        "test": test_commands(SMOKE_TESTS if smoke else TESTS),
+        "sanitise": sanitiser_commands() if device == "cuda" else [],
+        "benchmark": [[sys.executable, "-m", "benchmarks.optimizer", *optimizer]],
+    }
+
+
+def left_out(device: str) -> dict[str, str]:
+    """Returns what a part does not run on the device, by part."""
+    if device == "cuda":
+        return {}
+    would = "; ".join(" ".join(command) for command in sanitiser_commands())
+    found = {
+        "test": "no CUDA device: tests/gpu skips all that needs one",
+        "sanitise": f"no CUDA device; with one it would run: {would}",
+        "benchmark": "no CUDA device: the optimizer's step was measured on the CPU",
+    }
+    if not shutil.which("nvcc"):
+        found["build"] = "nvcc is not installed: the CUDA sources were not compiled"
+    return found
+
+
 def main() -> None:
     """Runs the parts and prints the outcome."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = BENCHMARK.parser()
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for logs and JSON")
+    parser.add_argument("--output", type=Path, help="folder for the logs")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds per command")
     parser.add_argument("--sanitise-target", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.sanitise_target:
         sanitise_target()
         return
+    with TemporaryDirectory(prefix="stillhouse-gpu-suite-") as name:
+        folder = options.output or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        result = suite(options, folder)
+    BENCHMARK.report(result, options)
+    sys.exit(0 if all(part["ok"] for part in result["parts"].values()) else 1)
 
+
+def suite(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Runs the chosen parts with logs in the folder."""
     import torch
 
-    if not torch.cuda.is_available():
-        parser.error("no CUDA device is visible; `python -m cuda_ext.build --check-kernels` needs none")
-    options.output.mkdir(parents=True, exist_ok=True)
-    numbers = options.output / "optimizer-cuda.json"
-    commands = {
-        "build": [
-            [sys.executable, "-m", "cuda_ext.build"],
-            [sys.executable, "-m", "cuda_ext.build", "--check-kernels"],
-        ],
-        "test": test_commands(),
-        "sanitise": sanitiser_commands(),
-        "benchmark": [
-            [sys.executable, "-m", "benchmarks.optimizer", "--device", "cuda", "--output", str(numbers)]
-        ],
-    }
-    parts = [run(name, commands[name], options.output, options.timeout) for name in options.parts]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    numbers = folder / f"optimizer-{device}.json"
+    work, skipped = commands(device, numbers, smoke=options.smoke), left_out(device)
+    parts: dict[str, dict[str, Any]] = {}
+    for name in options.parts:
+        parts[name] = asdict(run(name, work[name], folder, options.timeout))
+        if name in skipped:
+            print(f"   left out: {skipped[name]}", flush=True)
+            parts[name]["left_out"] = skipped[name]
     result: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "parts": {part.name: asdict(part) for part in parts},
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "parts": parts,
     }
-    if any(part.name == "benchmark" and part.ok for part in parts):
+    if parts.get("benchmark", {}).get("ok"):
         benchmark = json.loads(numbers.read_text())
         result["benchmark"] = {
             name: benchmark[name]
             for name in ("ms", "variants_ms", "ratios", "bandwidth_fraction", "launches")
         }
-        result["targets"] = targets_met(benchmark)
-    (options.output / "gpu_suite.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
-    sys.exit(0 if all(part.ok for part in parts) else 1)
+        # The targets are those of an H200.
+        result["targets"] = targets_met(benchmark) if device == "cuda" else {}
+    return result
 
 
 if __name__ == "__main__":

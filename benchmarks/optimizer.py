@@ -6,7 +6,9 @@
 Variants are interleaved round by round, so that a neighbour on the machine slows all of them alike;
 each table entry is the median of the timed steps. Streaming bandwidth is measured in the same
 rounds. The breakdown comes from one profiled step per implementation. The last line is one JSON
-object; the same with more detail is written to `benchmarks/results/optimizer-<device>.json`.
+object: `ms` by implementation, `ratios`, `variants_ms`, `bandwidth_fraction` (of the streaming bandwidth)
+and `launches` of a step; `--keep` writes the same with more detail to
+`benchmarks/results/optimizer-<device>.json`.
 
 Bytes that one step must move per parameter, fp32: Adan reads parameter, gradient, m, v, n and the
 previous gradient and writes all but the gradient, 44; AdamW 28.
@@ -14,26 +16,27 @@ previous gradient and writes all but the gradient, 44; AdamW 28.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.options import Benchmark, environment
 from cuda_ext import IMPLEMENTATIONS, Adan, counters
 
-RESULTS = Path(__file__).parent / "results"
+BENCHMARK = Benchmark(
+    "optimizer",
+    __doc__,
+    fields=("ms", "ratios", "variants_ms", "bandwidth_fraction", "launches"),
+)
 
 ADAN_BYTES = 44
 
@@ -88,7 +91,8 @@ _NOT_KERNELS = (
 
 def bert_shapes(size: str) -> list[tuple[int, ...]]:
     """Parameter shapes of BERT with a two-class head: 201 tensors and 109.48M parameters for `base`."""
-    hidden, layers, vocabulary = {"base": (768, 12, 30522), "tiny": (128, 2, 30522)}[size]
+    sizes = {"base": (768, 12, 30522), "tiny": (128, 2, 30522), "least": (16, 1, 512)}
+    hidden, layers, vocabulary = sizes[size]
     inner = 4 * hidden
     shapes: list[tuple[int, ...]] = [(vocabulary, hidden), (512, hidden), (2, hidden), (hidden,), (hidden,)]
     for _ in range(layers):
@@ -244,6 +248,10 @@ def timed_ms(step: Callable[[], object], device: str) -> float:
     return float(begin_event.elapsed_time(end_event))
 
 
+_PAST_ANY_CACHE = 64 * 2**20
+"""Elements of a tensor that no cache holds."""
+
+
 class Bandwidth:
     """Streaming bandwidth by kernels that do nothing else, measured round by round like the variants.
 
@@ -252,7 +260,6 @@ class Bandwidth:
 
     def __init__(self, device: str, elements: int) -> None:
         self.device = device
-        elements = max(elements, 64 * 2**20)  # well past any cache
         self.a = torch.randn(elements, device=device)
         self.b = torch.randn(elements, device=device)
         self.seen_gb_s: dict[str, list[float]] = {}
@@ -363,33 +370,6 @@ def launches(optimizer: Adan, device: str) -> int:
     return sum(after[name] - before[name] for name in names)
 
 
-def environment(device: str) -> dict[str, Any]:
-    """Hardware and versions, for the record."""
-    facts: dict[str, Any] = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "cpu": _cpu_name(),
-        "load_average": [round(load, 2) for load in os.getloadavg()],
-    }
-    if device == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name()
-        facts["cuda"] = torch.version.cuda
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        done = subprocess.run(query, capture_output=True, text=True, check=False)
-        facts["driver"] = done.stdout.strip()
-    return facts
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )
-
-
 def print_table(rows: dict[str, dict[str, Any]], title: str) -> None:
     """The thesis' columns."""
     columns = ("total_ms", "compute_ms", "prepare_ms", "kernels", "active_ratio_pct", "energy_mj")
@@ -402,26 +382,24 @@ def print_table(rows: dict[str, dict[str, Any]], title: str) -> None:
 
 def main() -> None:
     """Measures, prints, writes."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = BENCHMARK.parser()
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
     )
-    parser.add_argument(
-        "--size", choices=("base", "tiny"), default="base", help="BERT's size; tiny to try things"
-    )
-    parser.add_argument("--rounds", type=int, default=None, help="timed rounds (7 on the CPU, 20 on CUDA)")
-    parser.add_argument("--steps", type=int, default=None, help="steps per variant and round (2, 5)")
+    parser.size("--size", "base", smoke="least", choices=("base", "tiny", "least"), help="BERT's size")
+    parser.add_argument("--rounds", type=int, help="timed rounds (7 on the CPU, 20 on CUDA)")
+    parser.add_argument("--steps", type=int, help="steps per variant and round (2, 5)")
     parser.add_argument("--no-extras", action="store_true", help="only the four implementations and AdamW")
-    parser.add_argument("--output", type=Path, default=None, help="JSON file (benchmarks/results/)")
+    parser.add_argument("--output", type=Path, help="also write the detailed JSON to this file")
     options = parser.parse_args()
     device = options.device
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA device is visible; use --device cpu")
 
     variants, adans, elements = variants_for(device, options.size, extras=not options.no_extras)
-    bandwidth = Bandwidth(device, elements)
-    rounds = options.rounds or (20 if device == "cuda" else 7)
-    time_rounds(variants, device, rounds, options.steps or (5 if device == "cuda" else 2), bandwidth)
+    bandwidth = Bandwidth(device, elements if options.smoke else max(elements, _PAST_ANY_CACHE))
+    rounds, steps = (1, 2) if options.smoke else (20, 5) if device == "cuda" else (7, 2)
+    time_rounds(variants, device, options.rounds or rounds, options.steps or steps, bandwidth)
 
     summaries = {variant.name: variant.summary() for variant in variants}
     rows = {
@@ -466,15 +444,14 @@ def main() -> None:
         "reached_gb_s": round(reached_gb_s, 1),
         "streaming_gb_s": bandwidth.median_gb_s(),
         "published_v100": PUBLISHED_V100,
-        "environment": environment(device),
+        "threads": torch.get_num_threads(),
     }
-    path = options.output or RESULTS / f"optimizer-{device}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(detail, indent=1) + "\n")
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps({**detail, "environment": environment()}, indent=1) + "\n")
     print(f"\nstreaming bandwidth, GB/s: {detail['streaming_gb_s']}")
     print(f"multi_fused reached {detail['reached_gb_s']} GB/s")
-    print(f"written: {path}\n")
-    print(json.dumps(result))
+    BENCHMARK.report(result, options, name=f"optimizer-{device}", details=detail)
 
 
 if __name__ == "__main__":

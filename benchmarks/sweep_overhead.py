@@ -1,33 +1,35 @@
 """What a further run of a sweep costs beyond its training, end to end on a local Ray.
 
     python -m benchmarks.sweep_overhead [--runs 6] [--isolated] [--grid24] [--only-grid24]
+    python -m benchmarks.sweep_overhead --smoke      # two runs of each, and a grid of four short ones
 
 Submits a sweep of tiny runs to a real scheduler on an empty SQLite store, one run at a time, and
 reads the stored timestamps. The overhead of a run is the time from the end of the run before it
 to its own end, less what its trainer spent after set-up (`total_time_s - setup_time_s`: steps,
 evaluation and checkpoints). So it holds everything that is not training: queue, database, Ray,
 process start, imports, model and data set-up. The first run of each sweep, which pays for new
-processes, is reported apart. The last line is one JSON object.
+processes, is reported apart. The last line is one JSON object: `single_worker_overhead_s` and
+`two_worker_overhead_s` (medians), `single_worker_first_s` and `two_worker_first_s`.
 
 `--grid24` adds a grid of 24 cells whose runs train about 20 s each, two at a time on two cores:
 `grid24_over_ideal` is its time from submission to its end, over the sum of its training divided by two.
-Where the rest went is told beside it: until the first step, between runs, and at the end with one core idle.
+Where the rest went: `grid24_until_first_step_s`, `grid24_between_runs_s`, and `grid24_idle_at_end_s` with one
+core idle. `--isolated` adds `two_worker_isolated_overhead_s`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import Benchmark
 from service.execution.local_ray import LocalRay
 from service.execution.ray_jobs import DashboardRayJobs
 from service.execution.scheduler import Scheduler
@@ -39,16 +41,42 @@ from service.states import TERMINAL_EXPERIMENT_STATES, ExperimentState
 from service.store import Store
 from trainers.synthetic import write_corpus
 
+BENCHMARK = Benchmark(
+    "sweep-overhead",
+    __doc__,
+    fields=(
+        "single_worker_overhead_s", "two_worker_overhead_s", "single_worker_first_s", "two_worker_first_s",
+        "two_worker_isolated_overhead_s", "grid24_over_ideal", "grid24_until_first_step_s",
+        "grid24_between_runs_s", "grid24_idle_at_end_s",
+    ),
+)  # fmt: skip
 _TIMEOUT_S = 900.0
 _AT_A_TIME = 2
-_GRID_RUN_S = 20.0
-_PACING_STEPS = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The grid that is timed as a whole.
+
+    Attributes:
+        rates, decays: values of its two axes.
+        run_s: about how long each run trains.
+        pacing_steps: of the runs that find out how long a step takes.
+    """
+
+    rates: Sequence[float] = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
+    decays: Sequence[float] = (0.0, 0.01, 0.05, 0.1)
+    run_s: float = 20.0
+    pacing_steps: int = 150
+
+
+SMOKE_GRID = Grid(rates=(1e-5, 2e-5), decays=(0.0, 0.1), run_s=0.2, pacing_steps=4)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=6, help="runs per sweep, the first not counted")
+    parser = BENCHMARK.parser()
+    parser.size("--runs", 6, smoke=2, help="runs per sweep, the first not counted")
     parser.add_argument(
         "--isolated", action="store_true", help="measure 2 workers with isolation: process too"
     )
@@ -59,13 +87,19 @@ def main() -> None:
         figures = measure(
             Path(folder),
             0 if options.only_grid24 else options.runs,
-            isolated=options.isolated,
-            grid24=options.grid24 or options.only_grid24,
+            isolated=options.isolated or options.smoke,
+            grid=_grid(options),
         )
-    print(json.dumps(figures))
+    BENCHMARK.report(figures, options)
 
 
-def measure(folder: Path, runs: int, *, isolated: bool, grid24: bool) -> dict[str, Any]:
+def _grid(options: Any) -> Grid | None:
+    if options.smoke:
+        return SMOKE_GRID
+    return Grid() if options.grid24 or options.only_grid24 else None
+
+
+def measure(folder: Path, runs: int, *, isolated: bool, grid: Grid | None) -> dict[str, Any]:
     """Start everything in the folder, run the sweeps and end everything; 0 runs = only the grid."""
     write_corpus(folder / "texts", train=128, test=32, seed=0)
     settings = Settings(data_dir=folder / "data", data_roots=str(folder), offline=True)
@@ -89,8 +123,8 @@ def measure(folder: Path, runs: int, *, isolated: bool, grid24: bool) -> dict[st
                     "single_worker_overheads_s": [round(each, 3) for each in single[1:]],
                     "two_worker_overheads_s": [round(each, 3) for each in double[1:]],
                 }
-            if grid24:
-                figures |= measure_grid(store, folder)
+            if grid is not None:
+                figures |= measure_grid(store, folder, grid)
             if runs and isolated:
                 apart = sweep(
                     store,
@@ -103,24 +137,24 @@ def measure(folder: Path, runs: int, *, isolated: bool, grid24: bool) -> dict[st
             stop.set()
             thread.join()
             store.close()
-    return {**figures, "runs": runs, **machine()}
+    return {**figures, "runs": runs}
 
 
-def measure_grid(store: Store, folder: Path) -> dict[str, Any]:
-    """A grid of 24 runs of about 20 s, two at a time; a pair of runs before tells how long a step takes."""
+def measure_grid(store: Store, folder: Path, grid: Grid) -> dict[str, Any]:
+    """A grid of runs of about equal length, two at a time; a pair of runs before them times a step."""
     fields = {
         "task": {"name": "imdb", "path": str(folder / "texts"), "max_length": 64},
         "batch": {"global_size": 16},
         "evaluation": {"every_epochs": 10_000},
         "queue": {"max_concurrent_runs": _AT_A_TIME},
     }
-    paced, _ = finished(store, folder, {**fields, "length": {"steps": _PACING_STEPS}, "seeds": [0, 1]})
-    step_s = statistics.mean(trained_s(store, run) for run in paced) / _PACING_STEPS
+    paced, _ = finished(store, folder, {**fields, "length": {"steps": grid.pacing_steps}, "seeds": [0, 1]})
+    step_s = statistics.mean(trained_s(store, run) for run in paced) / grid.pacing_steps
     axes = {
-        "optimizer.learning_rate": [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4],
-        "optimizer.weight_decay": [0.0, 0.01, 0.05, 0.1],
+        "optimizer.learning_rate": list(grid.rates),
+        "optimizer.weight_decay": list(grid.decays),
     }
-    length = {"steps": max(1, round(_GRID_RUN_S / step_s))}
+    length = {"steps": max(1, round(grid.run_s / step_s))}
     ended, submitted_s = finished(store, folder, {**fields, "length": length, "search": {"axes": axes}})
     trained = [trained_s(store, run) for run in ended]
     begun = sorted(end_of(run) - each for run, each in zip(ended, trained, strict=True))
@@ -191,19 +225,6 @@ def trained_s(store: Store, run: Run) -> float:
 def median(overheads: list[float]) -> float:
     """Median over the further runs, in seconds."""
     return round(statistics.median(overheads[1:]), 3)
-
-
-def machine() -> dict[str, Any]:
-    """Where this was measured."""
-    from importlib.metadata import version
-
-    return {
-        "cpus": os.cpu_count(),
-        "load_1min": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "ray": version("ray"),
-        "torch": version("torch"),
-    }
 
 
 if __name__ == "__main__":

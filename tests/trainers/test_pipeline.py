@@ -179,6 +179,27 @@ def test_four_workers_in_a_grid_have_the_loss_curve_of_one(launch, config_in, va
         assert losses(ended.results[0]["runs"][i]) == pytest.approx(expected.series("loss"), rel=2e-4)
 
 
+def test_four_stages_of_a_layer_each_have_the_loss_curve_of_one_worker(launch, config_in, tmp_path):
+    short = {**MINI, "length": {"steps": 6}}
+    four = {"strategy": "pipeline", "workers": 4}
+    schedules = ("1f1b", "gpipe")
+    ended = launch(
+        [config_in(tmp_path / how, **short, parallel={**four, "schedule": how}) for how in schedules]
+    )
+    assert ended.codes == [0, 0, 0, 0]
+    expected = Recorder()
+    outcome = train(config_in(tmp_path / "alone", **short), expected, NeverStop())
+    for run, how in enumerate(schedules):
+        stages = [result["runs"][run] for result in ended.results]
+        assert "losses" in stages[0], (how, stages[0])
+        assert losses(stages[0]) == pytest.approx(expected.series("loss"), rel=2e-4)
+        assert stages[0]["summary"]["bubble_formula_pct"] == pytest.approx(100 * 3 / 7)  # 4 micro-batches
+        assert 0.0 < stages[0]["summary"]["bubble_pct"] < 100.0
+        for stage in stages:
+            validation_loss = stage["summary"]["validation_loss"]
+            assert validation_loss == pytest.approx(outcome.summary["validation_loss"], rel=2e-4)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 def test_run_whose_stage_was_killed_ends_bitwise_where_a_whole_run_ends(
     launch, config_in, tmp_path, schedule
