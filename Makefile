@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-postgres lint format bench clean
+.PHONY: help install demo serve test test-postgres smoke lint format bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,11 +28,14 @@ serve: $(READY) ## Start the service on this machine: database, Ray with dashboa
 	@$(BIN)/stillhouse up
 
 test: $(READY) ## Run all tests (PostgreSQL's run when its server is installed)
-	@$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "not ray"
-	@$(BIN)/python -m pytest -m ray
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "not ray and not smoke"
+	@$(BIN)/python -m pytest -m "ray and not smoke"
 
 test-postgres: $(READY) ## Run the tests that need PostgreSQL
 	@$(BIN)/python -m pytest -m postgresql
+
+smoke: $(READY) ## Run every benchmark at its smallest size, two at a time (about 3 minutes)
+	@$(BIN)/python -m pytest -m smoke -n 2 --dist worksteal tests/benchmarks
 
 lint: $(READY) ## Check style, types and import contracts
 	@$(BIN)/ruff check .
@@ -44,8 +47,8 @@ format: $(READY) ## Rewrite files in the project's format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(READY) ## Run every benchmark; each prints one JSON object as its last line
-	@for module in benchmarks/[a-z]*.py; do \
+bench: $(READY) ## Run every benchmark in full; each prints one JSON object as its last line
+	@for module in $$(grep -l '__name__ == "__main__"' benchmarks/*.py); do \
 	  name=$$(basename $$module .py); echo "== benchmarks.$$name"; \
 	  $(BIN)/python -m benchmarks.$$name || exit 1; \
 	done

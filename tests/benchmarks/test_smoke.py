@@ -1,0 +1,50 @@
+"""Every benchmark runs to its last line at its smallest size: `make smoke`.
+
+Modules are found in the folder, so that a new one is covered from its first commit. `Benchmark.report`
+refuses to print the last line of a smoke run that lacks a promised figure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks"
+MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text())
+LIMIT_S = 800
+
+
+def kept() -> dict[str, int]:
+    """Files of figures that are kept, with the time of their last change."""
+    return {path.name: path.stat().st_mtime_ns for path in (FOLDER / "results").iterdir()}
+
+
+def test_benchmarks_are_found():
+    assert {"optimizer", "parallel", "service", "sweep_overhead", "training"} <= set(MODULES)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("module", MODULES)
+def test_runs_to_its_last_line_and_writes_nothing(module):
+    before = kept()
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}", "--smoke"],
+        cwd=ROOT,
+        # Threads that spin while they wait would take the cores from the benchmark beside this one.
+        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["smoke"] is True
+    assert last["environment"]["packages"]["torch"]
+    assert kept() == before
