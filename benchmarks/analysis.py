@@ -19,9 +19,7 @@ The last line is one JSON object:
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
 import statistics
 import sys
@@ -35,6 +33,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import Benchmark
 from benchmarks.simulated import open_store, sweep
 from service.analysis.claims import compare
 from service.analysis.evidence import Evidence
@@ -50,6 +49,14 @@ from service.spec import validate
 from service.states import ExperimentState, RunState
 from service.store import NewExperiment, Store
 
+BENCHMARK = Benchmark(
+    "analysis",
+    __doc__,
+    fields=(
+        "analyse_10000_runs_s", "report_200_runs_s", "report_mb", "scheduler_pass_ms",
+        "scheduler_idle_pass_ms", "false_claim_rate", "interval_coverage", "false_equivalence_rate",
+    ),
+)  # fmt: skip
 PAIRS = 2_000
 _AXES: dict[str, list[Any]] = {
     "precision": ["fp32", "tf32", "fp16", "bf16"],
@@ -215,17 +222,17 @@ def _pair(generator: Any, seeds: int, pairing: str, noise: str) -> tuple[dict[in
 
 def main() -> None:
     """Measure everything and print it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="simulated pairs")
-    pairs = parser.parse_args().pairs
-    figures: dict[str, Any] = measure_rates(pairs)
+    parser = BENCHMARK.parser()
+    parser.size("--pairs", PAIRS, smoke=16, help="simulated pairs")
+    given = parser.parse_args()
+    figures: dict[str, Any] = measure_rates(given.pairs)
     evidence = ten_thousand_runs()
-    figures["analyse_10000_runs_s"] = min(_timed(lambda: analyse(evidence)) for _ in range(3))
+    figures["analyse_10000_runs_s"] = min(
+        _timed(lambda: analyse(evidence)) for _ in range(1 if given.smoke else 3)
+    )
     figures |= measure_report()
     figures |= measure_scheduler()
-    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+    BENCHMARK.report({name: round(value, 4) for name, value in figures.items()}, given)
 
 
 if __name__ == "__main__":
