@@ -273,6 +273,12 @@ class RunShape(Shape):
     """Metric by which its task is judged first."""
     score: Number | None
     """Value of that metric at the last evaluation."""
+    test_score: Number | None
+    """Its value on the test part, scored once with the best checkpoint; null = none, or not yet."""
+    validation_examples: int | None
+    """What the metric on the validation part is a mean over: examples, or questions."""
+    test_examples: int | None
+    """The same of the test part."""
     best_score: Number | None
     """Its best value over all evaluations."""
     best_step: int | None

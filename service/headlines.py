@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from service.states import RunState
 from trainers.config import HEADLINES, TaskName
+from trainers.figures import on_test
 
 
 class Judged(Protocol):
@@ -46,6 +48,37 @@ def score(run: Judged, latest: Mapping[str, float] | None = None) -> float | Non
     name = headline(run)
     column: float | None = getattr(run, name, None)  # A run may say its figures without naming one of them.
     return column if column is not None else (latest or {}).get(name)
+
+
+class Ended(Judged, Protocol):
+    """What is needed of a run to say which part it is judged on; `service.records.Run` has it."""
+
+    @property
+    def state(self) -> RunState:
+        """Where the run is in its life."""
+        ...
+
+    @property
+    def test_score(self) -> float | None:
+        """The headline on the test part; None = there is none, or not yet."""
+        ...
+
+
+def is_on_test(runs: Iterable[Ended]) -> bool:
+    """Whether answers about runs are about the test part: all that trained their whole length scored one."""
+    scores = [run.test_score for run in runs if run.state is RunState.succeeded]
+    return bool(scores) and None not in scores
+
+
+def answer_headlines(runs: Iterable[Ended]) -> tuple[str, ...]:
+    """Metrics by which answers judge runs: their headlines, on the test part where all have one."""
+    runs = list(runs)
+    on_part = _on_test if is_on_test(runs) else str
+    return tuple(dict.fromkeys(on_part(headline(run)) for run in runs))
+
+
+def _on_test(name: str) -> str:
+    return on_test(name) or name
 
 
 def shared_headline(runs: Iterable[Judged]) -> str | None:

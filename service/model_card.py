@@ -12,6 +12,7 @@ import yaml
 from service.headlines import headline
 from service.records import MeasurementRow, Run
 from trainers.data.paths import HUB
+from trainers.figures import SCORES, on_test
 
 PIPELINES: Mapping[str, tuple[str, str]] = {
     "imdb": ("text-classification", "AutoModelForSequenceClassification"),
@@ -21,7 +22,9 @@ PIPELINES: Mapping[str, tuple[str, str]] = {
     "mlm": ("fill-mask", "AutoModelForMaskedLM"),
 }
 """What the hub calls a task, and the class of transformers that loads its model."""
-_BESIDE = frozenset({"headline", "score", "best_score", "best_step", "best_checkpoint", "energy_provenance"})
+_BESIDE = frozenset(
+    {"headline", "score", "test_score", "best_score", "best_step", "best_checkpoint", "energy_provenance"}
+)
 """Figures of a summary that the card tells in words."""
 _SCORES = ("accuracy", "f1", "precision", "recall", "exact_match", "map", "mrr", "top5", "validation_loss")
 """How the names of all that an evaluation gives begin."""
@@ -74,19 +77,35 @@ def _front_matter(told: Told) -> dict[str, Any]:
     dataset = task.get("path") or ""
     if dataset.startswith(HUB):
         front["datasets"] = [dataset.removeprefix(HUB)]
-    metrics = [
-        {"type": name, "name": name, "value": value}
-        for name, value in _scores_of_this_checkpoint(told).items()
-        if math.isfinite(value)  # YAML's .nan is no number to the hub.
-    ]
-    if metrics:
-        result = {
-            "task": {"type": pipeline},
-            "dataset": {"type": dataset.removeprefix(HUB) or run.task, "name": dataset or run.task},
-            "metrics": metrics,
-        }
-        front["model-index"] = [{"name": f"run-{run.id}", "results": [result]}]
+    results = []
+    for part, scores in (("test", _test_scores(told)), ("validation", _scores_of_this_checkpoint(told))):
+        metrics = [
+            {"type": name, "name": name, "value": value}
+            for name, value in scores.items()
+            if math.isfinite(value)  # YAML's .nan is no number to the hub.
+        ]
+        if metrics:
+            where = {
+                "type": dataset.removeprefix(HUB) or run.task,
+                "name": dataset or run.task,
+                "split": part,
+            }
+            results.append({"task": {"type": pipeline}, "dataset": where, "metrics": metrics})
+    if results:
+        front["model-index"] = [{"name": f"run-{run.id}", "results": results}]
     return front
+
+
+def _test_scores(told: Told) -> dict[str, float]:
+    """Scores of the exported weights on the test part, for which the best checkpoint's alone are used."""
+    if told.which != "best":
+        return {}
+    names = {score: on_test(score) for score in (headline(told.run), *SCORES)}
+    return {
+        score: value
+        for score, name in names.items()
+        if name is not None and isinstance(value := told.summary.get(name), float)
+    }
 
 
 def _scores_of_this_checkpoint(told: Told) -> dict[str, float]:
@@ -125,7 +144,13 @@ def _what(told: Told) -> str:
     if told.which == "best":
         by = headline(run)
         score = "" if told.score is None else f" of {told.score:.6g}"
-        return f"{words}{where}, the best of the run's evaluations by `{by}`{score}."
+        told_of_test = ""
+        if run.test_score is not None:
+            examples = f" ({run.test_examples:,} examples)" if run.test_examples else ""
+            told_of_test = (
+                f" On the test part{examples}, which was scored once, `{by}` is {run.test_score:.6g}."
+            )
+        return f"{words}{where}, the best of the run's evaluations by `{by}`{score}.{told_of_test}"
     return f"{words}{where}, the last that the run saved."
 
 
@@ -148,7 +173,8 @@ def _figures(told: Told) -> Iterator[str]:
     if steps != told.step:
         yield (
             f"Of the whole run, which ended at step {steps}; accuracies below are those of its last "
-            f"evaluation, not of the weights here, which are those of step {told.step}."
+            f"evaluation, not of the weights here, which are those of step {told.step}. Figures that begin "
+            "with `test_` are of the best checkpoint."
         )
     sources = {row.name: row for row in told.measurements if row.attempt == told.run.attempt}
     rows = []

@@ -115,6 +115,12 @@ class Run(_Record):
     """Name of the metric by which the task is judged first."""
     score: float | None
     """Its value at the last evaluation."""
+    test_score: float | None
+    """Its value on the test part, which was scored once, at the end; None = there is none, or not yet."""
+    validation_examples: int | None
+    """What the headline on the validation part is a mean over: examples, or questions."""
+    test_examples: int | None
+    """The same of the test part."""
     best_score: float | None
     """Its best value over all evaluations."""
     best_step: int | None

@@ -263,7 +263,7 @@ def speedup_experiment(
 
     question = _question(store, experiment_id, also, filter, undisturbed)
     wanted = one_assignment(target, "target")
-    name = question.metric(wanted[0]).name if wanted else question.judged_by.name
+    name = question.metric(wanted[0]).name if wanted else question.validated_by.name
     curves = read_curves(store, question.evidence.finished, [name])
     answer = question.speedup(
         baseline=baseline,

@@ -17,9 +17,13 @@ NO_LOSS = 0.005
 """Difference in accuracy (half a point) that counts as no loss unless somebody says otherwise."""
 
 MARGINS: Mapping[str, float] = MappingProxyType(
-    dict.fromkeys(("accuracy", "f1", "exact_match", "map", "mrr"), NO_LOSS)
+    {
+        name: NO_LOSS
+        for score in ("accuracy", "f1", "exact_match", "map", "mrr")
+        for name in (score, f"test_{score}")
+    }
 )
-"""Equivalence margins by metric, in the metric's unit; other metrics have none."""
+"""Equivalence margins by metric, in the metric's unit, the same on both parts; other metrics have none."""
 
 _PERCENTILE = re.compile(r"_p[0-9]+$")
 _RATIOS = ("_s", "_ms", "_usd", "_kwh", "_j", "_w", "_mib")

@@ -400,7 +400,7 @@ class Question(Rows):
             AnalysisError: the baseline has no result.
         """
         chosen = self._metrics(metrics or ("total_time_s", "cost_usd", "energy_kwh"))
-        judged = self._metric(target[0], "target") if target else self.judged_by
+        judged = self._metric(target[0], "target") if target else self.validated_by
         cells = self._cells([*chosen, judged])
         base = self._baseline(cells, baseline)
         if not any(base.figures[metric.name] for metric in chosen):

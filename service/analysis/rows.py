@@ -25,10 +25,12 @@ from service.analysis.records import Criterion
 from service.analysis.resolution import Resolution, resolution_of
 from service.comparison import Metric, default_metrics
 from service.formats import axis_value, duration
-from service.headlines import headline, shared_headline
+from service.headlines import answer_headlines, headline, shared_headline
 from service.neighbours import DISTURBED_PCT, Neighbour, counted, in_words, of_time
 from service.records import Run
 from service.states import RunState
+from trainers.data.parts import SplitRule
+from trainers.figures import SCORES, on_test
 
 _WITH_STARTUP = frozenset({"total_time_s", "train_time_s", "cost_usd"})
 _MOST_DISTURBED = 5
@@ -86,7 +88,13 @@ class Rows:
 
     @property
     def judged_by(self) -> Metric:
-        """The metric by which the runs' task is judged first."""
+        """The metric by which the runs' task is judged first, on the test part where all runs have one."""
+        name = answer_headlines(self.evidence.runs)[0]
+        return Metric(name, better_of(name) or "higher")
+
+    @property
+    def validated_by(self) -> Metric:
+        """The same on the validation part, which has a value at each evaluation."""
         name = shared_headline(self.evidence.runs) or headline(self.evidence.runs[0])
         return Metric(name, better_of(name) or "higher")
 
@@ -225,7 +233,7 @@ class Rows:
     def _notes(self, metrics: Sequence[Metric]) -> list[str]:
         """What a reader must know: missing figures, mixed energy, runs without a result, one seed."""
         finished = self._finished
-        notes: list[str] = []
+        notes = self._part_notes(metrics)
         for metric in metrics:
             absent = self._is_finished & np.isnan(self._column(metric.name))
             without = [self.evidence.runs[at] for at in np.flatnonzero(absent).tolist()]
@@ -249,6 +257,37 @@ class Rows:
         if len(seeds) == 1:
             notes.append("one seed per configuration: no spread is known and no claim can be made")
         return notes
+
+    def _part_notes(self, metrics: Sequence[Metric]) -> list[str]:
+        """Which part of the data the runs are judged on, and why not the test part."""
+        finished = self._finished
+        if not finished:
+            return []
+        name = self.validated_by.name
+        if self.judged_by.name != name:
+            notes = [f"judged by {name} on test ({self._examples('test_examples')} examples)"]
+            validated = [metric.name for metric in metrics if metric.name in SCORES]
+            if validated:
+                names, tested = ", ".join(validated), ", ".join(filter(None, map(on_test, validated)))
+                notes.append(f"on validation, which chose the checkpoints: {names}; on test: {tested}")
+            return notes
+        rules = {str(self.evidence.data.get(run.id, {}).get("test.rule", "")) for run in finished}
+        if all(rule.startswith(SplitRule.none) for rule in rules):
+            why = "the spec has task.test: none"
+        else:
+            without = [run for run in finished if run.test_score is None]
+            why = f"without test figures: {_runs(without)}"
+        count = self._examples("validation_examples")
+        return [f"judged by {name} on validation{f' ({count} examples)' if count else ''}: {why}"]
+
+    def _examples(self, name: str) -> str:
+        """How many examples finished runs were judged on; where that differs, the fewest and the most."""
+        column = self._column(name)
+        known = column[self._is_finished & np.isfinite(column)]
+        if not len(known):
+            return ""
+        fewest, most = int(known.min()), int(known.max())
+        return f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
 
     def _disturbance_notes(self) -> list[str]:
         """Which configurations' figures neighbours had part in, and which runs were left out for it."""

@@ -343,6 +343,13 @@ def run_story(
     if run.best_checkpoint is not None:
         best = "" if run.best_score is None else f", {title(headline(run))} {run.best_score:.4f}"
         facts.append(("best", f"step {run.best_step}{best}: {run.best_checkpoint}"))
+    if run.test_score is not None:
+        facts.append(
+            (
+                "test",
+                f"{title(headline(run))} {run.test_score:.4f} of {run.test_examples:,} examples, scored once",
+            )
+        )
     if run.failure_message:
         facts.append(("failure", f"{run.failure_class}: {run.failure_message}"))
     told = (attempts[-1].facts if attempts else None) or {}

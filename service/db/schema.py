@@ -227,6 +227,9 @@ runs = Table(
     Column("mfu_pct", Real),
     Column("headline", Text),
     Column("score", Real),
+    Column("test_score", Real),
+    Column("validation_examples", sa.BigInteger),
+    Column("test_examples", sa.BigInteger),
     Column("best_score", Real),
     Column("best_step", sa.BigInteger),
     Column("best_checkpoint", Text),
@@ -243,7 +246,8 @@ SUMMARY_COLUMNS = (
     "accuracy", "f1", "train_loss", "validation_loss", "total_time_s", "train_time_s", "cost_usd",
     "energy_kwh", "energy_provenance", "samples_per_s", "tokens_per_s", "peak_memory_mib",
     "exact_match", "map", "mrr", "top5_accuracy", "mfu_pct",
-    "headline", "score", "best_score", "best_step", "best_checkpoint",
+    "headline", "score", "test_score", "validation_examples", "test_examples",
+    "best_score", "best_step", "best_checkpoint",
 )  # fmt: skip
 """Columns of `runs` that are filled from the summary."""
 NEIGHBOUR_COLUMNS = tuple(of_time(kind) for kind in Neighbour)

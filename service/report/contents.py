@@ -164,7 +164,8 @@ def contents(
     comparison = _answer(question.compare)
     effects = _answer(question.effects)
     judged = question.judged_by.name
-    evaluated = {run: series[judged] for run, series in curves.items() if judged in series}
+    validated = question.validated_by.name
+    evaluated = {run: series[validated] for run, series in curves.items() if validated in series}
     return Contents(
         evidence=evidence,
         specs=tuple(specs),

@@ -11,6 +11,10 @@ from pydantic import Field, field_validator, model_validator
 from service import grid
 from service.grid import MAX_RUNS, AxisValue, Point
 from trainers.config import Section
+from trainers.figures import SCORES
+
+_TEST = "test_"
+"""How the names of all figures of the test part begin."""
 
 
 class Range(Section):
@@ -54,7 +58,7 @@ class Search(Section):
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the draw, and of the order in which runs are measured."""
     metric: str = Field(default="validation_loss", max_length=100)
-    """asha and tpe: the metric that runs are judged by."""
+    """asha and tpe: the metric that runs are judged by; never one of the test part."""
     first_rung: float = Field(default=1 / 9, gt=0.0, lt=1.0)
     """asha only: share of a run's length at which it is judged first."""
     reduction: int = Field(default=3, ge=2, le=16)
@@ -97,6 +101,19 @@ class Search(Section):
             if len({json.dumps(value) for value in values}) < len(values):
                 raise ValueError(f"axis '{name}' lists a value twice; repeat runs with seeds instead")
         return axes
+
+    @field_validator("metric")
+    @classmethod
+    def _not_of_the_test_part(cls, metric: str) -> str:
+        if metric.startswith(_TEST):
+            raise ValueError(
+                f"'{metric}' is of the test part, by which nothing is chosen; "
+                f"search by the validation part, such as {metric.removeprefix(_TEST)}"
+                if metric.removeprefix(_TEST) in SCORES
+                else f"'{metric}' is of the test part, by which nothing is chosen; search by the validation "
+                "part, such as validation_loss"
+            )
+        return metric
 
     @model_validator(mode="after")
     def _consistent(self) -> Search:

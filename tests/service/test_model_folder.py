@@ -219,6 +219,22 @@ def test_best_and_last_are_two_checkpoints(trained: Trained, tmp_path: Path) -> 
     assert checkpoint_of(trained.settings, trained.run, "last").name.endswith(str(last["step"]))
 
 
+def test_the_card_of_the_best_checkpoint_has_the_test_part_s_scores_first(
+    trained: Trained, tmp_path: Path
+) -> None:
+    trained.unpacked(tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    tested, validated = yaml.safe_load(card.split("---\n")[1])["model-index"][0]["results"]
+    assert (tested["dataset"]["split"], validated["dataset"]["split"]) == ("test", "validation")
+    scores = {metric["name"]: metric["value"] for metric in tested["metrics"]}
+    assert scores["accuracy"] == trained.run.test_score
+    assert "validation_loss" in scores
+    said = (
+        f"On the test part (32 examples), which was scored once, `accuracy` is {trained.run.test_score:.6g}."
+    )
+    assert said in card
+
+
 def test_the_card_tells_figures_data_and_how_to_do_it_again(trained: Trained, tmp_path: Path) -> None:
     trained.unpacked(tmp_path / "model", "last")
     card = (tmp_path / "model" / "README.md").read_text()

@@ -136,6 +136,12 @@ def test_conditions_hold_in_any_order_of_the_axes_and_so_in_the_canonical_one():
             "{axes: {precision: [fp32], threads: [1]}, when: {threads: {precision: [bf16]}}}",
             "'precision' never is \"bf16\"",
         ),
+        (
+            "{name: asha, metric: test_accuracy}",
+            "'test_accuracy' is of the test part, by which nothing is chosen; search by the validation part, "
+            "such as accuracy",
+        ),
+        ("{name: tpe, samples: 2, metric: test_score, axes: {threads: [1, 2]}}", "is of the test part"),
         ("{name: asha, metric: beauty}", "which direction of metric 'beauty' wins is not known"),
     ],
 )

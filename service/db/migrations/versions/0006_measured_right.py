@@ -17,6 +17,11 @@ _NEIGHBOURS = (
     "neighbours_other_experiment_pct",
     "neighbours_same_experiment_pct",
 )
+_TESTED = (
+    ("test_score", _REAL),
+    ("validation_examples", sa.BigInteger()),
+    ("test_examples", sa.BigInteger()),
+)
 
 
 def upgrade() -> None:
@@ -51,10 +56,14 @@ def upgrade() -> None:
         op.add_column("runs", sa.Column(name, _REAL, nullable=True))
     op.add_column("runs", sa.Column("first_attempt", sa.Integer(), nullable=False, server_default="1"))
     op.add_column("attempts", sa.Column("summary", sa.Text(), nullable=True))
+    for name, kind in _TESTED:
+        op.add_column("runs", sa.Column(name, kind, nullable=True))
 
 
 def downgrade() -> None:
     """Remove them again."""
+    for name, _ in reversed(_TESTED):
+        op.drop_column("runs", name)
     op.drop_index("ix_placements_held", table_name="placements")
     op.drop_table("placements")
     op.drop_column("attempts", "placement")
