@@ -407,6 +407,8 @@ class AttemptShape(Shape):
     pid: int | None
     workers: int
     """Worker processes that it had."""
+    placement: str | None
+    """Devices that it ran on; null = it never got to run."""
     failure_class: FailureClass | None
     failure_message: str | None
     facts: dict[str, Any] | None

@@ -161,6 +161,8 @@ class Attempt(_Record):
     pid: int | None
     workers: int
     """Worker processes."""
+    placement: str | None
+    """Devices that it ran on, see `Placement`; None = it never got to run."""
     failure_class: FailureClass | None
     failure_message: str | None
     facts: dict[str, Any] | None
