@@ -47,8 +47,8 @@ class ChargeShape(Shape):
     """Why it failed."""
     started_s: float
     """When it was opened."""
-    until: Literal["its end", "now", "its last sign of life"]
-    """What ends the time that is charged; an attempt that died without a word has no other end."""
+    until: Literal["its end", "now", "its last heartbeat"]
+    """What ends the time that is charged; one that died without reporting an error has no other end."""
     time_s: Number
     """From its opening until then."""
     device_hours: Number

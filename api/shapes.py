@@ -115,14 +115,16 @@ class ExperimentShape(Shape):
 
 
 class Totals(Shape):
-    """What all attempts of an experiment have used so far."""
+    """What an experiment has used so far: all devices that it held, lost work and overhead included."""
 
     cost_usd: Number
     """Money, in USD."""
     energy_kwh: Number
     """Energy, in kWh."""
     device_hours: Number
-    """Device time, in hours summed over runs."""
+    """Device time from placed to released, in hours."""
+    overhead_usd: Number
+    """The part of the money that no configuration caused, such as starting worker processes."""
 
 
 class Waiting(Shape):

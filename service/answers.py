@@ -26,6 +26,7 @@ class Totals:
     cost_usd: float
     energy_kwh: float
     device_hours: float
+    overhead_usd: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,18 +199,30 @@ def _environment(client: Client, runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def _ledger(ledger: Ledger) -> bytes:
+    from service.ledger import OUTSIDE_ATTEMPTS
+
     sources = [source.value for source in Provenance]
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     plain = [
         "attempt", "state", "failure_class", "started_s", "until", "time_s", "device_hours", "cost_usd",
-        "utilisation_pct", "utilisation_provenance", "lost_s", "lost_usd",
+        "utilisation_pct", "utilisation_provenance", "lost_s", "lost_usd", "overhead_s", "overhead_usd",
     ]  # fmt: skip
     rows.writerow(["run_id", *plain, *(f"energy_{source}_kwh" for source in sources)])
     for run in ledger.runs:
         for charge in run.charges:
             energy = [charge.energy_kwh.get(source, 0.0) for source in sources]
             rows.writerow([run.run_id, *(getattr(charge, name) for name in plain), *energy])
+    for part in ledger.overhead:
+        if part.part not in OUTSIDE_ATTEMPTS:
+            continue
+        known = {
+            "state": part.part,
+            "device_hours": part.device_hours,
+            **dict.fromkeys(("time_s", "overhead_s"), part.time_s),
+            **dict.fromkeys(("cost_usd", "overhead_usd"), part.cost_usd),
+        }
+        rows.writerow(["", *(known.get(name, "") for name in plain), *[""] * len(sources)])
     return text.getvalue().encode()
 
 

@@ -30,11 +30,12 @@ OVERHEAD_TIME = "overhead_time_s"
 WINDOWS = (WINDOW_ENERGY, WINDOW_UTILISATION, OVERHEAD_TIME)
 """Measurements that attempts report, window by window."""
 WORKER_START, BETWEEN_RUNS = "worker_start", "between_runs"
+OUTSIDE_ATTEMPTS = (WORKER_START, BETWEEN_RUNS)
 """Parts of the overhead outside attempts; those inside are named after the trainer's phases."""
 MODELLED = "modelled"
 _FRUITLESS = frozenset({RunState.failed, RunState.cancelled})
 
-Until = Literal["its end", "now", "its last sign of life"]
+Until = Literal["its end", "now", "its last heartbeat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +305,7 @@ def account(run_id: int, state: RunState, tried: Sequence[Tried], *, now_s: floa
             lost_usd=charge.lost_usd,
             overhead_s=charge.overhead_s,
             overhead_usd=charge.overhead_usd,
-            estimated_s=charge.time_s if charge.until == "its last sign of life" else 0.0,
+            estimated_s=charge.time_s if charge.until == "its last heartbeat" else 0.0,
         )
         for place, charge in enumerate(charges)
     ]
@@ -346,7 +347,7 @@ def _until(attempt: Tried, now_s: float) -> tuple[Until, float]:
         return "now", now_s
     if attempt.failure_class in FAILURES_OF_MACHINES:
         # Nothing is known to have lived after it was found dead.
-        return "its last sign of life", min(attempt.ended_s, attempt.seen_s or attempt.started_s)
+        return "its last heartbeat", min(attempt.ended_s, attempt.seen_s or attempt.started_s)
     return "its end", attempt.ended_s
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from service.formats import duration, figure
-from service.ledger import Charge, Sum
+from service.ledger import Charge, Overhead, Sum
 
 MARKS = {"counter": "", "sampled": "≈", "modelled": "~"}
 """Before an amount of energy, by its provenance."""
 LEGEND = (
-    "energy: plain = counter, ≈ sampled, ~ modelled from rated power; time: ~ until the last sign of life of "
-    "an attempt that died without a word; lost: its work is in no result"
+    "energy: plain = counter, ≈ sampled, ~ modelled from rated power; time: ~ up to the last heartbeat of an "
+    "attempt that died without reporting an error; overhead: no configuration caused it; "
+    "lost: its work is in no result"
 )
 
 
@@ -25,27 +26,43 @@ def energy(parts: Mapping[str, float]) -> str:
 
 def time(charge: Charge) -> str:
     """How long the attempt is charged for."""
-    return ("~" if charge.until == "its last sign of life" else "") + duration(charge.time_s)
+    return ("~" if charge.until == "its last heartbeat" else "") + duration(charge.time_s)
 
 
 def cells(charge: Charge) -> list[str]:
-    """How it ended, time, cost, energy, utilisation, lost time."""
+    """Returns how it ended, time, cost, energy, utilisation, overhead, lost time."""
     return [
         str(charge.failure_class or charge.state),
         time(charge),
         figure("cost_usd", charge.cost_usd).removesuffix(" USD"),
         energy(charge.energy_kwh),
         "-" if charge.utilisation_pct is None else f"{charge.utilisation_pct:.0f}%",
+        duration(charge.overhead_s) if charge.overhead_s else "-",
         duration(charge.lost_s) if charge.lost_s else "-",
     ]
 
 
-HEADINGS = ("ended", "time", "USD", "energy", "busy", "lost")
+HEADINGS = ("ended", "time", "USD", "energy", "busy", "overhead", "lost")
 """Of `cells`."""
+FIGURES = HEADINGS[1:]
+"""Those that are numbers."""
+PARTS = {
+    "worker_start": "starting workers",
+    "preparation": "filling caches",
+    "warm_up": "warming up",
+    "restart": "setting up again",
+    "between_runs": "between runs",
+}
+"""Parts of the overhead."""
 
 
-def sentences(total: Sum) -> list[str]:
-    """The sum, and what of it was retries, lost work or an estimate."""
+def sentences(total: Sum, overhead: Sequence[Overhead] = ()) -> list[str]:
+    """Returns the sum in words, and what of it was retries, lost work or overhead.
+
+    Args:
+        total: of an experiment or a run.
+        overhead: its parts; only an experiment has them.
+    """
     said = [
         f"in all: {total.attempts:,} attempt{'s' * (total.attempts != 1)}, "
         f"{duration(total.device_hours * 3600)} of device time, "
@@ -56,5 +73,13 @@ def sentences(total: Sum) -> list[str]:
         said.append(
             f"of it {total.retries:,} retr{'y' if total.retries == 1 else 'ies'}, "
             f"{duration(total.lost_s)} and {figure('cost_usd', total.lost_usd)} for lost work{share}"
+        )
+    if total.overhead_s:
+        parts = [
+            f"{PARTS.get(part.part, part.part)} {duration(part.time_s)}" for part in overhead if part.time_s
+        ]
+        named = f": {', '.join(parts)}" if parts else ""
+        said.append(
+            f"of it {figure('cost_usd', total.overhead_usd)} overhead, which is in no run's figures{named}"
         )
     return said

@@ -1,4 +1,4 @@
-"""The command that accounts: what every attempt cost, and what of it was lost."""
+"""The command that accounts: what every attempt cost, what of it was lost, and what was overhead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_LINES = 200
 
 
 def ledger(target: Either, as_json: Json = False) -> None:
-    """Show what every attempt took in time, money and energy, and what of it was lost."""
+    """Show what every attempt took in time, money and energy, what was lost, and what was overhead."""
     found = reference(target)
     with connected() as client:
         if isinstance(found, RunRef):
@@ -23,17 +23,17 @@ def ledger(target: Either, as_json: Json = False) -> None:
         print_json(answer)
         return
     total, accounts = answer.total, [answer] if isinstance(answer, Account) else answer.runs
-    if not total.attempts:
+    if not total.attempts and not total.time_s:
         say(f"{found}: nothing was tried yet, and nothing is charged")
         return
     from service.cli.rendering import grid_table, print_fitting
-    from service.ledger_words import HEADINGS, LEGEND, cells, sentences
+    from service.ledger_words import FIGURES, HEADINGS, LEGEND, cells, sentences
 
     lines = [
         [f"run:{of.run_id}", str(charge.attempt), *cells(charge)] for of in accounts for charge in of.charges
     ]
     headings = ("run", "try", *HEADINGS)
-    table = grid_table(*headings, right=("time", "USD", "energy", "busy", "lost"))
+    table = grid_table(*headings, right=FIGURES)
     for line in lines[:_MOST_LINES]:
         table.add_row(*line)
     print_fitting(
@@ -48,6 +48,6 @@ def ledger(target: Either, as_json: Json = False) -> None:
     )
     if len(lines) > _MOST_LINES:
         note(f"{len(lines) - _MOST_LINES:,} more attempts: --json has all")
-    for sentence in sentences(total):
+    for sentence in sentences(total, () if isinstance(answer, Account) else answer.overhead):
         say(sentence)
     note(LEGEND)

@@ -143,7 +143,9 @@ class Board:
         return table
 
     def preparing(self, run: Run) -> str | None:
-        """What a run that prepares its data said last; None for every other run."""
+        """What a run waits for, or what it said last while it prepares its data; None for every other run."""
+        if run.waits_for is not None:
+            return f"waits for {run.waits_for}"
         is_preparing = run.state in _ACTIVE and run.phase == "preparing"
         return self.said.get(run.id) if is_preparing else None
 

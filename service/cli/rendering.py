@@ -268,9 +268,12 @@ def experiment_story(
         (
             "used",
             f"{figure('cost_usd', totals.cost_usd)}, {figure('energy_kwh', totals.energy_kwh)}, "
-            f"{duration(totals.device_hours * 3600)} of device time",
+            f"{duration(totals.device_hours * 3600)} of device time"
+            + (f"; {figure('cost_usd', totals.overhead_usd)} of it overhead" if totals.overhead_usd else ""),
         )
     )
+    waiting = dict.fromkeys(run.waits_for for run in runs if run.waits_for is not None)
+    facts += [("no room", f"runs wait for {what}") for what in waiting]
     if experiment.failure_message:
         facts.append(("failure", f"{experiment.failure_class}: {experiment.failure_message}"))
     facts += [("drift", sentence) for sentence in _drift(runs)]
@@ -336,6 +339,8 @@ def run_story(
         ),
         ("progress", f"step {step_text(run)}" + (f", {run.phase}" if run.phase and not run.ended_s else "")),
     ]
+    if run.waits_for is not None:
+        facts.append(("waits for", run.waits_for))
     if run.reused_from is not None:
         facts.append(("reuses", f"run:{run.reused_from}, which had the same settings and data"))
     if run.checkpoint is not None:

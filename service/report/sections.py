@@ -426,7 +426,7 @@ def _ledger(contents: Contents) -> Iterable[Block]:
         [
             f"Experiment {ledger.experiment_id}, {sentence}."
             for ledger in ledgers
-            for sentence in ledger_words.sentences(ledger.total)
+            for sentence in ledger_words.sentences(ledger.total, ledger.overhead)
         ]
     )
     # Runs that went through at once have nothing to tell beyond their row in the results.
@@ -441,11 +441,9 @@ def _ledger(contents: Contents) -> Iterable[Block]:
                     for charge in run.charges
                 ]
             ),
-            frozenset({1, 3, 4, 5, 6, 7}),
+            frozenset({1, 3, 4, 5, 6, 7, 8}),
         )
-    yield Paragraph(
-        f"Devices are paid for from the opening of an attempt to its end, busy or not; {ledger_words.LEGEND}."
-    )
+    yield Paragraph(f"Devices are paid for from placed to released, busy or not; {ledger_words.LEGEND}.")
 
 
 def _environment(contents: Contents) -> Iterable[Block]:

@@ -9,7 +9,14 @@ from sqlalchemy import Connection
 
 from service.db import placement_statements, schema, statements
 from service.records import Placement
-from service.store.base import Part, check_experiment_attempt, lock_experiment, storable
+from service.store.base import (
+    NewEvent,
+    Part,
+    announce,
+    check_experiment_attempt,
+    lock_experiment,
+    storable,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +57,22 @@ class Placing(Part):
             self.database.write(body)
 
     def set_waiting(self, experiment_id: int, attempt: int, reasons: Mapping[int, str | None]) -> None:
-        """Store what queued runs wait for, by run; None = nothing any more.
+        """Store what queued runs wait for, by run, and announce it; None = nothing any more.
 
         Raises:
             StaleAttempt: another attempt is current, or this one has ended.
         """
+        now = self.clock()
         texts = {run_id: None if text is None else storable(text) for run_id, text in reasons.items()}
+        new = [
+            NewEvent("run.waiting", f"waits for {text}", run_id)
+            for run_id, text in texts.items()
+            if text is not None
+        ]
 
         def body(connection: Connection) -> None:
-            check_experiment_attempt(experiment_id, attempt, lock_experiment(connection, experiment_id))
+            row = announce(connection, experiment_id, new, now)
+            check_experiment_attempt(experiment_id, attempt, row)
             connection.execute(placement_statements.set_waiting(experiment_id, texts))
 
         if texts:

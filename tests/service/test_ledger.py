@@ -57,7 +57,7 @@ def test_one_that_died_without_a_word_is_charged_to_its_last_sign_of_life(
 ) -> None:
     dead = tried(failure_class=FailureClass.lost, state=RunState.failed, seen_s=seen)
     run = charged(dead, tried(2, HOUR, 2 * HOUR))
-    assert run.charges[0].until == "its last sign of life"
+    assert run.charges[0].until == "its last heartbeat"
     assert run.charges[0].time_s == run.charges[0].lost_s == expected
     assert run.total.estimated_s == expected
     assert run.total.retries == 1
@@ -118,7 +118,7 @@ histories = st.lists(
         spans,  # waits
         spans,  # works
         st.sampled_from([None, FailureClass.lost, FailureClass.infrastructure, FailureClass.bug]),
-        st.none() | st.floats(0.0, 1.5),  # last sign of life, as a share of the work
+        st.none() | st.floats(0.0, 1.5),  # last heartbeat, as a share of the work
         st.none() | st.floats(0.0, 1.0),  # checkpoint, as a share of the time so far
         st.floats(0.0, 1.0),  # share of the work that windows measured
     ),

@@ -77,7 +77,7 @@ def test_the_report_and_the_bundle_hold_it(killed: tuple[House, int], tmp_path: 
     with zipfile.ZipFile(bundle) as archive:
         rows = list(csv.DictReader(io.StringIO(archive.read("ledger.csv").decode())))
     assert [float(row["time_s"]) for row in rows] == [90.0, 120.0, 120.0]
-    assert [row["until"] for row in rows] == ["its last sign of life", "its end", "its end"]
+    assert [row["until"] for row in rows] == ["its last heartbeat", "its end", "its end"]
 
 
 def test_nothing_tried_is_nothing_charged(house: House) -> None:
