@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from service.analysis.evidence import Evidence, Facts
+from service.analysis.overhead import Share
+from service.analysis.selection import EVERYTHING, Selection
 from service.db import evidence_statements
 from service.grid import AxisValue
 from service.neighbours import disturbances
@@ -23,16 +25,13 @@ _WITHOUT_EFFECT = frozenset({"max_restarts"})
 """Fields that may be axes and change nothing that is measured."""
 
 
-def read_evidence(
-    store: Store, experiment_ids: Sequence[int], *, filter: str | None = None, undisturbed: bool = False
-) -> Evidence:
+def read_evidence(store: Store, experiment_ids: Sequence[int], selection: Selection = EVERYTHING) -> Evidence:
     """The runs of experiments with everything that judges them.
 
     Args:
         store: where they are.
         experiment_ids: one, or several to be answered together.
-        filter: only runs that it takes; the grammar of `service.filters`.
-        undisturbed: leave out runs that neighbours disturbed while they were measured.
+        selection: which of their runs.
 
     Raises:
         NotFound: there is no such experiment.
@@ -40,7 +39,7 @@ def read_evidence(
     """
     ids = list(dict.fromkeys(experiment_ids))
     experiments = tuple(store.experiment(id) for id in ids)
-    every = [run for id in ids for run in store.all_runs(id, filter)]
+    every = [run for id in ids for run in store.all_runs(id, selection.filter)]
     runs = [run for run in every if not run.is_reference]
     summaries: dict[int, Mapping[str, Any]] = {}
     data: dict[int, Facts] = {}
@@ -70,15 +69,25 @@ def read_evidence(
             }
             runs = with_differing_fields(runs, specs)
     disturbed = disturbances(runs)
+    left_out = {run.id for run in runs if run.id in disturbed} if selection.undisturbed else frozenset()
+    if selection.with_overhead:
+        shares = {id: Share.of(store.ledger(id).total, store.run_counts(id)) for id in ids}
+        runs = [shares[run.experiment_id].added_to(run) for run in runs]
+        summaries = {
+            run.id: shares[run.experiment_id].added_to_summary(summaries[run.id])
+            for run in runs
+            if run.id in summaries
+        }
     return Evidence(
         experiments=experiments,
-        runs=tuple(run for run in runs if not (undisturbed and run.id in disturbed)),
+        runs=tuple(run for run in runs if run.id not in left_out),
         summaries=summaries,
         data=data,
         environments=tuple((facts, tuple(of)) for facts, of in environments.values()),
         shared=frozenset(shared),
         disturbed=disturbed,
-        left_out=tuple(run for run in runs if undisturbed and run.id in disturbed),
+        left_out=tuple(run for run in runs if run.id in left_out),
+        with_overhead=selection.with_overhead,
         references=tuple(run for run in every if run.is_reference),
     )
 

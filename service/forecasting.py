@@ -64,21 +64,12 @@ def read_past(store: Store, specs: list[ExperimentSpec]) -> list[Past]:
         Past(
             spec=parse(canonical),
             steps=steps,
-            **own_times(summary, total_time_s),
+            total_time_s=total_time_s,
+            setup_time_s=_seconds(summary, "setup_time_s"),
             energy_kwh=energy_kwh,
         )
         for canonical, steps, total_time_s, energy_kwh, summary in rows
     ]
-
-
-def own_times(summary: Mapping[str, object] | None, total_time_s: float) -> dict[str, float]:
-    """A run's time and the set-up in it; runs of earlier versions have start-up and lost work in theirs."""
-    started_s = _seconds(summary, "startup_time_s")
-    lost_s = _seconds(summary, "lost_since_checkpoint_time_s") if started_s else 0.0
-    return {
-        "total_time_s": total_time_s - lost_s,
-        "setup_time_s": started_s or _seconds(summary, "setup_time_s"),
-    }
 
 
 def _seconds(summary: Mapping[str, object] | None, name: str) -> float:

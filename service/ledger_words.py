@@ -11,8 +11,7 @@ MARKS = {"counter": "", "sampled": "≈", "modelled": "~"}
 """Before an amount of energy, by its provenance."""
 LEGEND = (
     "energy: plain = counter, ≈ sampled, ~ modelled from rated power; time: ~ up to the last heartbeat of an "
-    "attempt that died without reporting an error; overhead: no configuration caused it; "
-    "lost: its work is in no result"
+    "attempt that died without reporting an error; lost: its work is in no result"
 )
 
 
@@ -30,19 +29,18 @@ def time(charge: Charge) -> str:
 
 
 def cells(charge: Charge) -> list[str]:
-    """Returns how it ended, time, cost, energy, utilisation, overhead, lost time."""
+    """Returns how it ended, time, cost, energy, utilisation, lost time."""
     return [
         str(charge.failure_class or charge.state),
         time(charge),
         figure("cost_usd", charge.cost_usd).removesuffix(" USD"),
         energy(charge.energy_kwh),
         "-" if charge.utilisation_pct is None else f"{charge.utilisation_pct:.0f}%",
-        duration(charge.overhead_s) if charge.overhead_s else "-",
         duration(charge.lost_s) if charge.lost_s else "-",
     ]
 
 
-HEADINGS = ("ended", "time", "USD", "energy", "busy", "overhead", "lost")
+HEADINGS = ("ended", "time", "USD", "energy", "busy", "lost")
 """Of `cells`."""
 FIGURES = HEADINGS[1:]
 """Those that are numbers."""

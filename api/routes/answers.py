@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
 from api.answer_shapes import (
@@ -23,6 +23,7 @@ from api.answer_shapes import (
 )
 from api.deps import MAX_ID, ExperimentId, Filter, SettingsDep, StoreDep
 from api.problems import declared
+from service.analysis.selection import Selection
 
 if TYPE_CHECKING:
     from service.analysis.question import Question
@@ -50,9 +51,22 @@ Metrics = Annotated[
         examples=[["cost_usd"]],
     ),
 ]
-Undisturbed = Annotated[
-    bool, Query(description="Leave out runs that neighbours disturbed while they were measured.")
-]
+
+
+def _selection(
+    filter: Filter = None,
+    undisturbed: Annotated[
+        bool, Query(description="Leave out runs that neighbours disturbed while they were measured.")
+    ] = False,
+    with_overhead: Annotated[
+        bool,
+        Query(description="Add to time and cost of each run an even share of its experiment's overhead."),
+    ] = False,
+) -> Selection:
+    return Selection(filter, undisturbed, with_overhead)
+
+
+Selected = Annotated[Selection, Depends(_selection)]
 Alpha = Annotated[float, Query(gt=0, lt=1, description="Error rate of the claims.")]
 
 
@@ -80,6 +94,7 @@ class ReportFormat(StrEnum):
 def compare_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
+    selection: Selected,
     by: Annotated[
         list[str] | None,
         Query(max_length=_MOST, description="Axes that make the rows; none = all.", examples=[["precision"]]),
@@ -99,15 +114,13 @@ def compare_experiment(
     margin: Annotated[list[str] | None, _bounds("Difference that counts as none", "accuracy=0.005")] = None,
     alpha: Alpha = 0.05,
     also: Also = None,
-    filter: Filter = None,
-    undisturbed: Undisturbed = False,
 ) -> ComparisonShape:
     """Mean and spread over seeds by axis. With `a` and `b`, or with `claims`, every pair is a tested
     claim: paired by seed where possible, corrected by Holm, with "equivalent" within a margin and
     about how many more seeds an undecided one needs."""
     from service.analysis.words import assignments
 
-    answer = _question(store, experiment_id, also, filter, undisturbed).compare(
+    answer = _question(store, experiment_id, also, selection).compare(
         by=by or (),
         metrics=metric or (),
         a=a,
@@ -126,6 +139,7 @@ def compare_experiment(
 def score_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
+    selection: Selected,
     strategy: Annotated[
         Literal[
             "balance",
@@ -144,13 +158,11 @@ def score_experiment(
         bool, Query(description="Let the strategy weigh the published study's time and occupancy.")
     ] = False,
     also: Also = None,
-    filter: Filter = None,
-    undisturbed: Undisturbed = False,
 ) -> ScoreShape:
     """A weighted sum of max-normalised metrics, lower is better, and at which weight the winner changes."""
     from service.analysis.words import assignments
 
-    answer = _question(store, experiment_id, also, filter, undisturbed).score(
+    answer = _question(store, experiment_id, also, selection).score(
         strategy=strategy, weights=assignments(weight, "weight"), as_published=as_published
     )
     return ScoreShape.model_validate(answer)
@@ -165,13 +177,12 @@ def score_experiment(
 def frontier_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
+    selection: Selected,
     metric: Metrics = None,
     also: Also = None,
-    filter: Filter = None,
-    undisturbed: Undisturbed = False,
 ) -> FrontierShape:
     """What nothing else beats on every metric at once, and who dominates the rest."""
-    answer = _question(store, experiment_id, also, filter, undisturbed).frontier(metrics=metric or ())
+    answer = _question(store, experiment_id, also, selection).frontier(metrics=metric or ())
     return FrontierShape.model_validate(answer)
 
 
@@ -184,16 +195,13 @@ def frontier_experiment(
 def effects_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
+    selection: Selected,
     metric: Metrics = None,
     alpha: Alpha = 0.05,
     also: Also = None,
-    filter: Filter = None,
-    undisturbed: Undisturbed = False,
 ) -> EffectsShape:
     """Main effects and interactions of each axis on each metric, by a factorial model with its checks."""
-    answer = _question(store, experiment_id, also, filter, undisturbed).effects(
-        metrics=metric or (), alpha=alpha
-    )
+    answer = _question(store, experiment_id, also, selection).effects(metrics=metric or (), alpha=alpha)
     return EffectsShape.model_validate(answer)
 
 
@@ -206,6 +214,7 @@ def effects_experiment(
 def recommend_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
+    selection: Selected,
     objective: Annotated[
         str, Query(max_length=200, description="The metric to be best on.", examples=["cost_usd"])
     ] = "cost_usd",
@@ -216,13 +225,11 @@ def recommend_experiment(
     at_most: Annotated[list[str] | None, _bounds("Upper bounds", "cost_usd=2")] = None,
     at_least: Annotated[list[str] | None, _bounds("Lower bounds", "accuracy=0.9")] = None,
     also: Also = None,
-    filter: Filter = None,
-    undisturbed: Undisturbed = False,
 ) -> RecommendationShape:
     """The best on the objective that meets every constraint, what was excluded and why, how sure it is."""
     from service.analysis.words import assignments
 
-    answer = _question(store, experiment_id, also, filter, undisturbed).recommend(
+    answer = _question(store, experiment_id, also, selection).recommend(
         objective=objective,
         within=None if within is None else assignments(within, "within"),
         at_most=assignments(at_most, "at_most"),
@@ -240,6 +247,7 @@ def recommend_experiment(
 def speedup_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
+    selection: Selected,
     baseline: Annotated[
         str | None,
         Query(
@@ -254,14 +262,12 @@ def speedup_experiment(
         _bounds("Value to be reached, one; none = the best mean of the headline less 0.005", "accuracy=0.9"),
     ] = None,
     also: Also = None,
-    filter: Filter = None,
-    undisturbed: Undisturbed = False,
 ) -> SpeedupShape:
     """How many times better each is, with intervals, and how soon each reaches a target value."""
     from service.analysis.words import one_assignment
     from service.evidence import read_curves
 
-    question = _question(store, experiment_id, also, filter, undisturbed)
+    question = _question(store, experiment_id, also, selection)
     wanted = one_assignment(target, "target")
     name = question.metric(wanted[0]).name if wanted else question.validated_by.name
     curves = read_curves(store, question.evidence.finished, [name])
@@ -292,34 +298,26 @@ def speedup_experiment(
 def report_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
+    selection: Selected,
     settings: SettingsDep,
     format: Annotated[ReportFormat, Query(description="html or md (Markdown).")] = ReportFormat.html,
     also: Also = None,
-    filter: Filter = None,
-    undisturbed: Undisturbed = False,
 ) -> Response:
     """Question, method, tables, plots, verdicts, caveats and how to reproduce; needs no network."""
     from service.report import gather, html, markdown
     from service.traces import traced_step
 
-    contents = gather(
-        store,
-        [experiment_id, *(also or ())],
-        filter=filter,
-        undisturbed=undisturbed,
-        traced=lambda run: traced_step(settings, run),
-    )
+    ids = [experiment_id, *(also or ())]
+    contents = gather(store, ids, selection, traced=lambda run: traced_step(settings, run))
     if format is ReportFormat.md:
         return Response(markdown(contents), media_type="text/markdown")
     page = html(contents)
     return Response(page.text, media_type="text/html", headers={"Content-Security-Policy": page.policy})
 
 
-def _question(
-    store: Store, experiment_id: int, also: Sequence[int] | None, filter: str | None, undisturbed: bool
-) -> Question:
+def _question(store: Store, experiment_id: int, also: Sequence[int] | None, selection: Selection) -> Question:
     from service.analysis.question import Question
     from service.evidence import read_evidence
 
     ids = [experiment_id, *(also or ())]
-    return Question(read_evidence(store, ids, filter=filter, undisturbed=undisturbed))
+    return Question(read_evidence(store, ids, selection))

@@ -38,6 +38,7 @@ class Evidence:
         shared: ids of runs whose device other runs might use at the same time.
         disturbed: who disturbed runs while they were measured, by run id; of all runs that were asked for.
         left_out: disturbed runs that are not among `runs`, because that was asked for.
+        with_overhead: time and cost of the runs have a share of their experiment's overhead.
         references: runs that only tell how the machine drifted; in no answer.
     """
 
@@ -49,6 +50,7 @@ class Evidence:
     shared: frozenset[int] = frozenset()
     disturbed: Mapping[int, tuple[Neighbour, ...]] = field(default_factory=dict)
     left_out: tuple[Run, ...] = ()
+    with_overhead: bool = False
     references: tuple[Run, ...] = ()
 
     def column(self, name: str) -> Column:

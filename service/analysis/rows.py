@@ -24,7 +24,7 @@ from service.analysis.recommend import Configuration, Constraint
 from service.analysis.records import Criterion
 from service.analysis.resolution import Resolution, resolution_of
 from service.comparison import Metric, default_metrics
-from service.formats import axis_value, duration
+from service.formats import axis_value
 from service.headlines import answer_headlines, headline, shared_headline
 from service.neighbours import DISTURBED_PCT, Neighbour, counted, in_words, of_time
 from service.records import Run
@@ -32,11 +32,8 @@ from service.states import RunState
 from trainers.data.parts import SplitRule
 from trainers.figures import SCORES, on_test
 
-_WITH_STARTUP = frozenset({"total_time_s", "train_time_s", "cost_usd"})
 _MOST_DISTURBED = 5
 """Configurations with disturbed runs that are named one by one."""
-_STARTUP_SHARE = 0.2
-"""Of a run's time: what it took longer to start than the quickest is said above this."""
 
 
 class Rows:
@@ -249,8 +246,8 @@ class Rows:
                 f"their times hold that: {_runs(of)}"
             )
         notes += self._disturbance_notes()
-        if any(metric.name in _WITH_STARTUP for metric in metrics):
-            notes += self._startup_notes()
+        if self.evidence.with_overhead:
+            notes.append("time and cost include an even share of each experiment's overhead; energy does not")
         for _, found in drifts(self.evidence.references):
             notes += found.notes()
         seeds = {run.seed for run in finished}
@@ -333,27 +330,6 @@ class Rows:
             f"measured under different conditions: {crowded} next to runs of the same experiment; "
             f"{alone} without"
         )
-
-    def _startup_notes(self) -> list[str]:
-        """Which runs of earlier versions took so much longer to start that it shows in their times.
-
-        Later ones have no `startup_time_s`: their times hold what their configuration caused.
-        """
-        startup_s, total_s = self._column("startup_time_s"), self._column("total_time_s")
-        known = self._is_finished & np.isfinite(startup_s) & np.isfinite(total_s)
-        if not known.any():
-            return []
-        least_s = startup_s[known].min()
-        is_late = known & (startup_s - least_s > _STARTUP_SHARE * total_s)
-        others_s = startup_s[known & ~is_late]
-        if not is_late.any() or not len(others_s):
-            return []
-        late = [self.evidence.runs[at] for at in np.flatnonzero(is_late).tolist()]
-        return [
-            f"the time of {_runs(late)} holds up to {duration(startup_s[is_late].max())} of start, "
-            f"that of the others at most {duration(others_s.max())}: a worker's first run pays for processes "
-            "and imports"
-        ]
 
 
 def is_at(point: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -27,6 +27,9 @@ Filter = Annotated[
 Undisturbed = Annotated[
     bool, typer.Option("--undisturbed", help="Leave out runs that neighbours disturbed while measured.")
 ]
+WithOverhead = Annotated[
+    bool, typer.Option("--with-overhead", help="Add each run's even share of overhead to time and cost.")
+]
 
 
 @contextmanager

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.asking import Filter, Metrics, Targets, Undisturbed, asking, assigned, experiments
+from service.analysis.selection import Selection
+from service.cli.asking import (
+    Filter,
+    Metrics,
+    Targets,
+    Undisturbed,
+    WithOverhead,
+    asking,
+    assigned,
+    experiments,
+)
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, console, note, print_json, say
 
@@ -48,6 +58,7 @@ def compare(
     ] = MOST_SEEDS,
     filter: Filter = None,
     undisturbed: Undisturbed = False,
+    with_overhead: WithOverhead = False,
     as_json: Json = False,
 ) -> None:
     """Set runs beside each other by axis, mean ± sd over seeds; with claims, say what is proven."""
@@ -64,8 +75,7 @@ def compare(
             claims=tests and a is None and b is None,
             untested=queue_seeds,
             margins=assigned(margin, "margin"),
-            filter=filter,
-            undisturbed=undisturbed,
+            selection=Selection(filter, undisturbed, with_overhead),
         )
         if queue_seeds:
             submitted = _submit_seeds(client, numbers, answer, most_seeds, named=a is not None)

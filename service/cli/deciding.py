@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from service.cli.asking import Filter, Metrics, Targets, Undisturbed, asking, assigned, experiments
+from service.analysis.selection import Selection
+from service.cli.asking import (
+    Filter,
+    Metrics,
+    Targets,
+    Undisturbed,
+    WithOverhead,
+    asking,
+    assigned,
+    experiments,
+)
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, console, note, print_json, say
 
@@ -29,9 +39,11 @@ def recommend(
     ] = None,
     filter: Filter = None,
     undisturbed: Undisturbed = False,
+    with_overhead: WithOverhead = False,
     as_json: Json = False,
 ) -> None:
     """Say which configuration to use: the cheapest that loses no accuracy, and how sure that is."""
+    selection = Selection(filter, undisturbed, with_overhead)
     with asking() as client:
         answer = client.recommend(
             experiments(targets),
@@ -39,8 +51,7 @@ def recommend(
             within=assigned(within, "within"),
             at_most=assigned(at_most, "at-most"),
             at_least=assigned(at_least, "at-least"),
-            filter=filter,
-            undisturbed=undisturbed,
+            selection=selection,
         )
     if as_json:
         print_json(answer)
@@ -56,12 +67,16 @@ def frontier(
     metrics: Metrics = None,
     filter: Filter = None,
     undisturbed: Undisturbed = False,
+    with_overhead: WithOverhead = False,
     as_json: Json = False,
 ) -> None:
     """Show what nothing else beats on every figure at once, and who beats the rest."""
+    selection = Selection(filter, undisturbed, with_overhead)
     with asking() as client:
         answer = client.frontier(
-            experiments(targets), metrics=metrics or (), filter=filter, undisturbed=undisturbed
+            experiments(targets),
+            metrics=metrics or (),
+            selection=selection,
         )
     if as_json:
         print_json(answer)
@@ -77,12 +92,16 @@ def effects(
     metrics: Metrics = None,
     filter: Filter = None,
     undisturbed: Undisturbed = False,
+    with_overhead: WithOverhead = False,
     as_json: Json = False,
 ) -> None:
     """Say what each axis does to each figure, such as "bf16 against fp32: time -50%"."""
+    selection = Selection(filter, undisturbed, with_overhead)
     with asking() as client:
         answer = client.effects(
-            experiments(targets), metrics=metrics or (), filter=filter, undisturbed=undisturbed
+            experiments(targets),
+            metrics=metrics or (),
+            selection=selection,
         )
     if as_json:
         print_json(answer)
@@ -108,6 +127,7 @@ def score(
     ] = False,
     filter: Filter = None,
     undisturbed: Undisturbed = False,
+    with_overhead: WithOverhead = False,
     as_json: Json = False,
 ) -> None:
     """Rank by a weighted sum of max-normalised figures, and say where the winner changes."""
@@ -115,14 +135,14 @@ def score(
         raise Failure("give --strategy or --weight, not both", ExitCode.usage)
     if as_published and weight:
         raise Failure("--as-published is for strategies; remove it or --weight", ExitCode.usage)
+    selection = Selection(filter, undisturbed, with_overhead)
     with asking() as client:
         answer = client.score(
             experiments(targets),
             strategy=strategy,
             weights=assigned(weight, "weight"),
             as_published=as_published,
-            filter=filter,
-            undisturbed=undisturbed,
+            selection=selection,
         )
     if as_json:
         print_json(answer)
@@ -150,18 +170,19 @@ def speedup(
     ] = None,
     filter: Filter = None,
     undisturbed: Undisturbed = False,
+    with_overhead: WithOverhead = False,
     as_json: Json = False,
 ) -> None:
     """Say how many times faster and cheaper each is than a baseline, and how soon it is accurate."""
     wanted = next(iter(assigned([target] if target else None, "target").items()), None)
+    selection = Selection(filter, undisturbed, with_overhead)
     with asking() as client:
         answer = client.speedup(
             experiments(targets),
             baseline=baseline,
             metrics=metrics or (),
             target=wanted,
-            filter=filter,
-            undisturbed=undisturbed,
+            selection=selection,
         )
     if as_json:
         print_json(answer)

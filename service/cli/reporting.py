@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from service.cli.asking import Filter, Targets, Undisturbed, asking, experiments
+from service.analysis.selection import Selection
+from service.cli.asking import Filter, Targets, Undisturbed, WithOverhead, asking, experiments
 from service.cli.connection import connected
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, note, print_json, say
@@ -21,6 +22,7 @@ def report(
     ] = Path("report.html"),
     filter: Filter = None,
     undisturbed: Undisturbed = False,
+    with_overhead: WithOverhead = False,
     as_json: Json = False,
 ) -> None:
     """Write one file with the question, the answer, plots, verdicts, caveats and how to reproduce."""
@@ -28,8 +30,9 @@ def report(
     form = formats.get(output.suffix.lower())
     if form is None:
         raise Failure(f"{output}: a report ends in .html or .md", ExitCode.usage)
+    selection = Selection(filter, undisturbed, with_overhead)
     with asking() as client:
-        content = client.report(experiments(targets), format=form, filter=filter, undisturbed=undisturbed)
+        content = client.report(experiments(targets), format=form, selection=selection)
     try:
         output.write_bytes(content)
     except OSError as error:

@@ -13,14 +13,15 @@ from service.analysis.answers import (
     SpeedupAnswer,
 )
 from service.analysis.records import Recommendation
+from service.analysis.selection import EVERYTHING, Selection
 from service.client.wire import T, Wire, given, read
 
 
 class AnswerCalls(Wire):
     """The part of the client that asks for decisions.
 
-    Every call takes one experiment, or several to be answered from together, a filter of their
-    runs, and whether disturbed runs are left out. Each can raise `ApiError` of the types
+    Every call takes one experiment, or several to be answered from together, and a selection of
+    their runs. Each can raise `ApiError` of the types
     `invalid-parameter` (the question is wrong), `no-answer` (the runs cannot answer it) and
     `not-comparable` (other tasks or data).
     """
@@ -37,8 +38,7 @@ class AnswerCalls(Wire):
         untested: bool = False,
         margins: Mapping[str, float] | None = None,
         alpha: float | None = None,
-        filter: str | None = None,
-        undisturbed: bool = False,
+        selection: Selection = EVERYTHING,
     ) -> ComparisonAnswer:
         """Runs beside each other by axis and, with two sides or `claims`, tested claims."""
         return self._ask(
@@ -53,8 +53,7 @@ class AnswerCalls(Wire):
             untested=untested or None,
             margin=_assigned(margins),
             alpha=alpha,
-            filter=filter,
-            undisturbed=undisturbed or None,
+            **_selected(selection),
         )
 
     def score(
@@ -64,8 +63,7 @@ class AnswerCalls(Wire):
         strategy: str | None = None,
         weights: Mapping[str, float] | None = None,
         as_published: bool = False,
-        filter: str | None = None,
-        undisturbed: bool = False,
+        selection: Selection = EVERYTHING,
     ) -> ScoreAnswer:
         """Configurations by weighted score, and at which weight the winner changes."""
         return self._ask(
@@ -75,8 +73,7 @@ class AnswerCalls(Wire):
             strategy=strategy,
             weight=_assigned(weights),
             as_published=as_published or None,
-            filter=filter,
-            undisturbed=undisturbed or None,
+            **_selected(selection),
         )
 
     def frontier(
@@ -84,8 +81,7 @@ class AnswerCalls(Wire):
         ids: int | Sequence[int],
         *,
         metrics: Sequence[str] = (),
-        filter: str | None = None,
-        undisturbed: bool = False,
+        selection: Selection = EVERYTHING,
     ) -> FrontierAnswer:
         """What nothing else beats on every metric at once."""
         return self._ask(
@@ -93,8 +89,7 @@ class AnswerCalls(Wire):
             ids,
             "frontier",
             metric=_list(metrics),
-            filter=filter,
-            undisturbed=undisturbed or None,
+            **_selected(selection),
         )
 
     def effects(
@@ -103,8 +98,7 @@ class AnswerCalls(Wire):
         *,
         metrics: Sequence[str] = (),
         alpha: float | None = None,
-        filter: str | None = None,
-        undisturbed: bool = False,
+        selection: Selection = EVERYTHING,
     ) -> EffectsAnswer:
         """What each axis does to each metric."""
         return self._ask(
@@ -113,8 +107,7 @@ class AnswerCalls(Wire):
             "effects",
             metric=_list(metrics),
             alpha=alpha,
-            filter=filter,
-            undisturbed=undisturbed or None,
+            **_selected(selection),
         )
 
     def recommend(
@@ -125,8 +118,7 @@ class AnswerCalls(Wire):
         within: Mapping[str, float] | None = None,
         at_most: Mapping[str, float] | None = None,
         at_least: Mapping[str, float] | None = None,
-        filter: str | None = None,
-        undisturbed: bool = False,
+        selection: Selection = EVERYTHING,
     ) -> Recommendation:
         """The best configuration on the objective that meets every constraint, and how sure that is."""
         return self._ask(
@@ -137,8 +129,7 @@ class AnswerCalls(Wire):
             within=_assigned(within),
             at_most=_assigned(at_most),
             at_least=_assigned(at_least),
-            filter=filter,
-            undisturbed=undisturbed or None,
+            **_selected(selection),
         )
 
     def speedup(
@@ -148,8 +139,7 @@ class AnswerCalls(Wire):
         baseline: str | None = None,
         metrics: Sequence[str] = (),
         target: tuple[str, float] | None = None,
-        filter: str | None = None,
-        undisturbed: bool = False,
+        selection: Selection = EVERYTHING,
     ) -> SpeedupAnswer:
         """Every configuration against a named baseline, and how soon each reaches a target."""
         return self._ask(
@@ -159,8 +149,7 @@ class AnswerCalls(Wire):
             baseline=baseline,
             metric=_list(metrics),
             target=_assigned(dict([target])) if target else None,
-            filter=filter,
-            undisturbed=undisturbed or None,
+            **_selected(selection),
         )
 
     def report(
@@ -168,11 +157,10 @@ class AnswerCalls(Wire):
         ids: int | Sequence[int],
         *,
         format: Literal["html", "md"] = "html",
-        filter: str | None = None,
-        undisturbed: bool = False,
+        selection: Selection = EVERYTHING,
     ) -> bytes:
         """The report as a file: one HTML page without network, or Markdown."""
-        return self._answer(ids, "report", format=format, filter=filter, undisturbed=undisturbed or None)
+        return self._answer(ids, "report", format=format, **_selected(selection))
 
     def _ask(self, kind: type[T], ids: int | Sequence[int], question: str, **parameters: Any) -> T:
         return read(kind, self._answer(ids, question, **parameters))
@@ -181,6 +169,14 @@ class AnswerCalls(Wire):
         first, *also = [ids] if isinstance(ids, int) else ids
         params = given(also=also or None, **parameters)
         return self._call("GET", f"/api/v1/experiments/{first}/{question}", repeat=True, params=params)
+
+
+def _selected(selection: Selection) -> dict[str, str | bool | None]:
+    return {
+        "filter": selection.filter,
+        "undisturbed": selection.undisturbed or None,
+        "with_overhead": selection.with_overhead or None,
+    }
 
 
 def _list(values: Iterable[str]) -> list[str] | None:

@@ -28,6 +28,7 @@ from service.analysis.evidence import Evidence
 from service.analysis.question import Question
 from service.analysis.records import Recommendation
 from service.analysis.score import STRATEGIES
+from service.analysis.selection import EVERYTHING, Selection
 from service.evidence import read_curves, read_evidence
 from service.ledger import Ledger
 from service.records import PointRow, Run
@@ -98,9 +99,8 @@ class Contents:
 def gather(
     store: Store,
     experiment_ids: Sequence[int],
+    selection: Selection = EVERYTHING,
     *,
-    filter: str | None = None,
-    undisturbed: bool = False,
     traced: Callable[[Run], TracedStep | None] = lambda run: None,
 ) -> Contents:
     """Read and answer everything.
@@ -108,8 +108,7 @@ def gather(
     Args:
         store: where the runs are.
         experiment_ids: one, or several that are answered together.
-        filter: only runs that it takes.
-        undisturbed: leave out runs that neighbours disturbed while they were measured.
+        selection: which of their runs.
         traced: a step of a run, where it traced some.
 
     Raises:
@@ -117,7 +116,7 @@ def gather(
         FilterError: the filter cannot be understood.
         AnalysisError: there is no run, or the runs are of different tasks or data.
     """
-    evidence = read_evidence(store, experiment_ids, filter=filter, undisturbed=undisturbed)
+    evidence = read_evidence(store, experiment_ids, selection)
     question = Question(evidence)
     curves = read_curves(store, evidence.finished, CURVES, max_points=POINTS_PER_CURVE)
     specs = tuple(store.experiment_spec(experiment.id)[0] for experiment in evidence.experiments)

@@ -441,7 +441,7 @@ def _ledger(contents: Contents) -> Iterable[Block]:
                     for charge in run.charges
                 ]
             ),
-            frozenset({1, 3, 4, 5, 6, 7, 8}),
+            frozenset({1, 3, 4, 5, 6, 7}),
         )
     yield Paragraph(f"Devices are paid for from placed to released, busy or not; {ledger_words.LEGEND}.")
 

@@ -12,6 +12,7 @@ import pytest
 from service.analysis.errors import AnalysisError
 from service.analysis.evidence import Evidence
 from service.analysis.question import Question
+from service.analysis.selection import Selection
 from service.db.schema import NEIGHBOUR_COLUMNS
 from service.evidence import read_evidence
 from service.neighbours import Neighbour, disturbances, in_words, of_cpus, of_time
@@ -160,7 +161,9 @@ def finished(store: Store, queue: Queue, asked: ExperimentSpec, shares: list[flo
 
 def test_undisturbed_leaves_them_out_and_says_so(store: Store, queue: Queue, asked: ExperimentSpec) -> None:
     number = finished(store, queue, asked, [0.0, 90.0, 0.0])
-    answer = Question(read_evidence(store, [number], undisturbed=True)).compare(metrics=["cost_usd"])
+    answer = Question(read_evidence(store, [number], Selection(undisturbed=True))).compare(
+        metrics=["cost_usd"]
+    )
     (row,) = answer.rows
     assert row.figures["cost_usd"] is not None
     assert (row.figures["cost_usd"].mean, row.figures["cost_usd"].n, row.disturbed) == (1.0, 2, 0)
@@ -174,7 +177,7 @@ def test_when_all_were_disturbed_the_answer_says_what_to_do(
 ) -> None:
     number = finished(store, queue, asked, [90.0, 90.0, 90.0])
     with pytest.raises(AnalysisError, match=rf"3 were disturbed; .*stillhouse retry {number} --disturbed"):
-        Question(read_evidence(store, [number], undisturbed=True))
+        Question(read_evidence(store, [number], Selection(undisturbed=True)))
 
 
 def test_metrics_md_defines_what_is_measured_of_neighbours() -> None:

@@ -100,12 +100,6 @@ def test_a_killed_and_resumed_run_has_the_time_of_an_undisturbed_one(hand: Hand)
     }  # fmt: skip
 
 
-def test_a_checkpoint_of_an_earlier_version_is_continued(hand: Hand) -> None:
-    timeline = Timeline(hand.now_s)
-    timeline.carry_over({"startup": 2.0})
-    assert spent(timeline) == {"setup": 2.0}
-
-
 def test_filling_a_cache_is_preparation_and_finding_it_filled_is_not(tmp_path: Path) -> None:
     entered = []
 

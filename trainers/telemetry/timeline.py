@@ -66,9 +66,6 @@ OVERHEAD = (Phase.preparation, Phase.warm_up, Phase.restart, Phase.lost_since_ch
 OWN = tuple(phase for phase in Phase if phase not in OVERHEAD)
 """Phases whose sum is `total_time_s`."""
 
-_RENAMED = {"startup": Phase.setup}
-"""Names in checkpoints of earlier versions."""
-
 
 Listener = Callable[[Phase, float], None]
 """Told each phase that begins, and when by `time.perf_counter()`."""
@@ -154,7 +151,7 @@ class Timeline:
     def carry_over(self, spent_s: Mapping[str, float]) -> None:
         """Add what earlier attempts spent up to the checkpoint that this one resumes from."""
         for phase, seconds in spent_s.items():
-            self._spent[_RENAMED.get(phase) or Phase(phase)] += seconds
+            self._spent[Phase(phase)] += seconds
 
     def spent_s(self) -> dict[str, float]:
         """Seconds by phase until now, over all attempts that led here."""

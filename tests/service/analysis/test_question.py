@@ -203,23 +203,6 @@ def test_nan_counts_as_no_figure_and_is_named() -> None:
     assert (spread.mean, spread.n) == (2.5, 2)
 
 
-def test_runs_whose_start_weighs_in_their_time_are_named() -> None:
-    startups = {id: {"startup_time_s": 8.0 if id in (1, 4) else 0.25} for id in range(1, 13)}
-    [note] = [one for one in Question(evidence(summaries=startups)).compare().notes if "of start" in one]
-    assert note.startswith(
-        "the time of run:1, run:4 holds up to 8.0 s of start, that of the others at most 0.2 s"
-    )
-
-
-@pytest.mark.parametrize("startup_s", [8.0, 0.25])
-def test_runs_that_start_alike_need_no_word(startup_s: float) -> None:
-    startups = {id: {"startup_time_s": startup_s} for id in range(1, 13)}
-    answer = Question(evidence(summaries=startups)).compare()
-    assert not any("of start" in note for note in answer.notes)
-    apart = Question(evidence(summaries={**startups, 1: {"startup_time_s": 20.0}}))
-    assert not any("of start" in note for note in apart.compare(metrics=["accuracy"]).notes)
-
-
 def test_a_figure_of_unknown_direction_asks_for_it() -> None:
     with pytest.raises(BadQuestion, match="write mine:lower or mine:higher"):
         Question(evidence(summaries={1: {"mine": 1.0}})).compare(metrics=["mine"])

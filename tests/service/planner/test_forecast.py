@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.encoder_size import EncoderSize
-from service.forecasting import forecast_of, own_times
+from service.forecasting import forecast_of
 from service.hardware import CATALOGUE
 from service.planner.forecast import Cell, Past, Span, forecast, forecast_run, too_small
 from service.spec import ExperimentSpec, validate
@@ -66,13 +66,6 @@ def test_the_nearest_runs_are_taken_and_farther_ones_have_wider_intervals() -> N
     assert widths == sorted(widths)
     assert "another batch" in of(spec(), batch, length).basis
     assert "another length" in of(spec(), length).basis
-
-
-def test_time_lost_to_a_kill_is_not_expected_again() -> None:
-    lost = {"lost_since_checkpoint_time_s": 50.0}
-    assert own_times({"setup_time_s": 10.0, **lost}, 110.0) == {"total_time_s": 110.0, "setup_time_s": 10.0}
-    of_an_earlier_version = own_times({"startup_time_s": 10.0, **lost}, 160.0)
-    assert of_an_earlier_version == {"total_time_s": 110.0, "setup_time_s": 10.0}
 
 
 def test_ninety_in_a_hundred_runs_end_within_the_interval() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.simulated import sweep
 from service.analysis.errors import AnalysisError
+from service.analysis.selection import Selection
 from service.report import html, markdown
 from service.report.contents import TIME_PARTS, Unanswered
 from service.report.figures import PALETTE, _unit, figures
@@ -151,4 +152,4 @@ def test_a_filter_that_takes_nothing_leaves_no_report(simulated: Sweep) -> None:
     from service.report import gather
 
     with pytest.raises(AnalysisError, match="has no runs"):
-        gather(simulated.store, [simulated.experiment.id], filter="precision = 'tf32'")
+        gather(simulated.store, [simulated.experiment.id], Selection(filter="precision = 'tf32'"))
