@@ -1,6 +1,6 @@
 """Is the analysis fast enough to be asked freely, and are its error rates what it says?
 
-    python -m benchmarks.analysis [--pairs N]
+    python -m benchmarks.analysis [--pairs N] [--families SHARE]
 
 The last line is one JSON object:
 
@@ -15,10 +15,17 @@ The last line is one JSON object:
 - `false_claim_rate`: share of simulated pairs without a difference for which one is claimed, and
   `interval_coverage`: share whose 95% interval holds the true difference of 0;
   `false_equivalence_rate`: share called equivalent when the true difference is the margin.
+- `familywise_false_claims`: share of families of equal configurations with a false claim, in the worst cell
+  of 2, 3, 5 and 10 seeds x 60, 200, 1,000 and 10,000 examples x 2, 5 and 12 configurations x kinds of figures
+  (`benchmarks.families`), with `familywise_standard_error` of that cell and its name; `by_kind` has the worst
+  cell of each kind, and the kept file all `cells` with rate, standard error and number of families.
+- `power`: share of real differences that are claimed, next to `statsmodels`' power of the paired t-test;
+  `power_gap`: the largest shortfall against it for times.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -33,6 +40,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import families
 from benchmarks.options import Benchmark
 from benchmarks.simulated import open_store, sweep
 from service.analysis.claims import compare
@@ -55,6 +63,7 @@ BENCHMARK = Benchmark(
     fields=(
         "analyse_10000_runs_s", "report_200_runs_s", "report_mb", "scheduler_pass_ms",
         "scheduler_idle_pass_ms", "false_claim_rate", "interval_coverage", "false_equivalence_rate",
+        "familywise_false_claims", "familywise_standard_error", "by_kind", "power", "power_gap",
     ),
 )  # fmt: skip
 PAIRS = 2_000
@@ -204,6 +213,39 @@ def measure_rates(pairs: int) -> dict[str, Any]:
     }
 
 
+def measure_families(scale: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Error rates of families and power, as figures and as details that only the kept file has."""
+    generator = np.random.default_rng(20_261_122)
+    cells: list[families.Cell] = []
+    for cell in families.cells(scale, generator):
+        cells.append(cell)
+        print(
+            f"{_named(cell):76} {cell.rate:.4f} ± {cell.error:.4f} ({cell.families:,} families)", flush=True
+        )
+    worst = max(cells, key=lambda cell: cell.rate)
+    by_kind: dict[str, families.Cell] = {}
+    for cell in sorted(cells, key=lambda cell: cell.rate):
+        by_kind[f"{cell.figure}, {cell.how}"] = cell
+    powers = families.power(scale, generator)
+    figures = {
+        "familywise_false_claims": worst.rate,
+        "familywise_standard_error": round(worst.error, 5),
+        "worst_cell": _named(worst),
+        "by_kind": {
+            kind: {"worst": round(cell.rate, 4), "cell": _named(cell)} for kind, cell in by_kind.items()
+        },
+        "power": [{name: round(value, 4) for name, value in row.items()} for row in powers],
+        "power_gap": max(row["statsmodels"] - row["time"] for row in powers),
+    }
+    details = [{**dataclasses.asdict(cell), "standard_error": round(cell.error, 5)} for cell in cells]
+    return figures, {"cells": details}
+
+
+def _named(cell: families.Cell) -> str:
+    examples = "" if cell.examples is None else f", {cell.examples:,} examples"
+    return f"{cell.figure}, {cell.how}: {cell.seeds} seeds, {cell.configurations} configurations{examples}"
+
+
 def _pair(generator: Any, seeds: int, pairing: str, noise: str) -> tuple[dict[int, float], dict[int, float]]:
     """Two samples of one distribution by seed; paired ones share an effect of the seed."""
 
@@ -224,15 +266,20 @@ def main() -> None:
     """Measure everything and print it."""
     parser = BENCHMARK.parser()
     parser.size("--pairs", PAIRS, smoke=16, help="simulated pairs")
+    parser.size("--families", 1.0, smoke=0.0, help="share of the families that are kept")
     given = parser.parse_args()
-    figures: dict[str, Any] = measure_rates(given.pairs)
+    of_families, details = measure_families(given.families)
+    figures: dict[str, Any] = of_families | measure_rates(given.pairs)
     evidence = ten_thousand_runs()
     figures["analyse_10000_runs_s"] = min(
         _timed(lambda: analyse(evidence)) for _ in range(1 if given.smoke else 3)
     )
     figures |= measure_report()
     figures |= measure_scheduler()
-    BENCHMARK.report({name: round(value, 4) for name, value in figures.items()}, given)
+    rounded = {
+        name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()
+    }
+    BENCHMARK.report(rounded, given, details=details)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Families of equal configurations, thousands at a time: how often is a difference claimed that is not there?
+"""Families of equal configurations, thousands at a time: how often is a difference claimed that is none?
 
-Every pair of k configurations of one distribution is tested, corrected by Holm over the family; one claim makes
-the family false. The judges are the functions of `service.analysis` that judge one pair, here over arrays: under
-Holm a family has a claim exactly when some difference is beyond its reach at alpha / pairs.
+Every pair of k configurations of one distribution is tested, corrected by Holm over the family; one claim
+makes the family false. The judges are the functions of `service.analysis` that judge one pair, here over
+arrays: under Holm a family has a claim exactly when some difference is beyond its reach at alpha / pairs.
 
 Generators:
 
@@ -11,8 +11,8 @@ Generators:
   `seed effect`: runs are also better or worse as a whole, by an effect that configurations share per seed and
   one of their own. `open` is also judged as `examples unknown` and as `other seeds` (unpaired).
 - **accuracy by example**: the same, judged over seeds and examples. `good at others`: each configuration is
-  better at some examples and worse at others, as likely as any other. `seed effect`: each run loses a share of
-  its right answers.
+  better at some examples and worse at others, as likely as any other. `seed effect`: each run loses a share
+  of its right answers.
 - **time**: log-normal around 20 s with an effect of the seed, rounded as named; `other seeds`: unpaired.
 """
 
@@ -49,7 +49,7 @@ EXAMPLES = (60, 200, 1_000, 10_000)
 CONFIGURATIONS = (2, 5, 12)
 FAMILIES = {2: 40_000, 5: 20_000, 12: 15_000}
 """By configurations; fewer where the rate is lower and the cost higher."""
-_FAMILIES_BY_EXAMPLE = {2: 20_000, 5: 8_000, 12: 4_000}
+_FAMILIES_BY_EXAMPLE = {2: 12_000, 5: 5_000, 12: 3_000}
 _ANSWERS_AT_ONCE = 8_000_000
 _CLASSES = 8
 _ACCURACY = 0.9
@@ -278,13 +278,13 @@ def _over_examples(
 def _same_as_compare_pairs(
     metric: str, figures: Array, resolution: Resolution, paired: bool, false: npt.NDArray[np.bool_]
 ) -> None:
-    """Asserts that `compare_pairs` says the same of one family with a claim and one without.
+    """Asserts that `compare_pairs` says the same of a family with a claim, and of a small one without.
 
     Of rounded times it may claim less: a pair's decimals can be coarser than the family's.
     """
     for wanted in (True, False):
         at = np.flatnonzero(false == wanted)
-        if not len(at):
+        if not len(at) or (not wanted and figures.shape[1] > 5):
             continue
         sides = {
             str(number): {seed + (0 if paired else 100 * number): float(v) for seed, v in enumerate(row)}
@@ -326,8 +326,8 @@ def _says_a_claim(
 def power(scale: float, generator: np.random.Generator) -> list[dict[str, float]]:
     """Share of real differences that are claimed, of one pair, next to the power of statsmodels.
 
-    `effect` is the difference in standard deviations of what it differs by from seed to seed; times of 1% noise,
-    and accuracies on 10,000 examples.
+    `effect` is the difference in standard deviations of what it differs by from seed to seed; times of 1%
+    noise, and accuracies on 10,000 examples.
     """
     count = max(200, int(scale * 20_000))
     rows = []
