@@ -25,6 +25,7 @@ from trainers.models import dropout, origin, student
 from trainers.models.origin import Origin
 from trainers.models.student import Student
 from trainers.optimizers import build as build_optimizer
+from trainers.optimizers import idle
 from trainers.parallel import divide, replicate, workers_of
 from trainers.parallel.pipeline.layers import Division
 from trainers.parallel.pipeline.stage_trial import StageTrial
@@ -184,7 +185,9 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
     )
     identity = {**data.identity, **distilled.identity}
     with preparing():  # its kernels may be built, and are checked
-        built = build_optimizer(config.optimizer, distilled.module)
+        built = (
+            build_optimizer(config.optimizer, distilled.module) if config.trains else idle(distilled.module)
+        )
     if built.fallback is not None:
         place.warn(f"optimizer.implementation: {built.implementation} runs, because {built.fallback}")
     sized, forget_micro_size = _choose_micro_batch(place, data, model, division, distilled)
@@ -352,6 +355,7 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
             parameters=parameters,
             resumed_from=attempt.newest,
             forget_micro_size=forget_micro_size,
+            keeps_model=_only_here(config, model, data),
         ),
         place.sink,
         stop,
@@ -372,15 +376,30 @@ def _build_model(place: _Place, model_origin: Origin, data: Prepared) -> Student
         max_length=config.task.max_length,
         pad_id=data.pad_id,
         layers=config.model.layers,
-    ).to(place.device)
+    )
+    if not config.trains:
+        # Before the model reaches the device, which never holds weights in another format.
+        place.arithmetic.prepare(model)
+        place.inference.keep(model)
+    model.to(place.device)
     if config.parallel.activation_checkpointing:
         model.checkpoint_activations()
     if config.model.compile:
         compile_encoder(model)
     elif place.device.type == "cpu":
         dropout.install(model)
-    place.arithmetic.prepare(model)
+    if config.trains:
+        place.arithmetic.prepare(model)
     return model
+
+
+def _only_here(config: RunConfig, model: Student, data: Prepared) -> bool:
+    """Whether the model of a run that does not train needs a checkpoint.
+
+    It does where the file that it came from is not all of it, and where the test part's predictions name
+    the weights that they are of.
+    """
+    return bool(model.fresh) or config.model.layers is not None or data.test_units is not None
 
 
 def _choose_micro_batch(
@@ -388,6 +407,8 @@ def _choose_micro_batch(
 ) -> tuple[RunConfig, Callable[[], None]]:
     """The run with the micro-batch that it trains with, compiled for it, and how to unlearn that size."""
     config, device = place.config, place.device
+    if not config.trains:
+        return micro_batch.with_size(config, config.micro_size), lambda: None
     make_trial: Callable[..., Trial] = Trial
     if division is not None:
         make_trial = partial(
@@ -423,7 +444,7 @@ def _noise_of(
     sized: RunConfig, place: _Place, module: nn.Module, optimizer: torch.optim.Optimizer
 ) -> GradientNoise:
     source = source_for(
-        wanted=sized.telemetry.gradient_noise,
+        wanted=sized.telemetry.gradient_noise and sized.trains,
         optimizer=optimizer,
         module=module,
         replicas=place.workers.replicas,

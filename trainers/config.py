@@ -356,8 +356,8 @@ class Length(Section):
 
     epochs: float | None = Field(default=None, gt=0.0, le=10_000)
     """Passes over the training data."""
-    steps: int | None = Field(default=None, ge=1, le=100_000_000)
-    """Optimizer updates."""
+    steps: int | None = Field(default=None, ge=0, le=100_000_000)
+    """Optimizer updates; 0 = no training: the model is evaluated as it is given."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Length:
@@ -632,6 +632,29 @@ class TrainingSections(Section):
                 f"numerics.parameters half needs precision fp16 or bf16, not {self.precision}; "
                 "change precision, or set numerics.parameters: fp32"
             )
+        return self
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are steps; a run without evaluates the model that it is given."""
+        return self.length.steps != 0
+
+    @model_validator(mode="after")
+    def _evaluates(self) -> TrainingSections:
+        if self.trains:
+            return self
+        unused = (
+            ("model.teacher", self.model.teacher, None, "is what a student learns from"),
+            ("telemetry.profile_steps", self.telemetry.profile_steps, 0, "profiles steps of training"),
+            ("telemetry.trace_steps", self.telemetry.trace_steps, 0, "traces steps of training"),
+            ("parallel.partition", self.parallel.partition, None, "divides by time in training"),
+        )
+        for field, value, without, what in unused:
+            if value != without and not (field == "parallel.partition" and value != "time"):
+                raise ValueError(
+                    f"length.steps 0 trains nothing, and {field} {value} {what}; remove {field}, "
+                    "or raise length.steps"
+                )
         return self
 
     @property

@@ -78,6 +78,8 @@ class Parts:
     resumed_from: Path | None
     forget_micro_size: Callable[[], None]
     """Called when a step runs out of memory: no later run goes by the micro-batch that was found."""
+    keeps_model: bool
+    """Whether a run that does not train writes the model that it evaluates."""
 
     def go_on_from(self, taken: Snapshot) -> None:
         """Restore what lies beside the model and its optimizer, after `snapshot.restore` and `progress`."""
@@ -137,6 +139,7 @@ class Trainer:
         # Points are reported once, also where steps are trained anew after going back.
         self.reported_step, self.scored_step = parts.progress.step, -1
         self.warm = False
+        self.working = "training" if parts.config.trains else "validating"
 
     def train(self) -> Outcome:
         """Train to the end or until stopped.
@@ -155,7 +158,7 @@ class Trainer:
         self.stopping = self._agree().stop
         self._measure()  # what came before the first step, also of an attempt that is killed later
         parts.model.train()
-        self._say("training")
+        self._say(self.working)
         batches = Prefetcher(self._prepare, progress.step, parts.total_steps)
         try:
             while True:
@@ -182,7 +185,8 @@ class Trainer:
         finally:
             batches.close()
             parts.profiler.close()
-        if progress.step > self.saved_step or (self.stopping and self.checkpoint is None):
+        nowhere = self.stopping is not None and self.checkpoint is None and parts.config.trains
+        if progress.step > self.saved_step or nowhere:
             self.save()  # stopped while evaluating
         if self._trained and parts.final_test is not None:
             self.test(parts.final_test)
@@ -288,7 +292,7 @@ class Trainer:
             self.sink.points([Point(name, step, value) for name, value in scores.items()])
         if parts.progress.best_step == step:
             self._mark_best()
-        self._say("training")
+        self._say(self.working)
 
     @property
     def _trained(self) -> bool:
@@ -341,7 +345,7 @@ class Trainer:
         self.checkpoint = parts.checkpoints.path(progress.step)
         self.saved_step, self.saved_at_s = progress.step, time.monotonic()
         self.sink.checkpoint(step=progress.step, path=str(self.checkpoint), verified=True)
-        self._say("training")
+        self._say(self.working)
 
     def _mark_best(self) -> None:
         """Keep the checkpoint of this step, which was saved before the evaluation, as the best.
@@ -381,6 +385,8 @@ class Trainer:
 
     def _checkpoint_due(self) -> bool:
         progress, every = self.parts.progress, self.parts.config.checkpoint
+        if not self.parts.config.trains:
+            return self.parts.keeps_model and self.checkpoint is None
         if progress.step == self.saved_step:
             # A run that may have to go back needs a place to go back to.
             needed = self.stopping is not None or self.parts.config.numerics.not_finite == "roll_back"
@@ -391,7 +397,9 @@ class Trainer:
 
     def _evaluation_due(self) -> bool:
         progress = self.parts.progress
-        if self.stopping or progress.step == 0 or progress.evaluated_step == progress.step:
+        if self.stopping or progress.evaluated_step == progress.step:
+            return False
+        if progress.step == 0 and self.parts.config.trains:
             return False
         return progress.step >= self.parts.total_steps or progress.step % self.evaluate_every == 0
 
@@ -585,7 +593,7 @@ class Trainer:
         self._measure(last=True)
         done = self._trained and (parts.final_test is None or self.tested is not None)
         summary = parts.figures.summary(progress, parts.timeline.spent_s(), parts.parameters)
-        rate = summary["samples_per_s"]
+        rate = summary.get("samples_per_s")
         summary |= parts.noise.figures(rate if isinstance(rate, float) else None)
         summary["validation_examples"] = parts.evaluator.units
         if parts.final_test is not None and self.tested is not None:
@@ -606,6 +614,7 @@ class Trainer:
         """The headline metric at the last evaluation, on the test part and at the best, and whose that is."""
         parts, progress = self.parts, self.parts.progress
         found = progress.best_step >= 0
+        kept = found and (parts.config.trains or self.checkpoint is not None)
         name = on_test(parts.task.headline)
         tested = {} if self.tested is None or name is None else {"test_score": self.tested[name]}
         return {
@@ -614,5 +623,5 @@ class Trainer:
             **tested,
             "best_score": progress.best,
             "best_step": progress.best_step if found else None,
-            "best_checkpoint": str(parts.checkpoints.path(progress.best_step)) if found else None,
+            "best_checkpoint": str(parts.checkpoints.path(progress.best_step)) if kept else None,
         }

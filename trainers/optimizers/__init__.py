@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ class Built:
     Attributes:
         optimizer: over the model's parameters.
         names: of the parameters, in the order that the optimizer numbers them.
-        implementation: name of the implementation that runs.
+        implementation: name of the implementation that runs; None = no step is taken.
         library: where it comes from.
         masters: what completes 16-bit parameters to fp32; None = parameters are fp32.
         moments: format of the moments that may be kept in 16 bits.
@@ -51,12 +51,33 @@ class Built:
 
     optimizer: torch.optim.Optimizer
     names: tuple[str, ...]
-    implementation: str
-    library: str
+    implementation: str | None
+    library: str | None
     masters: str | None = None
     moments: str = "fp32"
     fallback: str | None = None
     parity: Mapping[str, object] | None = None
+
+
+class Idle(torch.optim.Optimizer):
+    """Takes no step and holds no state: a run that does not train has this one."""
+
+    def __init__(self, params: Iterable[torch.Tensor]) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> Any:
+        """Not to be called.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("this run trains nothing")
+
+
+def idle(model: nn.Module) -> Built:
+    """What takes an optimizer's place in a run that does not train; nothing of it is in the record."""
+    named = {parameter_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    return Built(Idle(named.values()), tuple(named), None, None)
 
 
 def build(config: Optimizer, model: nn.Module) -> Built:

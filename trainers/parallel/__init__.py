@@ -88,7 +88,7 @@ def replicate(
     """
     if division is not None:
         # Imported here: no other strategy needs these libraries.
-        if config.parallel.engine == "deepspeed":
+        if config.parallel.engine == "deepspeed" and config.trains:
             from trainers.parallel.pipeline.deepspeed_engine import DeepSpeedPipeline
 
             return DeepSpeedPipeline(student, division, timeout_s=config.parallel.stage_timeout_s, **place)
@@ -103,7 +103,7 @@ def replicate(
             max_length=config.task.max_length,
             **place,
         )
-    if config.parallel.strategy is Strategy.ddp and config.parallel.workers > 1:
+    if config.parallel.strategy is Strategy.ddp and config.parallel.workers > 1 and config.trains:
         return DistributedReplica(
             student,
             module,
@@ -116,4 +116,8 @@ def replicate(
             static_graph=config.model.teacher is None and config.accumulation == 1,
             **place,
         )
-    return Replica(student, module, **place)
+    replica = Replica(student, module, **place)
+    if not config.trains:
+        # Whole models that exchange nothing: without buckets for gradients, which nobody has.
+        replica.name = config.parallel.strategy.value
+    return replica

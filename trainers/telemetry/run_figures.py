@@ -185,16 +185,13 @@ class RunFigures:
             OVERHEAD_TIME: sum(spent_s[phase.value] for phase in OVERHEAD),
             **{f"{phase}_time_s": seconds for phase, seconds in spent_s.items()},
             "queue_time_s": progress.usage.queue_s,
-            "samples_per_s": progress.timed_samples / training_s if training_s else 0.0,
-            "tokens_per_s": progress.timed_tokens / training_s if training_s else 0.0,
-            "padding_pct": progress.padding_pct,
+            **(self._rates(progress, training_s) if self._config.trains else {}),
             "truncated_pct": self._truncated_pct,
             "peak_memory_mib": progress.usage.peak_memory_mib,
             "preparation_memory_mib": progress.usage.preparation_memory_mib,
             "cost_usd": progress.usage.cost_usd,
             "energy_kwh": energy_j / J_PER_KWH,
             "energy_provenance": provenance.value,
-            **self._speed(progress, training_s),
             **self._utilisation(progress),
             **self._bubble(progress),
             **self._sent(progress),
@@ -243,6 +240,15 @@ class RunFigures:
     def _alone(self) -> bool:
         """Whether the GPU's counters are this run's: of a whole GPU that no other run may use."""
         return self._instruments.device.exclusive and not self._config.rates.shared
+
+    def _rates(self, progress: Progress, training_s: float) -> dict[str, float]:
+        """What steps of training went at; a run without steps has none of these figures."""
+        return {
+            "samples_per_s": progress.timed_samples / training_s if training_s else 0.0,
+            "tokens_per_s": progress.timed_tokens / training_s if training_s else 0.0,
+            "padding_pct": progress.padding_pct,
+            **self._speed(progress, training_s),
+        }
 
     def _speed(self, progress: Progress, training_s: float) -> dict[str, float]:
         usage, rates = progress.usage, self._config.rates
