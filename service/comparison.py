@@ -8,7 +8,7 @@ spread is the one between seeds of a cell, so that it never contains the effect 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -91,6 +91,19 @@ def default_metrics(runs: Iterable[Ended]) -> tuple[str, ...]:
     """The project's question in the words of the runs' tasks: their headline metrics for accuracy."""
     headlines = answer_headlines(runs) or ("accuracy",)
     return (*(name for name in DEFAULT_METRICS if name != "accuracy"), *headlines)
+
+
+def evaluation_metrics(runs: Sequence[Ended], known: Container[str]) -> tuple[str, ...]:
+    """What runs that only evaluate are compared by: accuracy, what an example takes, and memory.
+
+    Args:
+        runs: that are compared.
+        known: names of the figures that some run has.
+    """
+    names = dict.fromkeys(("validation_loss", "accuracy", "mrr", *answer_headlines(runs)))
+    names |= dict.fromkeys(("example_ms_p50", "example_ms_p95", "weight_memory_mib"))
+    return tuple(name for name in names if name in known)
+
 
 
 @dataclass(frozen=True, slots=True)

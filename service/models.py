@@ -221,6 +221,8 @@ def _newest_first(folder: Path) -> Iterator[Path]:
 
 
 def _why_none(run: Run, which: Which, folder: Path) -> str:
+    if run.total_steps == 0 and run.checkpoint is None:
+        return f"run {run.id} trained nothing and wrote no model: its model is model.student, as it was given"
     if not folder.is_dir():
         if run.checkpoint is None:
             return f"run {run.id} is {run.state} and has saved no checkpoint yet"

@@ -28,6 +28,7 @@ from trainers.config import (
     LAYERS,
     NO_HUB_DATASET,
     Distillation,
+    Precision,
     Section,
     TrainingSections,
     require_layer_map,
@@ -253,6 +254,7 @@ class ExperimentSpec(TrainingSections):
         return places
 
 
+_HALVES = frozenset({Precision.fp16, Precision.bf16})
 _INFEASIBLE = "precision-not-on-hardware"
 
 
@@ -331,6 +333,7 @@ def validate(
         *_layer_problems(spec, prefix),
         *_metric_problems(spec),
         *_later_problems(spec),
+        *_untrained_problems(spec),
     ]
     if infeasible:
         problems = [problem for problem in problems if problem.type != _INFEASIBLE]
@@ -412,6 +415,13 @@ def _hardware_problems(
         return
     if "precision" not in spec.search.axes and (reason := hardware.lacks(spec.precision)) is not None:
         yield Problem(_INFEASIBLE, "precision", prefix + reason)
+    evaluation = spec.numerics.evaluation
+    # A CPU rounds operands to formats that it has no instructions for.
+    judged = evaluation in _HALVES and hardware.device != "cpu"
+    if judged and "numerics.evaluation" not in spec.search.axes:
+        reason = hardware.lacks(Precision(evaluation))
+        if reason is not None:
+            yield Problem(_INFEASIBLE, "numerics.evaluation", prefix + reason)
     distilled = {"model.teacher", "distillation.teacher_precision"}
     half = spec.model.teacher is not None and spec.distillation.teacher_precision == "fp16"
     if half and hardware.device == "cpu" and distilled.isdisjoint(spec.search.axes):
@@ -503,6 +513,23 @@ def _metric_problems(spec: ExperimentSpec) -> Iterator[Problem]:
             f"which direction of metric '{spec.search.metric}' wins is not known; use another metric, "
             "such as validation_loss",
         )
+
+
+def _untrained_problems(spec: ExperimentSpec) -> Iterator[Problem]:
+    """Searches that judge runs as they train, where some have no steps."""
+    values = spec.search.axes.get("length.steps", [spec.length.steps])
+    none = 0 in values if isinstance(values, list) else values.low == 0
+    if not none:
+        return
+    halving, diverging = spec.search.name == "asha", spec.search.stop_diverging is not None
+    for field, asked in (("name", halving), ("stop_diverging", diverging)):
+        if asked:
+            yield Problem(
+                "invalid-value",
+                f"search.{field}",
+                f"search.{field} {getattr(spec.search, field)} judges runs as they train, and length.steps 0 "
+                "trains nothing; use search.name: grid or random without stop_diverging, or raise it",
+            )
 
 
 def _later_problems(spec: ExperimentSpec) -> Iterator[Problem]:

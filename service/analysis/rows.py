@@ -23,7 +23,7 @@ from service.analysis.metrics import MARGINS, better_of, metric_of
 from service.analysis.recommend import Configuration, Constraint
 from service.analysis.records import Criterion
 from service.analysis.resolution import Resolution, resolution_of
-from service.comparison import Metric, default_metrics
+from service.comparison import Metric, default_metrics, evaluation_metrics
 from service.formats import axis_value
 from service.headlines import answer_headlines, headline, shared_headline
 from service.neighbours import DISTURBED_PCT, Neighbour, counted, in_words, of_time
@@ -81,7 +81,11 @@ class Rows:
 
     @functools.cached_property
     def _default_metrics(self) -> list[Metric]:
-        return [Metric(name, better_of(name) or "higher") for name in default_metrics(self.evidence.runs)]
+        runs = self.evidence.runs
+        names = default_metrics(runs)
+        if runs and all(run.total_steps == 0 for run in runs if run.total_steps is not None):
+            names = evaluation_metrics(runs, self._figure_names) or names
+        return [Metric(name, better_of(name) or "higher") for name in names]
 
     @property
     def judged_by(self) -> Metric:

@@ -148,7 +148,9 @@ def score_text(run: Run, latest: Mapping[str, float] | None = None, *, named: bo
 
 
 def step_text(run: Run) -> str:
-    """`40/126`, or `40` while the end is not known."""
+    """`40/126`, or `40` while the end is not known, or a dash where nothing is trained."""
+    if run.total_steps == 0:
+        return "-"
     if run.total_steps is None:
         return "-" if run.step == 0 else str(run.step)
     return f"{run.step}/{run.total_steps}"

@@ -225,7 +225,12 @@ def forecast_run(
             "task.train_examples, or run one of it"
         )
     tier, like = _nearest(spec, past)
-    work = steps * spec.batch.global_size * spec.task.max_length
+    if not spec.trains and not like and spec.task.validation_examples is None:
+        return (
+            "it only evaluates, and on how many examples is not known before the dataset is read; set "
+            "task.validation_examples, or run one of it"
+        )
+    work = _work(spec, steps)
     devices = spec.parallel.workers * (spec.resources.cpus_per_worker if hardware.device == "cpu" else 1)
     watts = Span(1.0, 1.0, 1.0) * (hardware.tdp_w * devices)
     if like:
@@ -258,14 +263,16 @@ def _kind(spec: ExperimentSpec) -> tuple[object, ...]:
     return (
         spec.task.name, spec.task.path, spec.model.student, spec.model.layers, spec.model.teacher is None,
         spec.model.encoder, spec.hardware, spec.precision, spec.parallel.workers, spec.parallel.strategy,
-        spec.resources.cpus_per_worker, spec.queue.share_device,
+        spec.resources.cpus_per_worker, spec.queue.share_device, spec.trains,
+        # Where nothing is trained the evaluation is the work; elsewhere it comes with the steps.
+        None if spec.trains else (spec.task.validation_examples, spec.numerics.evaluation),
     )  # fmt: skip
 
 
 def _nearest(spec: ExperimentSpec, past: Sequence[Past]) -> tuple[Likeness, list[Past]]:
     tiers: list[list[Past]] = [[], [], []]
     for one in past:
-        if one.steps <= 0 or one.total_time_s <= 0:
+        if (one.spec.trains and one.steps <= 0) or one.total_time_s <= 0:
             continue
         if one.spec.task.max_length != spec.task.max_length:
             tiers[2].append(one)
@@ -284,7 +291,9 @@ def _nearest(spec: ExperimentSpec, past: Sequence[Past]) -> tuple[Likeness, list
 
 
 def _from_history(work: float, like: Sequence[Past], tier: Likeness) -> Span:
-    logs = [math.log(max(1e-12, one.total_time_s - one.setup_time_s) / _work(one)) for one in like]
+    logs = [
+        math.log(max(1e-12, one.total_time_s - one.setup_time_s) / _work(one.spec, one.steps)) for one in like
+    ]
     middle = statistics.median(logs)
     spread = math.log(tier.floor)
     if len(logs) >= _FEWEST_FOR_SPREAD:
@@ -304,8 +313,10 @@ def _t90(freedom: int) -> float:
     return table[max(known for known in table if known <= freedom)]
 
 
-def _work(one: Past) -> float:
-    return one.steps * one.spec.batch.global_size * one.spec.task.max_length
+def _work(spec: ExperimentSpec, steps: int) -> float:
+    """Positions computed at most: of the steps, or in a run without any of the evaluation."""
+    examples = steps * spec.batch.global_size if spec.trains else spec.task.validation_examples or 1
+    return float(examples * spec.task.max_length)
 
 
 def _from_catalogue(
@@ -316,7 +327,8 @@ def _from_catalogue(
     layers = encoder.layers if spec.model.layers is None else len(spec.model.layers)
     hidden = encoder.hidden
     # Forward and backward of the encoder, per position of a full text: see trainers.telemetry.flops.
-    per_position = 3.0 * layers * (2.0 * 12 * hidden**2 + 4.0 * spec.task.max_length * hidden)
+    passes = 3.0 if spec.trains else 1.0
+    per_position = passes * layers * (2.0 * 12 * hidden**2 + 4.0 * spec.task.max_length * hidden)
     flops = work * per_position
     if hardware.device == "cpu":
         rates = Span(LEAST_CPU_GFLOPS, CPU_GFLOPS, MOST_CPU_GFLOPS) * (1e9 * devices)

@@ -411,6 +411,32 @@ def test_how_an_optimizer_stores_things_and_its_warmup_are_axes() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "axes", [{"length.steps": [100, 0]}, {"length.steps": {"low": 0, "high": 9}}, {"seed_only": None}]
+)
+@pytest.mark.parametrize(
+    "search", [{"name": "asha", "samples": 2}, {"name": "random", "stop_diverging": 3.0}]
+)
+def test_searches_that_judge_training_are_refused_where_nothing_is_trained(
+    axes: dict[str, Any], search: dict[str, Any]
+) -> None:
+    fixed = "seed_only" in axes
+    axes = {"batch.global_size": [8, 16]} if fixed else axes
+    document = {**MINIMAL, "search": {"samples": 2, **search, "axes": axes}}
+    if fixed:
+        document["length"] = {"steps": 0}
+    with pytest.raises(SpecError, match=r"judges runs as they train, and length\.steps 0"):
+        validate(document)
+
+
+def test_evaluation_in_a_format_that_a_gpu_lacks_is_refused_and_a_cpu_rounds() -> None:
+    for word in ("fp16", "bf16"):
+        validate({**MINIMAL, "numerics": {"evaluation": word}})
+    validate({**MINIMAL, "hardware": "V100", "numerics": {"evaluation": "fp16"}})
+    with pytest.raises(SpecError, match=r"V100.* does not compute bf16"):
+        validate({**MINIMAL, "hardware": "V100", "numerics": {"evaluation": "bf16"}})
+
+
 def test_values_behind_two_conditions_are_checked_before_tpe_draws_them() -> None:
     search = {
         "name": "tpe",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainers.corpora import write_task
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from tests.trainers.corpora import write_task
 from trainers.config import TaskName
 from trainers.entrypoint import train
 from trainers.reporting import NeverStop
@@ -114,7 +114,10 @@ def test_an_evaluation_that_was_stopped_begins_again(configure, recorder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"student": "tiny", "teacher": "x"}}, "length.steps 0 trains nothing, and model.teacher x"),
+        (
+            {"model": {"student": "tiny", "teacher": "x"}},
+            "length.steps 0 .*, and model.teacher x",
+        ),
         ({"telemetry": {"profile_steps": 2}}, "and telemetry.profile_steps 2 profiles steps"),
         ({"telemetry": {"trace_steps": 2}}, "and telemetry.trace_steps 2 traces steps"),
         (

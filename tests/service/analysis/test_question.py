@@ -373,3 +373,13 @@ def test_time_to_accuracy_has_a_mean_only_where_every_seed_got_there() -> None:
     assert (slow.reached, slow.of, slow.mean_s, slow.speedup) == (2, 3, None, None)
     fast = rows["precision=bf16, batch.global_size=16"]
     assert (fast.mean_s, fast.speedup) == (pytest.approx(50 / 3), pytest.approx(1.2))
+
+
+def test_runs_that_only_evaluate_are_compared_by_what_inference_takes() -> None:
+    found = {"validation_loss": 2.2, "accuracy": 0.62, "mrr": 0.7, "example_ms_p50": 1.3}
+    found["weight_memory_mib"] = 208.0
+    untrained = evidence(summaries=dict.fromkeys(range(1, 100), found), change=lambda run: {"total_steps": 0})
+    shown = [metric.name for metric in Question(untrained).compare().metrics]
+    assert shown == list(found)
+    trained = Question(evidence()).compare()
+    assert "total_time_s" in [metric.name for metric in trained.metrics]

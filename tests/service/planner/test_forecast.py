@@ -10,7 +10,7 @@ import pytest
 from service.encoder_size import EncoderSize
 from service.forecasting import forecast_of
 from service.hardware import CATALOGUE
-from service.planner.forecast import Cell, Past, Span, forecast, forecast_run, too_small
+from service.planner.forecast import SETUP_S, Cell, Past, Span, forecast, forecast_run, too_small
 from service.spec import ExperimentSpec, validate
 from service.store import Store
 
@@ -57,6 +57,20 @@ def test_a_run_like_finished_ones_takes_what_they_took() -> None:
 def test_time_grows_with_steps_and_start_up_does_not() -> None:
     found = of(spec(length={"steps": 4000}), past(110.0, setup_s=10.0))
     assert found.time_s.middle == pytest.approx(10.0 + 4 * 100.0)
+
+
+def test_a_run_that_only_evaluates_is_forecast_from_such_runs_or_by_its_forward_passes() -> None:
+    none: dict[str, Any] = {"length": {"steps": 0}}
+    task = {"name": "imdb", "max_length": 128, "validation_examples": 16_000}
+    like, trained = past(30.0, steps=0, **none), past(110.0)
+    (cell,) = [Cell(spec(**none), 1.0, BASE)]
+    found = forecast(spec(**none), [cell], [like, trained], CATALOGUE)
+    assert found.device_hours.middle == pytest.approx(30.0 / 3600)
+    same = spec(length={"steps": 1000}, batch={"global_size": 16}, task=task)
+    evaluated_s, trained_s = (of(one).time_s.middle - SETUP_S for one in (spec(**none, task=task), same))
+    assert evaluated_s == pytest.approx(trained_s / 3)
+    said = forecast_run(spec(**none), BASE, [], CATALOGUE)
+    assert isinstance(said, str) and "set task.validation_examples" in said
 
 
 def test_the_nearest_runs_are_taken_and_farther_ones_have_wider_intervals() -> None:
