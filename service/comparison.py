@@ -105,7 +105,6 @@ def evaluation_metrics(runs: Sequence[Ended], known: Container[str]) -> tuple[st
     return tuple(name for name in names if name in known)
 
 
-
 @dataclass(frozen=True, slots=True)
 class Spread:
     """A figure over seeds.
