@@ -611,6 +611,10 @@ class PlannedRunShape(Shape):
     """Whether it is valid and the cluster could serve it."""
     reason: str | None
     """Why it is not feasible."""
+    at_a_time: int | None
+    """Runs like it that the idle cluster holds at a time; null = not known."""
+    at_a_time_shared: int | None
+    """The same with `measure: shared`; null = it is shared, or not known."""
     reused_from: int | None
     """Run whose figures it takes, instead of training; null = it is trained."""
     not_reused: str | None

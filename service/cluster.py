@@ -19,6 +19,8 @@ MEMORY = "memory"
 
 SHARERS = 4
 """Most runs on one device, or on the CPUs of one run, where `queue.share_device` lets them share."""
+NODE_ID = "ray.io/node-id"
+"""Label that Ray gives each node."""
 _GIB = 1 << 30
 
 
@@ -44,7 +46,12 @@ class ClusterNode:
 
     def has(self, labels: Mapping[str, str]) -> bool:
         """Whether it answers and carries all these labels."""
-        return self.alive and labels.items() <= self.labels.items()
+        return self.alive and labels.items() <= {**self.labels, NODE_ID: self.id}.items()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no CPU of it is reserved, as far as is known."""
+        return self.available.get(CPU, self.resources.get(CPU, 0.0)) >= self.resources.get(CPU, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +138,118 @@ def worker_resources(spec: ExperimentSpec, catalogue: Mapping[str, Hardware] = C
     return wanted
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What a run that is measured alone reserves (`measure: exclusive`).
+
+    Attributes:
+        workers: processes.
+        resources: of each of them, by Ray's resource name; together all that is to be held.
+        labels: of the nodes that they may run on.
+    """
+
+    workers: int
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+
+def exclusive_holds(
+    spec: ExperimentSpec, nodes: Sequence[ClusterNode], catalogue: Mapping[str, Hardware] = CATALOGUE
+) -> tuple[Hold, ...]:
+    """Where a resolved spec could be measured alone: most workers first, then idle nodes, then small ones.
+
+    On CPUs its workers hold a node's CPUs, in equal parts; where no node is large enough for all of them,
+    each holds a node of its own. With accelerators each worker holds its device's share of the node's CPUs.
+
+    Args:
+        spec: without axes, as in `RunPlan.spec`.
+        nodes: of the cluster.
+        catalogue: known hardware.
+
+    Raises:
+        ValueError: for hardware that is not in the catalogue.
+    """
+    hardware = lookup(spec.hardware, catalogue)
+    wanted = worker_resources(spec, catalogue)
+    able = [node for node in nodes if node.has(hardware.labels) and _workers_on(node.resources, wanted)]
+    ordered = sorted(able, key=lambda node: (not node.idle, node.resources[CPU], node.id))
+    device = GPU if GPU in wanted else hardware.resource
+    found: list[Hold] = []
+    for workers in spec.worker_numbers:
+        if device is None:
+            found += _whole_nodes(workers, wanted, hardware.labels, ordered)
+        else:
+            found += _devices_with_cpus(workers, wanted, hardware.labels, ordered, device)
+    return tuple(found)
+
+
+def _whole_nodes(
+    workers: int, wanted: Mapping[str, float], labels: Mapping[str, str], nodes: Sequence[ClusterNode]
+) -> list[Hold]:
+    found = []
+    for node in nodes:
+        cpus = int(node.resources[CPU])
+        each = {**wanted, CPU: float(cpus // workers)}
+        if cpus % workers == 0 and each[CPU] >= wanted[CPU] and _workers_on(node.resources, each) >= workers:
+            found.append(Hold(workers, each, {**labels, NODE_ID: node.id}))
+    if found or workers == 1:
+        return found
+    # Only the largest nodes have room for one that takes all their CPUs, and none has room for two.
+    most = max((node.resources[CPU] for node in nodes), default=0.0)
+    each = {**wanted, CPU: most}
+    if sum(_workers_on(node.resources, each) for node in nodes) >= workers:
+        found.append(Hold(workers, each, labels))
+    return found
+
+
+def _devices_with_cpus(
+    workers: int,
+    wanted: Mapping[str, float],
+    labels: Mapping[str, str],
+    nodes: Sequence[ClusterNode],
+    device: str,
+) -> list[Hold]:
+    shares = {
+        node.id: max(wanted[CPU], float(node.resources[CPU] // node.resources[device])) for node in nodes
+    }
+    found = []
+    if len(set(shares.values())) > 1:
+        for node in nodes:
+            each = {**wanted, CPU: shares[node.id]}
+            if _workers_on(node.resources, each) >= workers:
+                found.append(Hold(workers, each, {**labels, NODE_ID: node.id}))
+    if not found and shares:
+        each = {**wanted, CPU: max(shares.values())}
+        if sum(_workers_on(node.resources, each) for node in nodes) >= workers:
+            found.append(Hold(workers, each, labels))
+    return found
+
+
+def at_a_time(
+    spec: ExperimentSpec, nodes: Sequence[ClusterNode], catalogue: Mapping[str, Hardware] = CATALOGUE
+) -> int:
+    """How many runs of a resolved spec the idle cluster holds at a time, each with as many workers as it can.
+
+    Raises:
+        ValueError: for hardware that is not in the catalogue.
+    """
+    if spec.measure == "exclusive":
+        holds = exclusive_holds(spec, nodes, catalogue)
+    else:
+        wanted, labels = worker_resources(spec, catalogue), lookup(spec.hardware, catalogue).labels
+        holds = tuple(Hold(workers, wanted, labels) for workers in spec.worker_numbers)
+    for workers in spec.worker_numbers:
+        count = sum(
+            sum(_workers_on(node.resources, hold.resources) for node in nodes if node.has(hold.labels))
+            // workers
+            for hold in holds
+            if hold.workers == workers
+        )
+        if count:
+            return count
+    return 0
+
+
 def unsatisfiable(
     spec: ExperimentSpec,
     snapshot: ClusterSnapshot | None,
@@ -158,7 +277,9 @@ def unsatisfiable(
         return f"no node has hardware {spec.hardware} (Ray label {shown}); label a node with it, or add one"
     places = sum(_workers_on(node, wanted) for node in nodes)
     if places >= fewest:
-        return None
+        if spec.measure != "exclusive" or exclusive_holds(spec, snapshot.nodes, catalogue):
+            return None
+        return _no_whole_node(fewest, wanted, max(node.get(CPU, 0.0) for node in nodes))
     if places:
         least = "at least " if spec.parallel.min_workers is not None else ""
         return (
@@ -194,6 +315,14 @@ def fits(
             for name, amount in amounts.items():
                 room[name] -= amount
     return True
+
+
+def _no_whole_node(workers: int, wanted: Mapping[str, float], most: float) -> str:
+    return (
+        f"measure: exclusive needs a whole node for {workers} workers of {in_words(wanted)} that divide its "
+        f"CPUs evenly, or {workers} equal nodes, and the largest node has {most:g} CPUs; "
+        "change parallel.workers, lower resources.cpus_per_worker, set measure: shared, or add nodes"
+    )
 
 
 def _workers_on(node: Mapping[str, float], wanted: Mapping[str, float]) -> int:

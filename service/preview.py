@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from service.cluster import ClusterSnapshot, unsatisfiable
+from service.cluster import CPU, ClusterSnapshot, at_a_time, exclusive_holds, unsatisfiable
 from service.document import SpecError
 from service.grid import REFERENCE_CELL, AxisValue, Point
 from service.hardware import Hardware, find
@@ -35,6 +35,8 @@ class PlannedRun:
         min_price_usd_per_hour: the same at the fewest workers.
         feasible: valid, and the cluster could serve it.
         reason: why it is not feasible.
+        at_a_time: runs like it that the idle cluster holds at a time; None = not known.
+        at_a_time_shared: the same with `measure: shared`; None = it is shared, or not known.
         reused_from: the run whose figures it takes, instead of training.
         not_reused: why a run with the same settings is not reused.
     """
@@ -53,6 +55,8 @@ class PlannedRun:
     min_price_usd_per_hour: float
     feasible: bool
     reason: str | None
+    at_a_time: int | None = None
+    at_a_time_shared: int | None = None
     reused_from: int | None = None
     not_reused: str | None = None
 
@@ -85,7 +89,8 @@ def planned_runs(
             resolved, reason = _resolve(spec, point, catalogue)
             reason = reason or (unsatisfiable(resolved, snapshot, catalogue) if snapshot else None)
             for position, seed in enumerate(seeds):
-                yield _planned(resolved, catalogue, number * len(seeds) + position, cell, seed, point, reason)
+                index = number * len(seeds) + position
+                yield _planned(resolved, catalogue, snapshot, index, cell, seed, point, reason)
 
     def references() -> Iterator[PlannedRun]:
         """Repetitions of the first run that could be measured."""
@@ -117,6 +122,7 @@ def _resolve(
 def _planned(
     spec: ExperimentSpec,
     catalogue: Mapping[str, Hardware],
+    snapshot: ClusterSnapshot | None,
     index: int,
     cell: str,
     seed: int,
@@ -127,10 +133,19 @@ def _planned(
     hardware = find(name, catalogue)
     workers, fewest = spec.worker_numbers[0], spec.worker_numbers[-1]
     on_cpu = hardware is None or hardware.device == "cpu"
-    cpus = spec.resources.cpus_per_worker * workers
+    each = spec.resources.cpus_per_worker
+    counts: tuple[int | None, int | None] = (None, None)
+    if hardware is not None and snapshot is not None and snapshot.reachable:
+        counts = at_a_time(spec, snapshot.nodes, catalogue), None
+        if spec.measure == "exclusive":
+            shared = spec.model_copy(update={"measure": "shared"})
+            counts = counts[0], at_a_time(shared, snapshot.nodes, catalogue)
+            holds = exclusive_holds(spec, snapshot.nodes, catalogue)
+            each = next((int(hold.resources[CPU]) for hold in holds if hold.workers == workers), each)
+    cpus = each * workers
     memory = spec.resources.memory_gib_per_worker
     price = hardware.price_usd_per_hour if hardware else 0.0
-    devices = spec.resources.cpus_per_worker if on_cpu else 1
+    devices = each if on_cpu else 1
     return PlannedRun(
         index=index,
         cell=cell,
@@ -146,4 +161,6 @@ def _planned(
         min_price_usd_per_hour=price * devices * fewest,
         feasible=reason is None,
         reason=reason,
+        at_a_time=counts[0],
+        at_a_time_shared=counts[1],
     )

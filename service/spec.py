@@ -106,6 +106,9 @@ class ExperimentSpec(TrainingSections):
     """Take the figures of runs that have succeeded with the same settings and data, instead of training."""
     isolation: Literal["shared", "process"] = "shared"
     """shared = single-worker runs reuse a worker process, reset between runs; process = each has its own."""
+    measure: Literal["shared", "exclusive"] = "shared"
+    """exclusive = a run holds its whole node, or its GPU and that GPU's share of the node's CPUs, while it is
+    measured, and is charged for that; shared = other runs may use the rest of the node."""
     budget: Budget = Budget()
     """Limits over all runs."""
     queue: Queue = Queue()
@@ -127,6 +130,15 @@ class ExperimentSpec(TrainingSections):
                 "queue.share_device is for runs of one worker, and parallel.workers is "
                 f"{self.parallel.workers}: workers of one run cannot use one device; "
                 "set queue.share_device: false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _alone_or_shared(self) -> ExperimentSpec:
+        if self.queue.share_device and self.measure == "exclusive":
+            raise ValueError(
+                "measure: exclusive and queue.share_device: true contradict each other; "
+                "set queue.share_device: false, or measure: shared"
             )
         return self
 

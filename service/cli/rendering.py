@@ -525,6 +525,19 @@ def preview_table(runs: Sequence[PlannedRun]) -> Table:
     return table
 
 
+def exclusive_lines(runs: Sequence[PlannedRun]) -> list[str]:
+    """What it costs that runs are measured alone; nothing where none is."""
+    found = {
+        (run.hardware, run.cpus, run.at_a_time, run.at_a_time_shared): None
+        for run in runs
+        if run.at_a_time_shared is not None and run.feasible
+    }
+    return [
+        f"measure: exclusive: a run on {hardware} holds {cpus} CPUs, {alone} at a time instead of {shared}"
+        for hardware, cpus, alone, shared in found
+    ]
+
+
 def spanned(low: str, high: str) -> str:
     """A range as people write it: `1-4`, or `4` where both ends are the same."""
     return high if low == high else f"{low}-{high}"

@@ -59,7 +59,7 @@ def preview(
     """Show the runs that a spec would make, whether the cluster can serve each, and what all will take."""
     from service.cli.connection import connected
     from service.cli.overrides import spec_text
-    from service.cli.rendering import forecast_lines, preview_table
+    from service.cli.rendering import exclusive_lines, forecast_lines, preview_table
 
     text = spec_text(file, _with_reuse(assignments, reuse))
     with connected() as client:
@@ -72,6 +72,8 @@ def preview(
     left = answer.run_count - len(answer.items)
     reused = f", {answer.reused_count:,} reused" if answer.reused_count else ""
     say(f"{answer.run_count:,} runs in all{reused}" + (f", {left:,} not shown (--limit)" if left else ""))
+    for line in exclusive_lines(answer.items):
+        say(line)
     for reason in dict.fromkeys(run.not_reused for run in answer.items if run.not_reused):
         note(f"not reused: {reason}")
     if answer.forecast is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from service.cluster import worker_resources
+from service.cluster import CPU, ClusterNode, exclusive_holds, worker_resources
 from service.hardware import Hardware, lookup
 from service.models import checkpoints_folder, workspace_of
 from service.settings import Settings
@@ -24,21 +24,48 @@ class Shape:
         resources: what each of them reserves, by Ray's resource name, sorted.
         device: torch device type.
         labels: of the nodes that they may run on, by Ray's label name, sorted.
+        exclusive: it holds all CPUs of its node, or those that belong to its devices.
     """
 
     workers: int
     resources: tuple[tuple[str, float], ...]
     device: str
     labels: tuple[tuple[str, str], ...] = ()
+    exclusive: bool = False
+
+    @property
+    def cpus(self) -> int:
+        """CPUs that each worker reserves."""
+        return int(dict(self.resources)[CPU])
 
 
-def shapes_of(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> tuple[Shape, ...]:
+def shapes_of(
+    spec: ExperimentSpec, catalogue: Mapping[str, Hardware], nodes: Sequence[ClusterNode] = ()
+) -> tuple[Shape, ...]:
     """The shapes that an attempt at a run may have, the widest first; one, unless the run is elastic.
+
+    A run that is measured alone has one for each node that it could hold.
+
+    Args:
+        spec: of the run, with its axis values written in.
+        catalogue: known hardware.
+        nodes: of the cluster; they decide what `measure: exclusive` reserves.
 
     Raises:
         ValueError: for hardware that is not in the catalogue.
     """
     hardware = lookup(spec.hardware, catalogue)
+    if spec.measure == "exclusive":
+        return tuple(
+            Shape(
+                hold.workers,
+                tuple(sorted(hold.resources.items())),
+                hardware.device,
+                tuple(sorted(hold.labels.items())),
+                exclusive=True,
+            )
+            for hold in exclusive_holds(spec, nodes, catalogue)
+        )
     resources = tuple(sorted(worker_resources(spec, catalogue).items()))
     labels = tuple(sorted(hardware.labels.items()))
     return tuple(Shape(workers, resources, hardware.device, labels) for workers in spec.worker_numbers)
@@ -52,6 +79,7 @@ def run_config(
     first_attempt: int = 1,
     seed: int,
     workers: int,
+    cpus_held: int | None = None,
     settings: Settings,
     catalogue: Mapping[str, Hardware],
     models: Mapping[str, Path] = MappingProxyType({}),
@@ -64,6 +92,7 @@ def run_config(
             one measurement.
         seed: the run's seed.
         workers: of this attempt; one of the spec's `worker_numbers`.
+        cpus_held: CPUs that each worker reserves and is charged for; None = as many as it uses.
         settings: folders.
         catalogue: prices and power.
         models: checkpoint folders by the `run:12` that the spec has for them; the run may read these
@@ -86,7 +115,7 @@ def run_config(
         **sections,
         seed=seed,
         rates=lookup(spec.hardware, catalogue).rates(
-            spec.resources.cpus_per_worker, shared=spec.queue.share_device
+            cpus_held or spec.resources.cpus_per_worker, shared=spec.queue.share_device
         ),
         workspace=workspace_of(
             settings,

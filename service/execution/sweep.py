@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from service.cluster import ClusterSnapshot, fits, in_words, unsatisfiable
+from service.cluster import NODE_ID, ClusterSnapshot, fits, in_words, unsatisfiable
 from service.execution.assignment import Assignment, Ending, Ready, Turn
 from service.execution.run_plan import Shape, run_config, shapes_of
 from service.execution.suggestions import Suggestions
@@ -40,7 +40,7 @@ HELD = "held: "
 """How the event begins that says that a budget was reached and somebody must resume."""
 CAPACITY_EVERY_S = 2.0
 """How often the cluster is looked at while runs wait for it."""
-_SHAPING = ("hardware", "resources.", "parallel.", "batch.")
+_SHAPING = ("hardware", "resources.", "parallel.", "batch.", "measure")
 """Axes that decide about how many workers a run may have, and what each takes."""
 ROOM_S = 2.0
 """A run that is not placed after this time waits for room, and says so."""
@@ -180,8 +180,24 @@ class Sweep:
             time.sleep(_RETRY_S)
 
     def wanted(self, turn: Turn) -> bool:
-        """Whether a run that is not placed yet is still to run."""
-        return not self._closed and turn.run_id in self._live
+        """Whether a run that is not placed yet is still to run, where its turn says."""
+        return not self._closed and turn.run_id in self._live and not self._misplaced(turn)
+
+    def _misplaced(self, turn: Turn) -> bool:
+        """Whether a run waits for a whole node that is gone, or that is busy while another is idle."""
+        live = self._live[turn.run_id]
+        if not turn.shape.exclusive or self._clock() - live.since_s < ROOM_S:
+            return False
+        labels = dict(turn.shape.labels)
+        nodes = [node for node in self._capacity(self._clock()).nodes if node.has(labels)]
+        if not nodes:
+            return True
+        if NODE_ID not in labels or nodes[0].idle:
+            return False
+        first = next(iter(self._shapes_of(live.run)[0]), turn.shape)
+        return first.workers == turn.shape.workers and any(
+            node.idle and node.has(dict(first.labels)) for node in self._capacity(self._clock()).nodes
+        )
 
     def drop(self, turn: Turn) -> None:
         """Take a turn back that has led to no attempt; the run stays as it is."""
@@ -345,7 +361,10 @@ class Sweep:
         if key not in self._shapes:
             spec = ExperimentSpec.model_validate_json(self._store.run_config(run.id))
             self._shapes[key] = shapes_of(spec, self._catalogue), spec
-        return self._shapes[key]
+        shapes, spec = self._shapes[key]
+        if spec.measure == "exclusive":  # Which node is whole and idle changes from moment to moment.
+            shapes = shapes_of(spec, self._catalogue, self._capacity(self._clock()).nodes)
+        return shapes, spec
 
     def _capacity(self, now: float) -> ClusterSnapshot:
         if self._snapshot is None or now - self._snapshot_s >= CAPACITY_EVERY_S:
@@ -432,6 +451,7 @@ class Sweep:
             first_attempt=run.first_attempt,
             seed=run.seed,
             workers=shape.workers,
+            cpus_held=shape.cpus if shape.exclusive else None,
             settings=self._settings,
             catalogue=self._catalogue,
             models=models,
@@ -579,6 +599,12 @@ def waits_for(shape: Shape, others: Sequence[Held]) -> str:
     what = in_words(dict(shape.resources))
     if shape.workers > 1:
         what = f"{shape.workers} x {what}"
+    if shape.exclusive:
+        what += (
+            ", a whole node (measure: exclusive)"
+            if shape.device == "cpu"
+            else ", the devices and their share of the node's CPUs (measure: exclusive)"
+        )
     holders = ", ".join(
         f"experiment {held.experiment_id} holds {held.devices} {held.hardware}" for held in others
     )

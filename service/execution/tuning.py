@@ -131,14 +131,20 @@ def run_sweep(
 def look_at_cluster() -> ClusterSnapshot:
     """The nodes of the cluster that this process is connected to."""
     import ray
+    from ray._private.state import available_resources_per_node
 
+    available = available_resources_per_node()
     nodes = tuple(
         ClusterNode(
             id=node["NodeID"],
             name=node["NodeManagerHostname"],
             alive=node["Alive"],
             resources=dict(node["Resources"]),
-            available={},
+            # A resource that is used up is not listed.
+            available={
+                name: available[node["NodeID"]].get(name, 0.0) if node["NodeID"] in available else amount
+                for name, amount in node["Resources"].items()
+            },
             labels=dict(node["Labels"]),
         )
         for node in ray.nodes()

@@ -41,6 +41,12 @@ def resources() -> list[dict[str, float]]:
 
 
 @pytest.fixture
+def taken() -> set[int]:
+    """Nodes, by place, whose CPUs are reserved; tests change it."""
+    return set()
+
+
+@pytest.fixture
 def begin(
     store: Store,
     queue: Queue,
@@ -48,11 +54,15 @@ def begin(
     submit: Submit,
     notes: list[str],
     resources: list[dict[str, float]],
+    taken: set[int],
 ) -> Begin:
     """Submit, claim and begin the sweep of an experiment."""
 
     def look() -> ClusterSnapshot:
-        nodes = tuple(ClusterNode(str(n), str(n), True, each, {}) for n, each in enumerate(resources))
+        nodes = tuple(
+            ClusterNode(str(n), str(n), True, each, {"CPU": 0.0} if n in taken else {})
+            for n, each in enumerate(resources)
+        )
         return ClusterSnapshot(0.0, True, None, nodes)
 
     def begin(runs: int = 2, **fields: Any) -> tuple[Sweep, Experiment]:
@@ -574,6 +584,61 @@ def test_a_run_without_room_says_what_for_and_behind_whom(
     opened(sweep, turn)
     sweep.tell_waiting()
     assert store.run(turn.run_id).waits_for is None
+
+
+def test_a_run_measured_alone_holds_its_node_and_the_next_waits(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(2, measure="exclusive")
+    first = turn_of(sweep)
+    assert dict(first.shape.resources) == {"CPU": 2.0}
+    assert first.config.rates.devices_per_worker == 2
+    assert sweep.next_turn() is Wait.later
+    complete(sweep, store, opened(sweep, first))
+    assert turn_of(sweep).run_id != first.run_id
+
+
+def test_a_run_measured_alone_says_that_it_waits_for_a_whole_node(
+    begin: Begin, store: Store, clock: Clock, submit: Submit, queue: Queue, taken: set[int]
+) -> None:
+    taken.add(0)
+    sweep, _ = begin(1, measure="exclusive")
+    turn = turn_of(sweep)
+    other = submit(1)
+    queue.claim("s", lease_s=60)
+    store.driver_started(other.id, 1, "node", 2)
+    store.record_placements(other.id, 1, [placement("p", placed_s=clock())])
+    clock.forward(ROOM_S)
+    sweep.tell_waiting()
+    said = f"2 CPUs, a whole node (measure: exclusive); experiment {other.id} holds 2 cpu"
+    assert store.run(turn.run_id).waits_for == said
+    assert sweep.wanted(turn)
+
+
+def test_a_run_that_waits_for_a_busy_node_moves_to_one_that_is_idle(
+    begin: Begin, clock: Clock, resources: list[dict[str, float]], taken: set[int]
+) -> None:
+    taken.add(0)
+    sweep, _ = begin(1, measure="exclusive")
+    turn = turn_of(sweep)
+    resources.append({"CPU": 4.0})
+    clock.forward(ROOM_S + 3.0)
+    assert not sweep.wanted(turn)
+    sweep.drop(turn)
+    again = turn_of(sweep)
+    assert (again.run_id, dict(again.shape.resources)) == (turn.run_id, {"CPU": 4.0})
+    assert sweep.wanted(again)
+
+
+def test_a_run_that_waits_for_a_node_that_has_gone_is_placed_again(
+    begin: Begin, clock: Clock, resources: list[dict[str, float]], taken: set[int]
+) -> None:
+    resources.append({"CPU": 4.0})
+    taken |= {0}
+    sweep, _ = begin(1, measure="exclusive")
+    turn = turn_of(sweep)
+    assert dict(turn.shape.resources) == {"CPU": 4.0}
+    resources.pop()
+    clock.forward(ROOM_S + 3.0)
+    assert not sweep.wanted(turn)
 
 
 def test_a_budget_used_up_while_a_run_waits_for_room_charges_it_nothing(begin: Begin, store: Store) -> None:

@@ -54,6 +54,7 @@ def test_a_run_shows_the_shape_of_its_pipeline() -> None:
     told = Attempt(
         1, 1, 1, RunState.running, 0.0, None, None, 0, None, None, 4, None, None,
         facts={"config": {"parallel": {"workers": 4, "stages": 2, "engine": None, "schedule": "gpipe"}}},
+        summary=None,
     )  # fmt: skip
     assert strategy_text("pipeline", [told]) == "pipeline of 2 stages by torch, gpipe"
     assert strategy_text("pipeline", []) == "pipeline"
