@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from service.analysis.evidence import Evidence, Facts
+from service.analysis.evidence import Evidence, Facts, UnitScores, no_scores
 from service.analysis.overhead import Share
 from service.analysis.selection import EVERYTHING, Selection
 from service.db import evidence_statements
@@ -25,13 +25,20 @@ _WITHOUT_EFFECT = frozenset({"max_restarts"})
 """Fields that may be axes and change nothing that is measured."""
 
 
-def read_evidence(store: Store, experiment_ids: Sequence[int], selection: Selection = EVERYTHING) -> Evidence:
+def read_evidence(
+    store: Store,
+    experiment_ids: Sequence[int],
+    selection: Selection = EVERYTHING,
+    *,
+    unit_scores: UnitScores = no_scores,
+) -> Evidence:
     """The runs of experiments with everything that judges them.
 
     Args:
         store: where they are.
         experiment_ids: one, or several to be answered together.
         selection: which of their runs.
+        unit_scores: reads a run's scores of the test part's units.
 
     Raises:
         NotFound: there is no such experiment.
@@ -89,6 +96,7 @@ def read_evidence(store: Store, experiment_ids: Sequence[int], selection: Select
         left_out=tuple(run for run in runs if run.id in left_out),
         with_overhead=selection.with_overhead,
         references=tuple(run for run in every if run.is_reference),
+        unit_scores=unit_scores,
     )
 
 

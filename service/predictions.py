@@ -52,6 +52,14 @@ def unit_scores(settings: Settings, source: Run) -> Mapping[str, float]:
     return predictions.unit_scores(_file(settings, source))
 
 
+def known_scores(store: Store, settings: Settings, run: Run) -> Mapping[str, float] | None:
+    """The same of any run; None where there are none on this machine."""
+    try:
+        return unit_scores(settings, store.source_of(run))
+    except NoPredictions:
+        return None
+
+
 def read_predictions(file: Path) -> Iterator[Prediction]:
     """The predictions of a file, a bounded number in memory at a time.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
@@ -27,6 +28,7 @@ from service.analysis.selection import Selection
 
 if TYPE_CHECKING:
     from service.analysis.question import Question
+    from service.settings import Settings
     from service.store import Store
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["answers"])
@@ -95,6 +97,7 @@ def compare_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
     selection: Selected,
+    settings: SettingsDep,
     by: Annotated[
         list[str] | None,
         Query(max_length=_MOST, description="Axes that make the rows; none = all.", examples=[["precision"]]),
@@ -120,7 +123,7 @@ def compare_experiment(
     about how many more seeds an undecided one needs."""
     from service.analysis.words import assignments
 
-    answer = _question(store, experiment_id, also, selection).compare(
+    answer = _question(store, experiment_id, also, selection, settings).compare(
         by=by or (),
         metrics=metric or (),
         a=a,
@@ -215,6 +218,7 @@ def recommend_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
     selection: Selected,
+    settings: SettingsDep,
     objective: Annotated[
         str, Query(max_length=200, description="The metric to be best on.", examples=["cost_usd"])
     ] = "cost_usd",
@@ -229,7 +233,7 @@ def recommend_experiment(
     """The best on the objective that meets every constraint, what was excluded and why, how sure it is."""
     from service.analysis.words import assignments
 
-    answer = _question(store, experiment_id, also, selection).recommend(
+    answer = _question(store, experiment_id, also, selection, settings).recommend(
         objective=objective,
         within=None if within is None else assignments(within, "within"),
         at_most=assignments(at_most, "at_most"),
@@ -304,20 +308,37 @@ def report_experiment(
     also: Also = None,
 ) -> Response:
     """Question, method, tables, plots, verdicts, caveats and how to reproduce; needs no network."""
+    from service.predictions import known_scores
     from service.report import gather, html, markdown
     from service.traces import traced_step
 
     ids = [experiment_id, *(also or ())]
-    contents = gather(store, ids, selection, traced=lambda run: traced_step(settings, run))
+    contents = gather(
+        store,
+        ids,
+        selection,
+        traced=lambda run: traced_step(settings, run),
+        unit_scores=partial(known_scores, store, settings),
+    )
     if format is ReportFormat.md:
         return Response(markdown(contents), media_type="text/markdown")
     page = html(contents)
     return Response(page.text, media_type="text/html", headers={"Content-Security-Policy": page.policy})
 
 
-def _question(store: Store, experiment_id: int, also: Sequence[int] | None, selection: Selection) -> Question:
+def _question(
+    store: Store,
+    experiment_id: int,
+    also: Sequence[int] | None,
+    selection: Selection,
+    settings: Settings | None = None,
+) -> Question:
+    """With settings, claims go over the examples too, where runs kept what they made of each."""
+    from service.analysis.evidence import no_scores
     from service.analysis.question import Question
     from service.evidence import read_evidence
+    from service.predictions import known_scores
 
     ids = [experiment_id, *(also or ())]
-    return Question(read_evidence(store, ids, selection))
+    scores = no_scores if settings is None else partial(known_scores, store, settings)
+    return Question(read_evidence(store, ids, selection, unit_scores=scores))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from service.analysis.candidates import label_of
@@ -54,9 +54,11 @@ def _configuration(
     done = [runs[position] for position in finished]
     sources = {run.energy_provenance for run in done if run.energy_provenance is not None}
     figures: dict[str, dict[int, float]] = {}
+    having: dict[str, dict[int, tuple[int, ...]]] = {}
     absent: dict[str, tuple[int, ...]] = {}
     for metric, column in columns.items():
         found: dict[int, list[float]] = {}
+        ids: dict[int, list[int]] = {}
         missing = []
         # Measured and modelled energy never share a number.
         mixed = metric == "energy_kwh" and len(sources) > 1
@@ -66,16 +68,19 @@ def _configuration(
                 missing.append(run.id)
             else:
                 found.setdefault(run.seed, []).append(value)
+                ids.setdefault(run.seed, []).append(run.id)
         figures[metric] = {
             seed: values[0] if len(values) == 1 else statistics.fmean(values)
             for seed, values in found.items()
         }
+        having[metric] = {seed: tuple(of) for seed, of in ids.items()}
         if missing:
             absent[metric] = tuple(missing)
     return Configuration(
         label=label_of(point),
         point=point,
         figures=figures,
+        runs=having,
         failures={run.seed: _reason(run) for run in members if run.state is not RunState.succeeded},
         absent=absent,
         energy_provenance="mixed" if len(sources) > 1 else next(iter(sources), None),
@@ -99,11 +104,43 @@ class Side:
         point: axis values by dotted name.
         values: by metric, then by seed; where other axes are averaged over, the mean of a seed
             over the same cells on every side.
+        runs: ids of the runs behind each value: by metric, then by seed, of each cell.
     """
 
     label: str
     point: Mapping[str, Any]
     values: Mapping[str, Mapping[int, float]]
+    runs: Mapping[str, Mapping[int, Sequence[Sequence[int]]]] = field(default_factory=dict)
+
+    def unit_scores(
+        self, metric: str, read: Callable[[int], Mapping[str, float] | None]
+    ) -> dict[int, Mapping[str, float]]:
+        """Mean score of each test unit by seed, weighed as the values are.
+
+        Args:
+            metric: whose runs.
+            read: scores of a run by its id; None where they are not known.
+
+        Returns:
+            Of the seeds whose runs all have scores, on the same units.
+        """
+        found: dict[int, Mapping[str, float]] = {}
+        for seed, cells in self.runs.get(metric, {}).items():
+            of_cells = [_mean_scores([read(id) for id in ids]) for ids in cells]
+            mean = _mean_scores(of_cells)
+            if mean is not None:
+                found[seed] = mean
+        return found
+
+
+def _mean_scores(scores: Sequence[Mapping[str, float] | None]) -> Mapping[str, float] | None:
+    first = scores[0] if scores else None
+    if first is None or len(scores) == 1:
+        return first
+    known = [of for of in scores if of is not None and of.keys() == first.keys()]
+    if len(known) < len(scores):
+        return None
+    return {unit: statistics.fmean(of[unit] for of in known) for unit in first}
 
 
 def sides(
@@ -131,14 +168,20 @@ def sides(
     others = [axis for axis in _axes(configurations) if axis not in axes]
     if not others:
         return [
-            Side(c.label, c.point, {m: c.figures.get(m, {}) for m in metrics}) for c in configurations
+            Side(c.label, c.point, {m: c.figures.get(m, {}) for m in metrics}, _of_one_cell(c))
+            for c in configurations
         ], []
     points = [{axis: members[0].point.get(axis) for axis in axes} for members in groups.values()]
     values: list[dict[str, dict[int, float]]] = [{} for _ in groups]
+    behind: list[dict[str, dict[int, list[Sequence[int]]]]] = [{} for _ in groups]
     lacking: dict[str, list[str]] = {}
     for metric in metrics:
         cells = [
-            {_part(c.point, others): (c.point, c.figures[metric]) for c in members if c.figures.get(metric)}
+            {
+                _part(c.point, others): (c.point, c.figures[metric], c.runs.get(metric, {}))
+                for c in members
+                if c.figures.get(metric)
+            }
             for members in groups.values()
         ]
         # A side without any result has no claim; the others are compared without it.
@@ -165,16 +208,21 @@ def sides(
             values[number][metric] = {
                 seed: statistics.fmean(of_cell[seed] for of_cell in of_seeds) for seed in whole
             }
+            behind[number][metric] = {seed: [side[key][2].get(seed, ()) for key in common] for seed in whole}
             partial = [str(seed) for seed in every if seed not in whole]
             if partial:
                 label = label_of(points[number])
                 said = f"{label}: seed {', '.join(partial)} did not finish everywhere and is left out of"
                 lacking.setdefault(said, []).append(metric)
     found = [
-        Side(label_of(point), point, {metric: of.get(metric, {}) for metric in metrics})
-        for point, of in zip(points, values, strict=True)
+        Side(label_of(point), point, {metric: of.get(metric, {}) for metric in metrics}, runs)
+        for point, of, runs in zip(points, values, behind, strict=True)
     ]
     return found, [f"{said} {', '.join(of)}" for said, of in lacking.items()]
+
+
+def _of_one_cell(configuration: Configuration) -> dict[str, dict[int, Sequence[Sequence[int]]]]:
+    return {metric: {seed: (ids,) for seed, ids in of.items()} for metric, of in configuration.runs.items()}
 
 
 def _axes(configurations: Sequence[Configuration]) -> list[str]:
@@ -186,7 +234,7 @@ def _part(point: Mapping[str, Any], axes: Sequence[str]) -> str:
 
 
 def _named(
-    cells: Sequence[Mapping[str, tuple[Mapping[str, Any], Any]]], key: str, others: Sequence[str]
+    cells: Sequence[Mapping[str, tuple[Mapping[str, Any], Any, Any]]], key: str, others: Sequence[str]
 ) -> str:
     point = next(side[key][0] for side in cells if key in side)
     return label_of({axis: point.get(axis) for axis in others})

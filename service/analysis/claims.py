@@ -45,6 +45,7 @@ from trainers.figures import Better
 Values = npt.NDArray[np.floating[Any]]
 UnitScores = Mapping[int, Mapping[str, float]]
 """Scores of the evaluated part's examples by seed, then by the example's id; their mean is the figure."""
+_Scores = Mapping[int, Values]
 
 POWER = 0.8
 """Chance of a decision that "about N more seeds" aims at."""
@@ -81,7 +82,9 @@ def compare(
     """
     _check(metric, a, b, margin, alpha)
     steps = resolution_of(metric) if resolution is None else resolution
-    claim, uncertainty = _tested(metric, _sample(a, b, steps, scores), margin, alpha)
+    tables = None if scores is None else _tables({"a": scores[0], "b": scores[1]})
+    of_units = None if tables is None else (tables["a"], tables["b"])
+    claim, uncertainty = _tested(metric, _sample(a, b, steps, of_units), margin, alpha)
     return _judged(claim, uncertainty, better, alpha)
 
 
@@ -102,7 +105,7 @@ def compare_pairs(
     for as many claims as were tested. `scores` are of the sides that have them; the rest is as for
     `compare`.
     """
-    known = scores or {}
+    known = _tables(scores or {})
     steps = resolution_of(metric) if resolution is None else resolution
     answers: dict[tuple[str, str], Claim | AnalysisError] = {}
     tested: dict[tuple[str, str], tuple[Claim, Uncertainty]] = {}
@@ -179,7 +182,7 @@ def _sample(
     a: Mapping[int, float],
     b: Mapping[int, float],
     resolution: Resolution,
-    scores: tuple[UnitScores, UnitScores] | None,
+    scores: tuple[_Scores, _Scores] | None,
 ) -> _Sample:
     shared = sorted(a.keys() & b.keys())
     paired = len(shared) >= 2 and len(shared) == min(len(a), len(b))
@@ -193,7 +196,10 @@ def _sample(
     else:
         seeds = of_two_samples(left, right, least)
         spread, at_least = min(left.var(ddof=1), right.var(ddof=1)), least
-    tables = None if scores is None else _tables(scores, seeds_a, seeds_b, left, right)
+    tables = None
+    if scores is not None:
+        of_a, of_b = _rows(scores[0], seeds_a, left), _rows(scores[1], seeds_b, right)
+        tables = None if of_a is None or of_b is None else (of_a, of_b)
     return _Sample(
         left,
         right,
@@ -205,32 +211,32 @@ def _sample(
     )
 
 
-def _tables(
-    scores: tuple[UnitScores, UnitScores],
-    seeds_a: Sequence[int],
-    seeds_b: Sequence[int],
-    a: Values,
-    b: Values,
-) -> tuple[Values, Values] | None:
-    """Scores of both sides as tables (S, n) over the same examples; None where they cannot be had.
+def _tables(scores: Mapping[str, UnitScores]) -> dict[str, _Scores]:
+    """Scores of each run as an array (n,), over the same examples in the same order.
 
-    That is where a seed has none, where not all runs scored the same examples, at least two, and where
-    the scores are not what the figures are means of, to within half an example.
+    Runs that scored other examples than the first run are left out.
     """
-    of = [scores[0].get(seed) for seed in seeds_a] + [scores[1].get(seed) for seed in seeds_b]
-    first = of[0]
-    if first is None or len(first) < 2:
+    first = next((run for of in scores.values() for run in of.values()), {})
+    return {
+        side: {
+            seed: np.fromiter((run[unit] for unit in first), float, len(first))
+            for seed, run in of.items()
+            if len(first) > 1 and run.keys() == first.keys()
+        }
+        for side, of in scores.items()
+    }
+
+
+def _rows(scores: _Scores, seeds: Sequence[int], figures: Values) -> Values | None:
+    """A side's table (S, n); None where a seed has no scores, or they are not what its figure is a mean of.
+
+    That is, to within half an example.
+    """
+    if not all(seed in scores for seed in seeds):
         return None
-    rows: list[list[float]] = []
-    for run in of:
-        if run is None or run.keys() != first.keys():
-            return None
-        rows.append([run[unit] for unit in first])
-    table = np.array(rows, dtype=float)
-    figures = np.concatenate((a, b))
-    if not np.all(np.abs(table.mean(axis=1) - figures) <= 0.5 / len(first)):
-        return None
-    return table[: len(seeds_a)], table[len(seeds_a) :]
+    table = np.array([scores[seed] for seed in seeds])
+    fits = np.abs(table.mean(axis=1) - figures) <= 0.5 / table.shape[1]
+    return table if fits.all() else None
 
 
 def _over_examples(seeds: Uncertainty, a: Values, b: Values, *, paired: bool) -> Uncertainty:

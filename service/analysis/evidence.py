@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,15 @@ _OF_AN_AXIS = {"train_examples": "task.train_examples", "train.selected": "task.
 """Facts that may differ when the axis that sets them is one of the grid's."""
 
 
+UnitScores = Callable[[Run], Mapping[str, float] | None]
+"""Each test unit's share of a run's headline, by the unit's name; None where that is not known."""
+
+
+def no_scores(run: Run) -> None:
+    """Scores of runs that kept no predictions."""
+    del run
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Runs as read from the store, with everything needed to judge them.
@@ -39,6 +48,7 @@ class Evidence:
         disturbed: who disturbed runs while they were measured, by run id; of all runs that were asked for.
         left_out: disturbed runs that are not among `runs`, because that was asked for.
         with_overhead: time and cost of the runs have a share of their experiment's overhead.
+        unit_scores: reads a run's scores of the test part's units, when a claim asks for them.
         references: runs that only tell how the machine drifted; in no answer.
     """
 
@@ -52,6 +62,7 @@ class Evidence:
     left_out: tuple[Run, ...] = ()
     with_overhead: bool = False
     references: tuple[Run, ...] = ()
+    unit_scores: UnitScores = no_scores
 
     def column(self, name: str) -> Column:
         """A figure of all runs (N,), in the metric's unit; NaN where a run has no finite one."""

@@ -29,7 +29,7 @@ from service.analysis.answers import (
 )
 from service.analysis.candidates import label_of
 from service.analysis.cells import Side, sides
-from service.analysis.claims import compare_pairs
+from service.analysis.claims import UnitScores, compare_pairs
 from service.analysis.effects import Observation, effects, sentences
 from service.analysis.errors import AnalysisError, BadQuestion
 from service.analysis.frontier import frontier
@@ -203,6 +203,7 @@ class Question(Rows):
                 margin=margins.get(metric.name),
                 alpha=alpha,
                 resolution=self._resolution(metric.name),
+                scores=self._unit_scores(metric.name, every),
             )
             for (a, b), claim in found.items():
                 made = claim if isinstance(claim, Claim) else None
@@ -345,8 +346,13 @@ class Question(Rows):
             better=target.better,
             constraints=constraints,
             resolutions={metric.name: self._resolution(metric.name) for metric in metrics},
+            scores=self._configuration_scores,
         )
         return replace(answer, notes=tuple(self._notes(metrics)))
+
+    def _configuration_scores(self, configuration: Configuration, metric: str) -> UnitScores | None:
+        [side], _ = sides([configuration], list(configuration.point), [metric])
+        return self._unit_scores(metric, [side]).get(side.label)
 
     # -- Effects and speed-ups -------------------------------------------------------------
 

@@ -9,11 +9,11 @@ accuracy.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from service.analysis.claims import compare
+from service.analysis.claims import UnitScores, compare
 from service.analysis.errors import AnalysisError
 from service.analysis.records import Claim, Recommendation
 from service.analysis.resolution import Resolution
@@ -28,6 +28,7 @@ class Configuration:
         label: axis values in words, for instance `precision=bf16, batch.global_size=16`.
         point: axis values by dotted name.
         figures: values by metric, then by seed, in the metric's unit.
+        runs: ids of the runs behind each value, by metric, then by seed.
         failures: failures in words by seed, for instance `does not fit (out_of_memory)`.
         absent: ids of the runs that finished without a metric, by metric.
         energy_provenance: how its energy came to be; `mixed` leaves the energy out.
@@ -38,6 +39,7 @@ class Configuration:
     figures: Mapping[str, Mapping[int, float]]
     failures: Mapping[int, str]
     absent: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    runs: Mapping[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)
     energy_provenance: str | None = None
 
     def mean(self, metric: str) -> float | None:
@@ -69,6 +71,10 @@ class Constraint:
         return f"{self.metric} {'<=' if self.kind == 'at_most' else '>='} {self.value:g}"
 
 
+_Tested = Callable[[str, Configuration, Configuration, Better, float | None], Claim]
+"""The claim about a metric of A against B, by the direction that wins and the margin."""
+
+
 def recommend(
     configurations: Sequence[Configuration],
     *,
@@ -77,6 +83,7 @@ def recommend(
     constraints: Sequence[Constraint] = (),
     alpha: float = 0.05,
     resolutions: Mapping[str, Resolution] | None = None,
+    scores: Callable[[Configuration, str], UnitScores | None] = lambda configuration, metric: None,
 ) -> Recommendation:
     """Choose the best configuration on `objective` among those that meet every constraint.
 
@@ -87,6 +94,7 @@ def recommend(
         constraints: bounds that the choice must meet.
         alpha: error rate of each claim.
         resolutions: steps of the metrics; one that is missing goes by its name.
+        scores: a metric's scores of each example by seed; None = not known.
 
     Raises:
         AnalysisError: when nothing has results, or nothing meets the constraints; the message
@@ -111,9 +119,22 @@ def recommend(
     sign = 1.0 if better == "lower" else -1.0
     ordered = sorted(eligible, key=lambda configuration: sign * (configuration.mean(objective) or 0.0))
     winner, runner_up = ordered[0], ordered[1] if len(ordered) > 1 else None
-    steps = resolutions or {}
-    claim, sure = _certainty(winner, runner_up, objective, better, alpha, steps)
-    against_best, doubts = _against_best(winner, configurations, constraints, alpha, steps)
+
+    def test(metric: str, a: Configuration, b: Configuration, wins: Better, margin: float | None) -> Claim:
+        of_a, of_b = scores(a, metric), scores(b, metric)
+        return compare(
+            metric,
+            a.figures[metric],
+            b.figures[metric],
+            better=wins,
+            margin=margin,
+            alpha=alpha,
+            resolution=(resolutions or {}).get(metric),
+            scores=None if of_a is None or of_b is None else (of_a, of_b),
+        )
+
+    claim, sure = _certainty(winner, runner_up, objective, better, test)
+    against_best, doubts = _against_best(winner, configurations, constraints, test)
     sure = "; ".join((sure, *doubts))
     value = winner.mean(objective)
     assert value is not None  # An eligible configuration has the objective.
@@ -168,20 +189,12 @@ def _certainty(
     runner_up: Configuration | None,
     objective: str,
     better: Better,
-    alpha: float,
-    resolutions: Mapping[str, Resolution],
+    test: _Tested,
 ) -> tuple[Claim | None, str]:
     if runner_up is None:
         return None, "it is the only configuration that meets the constraints"
     try:
-        claim = compare(
-            objective,
-            winner.figures[objective],
-            runner_up.figures[objective],
-            better=better,
-            alpha=alpha,
-            resolution=resolutions.get(objective),
-        )
+        claim = test(objective, winner, runner_up, better, None)
     except AnalysisError as error:
         return None, f"not tested: {error}"
     if claim.verdict == "A is better":
@@ -199,8 +212,7 @@ def _against_best(
     winner: Configuration,
     configurations: Sequence[Configuration],
     constraints: Sequence[Constraint],
-    alpha: float,
-    resolutions: Mapping[str, Resolution],
+    test: _Tested,
 ) -> tuple[tuple[Claim, ...], list[str]]:
     """Whether the winner's mean is within the best one's by more than luck, and that in words."""
     claims: list[Claim] = []
@@ -216,15 +228,8 @@ def _against_best(
             words.append(f"it has the best {metric} itself")
             continue
         try:
-            claim = compare(
-                metric,
-                winner.figures[metric],
-                best.figures[metric],
-                better=constraint.better,
-                margin=constraint.value if constraint.value > 0 else None,
-                alpha=alpha,
-                resolution=resolutions.get(metric),
-            )
+            margin = constraint.value if constraint.value > 0 else None
+            claim = test(metric, winner, best, constraint.better, margin)
         except AnalysisError as error:
             words.append(f"whether {metric} is lost is not tested: {error}")
             continue

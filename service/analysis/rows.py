@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from service.analysis.candidates import Candidate, label_of
 from service.analysis.cells import Side, cells_of, configurations
+from service.analysis.claims import UnitScores
 from service.analysis.drift import drifts
 from service.analysis.errors import AnalysisError, BadQuestion
 from service.analysis.evidence import Column, Evidence
@@ -32,6 +33,8 @@ from service.states import RunState
 from trainers.data.parts import SplitRule
 from trainers.figures import SCORES, on_test
 
+MOST_SCORES = 2_000_000
+"""Scores of units that are held at once; runs beyond them are claimed about over seeds alone."""
 _MOST_DISTURBED = 5
 """Configurations with disturbed runs that are named one by one."""
 
@@ -51,6 +54,7 @@ class Rows:
         evidence.check_comparable()
         self.evidence = evidence
         self._columns: dict[str, Column] = {}
+        self._read_scores: dict[int, Mapping[str, float] | None] = {}
 
     # -- Words of the question ---------------------------------------------------------------
 
@@ -191,6 +195,26 @@ class Rows:
         return resolution_of(
             metric, headline=self.judged_by.name, examples=float(known.min()) if len(known) else None
         )
+
+    def _unit_scores(self, metric: str, sides: Iterable[Side]) -> dict[str, UnitScores]:
+        """Scores of each unit by seed, of the sides that have some; only the test headline has any."""
+        if self.judged_by.name == self.validated_by.name or metric not in (self.judged_by.name, "test_score"):
+            return {}
+        known = {side.label: side.unit_scores(metric, self._scores_of_run) for side in sides}
+        return {label: scores for label, scores in known.items() if scores}
+
+    def _scores_of_run(self, id: int) -> Mapping[str, float] | None:
+        """Scores of a run's test units, kept for further claims up to `MOST_SCORES` of all runs."""
+        if id not in self._read_scores:
+            scores = None
+            if sum(len(of) for of in self._read_scores.values() if of) < MOST_SCORES:
+                scores = self.evidence.unit_scores(self._runs_by_id[id])
+            self._read_scores[id] = scores
+        return self._read_scores[id]
+
+    @functools.cached_property
+    def _runs_by_id(self) -> dict[int, Run]:
+        return {run.id: run for run in self.evidence.runs}
 
     def _having(self, name: str) -> list[int]:
         """Positions of the finished runs that have a figure."""

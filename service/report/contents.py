@@ -24,7 +24,7 @@ from service.analysis.answers import (
 )
 from service.analysis.candidates import label_of
 from service.analysis.errors import AnalysisError
-from service.analysis.evidence import Evidence
+from service.analysis.evidence import Evidence, UnitScores, no_scores
 from service.analysis.question import Question
 from service.analysis.records import Recommendation
 from service.analysis.score import STRATEGIES
@@ -102,6 +102,7 @@ def gather(
     selection: Selection = EVERYTHING,
     *,
     traced: Callable[[Run], TracedStep | None] = lambda run: None,
+    unit_scores: UnitScores = no_scores,
 ) -> Contents:
     """Read and answer everything.
 
@@ -110,13 +111,14 @@ def gather(
         experiment_ids: one, or several that are answered together.
         selection: which of their runs.
         traced: a step of a run, where it traced some.
+        unit_scores: reads a run's scores of the test part's units.
 
     Raises:
         NotFound: there is no such experiment.
         FilterError: the filter cannot be understood.
         AnalysisError: there is no run, or the runs are of different tasks or data.
     """
-    evidence = read_evidence(store, experiment_ids, selection)
+    evidence = read_evidence(store, experiment_ids, selection, unit_scores=unit_scores)
     question = Question(evidence)
     curves = read_curves(store, evidence.finished, CURVES, max_points=POINTS_PER_CURVE)
     specs = tuple(store.experiment_spec(experiment.id)[0] for experiment in evidence.experiments)

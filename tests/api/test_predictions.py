@@ -13,6 +13,7 @@ from pyarrow import parquet
 from service.models import checkpoints_folder
 from service.predictions import NoPredictions, unit_scores
 from service.settings import Settings
+from service.states import RunState
 from tests.api.conftest import Driver
 from tests.api.test_reading import problem
 from trainers import predictions
@@ -70,3 +71,24 @@ def test_a_run_without_a_test_part_says_so(client: TestClient, driver: Driver) -
     (run,) = driver.start(driver.submit(task={"name": "imdb", "path": "texts", "test": "none"}))
     body = problem(client, f"/runs/{run.id}/predictions", 409, "no-predictions")
     assert body["detail"] == f"run {run.id} has no test part; submit it with task.test: auto"
+
+
+def test_claims_go_over_the_predictions_that_runs_kept(
+    client: TestClient, driver: Driver, settings: Settings
+) -> None:
+    axes = {"precision": ["fp32", "bf16"]}
+    experiment = driver.submit(search={"axes": axes}, seeds=[0, 1, 2])
+    for run in driver.start(experiment):
+        missed = set(range(run.seed, 400, 20)) | (set(range(1, 400, 4)) if run.precision == "bf16" else set())
+        scores = [float(at not in missed) for at in range(400)]
+        share = sum(scores) / 400
+        record = Record("0" * 64, "1" * 64, "accuracy", 4, {}, {"test_accuracy": share})
+        folder = checkpoints_folder(settings, experiment.id, run.id)
+        predictions.write(folder, record, [f"unit:{at}" for at in range(400)], scores, scores, scores)
+        summary = {"accuracy": 0.9, "test_accuracy": share, "test_score": share, "test_examples": 400}
+        driver.store.finish_run(run.id, run.attempt, RunState.succeeded, summary=summary)
+    answer = client.get(f"{API}/experiments/{experiment.id}/compare", params={"claims": True})
+    assert answer.status_code == 200, answer.text
+    [claim] = [pair["claim"] for pair in answer.json()["claims"] if pair["metric"] == "test_accuracy"]
+    assert (claim["test"], claim["examples"], claim["pairs"]) == ("paired two-way test", 400, 3)
+    assert claim["verdict"] == "A is better"

@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
+from service.analysis.evidence import Evidence
 from service.analysis.question import Question
-from service.records import PointRow
+from service.records import PointRow, Run
 from service.states import RunState
 from tests.service.analysis.building import evidence, figures
 from trainers.errors import FailureClass
@@ -383,3 +385,64 @@ def test_runs_that_only_evaluate_are_compared_by_what_inference_takes() -> None:
     assert shown == list(found)
     trained = Question(evidence()).compare()
     assert "total_time_s" in [metric.name for metric in trained.metrics]
+
+
+# -- Claims over examples ----------------------------------------------------------------------
+
+
+def answered(run: Run) -> dict[str, float]:
+    """Which of 500 test questions a run answers: bf16 loses every tenth, and each seed some of its own."""
+    generator = np.random.default_rng(run.seed * 100 + run.point["batch.global_size"])
+    kept = generator.random(500) < 0.9
+    if run.point["precision"] == "bf16":
+        kept &= np.arange(500) % 10 > 0
+    return {f"question:{number}": float(right) for number, right in enumerate(kept.tolist())}
+
+
+def evidence_by_example(**more: Any) -> Evidence:
+    """A grid whose runs kept their predictions."""
+    made = evidence(change=lambda run: {"test_score": sum(answered(run).values()) / 500})
+    summaries = {run.id: {"test_accuracy": run.test_score, "test_examples": 500} for run in made.runs}
+    return Evidence((), made.runs, summaries, **{"unit_scores": answered, **more})
+
+
+def test_kept_predictions_bring_examples_into_a_claim() -> None:
+    [pair] = Question(evidence_by_example()).compare(a="precision=fp32", b="precision=bf16",
+                                                     metrics=["test_accuracy"]).claims  # fmt: skip
+    assert pair.claim is not None
+    assert (pair.claim.test, pair.claim.examples) == ("paired two-way test", 500)
+    assert pair.claim.verdict == "A is better"
+    assert "paired two-way test over 3 seeds and 500 examples" in pair.text
+
+
+def test_without_predictions_a_claim_is_over_seeds_alone() -> None:
+    question = Question(evidence_by_example(unit_scores=lambda run: None))
+    [pair] = question.compare(a="precision=fp32", b="precision=bf16", metrics=["test_accuracy"]).claims
+    assert pair.claim is not None
+    assert (pair.claim.test, pair.claim.examples) == ("paired t-test", 0)
+    assert "paired t-test over 3 seeds" in pair.text
+
+
+def test_other_figures_have_no_scores_by_example() -> None:
+    def refuse(run: Run) -> None:
+        raise AssertionError(f"run {run.id} is read")
+
+    assert Question(evidence_by_example(unit_scores=refuse)).compare(claims=True, metrics=["cost_usd"]).claims
+
+
+def test_a_run_is_read_once_for_all_claims() -> None:
+    read: list[int] = []
+
+    def scores(run: Run) -> dict[str, float]:
+        read.append(run.id)
+        return answered(run)
+
+    question = Question(evidence_by_example(unit_scores=scores))
+    for _ in range(2):
+        question.compare(claims=True, metrics=["test_accuracy"])
+    assert sorted(read) == list(range(1, 13))
+
+
+def test_a_recommendation_is_as_sure_as_seeds_and_examples_make_it() -> None:
+    [claim] = Question(evidence_by_example()).recommend(within={"test_accuracy": 0.5}).against_best
+    assert claim.examples == 500
