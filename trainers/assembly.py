@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from trainers import distillation, micro_batch, tasks
+from trainers import distillation, micro_batch, tasks, warm_up
 from trainers.checkpoints import snapshot, store
 from trainers.checkpoints.store import CheckpointStore
 from trainers.config import RunConfig
@@ -137,7 +137,9 @@ def assemble(
         timeline.resume()
     with counted_by(lambda: timeline.within(Phase.preparation)):
         trainer = _build(place, stop, _Attempt(instruments, life, clock.submitted_s, checkpoints, newest))
-    instruments.prepared()
+        with timeline.within(Phase.warm_up):
+            place.workers.collect(None)  # begin together
+            instruments.prepared()
     return trainer
 
 
@@ -437,6 +439,8 @@ def _choose_micro_batch(
         except torch.OutOfMemoryError:
             forget()
             raise
+    key = micro_batch.key_of(sized, device, {**shape, "micro size": sized.micro_size})
+    warm_up.once(key, place.workers, place.timeline, lambda: trial.rehearse(sized.micro_size))
     return sized, forget
 
 

@@ -14,7 +14,7 @@ from trainers.data.batches import Batch, Transform, collate
 from trainers.data.tokens import TokenSet
 from trainers.models.student import Student
 from trainers.objective import Objective
-from trainers.optimizers import state_bytes
+from trainers.optimizers import build, state_bytes
 from trainers.precision import Arithmetic
 
 _FP32_BYTES = 4
@@ -85,6 +85,24 @@ class Trial:
         for batch in self._variants(self._longest(size)):
             self._pass(batch)
             self._module.zero_grad(set_to_none=True)
+
+    def rehearse(self, size: int) -> None:
+        """A training pass and an optimizer step, so that no run's first step pays for a process' first.
+
+        The step is that of an optimizer of the same kind over copies of the model's vectors: neither
+        weights nor state of the run are touched, and the objective is as before its first step.
+        """
+        self._pass(self._longest(size))
+        trained = [p for p in self._module.parameters() if p.requires_grad]
+        torch._foreach_norm([p.grad for p in trained if p.grad is not None], 2, dtype=torch.float32)
+        copies = nn.ParameterList(p.detach().clone() for p in trained if p.ndim < 2)
+        for copy in copies:
+            copy.grad = torch.zeros_like(copy)
+        build(self._config.optimizer, copies).optimizer.step()
+        self._module.zero_grad(set_to_none=True)
+        self._objective.begin_step(0, 1)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _variants(self, batch: Batch) -> Iterator[Batch]:
         yield replace(batch, attention_mask=None)

@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.trainers.conftest import Configure, Recorder
+from trainers import warm_up
 from trainers.data import cache
 from trainers.entrypoint import make_ready, train
+from trainers.parallel.workers import Workers
 from trainers.preparation import counted_by, preparing
 from trainers.reporting import Clock, NeverStop
 from trainers.telemetry.overhead import OVERHEAD_TIME
 from trainers.telemetry.timeline import OVERHEAD, OWN, Phase, Timeline
+from trainers.trial import Trial
 
 
 class Hand:
@@ -161,3 +165,42 @@ def test_the_set_up_of_a_resumed_attempt_is_a_restart(configure: Configure, reco
     resumed = train(configure(), Recorder(), NeverStop()).summary
     assert stopped["restart_time_s"] == 0.0 < resumed["restart_time_s"]
     assert resumed["setup_time_s"] == pytest.approx(stopped["setup_time_s"])
+
+
+def test_a_process_warms_up_once_per_shape_and_results_stay_as_they_are(
+    config_in: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_up, "_done", set())
+    passes, rehearse = [], Trial.rehearse
+
+    def counted(self: Trial, size: int) -> None:
+        rehearse(self, size)
+        passes.append(size)
+        assert all(p.grad is None for p in self._module.parameters())
+
+    monkeypatch.setattr(Trial, "rehearse", counted)
+    losses = []
+    for name in ("cold", "warm"):
+        recorder = Recorder()
+        summary = train(config_in(tmp_path / name, deterministic=True), recorder, NeverStop()).summary
+        losses.append((recorder.series("loss"), summary["validation_loss"]))
+    assert passes == [8]
+    train(config_in(tmp_path / "other", batch={"global_size": 4}), Recorder(), NeverStop())
+    assert passes == [8, 4]
+    monkeypatch.setattr(warm_up, "once", lambda *args: None)
+    recorder = Recorder()
+    summary = train(config_in(tmp_path / "without", deterministic=True), recorder, NeverStop()).summary
+    assert losses == [(recorder.series("loss"), summary["validation_loss"])] * 2
+
+
+def test_a_rehearsal_that_does_not_fit_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_up, "_done", set())
+    timeline, told = Timeline(time.perf_counter()), []
+
+    def too_large() -> None:
+        told.append("tried")
+        raise torch.OutOfMemoryError("no room")
+
+    for _ in range(2):
+        warm_up.once("key", Workers(), timeline, too_large)
+    assert told == ["tried"]

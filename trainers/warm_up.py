@@ -1,0 +1,32 @@
+"""Passes before a run's first step, so that its clock finds the process warm: the same for every run.
+
+The first pass of a shape chooses kernels, fills pools and caches, plans attention. Which run of a sweep
+meets it is chance, so it belongs to none. What is left in memory is given back afterwards: each run
+begins with as little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trainers.micro_batch import fits
+from trainers.parallel.workers import Workers
+from trainers.telemetry.timeline import Phase, Timeline
+
+_done: set[str] = set()
+"""Keys of the passes that this process has done."""
+
+
+def once(key: str, workers: Workers, timeline: Timeline, rehearse: Callable[[], None]) -> None:
+    """Do a pass unless all workers' processes have; one that does not fit into memory is left to the run.
+
+    Args:
+        key: what the pass depends on; passes of equal keys warm up the same things.
+        workers: of the run; all of them take part.
+        timeline: that the time is counted in.
+        rehearse: changes nothing that lasts, but for random number generators.
+    """
+    with timeline.within(Phase.warm_up):
+        if any(workers.collect(key not in _done)):
+            fits(rehearse)
+            _done.add(key)
