@@ -144,7 +144,8 @@ _OTHER_PROBLEMS = (
      "Act as `detail` says; the other of `best` and `last` may be there."),
     ("no-trace", 409, "The run has no timeline",
      "It traces no steps, has not passed them yet, or its files are not on this machine.",
-     "Act as `detail` says; `telemetry.trace_steps` of the spec asks for one."),
+     "Act as `detail` says; `telemetry.trace_steps` of the spec asks for one, `telemetry.profile_steps` for "
+     "a kernel trace."),
     ("no-predictions", 409, "The run has no predictions",
      "It has no test part, has not scored it yet, or its files are not on this machine.",
      "Act as `detail` says; `task.test: auto` in the spec gives a run a test part."),

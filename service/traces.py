@@ -1,8 +1,11 @@
-"""The timelines that runs keep of their traced steps: read from beside their checkpoints. No torch."""
+"""Timelines of traced steps and kernel traces of profiled ones, from beside a run's checkpoints. No torch."""
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +15,7 @@ from service.records import Run
 from service.settings import Settings
 from service.states import TERMINAL_RUN_STATES
 from service.store import Store
-from trainers.checkpoints.manifest import TRACE
+from trainers.checkpoints.manifest import TRACE, kernel_trace, traced_ranks
 
 
 class NoTrace(Exception):
@@ -39,6 +42,35 @@ def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
     if run.state in TERMINAL_RUN_STATES:
         raise NoTrace(f"run {run_id} has {run.state} and left no {path}")
     raise NoTrace(f"run {run_id} is {run.state} and has not passed its {steps} traced steps yet")
+
+
+def read_kernel_trace(store: Store, settings: Settings, run_id: int, rank: int) -> bytes:
+    """The profiler's trace of a worker's profiled steps, a document in Chrome's trace-event format.
+
+    Raises:
+        NotFound: there is no such run.
+        NoTrace: it keeps none of this worker, or not yet, or its files are not on this machine.
+    """
+    run = store.run(run_id)
+    folder = checkpoints_folder(settings, run.experiment_id, run.id)
+    path = kernel_trace(folder, rank)
+    try:
+        return gzip.decompress(path.read_bytes())
+    except FileNotFoundError:
+        steps = json.loads(store.run_config(run_id))["telemetry"]["profile_steps"]
+    except (OSError, EOFError, zlib.error) as error:
+        raise NoTrace(f"run {run_id}: {path} cannot be read ({error})") from None
+    with contextlib.suppress(OSError):
+        if ranks := traced_ranks(folder):
+            raise NoTrace(
+                f"run {run_id} has no kernel trace of worker {rank}; it has those of "
+                f"{', '.join(map(str, ranks))}"
+            )
+    if not steps:
+        raise NoTrace(f"run {run_id} profiles no steps; submit it with telemetry.profile_steps, such as 5")
+    if run.state in TERMINAL_RUN_STATES:
+        raise NoTrace(f"run {run_id} has {run.state} and left no {path}")
+    raise NoTrace(f"run {run_id} is {run.state} and has not passed its {steps} profiled steps yet")
 
 
 @dataclass(frozen=True, slots=True)

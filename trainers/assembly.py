@@ -342,9 +342,7 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
                 timeline=timeline,
                 truncated_pct=100.0 * float(data.train.cut.mean()),
             ),
-            profiler=profiler_for(
-                config.telemetry.profile_steps, total_steps, device, timeline, records=workers.rank == 0
-            ),
+            profiler=profiler_for(config.telemetry.profile_steps, total_steps, device, timeline),
             tracer=tracer_for(
                 config.telemetry.trace_steps,
                 profiled_steps=config.telemetry.profile_steps,

@@ -75,6 +75,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "kernel_active_ratio": Figure("1", scope=_PROFILED, better="higher"),
         "kernel_launches_per_step": Figure("1", scope=_PROFILED, better="lower"),
         "sm_occupancy_pct": Figure(_PCT, Provenance.modelled, _PROFILED, better="higher"),
+        "sm_occupancy_wall_pct": Figure(_PCT, Provenance.modelled, _PROFILED, better="higher"),
         "bubble_pct": Figure(_PCT, scope="mean over stages", better="lower"),
         "bubble_formula_pct": Figure(_PCT, Provenance.modelled, better="lower"),
         "noise_scale": Figure("base batches", Provenance.sampled),
@@ -142,6 +143,8 @@ POINTS: Mapping[str, Figure] = MappingProxyType(
         "loss_scale": Figure("1"),
         "skipped_steps": Figure("1", better="lower"),
         "underflow_pct": Figure(_PCT, better="lower"),
+        "gpu_memory_used_mib": Figure("MiB", Provenance.sampled, "worker:0"),
+        "gpu_temperature_c": Figure("°C", Provenance.sampled, "worker:0"),
         **dict.fromkeys(("task_loss", "soft_loss", "relation_loss"), Figure("nat", better="lower")),
         **dict.fromkeys(("hidden_loss", "embedding_loss", "cosine_loss"), Figure("1", better="lower")),
     }

@@ -522,6 +522,7 @@ class Trainer:
             *rates.items(),
             *parts.noise.figures(rates.get("samples_per_s")).items(),
             *self.sent.lap().items(),
+            *parts.figures.shown().items(),
             ("epoch", step / parts.batches.steps_per_epoch),
             *own.items(),
             *parts.objective.parts().items(),
@@ -534,12 +535,23 @@ class Trainer:
             self.sink.measurement(measurement)
 
     def _report_profile(self) -> None:
-        said = self.parts.profiler.take()
-        if said is None:
+        """Keep what the profiled window says, of rank 0, and every worker's kernel trace."""
+        parts = self.parts
+        recorded = parts.profiler.take()
+        if recorded is None:
             return
-        profiled, start_s, end_s = said
-        self.parts.figures.keep(profiled, self.parts.progress)
-        for measurement in profiled.measurements(start_s, end_s):
+        parts.timeline.enter(Phase.profiling)
+        traces = parts.workers.collect(recorded.trace)
+        if parts.workers.rank:
+            return
+        parts.figures.keep(recorded.profiled, parts.progress)
+        try:
+            tracing.write_kernels(Path(parts.config.workspace.checkpoints), traces)
+        except OSError as error:
+            self.sink.log("warning", f"the kernel trace is not kept: {error}")
+        for measurement in recorded.profiled.measurements(
+            recorded.start_s, recorded.end_s, bandwidth_gb_s=parts.config.rates.bandwidth_gb_s
+        ):
             self.sink.measurement(measurement)
 
     def _report_trace(self) -> None:

@@ -31,7 +31,7 @@ from api.stream import Place
 from service.model_folder import open_model
 from service.models import NoModel
 from service.predictions import NoPredictions, json_lines, predictions_file, raw
-from service.traces import NoTrace, read_trace
+from service.traces import NoTrace, read_kernel_trace, read_trace
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 
@@ -252,6 +252,37 @@ def get_trace(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response
         document,
         media_type="application/json",
         headers={"Content-Disposition": f'attachment; filename="run-{run_id}-trace.json"'},
+    )
+
+
+@router.get(
+    "/{run_id}/trace/kernels",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "The profiler's document in Chrome's trace-event format: operators, and on a GPU "
+            "kernels and copies; times in microseconds.",
+            "content": {"application/json": {"schema": {"type": "object"}}},
+        },
+        **declared("not-found", "no-trace"),
+    },
+    summary="Get the kernel trace of a run's worker",
+)
+def get_kernel_trace(
+    run_id: RunId,
+    store: StoreDep,
+    settings: SettingsDep,
+    rank: Annotated[int, Query(ge=0, description="The worker, from 0.")] = 0,
+) -> Response:
+    """The operators and kernels of a worker's profiled steps; opens in Perfetto and chrome://tracing."""
+    try:
+        document = read_kernel_trace(store, settings, run_id, rank)
+    except NoTrace as error:
+        raise ProblemError("no-trace", str(error)) from None
+    return Response(
+        document,
+        media_type="application/json",
+        headers={"Content-Disposition": f'attachment; filename="run-{run_id}-kernels-{rank}.json"'},
     )
 
 

@@ -57,6 +57,10 @@ def trace(
         Path,
         typer.Option("--output", "-o", help="A file for Perfetto (ui.perfetto.dev) or chrome://tracing."),
     ] = Path("trace.json"),
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Operators and kernels of the profiled steps instead.")
+    ] = False,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="With --kernels: the worker.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Write the timeline of a run's traced steps: where each worker spent them."""
@@ -64,7 +68,7 @@ def trace(
     if not isinstance(found, RunRef):
         raise Failure(f"'{target}' is an experiment; give a run, such as run:42", ExitCode.usage)
     with connected() as client:
-        document = client.trace(found.id)
+        document = client.kernel_trace(found.id, rank) if kernels else client.trace(found.id)
     try:
         output.write_bytes(document)
     except OSError as error:

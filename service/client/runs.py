@@ -143,6 +143,14 @@ class RunCalls(Wire):
         """
         return self._call("GET", f"/api/v1/runs/{id}/trace", repeat=True)
 
+    def kernel_trace(self, id: int, rank: int = 0) -> bytes:
+        """The profiler's trace of a worker's profiled steps, as JSON in Chrome's trace-event format.
+
+        Raises:
+            ApiError: there is no such run (`not-found`) or none of this worker (`no-trace`).
+        """
+        return self._call("GET", f"/api/v1/runs/{id}/trace/kernels", params={"rank": rank}, repeat=True)
+
     def predictions(self, id: int, file: Path, *, format: Literal["parquet", "jsonl"] = "parquet") -> int:
         """Write the predictions of a run's test part to a file, replacing it when all have arrived.
 

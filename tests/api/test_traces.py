@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from service.settings import Settings
 from service.traces import typical_step
 from tests.api.conftest import Driver
 from tests.api.test_reading import problem
+from trainers.checkpoints.manifest import kernel_trace
 from trainers.telemetry import tracing
 from trainers.telemetry.tracing import Span, WorkerTrace
 
@@ -59,6 +61,32 @@ def test_without_traced_steps_there_is_no_trace(client: TestClient, driver: Driv
     (run,) = driver.start(driver.submit())
     body = problem(client, f"/runs/{run.id}/trace", 409, "no-trace")
     assert "submit it with telemetry.trace_steps" in body["detail"]
+
+
+def test_the_kernel_trace_of_each_worker_is_served(
+    client: TestClient, driver: Driver, settings: Settings
+) -> None:
+    experiment = driver.submit(telemetry={"profile_steps": 3})
+    (run,) = driver.start(experiment)
+    place = f"/runs/{run.id}/trace/kernels"
+    body = problem(client, place, 409, "no-trace")
+    assert body["detail"] == f"run {run.id} is running and has not passed its 3 profiled steps yet"
+    folder = checkpoints_folder(settings, experiment.id, run.id)
+    tracing.write_kernels(folder, [gzip.compress(b'{"rank": %d}' % rank) for rank in (0, 1)])
+    assert client.get(API + place).json() == {"rank": 0}
+    answer = client.get(API + place, params={"rank": 1})
+    assert answer.json() == {"rank": 1}
+    assert f"run-{run.id}-kernels-1.json" in answer.headers["content-disposition"]
+    body = problem(client, place, 409, "no-trace", rank=2)
+    assert body["detail"] == f"run {run.id} has no kernel trace of worker 2; it has those of 0, 1"
+    kernel_trace(folder, 0).write_bytes(b"damaged")
+    assert "cannot be read" in problem(client, place, 409, "no-trace")["detail"]
+
+
+def test_without_profiled_steps_there_is_no_kernel_trace(client: TestClient, driver: Driver) -> None:
+    (run,) = driver.start(driver.submit())
+    body = problem(client, f"/runs/{run.id}/trace/kernels", 409, "no-trace")
+    assert "submit it with telemetry.profile_steps" in body["detail"]
 
 
 def test_the_typical_step_has_the_median_time(tmp_path: Path) -> None:

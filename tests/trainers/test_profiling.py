@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +31,7 @@ TRACE = [
     event("kernel", "gemm", 50, 100, tid=7, **{OCCUPANCY: 25}),
     event("kernel", "norm", 100, 100, tid=8, **{OCCUPANCY: 75}),
     event("kernel", "gemm", 300, 100, tid=7, **{OCCUPANCY: 25}),
-    event("gpu_memcpy", "Memcpy HtoD", 200, 90, tid=7),
+    event("gpu_memcpy", "Memcpy HtoD", 200, 90, tid=7, bytes=900_000),
     {"ph": "M", "name": "process_name", "pid": 1},
 ]
 
@@ -43,6 +46,25 @@ def test_launches_are_calls_that_start_kernels():
 
 def test_occupancy_is_weighted_by_the_kernels_time():
     assert read_trace(TRACE, 2).sm_occupancy_pct == (25 * 200 + 75 * 100) / 300
+
+
+def test_occupancy_over_wall_time_counts_idling_as_none():
+    said = read_trace(TRACE, 2)
+    assert said.sm_occupancy_wall_pct == pytest.approx((25 * 200 + 75 * 100) / 400)
+    assert said.figures()["sm_occupancy_wall_pct"] == said.sm_occupancy_wall_pct
+
+
+def test_bytes_moved_are_told_where_the_profiler_has_them():
+    said = read_trace(TRACE, 2)
+    (copy,) = said.moved
+    assert (copy.name, copy.bytes_per_step, copy.gb_s) == ("Memcpy HtoD", 450_000, pytest.approx(10.0))
+    told = {m.name: m for m in said.measurements(0.0, 1.0, bandwidth_gb_s=50.0)}
+    assert told["moved_mib_per_step"].value == 450_000 / 2**20
+    assert told["memory_bandwidth_pct"].value == pytest.approx(20.0)
+    assert told["memory_bandwidth_pct"].scope == "kernel:Memcpy HtoD"
+    assert "memory_bandwidth_pct" not in {m.name for m in said.measurements(0.0, 1.0)}
+    counted = read_trace([*TRACE, event("kernel", "own", 500, 10, bytes=4096)], 1)
+    assert {one.name for one in counted.moved} == {"Memcpy HtoD", "own"}
 
 
 def test_own_time_leaves_out_operators_inside():
@@ -64,7 +86,7 @@ def test_operators_of_different_threads_do_not_nest():
 
 def test_a_live_trace_names_the_operators_that_ran():
     timeline = Timeline(time.perf_counter())
-    profiler = profiler_for(2, 100, torch.device("cpu"), timeline, records=True)
+    profiler = profiler_for(2, 100, torch.device("cpu"), timeline)
     assert isinstance(profiler, TorchProfiler)
     a = torch.randn(256, 256)
     for step in range(9, 14):
@@ -72,16 +94,18 @@ def test_a_live_trace_names_the_operators_that_ran():
             timeline.enter(Phase.forward)
             assert profiler.active == (10 <= step < 12)
             a @ a
-    profiled, start_s, end_s = profiler.take()
-    assert profiled.steps == 2
-    assert profiled.operators_ms[0][0] == "aten::mm"
-    assert start_s < end_s
+    recorded = profiler.take()
+    assert recorded.profiled.steps == 2
+    assert recorded.profiled.operators_ms[0][0] == "aten::mm"
+    assert recorded.start_s < recorded.end_s
+    names = {event.get("name") for event in json.loads(gzip.decompress(recorded.trace))["traceEvents"]}
+    assert "aten::mm" in names
     assert profiler.take() is None
     assert timeline.spent_s()["profiling"] > 0.0
 
 
 def test_an_error_in_the_window_ends_the_profiler():
-    profiler = TorchProfiler(5, 5, torch.device("cpu"), Timeline(time.perf_counter()), records=True)
+    profiler = TorchProfiler(5, 5, torch.device("cpu"), Timeline(time.perf_counter()))
     with pytest.raises(ValueError, match="in a step"), profiler.around(0):
         raise ValueError("in a step")
     profiler.close()
@@ -100,6 +124,8 @@ def test_a_profiled_run_ends_where_another_ends(config_in, tmp_path, recorder):
     assert seen.series("loss") == recorder.series("loss")
     assert profiled.summary["train_loss"] == plain.summary["train_loss"]
     assert profiled.summary["profiling_time_s"] > 0.0 == plain.summary["profiling_time_s"]
+    kept = Path(config.workspace.checkpoints) / "kernels-0.json.gz"
+    assert json.loads(gzip.decompress(kept.read_bytes()))["traceEvents"]
     assert set(seen.series("samples_per_s")) == {1, 2, 3, 4, 5}  # the window is the last three steps
     operators = [m for m in seen.measurements if m.name == "operator_ms_per_step"]
     assert len(operators) == 10

@@ -107,6 +107,30 @@ def test_a_measured_sum_is_whole_or_not_given():
     assert usage.measured("gpu") is None
 
 
+def test_each_gpu_keeps_its_own_energy():
+    usage = Usage()
+    for joules in (5.0, 6.0):
+        usage.add(
+            [
+                window(energy={"gpu": Energy(joules, Provenance.counter, "GPU-a")}),
+                window(energy={"gpu": Energy(2 * joules, Provenance.counter, "GPU-b")}),
+            ]
+        )
+    assert usage.device_j == {"GPU-a": 11.0, "GPU-b": 22.0}
+    assert sum(usage.device_j.values()) == usage.measured("gpu")[0]
+
+
+def test_a_replayed_gpus_memory_and_temperature_become_points(configure, recorder, monkeypatch):
+    device = ReplayedDevice(TRACE)
+    replayed(monkeypatch, device)
+    train(configure(telemetry__sample_every_s=60.0), recorder, NeverStop())
+    shown = {sample.temperature_c for sample in device._samples}
+    series = recorder.series("gpu_temperature_c")
+    assert list(series) == [1, 2, 3, 4, 5, 6]
+    assert set(series.values()) <= shown
+    assert set(recorder.series("gpu_memory_used_mib")) == set(series)
+
+
 def test_one_source_counts_once_however_many_workers_read_it():
     usage = Usage()
     usage.add([window(energy={"cpu": Energy(joules, Provenance.counter, "host")}) for joules in (40.0, 41.0)])
@@ -211,6 +235,9 @@ def test_a_gpus_counter_and_samples_become_figures(configure, monkeypatch):
     assert measured["gpu_energy_kwh"].provenance is measured["energy_kwh"].provenance is Provenance.counter
     assert measured["mean_power_w"].provenance is Provenance.sampled
     assert measured["throttled_time_s"].scope == "reason:power_cap"
+    of_device = measured["device_energy_kwh"]
+    assert (of_device.scope, of_device.value) == (f"device:{device.identity}", summary["energy_kwh"])
+    assert of_device.provenance is Provenance.counter
 
 
 def test_without_a_counter_power_is_integrated_and_said_so(configure, monkeypatch):
@@ -225,9 +252,12 @@ def test_without_a_counter_power_is_integrated_and_said_so(configure, monkeypatc
 
 def test_a_gpu_that_tells_nothing_is_modelled(configure, monkeypatch):
     replayed(monkeypatch, Device())
-    summary, _, _ = gpu_summary(configure, played=0)
+    summary, figures, progress = gpu_summary(configure, played=0)
     assert summary["energy_provenance"] == "modelled"
     assert "mean_power_w" not in summary
+    (of_device,) = [m for m in figures.measurements(summary, progress) if m.name == "device_energy_kwh"]
+    assert (of_device.scope, of_device.provenance) == ("device:0", Provenance.modelled)
+    assert of_device.value == summary["energy_kwh"]
 
 
 def test_the_counter_of_a_divided_gpu_is_not_the_runs_energy(configure, monkeypatch):

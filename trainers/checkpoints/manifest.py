@@ -22,6 +22,7 @@ STATE = "state.json"
 BEST = "best.json"
 TRACE = "trace.json"
 """Beside the checkpoints: the timeline of the run's traced steps."""
+_KERNELS = re.compile(r"^kernels-(\d+)\.json\.gz$")
 DRAFT = ".draft"
 FORMAT = 1
 NAME = re.compile(r"^step-(\d{8,})$")
@@ -42,6 +43,21 @@ class Best:
     step: int
     metric: str
     score: float
+
+
+def kernel_trace(folder: Path, rank: int) -> Path:
+    """Where a run's folder of checkpoints has the kernel trace of a worker's profiled steps."""
+    return folder / f"kernels-{rank}.json.gz"
+
+
+def traced_ranks(folder: Path) -> list[int]:
+    """Workers whose kernel trace a run's folder of checkpoints has.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    found = (_KERNELS.match(path.name) for path in folder.iterdir())
+    return sorted(int(match[1]) for match in found if match)
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:

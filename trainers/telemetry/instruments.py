@@ -102,6 +102,14 @@ class Instruments:
         peak_mib = self._memory.peak().mib if self._memory else 0.0
         return replace(own, peak_memory_mib=peak_mib, preparation_memory_mib=self._preparation_mib)
 
+    def shown(self) -> dict[str, float]:
+        """Memory in use and temperature of the device at the last sample, as far as it tells."""
+        sample = self._sampler.last() if self._sampler else None
+        if sample is None:
+            return {}
+        values = {"gpu_memory_used_mib": sample.memory_used_mib, "gpu_temperature_c": sample.temperature_c}
+        return {name: value for name, value in values.items() if value is not None}
+
     def overhead(self) -> Window:
         """What stretches of overhead used since the last call."""
         ended, self._overhead = joined(self._overhead), []

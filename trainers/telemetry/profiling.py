@@ -7,6 +7,7 @@ function that a recorded trace tests as well as a live one.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import tempfile
 import time
@@ -20,6 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from trainers.reporting import Measurement, Provenance
+from trainers.telemetry.devices import MIB
 from trainers.telemetry.timeline import Phase, Timeline
 
 WARM_STEPS = 10
@@ -27,8 +29,41 @@ WARM_STEPS = 10
 TOP = 10
 """Operators and kernels that are named."""
 _NAME_LIMIT = 160
+_GZIP_LEVEL = 5
 _OCCUPANCY = "est. achieved occupancy %"
+_BYTES = "bytes"
 _LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "hipLaunchKernel")
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Bytes that a kind of kernel, copy or fill moved.
+
+    Attributes:
+        name: of the kernel, or `Memcpy HtoD` and the like.
+        bytes_per_step: as the profiler counts them.
+        gb_s: bytes / time in which they were moved.
+    """
+
+    name: str
+    bytes_per_step: float
+    gb_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A profiled window of one worker.
+
+    Attributes:
+        profiled: its figures.
+        start_s, end_s: in Unix time.
+        trace: in Chrome's trace-event format, compressed by gzip.
+    """
+
+    profiled: Profiled
+    start_s: float
+    end_s: float
+    trace: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +76,20 @@ class Profiled:
             to the end of the last kernel.
         kernel_launches_per_step: calls of the driver that start a kernel or a graph of them.
         sm_occupancy_pct: estimated achieved occupancy of the SMs, mean over kernels by their time.
+        sm_occupancy_wall_pct: the same over the whole window: times all kernels' time / the window's.
         kernels_ms: by name, time per step; the longest first.
         operators_ms: by name, CPU time per step without that of operators inside; the longest first.
+        moved: what the profiler has bytes of; the longest first.
     """
 
     steps: int
     kernel_active_ratio: float | None
     kernel_launches_per_step: float | None
     sm_occupancy_pct: float | None
+    sm_occupancy_wall_pct: float | None
     kernels_ms: tuple[tuple[str, float], ...]
     operators_ms: tuple[tuple[str, float], ...]
+    moved: tuple[Moved, ...] = ()
 
     def figures(self) -> dict[str, float]:
         """What goes into the run's summary."""
@@ -58,15 +97,26 @@ class Profiled:
             "kernel_active_ratio": self.kernel_active_ratio,
             "kernel_launches_per_step": self.kernel_launches_per_step,
             "sm_occupancy_pct": self.sm_occupancy_pct,
+            "sm_occupancy_wall_pct": self.sm_occupancy_wall_pct,
         }
         return {name: value for name, value in named.items() if value is not None}
 
-    def measurements(self, start_s: float, end_s: float) -> Iterator[Measurement]:
+    def measurements(
+        self, start_s: float, end_s: float, *, bandwidth_gb_s: float | None = None
+    ) -> Iterator[Measurement]:
         """The named operators and kernels.
 
         Args:
             start_s, end_s: the window, in Unix time.
+            bandwidth_gb_s: published bandwidth of the device's memory; None = unknown.
         """
+        for one in self.moved:
+            scope = f"kernel:{one.name}"
+            mib = one.bytes_per_step / MIB
+            yield Measurement("moved_mib_per_step", mib, "MiB", Provenance.counter, scope, start_s, end_s)
+            if bandwidth_gb_s is not None:
+                pct = 100.0 * one.gb_s / bandwidth_gb_s
+                yield Measurement("memory_bandwidth_pct", pct, "%", Provenance.counter, scope, start_s, end_s)
         for name, kind, times in (
             ("kernel_ms_per_step", "kernel", self.kernels_ms),
             ("operator_ms_per_step", "operator", self.operators_ms),
@@ -97,25 +147,52 @@ def read_trace(events: Iterable[Mapping[str, Any]], steps: int) -> Profiled:
         for event in (*kinds["cuda_runtime"], *kinds["cuda_driver"])
         if str(event["name"]).startswith(_LAUNCHES)
     ]
+    occupancy, window_us = _occupancy(kernels), _window_us(kernels, operators)
+    kernel_us = sum(by_kernel.values())
     return Profiled(
         steps=steps,
-        kernel_active_ratio=_active_ratio(kernels, operators) if kernels else None,
+        kernel_active_ratio=_active_us(kernels) / window_us if kernels else None,
         kernel_launches_per_step=len(launches) / steps if kernels else None,
-        sm_occupancy_pct=_occupancy(kernels),
+        sm_occupancy_pct=occupancy,
+        sm_occupancy_wall_pct=None if occupancy is None else occupancy * kernel_us / window_us,
         kernels_ms=_longest(by_kernel, steps),
         operators_ms=_longest(_own_times(operators), steps),
+        moved=_moved([*kernels, *kinds["gpu_memcpy"], *kinds["gpu_memset"]], steps),
     )
 
 
-def _active_ratio(kernels: Sequence[Mapping[str, Any]], operators: Sequence[Mapping[str, Any]]) -> float:
+def _window_us(kernels: Sequence[Mapping[str, Any]], operators: Sequence[Mapping[str, Any]]) -> float:
+    """Wall time from the first operator to the end of the last kernel, in which the device idles too."""
+    if not kernels:
+        return 0.0
+    end = max(kernel["ts"] + kernel["dur"] for kernel in kernels)
+    return float(end - min(event["ts"] for event in (*kernels, *operators)))
+
+
+def _active_us(kernels: Sequence[Mapping[str, Any]]) -> float:
     """Kernels on several streams overlap: their union counts."""
     spans = sorted((kernel["ts"], kernel["ts"] + kernel["dur"]) for kernel in kernels)
     active, end = 0.0, float("-inf")
     for start, stop in spans:
         active += max(0.0, stop - max(start, end))
         end = max(end, stop)
-    begin = min(event["ts"] for event in (*kernels, *operators))
-    return active / (end - begin) if end > begin else 0.0
+    return active
+
+
+def _moved(activities: Sequence[Mapping[str, Any]], steps: int) -> tuple[Moved, ...]:
+    """The longest of those whose bytes the profiler has: copies, fills, and kernels where it counts them."""
+    bytes_of: dict[str, float] = defaultdict(float)
+    us_of: dict[str, float] = defaultdict(float)
+    for event in activities:
+        count = event.get("args", {}).get(_BYTES)
+        if count is not None and event["dur"] > 0:
+            bytes_of[str(event["name"])] += count
+            us_of[str(event["name"])] += event["dur"]
+    first = sorted(us_of, key=lambda name: -us_of[name])[:TOP]
+    return tuple(
+        Moved(name[:_NAME_LIMIT], bytes_of[name] / steps, bytes_of[name] / us_of[name] / 1e3)
+        for name in first
+    )
 
 
 def _occupancy(kernels: Sequence[Mapping[str, Any]]) -> float | None:
@@ -167,8 +244,8 @@ class StepProfiler:
         """Around one step (0-based), with everything that belongs to it."""
         return contextlib.nullcontext()
 
-    def take(self) -> tuple[Profiled, float, float] | None:
-        """What the window says, once, after it has ended, and the Unix times of the window."""
+    def take(self) -> Recorded | None:
+        """What the window says, once, after it has ended."""
         return None
 
     def close(self) -> None:
@@ -183,19 +260,16 @@ class TorchProfiler(StepProfiler):
         total_steps: of the run; a short run's window ends with the run.
         device: that computes.
         timeline: whose phases count as `profiling` in the window.
-        records: this worker traces; the others only know that the step is in the window.
     """
 
-    def __init__(
-        self, steps: int, total_steps: int, device: torch.device, timeline: Timeline, *, records: bool
-    ) -> None:
+    def __init__(self, steps: int, total_steps: int, device: torch.device, timeline: Timeline) -> None:
         self._first = max(0, min(WARM_STEPS, total_steps - steps))
         self._end = self._first + steps
-        self._device, self._timeline, self._records = device, timeline, records
+        self._device, self._timeline = device, timeline
         self._running: profile | None = None
         self._covered = 0
         self._began_s = 0.0
-        self._said: tuple[Profiled, float, float] | None = None
+        self._recorded: Recorded | None = None
 
     @contextlib.contextmanager
     def around(self, step: int) -> Iterator[None]:
@@ -205,7 +279,7 @@ class TorchProfiler(StepProfiler):
             return
         self._timeline.enter(Phase.profiling)
         self.active = self._timeline.profiling = True
-        if self._records and self._running is None:
+        if self._running is None:
             self._begin()
         try:
             yield
@@ -219,10 +293,10 @@ class TorchProfiler(StepProfiler):
         """See `StepProfiler.close`."""
         self._end_window(read=False)
 
-    def take(self) -> tuple[Profiled, float, float] | None:
+    def take(self) -> Recorded | None:
         """See `StepProfiler.take`."""
-        said, self._said = self._said, None
-        return said
+        recorded, self._recorded = self._recorded, None
+        return recorded
 
     def _begin(self) -> None:
         activities = [ProfilerActivity.CPU]
@@ -244,14 +318,14 @@ class TorchProfiler(StepProfiler):
         with tempfile.TemporaryDirectory(prefix="stillhouse-profile-") as folder:
             file = Path(folder) / "trace.json"
             running.export_chrome_trace(str(file))
-            events = json.loads(file.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
-        self._said = (read_trace(events, self._covered), self._began_s, ended_s)
+            # Names of kernels may have bytes that are no UTF-8.
+            text = file.read_text(encoding="utf-8", errors="replace")
+        profiled = read_trace(json.loads(text)["traceEvents"], self._covered)
+        self._recorded = Recorded(profiled, self._began_s, ended_s, gzip.compress(text.encode(), _GZIP_LEVEL))
 
 
-def profiler_for(
-    steps: int, total_steps: int, device: torch.device, timeline: Timeline, *, records: bool
-) -> StepProfiler:
+def profiler_for(steps: int, total_steps: int, device: torch.device, timeline: Timeline) -> StepProfiler:
     """The profiler of `telemetry.profile_steps`; see `TorchProfiler`."""
     if not steps:
         return StepProfiler()
-    return TorchProfiler(steps, total_steps, device, timeline, records=records)
+    return TorchProfiler(steps, total_steps, device, timeline)

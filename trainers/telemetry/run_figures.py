@@ -36,6 +36,9 @@ MEASURED_BESIDE = frozenset(
         "window_utilisation_pct",
         "kernel_ms_per_step",
         "operator_ms_per_step",
+        "moved_mib_per_step",
+        "memory_bandwidth_pct",
+        "device_energy_kwh",
         "phase_ms_per_step",
     }
 )
@@ -159,6 +162,10 @@ class RunFigures:
         if utilisation is not None:
             yield Measurement("window_utilisation_pct", utilisation, _PCT, how, EVERY_DEVICE, start_s, end_s)
 
+    def shown(self) -> Mapping[str, float]:
+        """Points of what this worker's device showed last; empty where it shows nothing."""
+        return self._instruments.shown()
+
     def keep(self, profiled: Profiled, progress: Progress) -> None:
         """Take the figures of the profiled window into the run's."""
         progress.usage.profiled |= profiled.figures()
@@ -223,6 +230,11 @@ class RunFigures:
             if measured is not None:
                 joules, provenance = measured
                 yield Measurement(name, joules / J_PER_KWH, _KWH, provenance, scope, self._began_s, end_s)
+        for device, joules, provenance in self._of_devices(progress.usage):
+            scope = f"device:{device}"
+            yield Measurement(
+                "device_energy_kwh", joules / J_PER_KWH, _KWH, provenance, scope, self._began_s, end_s
+            )
         for reason, seconds in progress.usage.throttled_s.items():
             yield Measurement(
                 "throttled_time_s", seconds, _S, Provenance.sampled, f"reason:{reason}", self._began_s, end_s
@@ -235,6 +247,15 @@ class RunFigures:
         else:
             measured = usage.measured("gpu") if self._alone else None
         return measured or (usage.modelled_j, Provenance.modelled)
+
+    def _of_devices(self, usage: Usage) -> Iterator[tuple[str, float, Provenance]]:
+        """Identity, joules and provenance of each GPU, as the run's energy came to be; none of CPUs."""
+        if self._config.rates.device == "cpu":
+            return
+        _, provenance = self._energy(usage)
+        is_modelled = provenance is Provenance.modelled
+        for device, joules in (usage.modelled_device_j if is_modelled else usage.device_j).items():
+            yield device, joules, provenance
 
     @property
     def _alone(self) -> bool:

@@ -40,6 +40,11 @@ class Ring:
             if value is not None and value >= self._peaks.get(name, value):
                 self._peaks[name] = value
 
+    @property
+    def last(self) -> Sample | None:
+        """The newest sample."""
+        return self._samples[-1] if self._samples else None
+
     def take(self) -> tuple[list[Sample], dict[str, float]]:
         """All samples, and the largest value of each number since the last call.
 
@@ -132,6 +137,11 @@ class Sampler:
             self._sample()
         with self._lock:
             return summarise(*self._ring.take())
+
+    def last(self) -> Sample | None:
+        """The newest sample; None = none was taken."""
+        with self._lock:
+            return self._ring.last
 
     def close(self) -> None:
         """End the thread."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from trainers.checkpoints.manifest import TRACE
+from trainers.checkpoints.manifest import TRACE, kernel_trace
 from trainers.data.cache import sync
 from trainers.parallel.workers import Workers
 from trainers.reporting import Measurement, Provenance
@@ -270,11 +270,29 @@ def write(folder: Path, document: Mapping[str, Any]) -> None:
     Raises:
         OSError: the disk is full or not writable; the earlier one is intact.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{TRACE}.draft"
-    draft.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
+    _write(folder / TRACE, json.dumps(document, separators=(",", ":")).encode())
+
+
+def write_kernels(folder: Path, traces: Sequence[bytes]) -> None:
+    """Write the kernel traces of all workers beside a run's checkpoints, in place of earlier ones.
+
+    Args:
+        folder: of the run's checkpoints.
+        traces: by rank, compressed.
+
+    Raises:
+        OSError: the disk is full or not writable; each file is whole or the earlier one.
+    """
+    for rank, trace in enumerate(traces):
+        _write(kernel_trace(folder, rank), trace)
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.name}.draft")
+    draft.write_bytes(content)
     sync(draft)
-    os.replace(draft, folder / TRACE)
+    os.replace(draft, file)
 
 
 def measurements(workers: Sequence[WorkerTrace]) -> Iterator[Measurement]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -79,6 +79,7 @@ class Usage:
         queue_s: time in which no attempt worked, since the run was submitted.
         cost_usd, modelled_j, cpu_s, device_s: see `Window`.
         peak_memory_mib, preparation_memory_mib: see `Window`; of the worker and attempt with the most.
+        device_j, modelled_device_j: of each GPU, by its identity; modelled, by rank of the worker.
         windows: of single workers, that were added.
         measured_j: by kind.
         measured_windows: by kind, in how many windows it was measured.
@@ -97,6 +98,8 @@ class Usage:
     device_s: float = 0.0
     peak_memory_mib: float = 0.0
     preparation_memory_mib: float = 0.0
+    device_j: dict[str, float] = field(default_factory=dict)
+    modelled_device_j: dict[str, float] = field(default_factory=dict)
     windows: int = 0
     measured_j: dict[str, float] = field(default_factory=dict)
     measured_windows: dict[str, int] = field(default_factory=dict)
@@ -111,8 +114,8 @@ class Usage:
     teacher_flops: float = 0.0
     profiled: dict[str, float] = field(default_factory=dict)
 
-    def add(self, windows: Iterable[Window]) -> None:
-        """Add the windows of all workers over the same time."""
+    def add(self, windows: Sequence[Window]) -> None:
+        """Add the windows of all workers, by rank, over the same time."""
         sources: dict[tuple[str, str], float] = {}
         for window in windows:
             self.windows += 1
@@ -133,8 +136,11 @@ class Usage:
             _add(self.throttled_s, window.sampled.throttled_s)
             for name, peak in window.sampled.peaks.items():
                 self.peaks[name] = max(peak, self.peaks.get(name, peak))
-        for (kind, _), joules in sources.items():
+        for (kind, device), joules in sources.items():
             self.measured_j[kind] = self.measured_j.get(kind, 0.0) + joules
+            if kind == "gpu":
+                _add(self.device_j, {device: joules})
+        _add(self.modelled_device_j, {str(rank): one.modelled_j for rank, one in enumerate(windows)})
 
     def measured(self, kind: str) -> tuple[float, Provenance] | None:
         """Joules and provenance of a kind, when every worker measured it in every window.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 from service.models import checkpoints_folder
 from tests.api.test_traces import write_trace
 from tests.service.cli.house import House
+from trainers.telemetry import tracing
 
 
 def test_the_timeline_is_written_to_a_file(house: House, tmp_path: Path) -> None:
@@ -22,6 +24,18 @@ def test_the_timeline_is_written_to_a_file(house: House, tmp_path: Path) -> None
     assert json.loads(file.read_text())["otherData"]["strategy"] == "pipeline"
     told = house.json("trace", f"run:{run.id}", "-o", str(file))
     assert told == {"run": run.id, "file": str(file), "bytes": file.stat().st_size}
+
+
+def test_the_kernel_trace_of_a_worker_is_written_to_a_file(house: House, tmp_path: Path) -> None:
+    number = house.submitted()
+    run = house.runs(number)[0]
+    traces = [gzip.compress(b'{"rank": %d}' % rank) for rank in (0, 1)]
+    tracing.write_kernels(checkpoints_folder(house.settings, number, run.id), traces)
+    file = tmp_path / "kernels.json"
+    for arguments, rank in (((), 0), (("--rank", "1"), 1)):
+        result = house.run("trace", f"run:{run.id}", "--kernels", *arguments, "-o", str(file))
+        assert result.exit_code == 0, result.output
+        assert json.loads(file.read_text()) == {"rank": rank}
 
 
 def test_what_has_no_timeline_is_one_line(house: House, tmp_path: Path) -> None:
