@@ -52,7 +52,7 @@ def read_kernel_trace(store: Store, settings: Settings, run_id: int, rank: int) 
         NoTrace: it keeps none of this worker, or not yet, or its files are not on this machine.
     """
     run = store.run(run_id)
-    folder = checkpoints_folder(settings, run.experiment_id, run.id)
+    folder = checkpoints_of(settings, run)
     path = kernel_trace(folder, rank)
     try:
         return gzip.decompress(path.read_bytes())
