@@ -97,6 +97,18 @@ def test_half_parameters_learn(run, precision, optimizer):
     assert outcome.summary["accuracy"] > 0.85
 
 
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_evaluation_alone_holds_half_of_the_weights(run, precision):
+    needs_ampere(precision)
+    whole, _ = run(length={"steps": 0})
+    half, sink = run(length={"steps": 0}, numerics={"evaluation": precision})
+    assert sink.facts["evaluation_precision"] == f"{precision} weights and arithmetic"
+    assert half.summary["weight_memory_mib"] == whole.summary["weight_memory_mib"] / 2
+    assert half.summary["evaluation_memory_mib"] < whole.summary["evaluation_memory_mib"]
+    assert half.summary["validation_loss"] == pytest.approx(whole.summary["validation_loss"], rel=2e-2)
+    assert 0.0 < half.summary["example_ms_p50"] <= half.summary["example_ms_p95"]
+
+
 def test_scale_that_is_too_high_comes_down(run):
     outcome, sink = run(precision="fp16", numerics={"initial_loss_scale": 2.0**24})
     assert outcome.status == "completed"
