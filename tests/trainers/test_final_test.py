@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -227,3 +228,50 @@ def test_no_point_is_of_the_test_part(run_of, tmp_path):
     sink = Recorder()
     run_of("imdb", sink=sink)
     assert not [point for point in sink.seen if point.name.startswith("test")]
+
+
+SPREADS = {
+    "ddp": {"strategy": "ddp", "workers": 2},
+    "1f1b": {"strategy": "pipeline", "workers": 2, "schedule": "1f1b"},
+    "half": {"strategy": "ddp", "workers": 2},
+    **(
+        {"deepspeed": {"strategy": "pipeline", "engine": "deepspeed", "workers": 2}}
+        if find_spec("deepspeed")
+        else {}
+    ),
+}
+
+
+def test_workers_score_the_best_weights_as_one_worker_does(launch, config_in, tmp_path):
+    write(tmp_path / "data", "imdb")
+
+    def configured(how: str, **changes):
+        half = {"precision": "bf16", "numerics": {"parameters": "half", "evaluation": "half"}}
+        return config_in(
+            tmp_path / how,
+            task={"name": "imdb", "path": "imdb", "max_length": 48, "test": "auto"},
+            length={"steps": 12},
+            evaluation={"every_epochs": 0.5},
+            optimizer={"learning_rate": 0.03, "schedule": "constant"},
+            workspace__data_roots=(str(tmp_path / "data"),),
+            **(half if how == "half" else {}),
+            **changes,
+        )
+
+    ended = launch([configured(how, parallel=parallel) for how, parallel in SPREADS.items()])
+    assert ended.codes == [0, 0]
+    for number, how in enumerate(SPREADS):
+        first, second = (result["runs"][number]["summary"] for result in ended.results)
+        figures = {name: value for name, value in first.items() if name.startswith("test_")}
+        assert figures["test_examples"] == 30
+        names = figures.keys() - {"test_time_s"}
+        assert {name: first[name] for name in names} == {name: second[name] for name in names}
+        # One worker goes on from the same checkpoints, and scores the same weights.
+        file = tmp_path / how / predictions.PREDICTIONS
+        rows = predictions.unit_scores(file)
+        file.unlink()
+        alone = train(configured(how), Recorder(), NeverStop()).summary
+        assert alone["best_step"] == first["best_step"] < 12
+        tolerance = 2e-2 if how == "half" else 1e-4
+        assert alone["test_loss"] == pytest.approx(first["test_loss"], rel=tolerance)
+        assert predictions.unit_scores(file).keys() == rows.keys()
