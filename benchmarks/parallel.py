@@ -151,7 +151,7 @@ def config_of(variant: Variant, folder: Path, steps: int) -> RunConfig:
         {
             "task": {
                 "name": "imdb", "path": str(folder / "texts"), "max_length": MAX_LENGTH,
-                "validation_examples": 2,
+                "validation_examples": 2, "test": "none",
             },
             "model": {"student": "mini"},
             "optimizer": {"learning_rate": 1e-4, **variant.optimizer},

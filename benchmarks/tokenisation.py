@@ -107,7 +107,7 @@ def _ours(corpus: Path, model: Path, cache: Path) -> dict[str, float]:
     mlm.EXAMPLES = {"train": _ALL, "validation": 1}
     config = RunConfig.model_validate(
         {
-            "task": {"name": "mlm", "path": corpus.parent.name, "max_length": LENGTH},
+            "task": {"name": "mlm", "path": corpus.parent.name, "max_length": LENGTH, "test": "none"},
             "seed": 0,
             "rates": {
                 "hardware": "cpu",

@@ -384,7 +384,7 @@ class Source:
             {
                 "task": {
                     "name": task, "path": self.paths[task], "max_length": length,
-                    "train_examples": examples, "validation_examples": validation,
+                    "train_examples": examples, "validation_examples": validation, "test": "none",
                 },
                 "model": {"student": model},
                 "optimizer": {"learning_rate": LEARNING_RATE},

@@ -28,7 +28,8 @@ SUMMARY = {
     "example_ms_p95",
     "tokens_per_s", "padding_pct", "peak_memory_mib", "preparation_memory_mib", "cost_usd", "energy_kwh",
     "energy_provenance",
-    "parameters", "steps", "test_time_s", "validation_examples", "headline", "score", "best_score", "best_step", "best_checkpoint",
+    "parameters", "steps", "test_time_s", "validation_examples",
+    "headline", "score", "best_score", "best_step", "best_checkpoint",
     "noise_scale", "statistical_efficiency", "goodput",
 }  # fmt: skip
 POINTS = {
