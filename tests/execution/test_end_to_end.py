@@ -42,13 +42,45 @@ def test_the_parts_of_a_runs_time_explain_what_the_service_sees(running: Running
     (run,) = running.runs(experiment)
     seen_s = (run.ended_s or 0.0) - running.store.experiment(experiment.id).created_s
     summary = running.store.summary(run.id)
-    others = ("total_time_s", "train_time_s")
+    others = ("total_time_s", "train_time_s", "overhead_time_s")
     explained_s = sum(
         float(value or 0.0)
         for name, value in summary.items()
         if name.endswith("_time_s") and name not in others
     )
     assert explained_s == pytest.approx(seen_s, rel=0.02)
+
+
+def test_a_run_that_waits_behind_another_experiment_is_queued_and_charged_nothing(running: Running) -> None:
+    both_cpus = {"resources": {"cpus_per_worker": 2}}
+    first = running.submit(**LONG, **both_cpus)
+    running.wait_until_training(running.runs(first)[0].id)
+    second = running.submit(**both_cpus)
+    (run,) = running.runs(second)
+    running.wait_for(lambda: running.store.run(run.id).waits_for is not None)
+    waits = running.store.run(run.id)
+    assert (waits.state, waits.attempt) == (RunState.queued, 0)
+    assert waits.waits_for == f"2 CPUs; experiment {first.id} holds 2 cpu"
+    assert running.store.experiment_totals(second.id).device_hours == 0.0
+    since = time.monotonic()
+    time.sleep(5.0)
+    running.store.request_cancel(first.id)
+    assert running.wait_until_ended(second) is ExperimentState.succeeded, running.story()
+    waited_s = time.monotonic() - since
+    summary = running.store.summary(run.id)
+    assert float(summary["queue_time_s"] or 0.0) > 5.0
+    assert float(summary["total_time_s"] or 0.0) < waited_s - 5.0
+    (placement,) = running.store.placements(second.id)
+    (attempt,) = running.store.attempts(run.id)
+    assert attempt.placement == placement.id
+    assert placement.placed_s <= (placement.ready_s or 0.0) <= attempt.started_s
+    assert (attempt.ended_s or 0.0) <= (placement.released_s or 0.0)
+    held_s = 2 * ((placement.released_s or 0.0) - placement.placed_s)
+    assert running.store.experiment_totals(second.id).device_hours * 3600 == pytest.approx(held_s)
+    assert {part.part for part in running.store.ledger(second.id).overhead} >= {
+        "worker_start",
+        "between_runs",
+    }
 
 
 def test_pause_keeps_a_checkpoint_resume_goes_on_from_it_and_cancel_ends_it(running: Running) -> None:
