@@ -17,6 +17,7 @@ but its place in the queue differs between runs of one configuration.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import tempfile
 import threading
@@ -43,12 +44,10 @@ BENCHMARK = Benchmark(
         "charged_vs_held_pct",
     ),
 )
-_PACING_STEPS = 100
 _SAMPLE_S = 0.05
 _RUN = {
     "task": {"max_length": 64},
     "batch": {"global_size": 16},
-    "model": {"student": "mini"},
     "resources": {"cpus_per_worker": 2},
     "evaluation": {"every_epochs": 10_000},
 }
@@ -58,13 +57,15 @@ def main() -> None:
     """Measures and prints."""
     parser = BENCHMARK.parser()
     parser.size("--run-seconds", 12.0, smoke=0.2, help="length of a run that is compared")
+    parser.size("--student", "mini", smoke="tiny", help="preset that is trained")
+    parser.size("--pacing-steps", 100, smoke=3, help="steps that tell how long one takes")
     parser.size("--seeds", 5, smoke=2, help="runs of the sweep whose first is compared")
     parser.size("--rounds", 3, smoke=1, help="runs that wait, and as many alone")
     parser.size("--wait-seconds", 60.0, smoke=3.0, help="how long they wait")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="stillhouse-bench-") as folder:
         with local_sweeps(Path(folder), train=1_000) as sweeps, cpus_taken(sweeps.address) as taken:
-            figures = measure(sweeps, given.run_seconds, given.seeds, given.rounds, given.wait_seconds)
+            figures = measure(sweeps, given)
             experiments = sweeps.store.experiments(page_size=1_000).items
             charged_s = sum(sweeps.store.experiment_totals(one.id).device_hours for one in experiments) * 3600
         errors = [sum_of_parts_error_pct(sweeps.store, experiment) for experiment in experiments]
@@ -77,18 +78,20 @@ def main() -> None:
     BENCHMARK.report(figures, given)
 
 
-def measure(sweeps: LocalSweeps, run_s: float, seeds: int, rounds: int, wait_s: float) -> dict[str, Any]:
+def measure(sweeps: LocalSweeps, given: argparse.Namespace) -> dict[str, Any]:
     """Runs the sweeps; returns the ratios."""
-    pace = ended(sweeps, {**_RUN, "length": {"steps": _PACING_STEPS}, "seeds": [0, 1]})[-1]
-    step_s = (pace.train_time_s or 0.0) / _PACING_STEPS
-    spec = {**_RUN, "length": {"steps": max(2, round(run_s / step_s))}}
+    base = {**_RUN, "model": {"student": given.student}}
+    pace = ended(sweeps, {**base, "length": {"steps": given.pacing_steps}, "seeds": [0, 1]})[-1]
+    step_s = time_of(pace) / given.pacing_steps
+    spec = {**base, "length": {"steps": max(2, round(given.run_seconds / step_s))}}
+    blocking = {**base, "length": {"steps": max(2, round(given.wait_seconds / step_s))}, "seeds": [7]}
     # Texts of another length: no cache has them yet.
-    sweep = ended(sweeps, {**spec, "task": {"max_length": 65}, "seeds": list(range(seeds))})
+    sweep = ended(sweeps, {**spec, "task": {"max_length": 65}, "seeds": list(range(given.seeds))})
     later = statistics.median(time_of(run) for run in sweep[1:])
     alone, waited, waits = [], [], []
-    for _ in range(rounds):
+    for _ in range(given.rounds):
         alone.append(ended(sweeps, spec)[0])
-        blocker = sweeps.submit({**_RUN, "length": {"steps": max(2, round(wait_s / step_s))}, "seeds": [7]})
+        blocker = sweeps.submit(blocking)
         sweeps.wait_for(lambda blocker=blocker: trains(sweeps.store, blocker))  # type: ignore[misc]
         behind = sweeps.submit(spec)
         waited += runs_of(sweeps.store, sweeps.wait(behind))
