@@ -20,26 +20,16 @@ core idle. `--isolated` adds `two_worker_isolated_overhead_s`.
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.local_sweeps import LocalSweeps, local_sweeps
 from benchmarks.options import Benchmark
-from service.execution.local_ray import LocalRay
-from service.execution.ray_jobs import DashboardRayJobs
-from service.execution.scheduler import Scheduler
-from service.queue import Queue
 from service.records import Run
-from service.settings import Settings
-from service.spec import validate
-from service.states import TERMINAL_EXPERIMENT_STATES, ExperimentState
 from service.store import Store
-from trainers.synthetic import write_corpus
 
 BENCHMARK = Benchmark(
     "sweep-overhead",
@@ -50,7 +40,6 @@ BENCHMARK = Benchmark(
         "grid24_between_runs_s", "grid24_idle_at_end_s",
     ),
 )  # fmt: skip
-_TIMEOUT_S = 900.0
 _AT_A_TIME = 2
 
 
@@ -101,62 +90,44 @@ def _grid(options: Any) -> Grid | None:
 
 def measure(folder: Path, runs: int, *, isolated: bool, grid: Grid | None) -> dict[str, Any]:
     """Start everything in the folder, run the sweeps and end everything; 0 runs = only the grid."""
-    write_corpus(folder / "texts", train=128, test=32, seed=0)
-    settings = Settings(data_dir=folder / "data", data_roots=str(folder), offline=True)
-    with LocalRay.start(settings, num_cpus=2) as ray:
-        settings = settings.model_copy(update={"ray_dashboard_url": ray.dashboard_url})
-        store = Store.open(settings, migrate=True)
-        stop = threading.Event()
-        scheduler = Scheduler(store, Queue(store), DashboardRayJobs(ray.dashboard_url), settings)
-        thread = threading.Thread(target=scheduler.run, args=(stop,))
-        thread.start()
-        try:
-            figures: dict[str, Any] = {}
-            if runs:
-                single = sweep(store, folder, runs, {})
-                double = sweep(store, folder, runs, {"parallel": {"strategy": "ddp", "workers": 2}})
-                figures = {
-                    "single_worker_overhead_s": median(single),
-                    "two_worker_overhead_s": median(double),
-                    "single_worker_first_s": round(single[0], 3),
-                    "two_worker_first_s": round(double[0], 3),
-                    "single_worker_overheads_s": [round(each, 3) for each in single[1:]],
-                    "two_worker_overheads_s": [round(each, 3) for each in double[1:]],
-                }
-            if grid is not None:
-                figures |= measure_grid(store, folder, grid)
-            if runs and isolated:
-                apart = sweep(
-                    store,
-                    folder,
-                    min(runs, 3),
-                    {"parallel": {"strategy": "ddp", "workers": 2}, "isolation": "process"},
-                )
-                figures["two_worker_isolated_overhead_s"] = median(apart)
-        finally:
-            stop.set()
-            thread.join()
-            store.close()
+    group = {"parallel": {"strategy": "ddp", "workers": 2}}
+    figures: dict[str, Any] = {}
+    with local_sweeps(folder) as sweeps:
+        if runs:
+            single, double = sweep(sweeps, runs, {}), sweep(sweeps, runs, group)
+            figures = {
+                "single_worker_overhead_s": median(single),
+                "two_worker_overhead_s": median(double),
+                "single_worker_first_s": round(single[0], 3),
+                "two_worker_first_s": round(double[0], 3),
+                "single_worker_overheads_s": [round(each, 3) for each in single[1:]],
+                "two_worker_overheads_s": [round(each, 3) for each in double[1:]],
+            }
+        if grid is not None:
+            figures |= measure_grid(sweeps, grid)
+        if runs and isolated:
+            apart = sweep(sweeps, min(runs, 3), {**group, "isolation": "process"})
+            figures["two_worker_isolated_overhead_s"] = median(apart)
     return {**figures, "runs": runs}
 
 
-def measure_grid(store: Store, folder: Path, grid: Grid) -> dict[str, Any]:
+def measure_grid(sweeps: LocalSweeps, grid: Grid) -> dict[str, Any]:
     """A grid of runs of about equal length, two at a time; a pair of runs before them times a step."""
     fields = {
-        "task": {"name": "imdb", "path": str(folder / "texts"), "max_length": 64},
+        "task": {"max_length": 64},
         "batch": {"global_size": 16},
         "evaluation": {"every_epochs": 10_000},
         "queue": {"max_concurrent_runs": _AT_A_TIME},
     }
-    paced, _ = finished(store, folder, {**fields, "length": {"steps": grid.pacing_steps}, "seeds": [0, 1]})
-    step_s = statistics.mean(trained_s(store, run) for run in paced) / grid.pacing_steps
+    paced, _ = finished(sweeps, {**fields, "length": {"steps": grid.pacing_steps}, "seeds": [0, 1]})
+    step_s = statistics.mean(trained_s(sweeps.store, run) for run in paced) / grid.pacing_steps
     axes = {
         "optimizer.learning_rate": list(grid.rates),
         "optimizer.weight_decay": list(grid.decays),
     }
     length = {"steps": max(1, round(grid.run_s / step_s))}
-    ended, submitted_s = finished(store, folder, {**fields, "length": length, "search": {"axes": axes}})
-    trained = [trained_s(store, run) for run in ended]
+    ended, submitted_s = finished(sweeps, {**fields, "length": length, "search": {"axes": axes}})
+    trained = [trained_s(sweeps.store, run) for run in ended]
     begun = sorted(end_of(run) - each for run, each in zip(ended, trained, strict=True))
     last_s = end_of(ended[-1])
     ideal_s = sum(trained) / _AT_A_TIME
@@ -176,35 +147,20 @@ def measure_grid(store: Store, folder: Path, grid: Grid) -> dict[str, Any]:
     return figures
 
 
-def finished(store: Store, folder: Path, fields: dict[str, Any]) -> tuple[list[Run], float]:
+def finished(sweeps: LocalSweeps, fields: dict[str, Any]) -> tuple[list[Run], float]:
     """Run one sweep to its end; its runs in the order of their ends, and when it was submitted."""
-    document = {
-        "name": "overhead",
-        "task": {"name": "imdb", "path": str(folder / "texts"), "max_length": 16},
-        "model": {"student": "tiny"},
-        "batch": {"global_size": 4},
-        "length": {"steps": 4},
-        **fields,
-    }
-    spec = validate(document)
-    experiment, _ = store.submit(spec, list(spec.runs()), spec_text=spec.canonical_json(), owner="benchmark")
-    deadline = time.monotonic() + _TIMEOUT_S
-    while (state := store.experiment(experiment.id).state) not in TERMINAL_EXPERIMENT_STATES:
-        if time.monotonic() > deadline:
-            sys.exit("the sweep did not end")
-        time.sleep(0.1)
-    if state is not ExperimentState.succeeded:
-        sys.exit(f"the sweep ended as {state}: {store.experiment(experiment.id).failure_message}")
-    return sorted(store.runs(experiment_id=experiment.id).items, key=end_of), experiment.created_s
+    experiment = sweeps.wait(sweeps.submit(fields))
+    runs = sweeps.store.runs(experiment_id=experiment.id, page_size=1_000).items
+    return sorted(runs, key=end_of), experiment.created_s
 
 
-def sweep(store: Store, folder: Path, runs: int, fields: dict[str, Any]) -> list[float]:
+def sweep(sweeps: LocalSweeps, runs: int, fields: dict[str, Any]) -> list[float]:
     """Run one sweep, one run at a time; the overhead of each in seconds, the first from submission on."""
     one_by_one = {"seeds": list(range(runs)), "queue": {"max_concurrent_runs": 1}}
-    ended, submitted_s = finished(store, folder, {**one_by_one, **fields})
+    ended, submitted_s = finished(sweeps, {**one_by_one, **fields})
     begins = [submitted_s, *(end_of(run) for run in ended)]
     overheads = [
-        end_of(run) - began - trained_s(store, run) for began, run in zip(begins, ended, strict=False)
+        end_of(run) - began - trained_s(sweeps.store, run) for began, run in zip(begins, ended, strict=False)
     ]
     print(f"{fields or 'one worker'}: " + ", ".join(f"{each:.2f} s" for each in overheads))
     return overheads
