@@ -87,7 +87,8 @@ class Rows:
     def _default_metrics(self) -> list[Metric]:
         runs = self.evidence.runs
         names = default_metrics(runs)
-        if runs and all(run.total_steps == 0 for run in runs if run.total_steps is not None):
+        steps = [run.total_steps for run in runs if run.total_steps is not None]
+        if steps and not any(steps):
             names = evaluation_metrics(runs, self._figure_names) or names
         return [Metric(name, better_of(name) or "higher") for name in names]
 

@@ -385,6 +385,10 @@ def test_runs_that_only_evaluate_are_compared_by_what_inference_takes() -> None:
     assert shown == list(found)
     trained = Question(evidence()).compare()
     assert "total_time_s" in [metric.name for metric in trained.metrics]
+    unknown = evidence(
+        summaries=dict.fromkeys(range(1, 100), found), change=lambda run: {"total_steps": None}
+    )
+    assert "total_time_s" in [metric.name for metric in Question(unknown).compare().metrics]
 
 
 # -- Claims over examples ----------------------------------------------------------------------
