@@ -2,7 +2,7 @@
 
 A thread of the worker looks every few seconds. Use by others is told by kind: `foreign` (processes outside
 the cluster), `other_experiment` and `same_experiment`. Processes of Ray and of this service are none of them.
-On a GPU a process of somebody else on the same device counts as well, busy or not.
+On a GPU a neighbour's process on the same device counts as well, busy or not.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ SERVICE = "service"
 
 _SETTLED_S = 10.0
 """Age from which a process is taken for what it is: Ray starts a worker and then replaces its program."""
-_RECHECK_LOOKS = 20
+_RECHECK_LOOKS = 60
 """Looks after which foreign processes are read again: their numbers may have passed to others."""
 _LONGEST_READ = 1 << 17
 _RAY_PARTS = (
