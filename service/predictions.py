@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from service.models import checkpoints_folder
+from service.models import checkpoints_of
 from service.records import Run
 from service.settings import Settings
 from service.states import TERMINAL_RUN_STATES
@@ -95,4 +95,4 @@ def raw(file: Path) -> Iterator[bytes]:
 
 
 def _file(settings: Settings, source: Run) -> Path:
-    return checkpoints_folder(settings, source.experiment_id, source.id) / predictions.PREDICTIONS
+    return checkpoints_of(settings, source) / predictions.PREDICTIONS
