@@ -150,3 +150,16 @@ def test_close_ends_the_thread_even_while_the_recorder_is_away(receiver: Receive
     sink.points([Point("loss", 1, 0.5)])
     sink.close()
     assert not any(thread.name == "sink-7" and thread.is_alive() for thread in threading.enumerate())
+
+
+def test_a_worker_beyond_the_first_reports_its_machine_and_nothing_else(receiver: Receiver) -> None:
+    sink = RecorderSink(receiver, run_id=7, attempt=2, rank=2)
+    sink.points([Point("loss", 1, 0.5)])
+    sink.of_machine(
+        [Measurement("neighbours_foreign_pct", 40.0, "%", Provenance.sampled, "host:b", 0.0, 30.0)]
+    )
+    assert sink.flush(5.0)
+    sink.close()
+    rows = [row for report in receiver.reports for row in report.rows.measurements]
+    assert [(row.name, row.scope, row.value) for row in rows] == [("neighbours_foreign_pct", "host:b", 40.0)]
+    assert receiver.steps() == []
