@@ -1,6 +1,6 @@
 """Ways to train on two cores, side by side in one run.
 
-    python -m benchmarks.parallel [--rounds R] [--steps N] [--only WORDS] [--results FILE]
+    python -m benchmarks.parallel [--rounds R] [--steps N] [--only WORDS]
 
 Each variant is a run of this project (`trainers.entrypoint.train`) with the same model, data and
 global batch; two worker processes with one CPU thread each are started once and train the variants in
@@ -11,66 +11,96 @@ medians over the traced steps of all rounds, and ratios are medians of the ratio
 - single: one worker trains the whole batch, the other is idle;
 - share x2: both train half of the batch each at the same time and exchange nothing: the arithmetic of
   ddp x2 without its communication, on the same two cores;
-- ddp x2, and with compressed gradients; pipeline x2 with both engines, 1F1B and m micro-batches, and by
-  GPipe, whose stages do not wait for each other's answer after each pass.
+- ddp x2, also in buckets of 1 MiB and with compressed gradients; pipeline x2 with both engines, 1F1B and m
+  micro-batches, and by GPipe, whose stages do not wait for each other's answer after each pass;
+- pipeline x4: one layer on each of four stages, in a group of four worker processes.
 
-`ddp_overhead_pct` is the step of ddp x2 by that of share x2, less 1: all that being data-parallel
-costs, exposed communication included; the two take turns three times in a round. `exposed_ms` is the
-communication that no computation hides.
+`rows` has each variant. `ddp_overhead_pct` is the step of ddp x2 by that of share x2, less 1: all that being
+data-parallel costs, exposed communication included; the two take turns three times in a round. `exposed_ms`
+is the communication that no computation hides.
 
 The bubble is the time of a stage from the beginning of a step's passes until they are done on all
 stages in which it computes nothing, as a share of that time, mean over the stages. The formula
 (p-1)/(m+p-1) is that of stages which take equally long and send in no time; what else is in the measured
 one is sending, and the imbalance of the stages (as many parameters in each, but embeddings and head cost
 another time per parameter than layers). All texts are longer than a sequence, so that all passes are alike.
+`bubble_error_pct` is the largest error of the formula where there are at least 4 micro-batches. Where there
+are more stages than cores, stages take turns on a core: the measured bubble then holds what other stages
+compute, which the formula does not know. Such rows say `oversubscribed` and have no error.
 
-The estimate of ddp x2 is that of `stillhouse profile`, from layer times of two processes at once and a
-fit of the all-reduce between them. The last line is one JSON object.
+The estimate of each ddp x2 variant is that of `stillhouse profile`, from layer times of two processes at
+once, a fit of the all-reduce between them and the compression's own time. `estimator_error_pct` is that of
+ddp x2, `estimator_error_pct_by_variant` that of all; `onebit_bytes_ratio` the bytes of onebit by those of
+ddp x2. The last line is one JSON object.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from service.planner.step_time import LayerCost, Link, Step, estimate
+from benchmarks.options import Benchmark
+from service.planner.profiled import exchange_of, link_of, step_of
+from service.planner.step_time import estimate
 from trainers.checkpoints.manifest import TRACE
 from trainers.config import RunConfig
-from trainers.measuring.figures import StepTimes
+from trainers.measuring.figures import Profile
 from trainers.measuring.local_group import GroupError, LocalGroup
 from trainers.measuring.profile import (
     MIB,
-    alone,
-    exchange_times,
-    fit,
-    layer_times_together,
-    mean_step,
+    compression_cost,
+    measure_group,
 )
 from trainers.reporting import NullSink, Point
 from trainers.synthetic import write_corpus
 
+BENCHMARK = Benchmark(
+    "parallel",
+    __doc__,
+    fields=(
+        "rows", "ddp_overhead_pct", "bubble_error_pct", "onebit_bytes_ratio", "estimator_error_pct",
+        "estimator_error_pct_by_variant",
+    ),
+)  # fmt: skip
 WORKERS = 2
-GLOBAL = 32
-MAX_LENGTH = 128
+CORES = len(os.sched_getaffinity(0))
+STAGES = 4
+"""Of the pipeline that has more stages than two cores can run at once."""
 _REVIEWS = 8
 """That make one text: each has some 25 words."""
 WARM_UP = 3
-MICRO_BATCHES = (1, 2, 4, 8)
 _COMPARED = ("share x2", "ddp x2")
 _TURNS = 3
+_MANY = 4
+"""Micro-batches from which on a pipeline's bubble is compared with its formula."""
 COMPRESSIONS = ("fp16", "bf16", "powersgd", "onebit")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is trained.
+
+    Attributes:
+        global_size: examples of a step.
+        max_length: tokens of each.
+        micro_batches: of the pipelines.
+    """
+
+    global_size: int
+    max_length: int
+    micro_batches: tuple[int, ...]
+
+
+FULL = Size(32, 128, (1, 2, 4, 8))
+SMOKE = Size(8, 8, (4,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +126,38 @@ class Variant:
         """Whether the layers are dealt out."""
         return self.parallel.get("strategy") == "pipeline"
 
+    @property
+    def estimated(self) -> bool:
+        """Whether `stillhouse profile` estimates it."""
+        return self.parallel.get("strategy") == "ddp"
 
-def variants() -> list[Variant]:
+    @property
+    def processes(self) -> int:
+        """Workers of the group that it runs in."""
+        return max(WORKERS, self.parallel.get("workers", 1))
+
+
+def variants(size: Size) -> list[Variant]:
     """Everything that is measured, in the order of a round."""
     ddp = {"strategy": "ddp", "workers": WORKERS}
     found = [
         Variant("single"),
         Variant("share x2", both=True),
         Variant("ddp x2", ddp),
+        Variant("ddp x2 bucket 1 MiB", {**ddp, "bucket_mib": 1}),
         *(Variant(f"ddp x2 {way}", {**ddp, "compression": way}) for way in COMPRESSIONS),
     ]
     pipeline = {"strategy": "pipeline", "workers": WORKERS}
     for engine in ("torch", "deepspeed"):
-        for count in MICRO_BATCHES:
+        for count in size.micro_batches:
             found.append(Variant(f"pipeline x2 {engine} m={count}", {**pipeline, "engine": engine}, count))
-    for count in MICRO_BATCHES[2:]:
+    many = [count for count in size.micro_batches if count >= _MANY]
+    for count in many:
         found.append(Variant(f"pipeline x2 gpipe m={count}", {**pipeline, "schedule": "gpipe"}, count))
+    four = {"strategy": "pipeline", "workers": STAGES}
+    for count in many:
+        for schedule in ("1f1b", "gpipe"):
+            found.append(Variant(f"pipeline x4 {schedule} m={count}", {**four, "schedule": schedule}, count))
     return found
 
 
@@ -143,19 +189,19 @@ class Ran:
         return statistics.median(self.steps_ms)
 
 
-def config_of(variant: Variant, folder: Path, steps: int) -> RunConfig:
+def config_of(variant: Variant, size: Size, folder: Path, steps: int) -> RunConfig:
     """The run of a variant."""
-    size = GLOBAL // WORKERS if variant.both else GLOBAL
+    examples = size.global_size // WORKERS if variant.both else size.global_size
     replicas = WORKERS if variant.parallel.get("strategy") == "ddp" else 1
     return RunConfig.model_validate(
         {
             "task": {
-                "name": "imdb", "path": str(folder / "texts"), "max_length": MAX_LENGTH,
+                "name": "imdb", "path": str(folder / "texts"), "max_length": size.max_length,
                 "validation_examples": 2, "test": "none",
             },
             "model": {"student": "mini"},
             "optimizer": {"learning_rate": 1e-4, **variant.optimizer},
-            "batch": {"global_size": size, "micro_size": size // replicas // variant.micro_batches},
+            "batch": {"global_size": examples, "micro_size": examples // replicas // variant.micro_batches},
             "length": {"steps": WARM_UP + steps},
             "parallel": dict(variant.parallel),
             "telemetry": {"trace_steps": steps},
@@ -227,14 +273,14 @@ def train_variant(config: RunConfig, ranks: Sequence[int]) -> tuple[dict[str, An
     return answer
 
 
-def run(group: LocalGroup, variant: Variant, folder: Path, steps: int) -> Ran:
+def run(group: LocalGroup, variant: Variant, size: Size, folder: Path, steps: int) -> Ran:
     """Train a variant once."""
     with tempfile.TemporaryDirectory(dir=folder) as own:
-        config = config_of(variant, folder, steps)
+        config = config_of(variant, size, folder, steps)
         config = config.model_copy(
             update={"workspace": config.workspace.model_copy(update={"checkpoints": own})}
         )
-        ranks = tuple(range(WORKERS)) if variant.both or config.parallel.workers > 1 else (0,)
+        ranks = tuple(range(group.workers)) if variant.both or config.parallel.workers > 1 else (0,)
         answers = [answer for answer in group.run(train_variant, config, ranks) if answer is not None]
     spans: dict[tuple[int, int], list[Mapping[str, Any]]] = defaultdict(list)  # by worker and step
     for number, (_, document) in enumerate(answers):
@@ -264,14 +310,13 @@ def _bubble(spans: Sequence[Mapping[str, Any]]) -> float:
     return took["bubble"] / sum(took.values())
 
 
-def row(variant: Variant, taken: Sequence[Ran], single: Sequence[Ran]) -> dict[str, Any]:
+def row(variant: Variant, size: Size, taken: Sequence[Ran], single: Sequence[Ran]) -> dict[str, Any]:
     """A variant's figures: medians over its rounds."""
-    size = GLOBAL // WORKERS if variant.both else GLOBAL
     step_ms = statistics.median(one.step_ms for one in taken)
     found: dict[str, Any] = {
         "variant": variant.name,
         "step_ms": step_ms,
-        "samples_per_s": 1e3 * size * (WORKERS if variant.both else 1) / step_ms,
+        "samples_per_s": 1e3 * size.global_size / step_ms,
         "exposed_ms": statistics.median(one.exposed_ms for one in taken),
     }
     if single:
@@ -281,13 +326,18 @@ def row(variant: Variant, taken: Sequence[Ran], single: Sequence[Ran]) -> dict[s
         )
     if variant.pipeline:
         measured = statistics.median(one.bubble for one in taken if one.bubble is not None)
-        formula = (WORKERS - 1) / (variant.micro_batches + WORKERS - 1)
+        stages = variant.processes
+        formula = (stages - 1) / (variant.micro_batches + stages - 1)
         found |= {
+            "stages": stages,
             "micro_batches": variant.micro_batches,
             "bubble_pct": 100 * measured,
             "bubble_formula_pct": 100 * formula,
-            "bubble_error_pct": 100 * (measured / formula - 1),
         }
+        if stages > CORES:
+            found["oversubscribed"] = f"{stages} stages on {CORES} cores"
+        else:
+            found["bubble_error_pct"] = 100 * (measured / formula - 1)
     for name in ("bytes_sent_per_step", "statistical_efficiency", "goodput"):
         values = [one.summary[name] for one in taken if isinstance(one.summary.get(name), int | float)]
         if values:
@@ -295,118 +345,166 @@ def row(variant: Variant, taken: Sequence[Ran], single: Sequence[Ran]) -> dict[s
     return found
 
 
-def predicted(group: LocalGroup, folder: Path, steps: int) -> tuple[float, dict[str, Any]]:
-    """Milliseconds of a step of ddp x2 as `stillhouse profile` estimates it, and what it is made of."""
-    config = config_of(Variant("single"), folder, steps)
-    times: StepTimes = mean_step(
-        group.run(layer_times_together, alone(config, GLOBAL // WORKERS), steps, WARM_UP)
+def predicted(
+    group: LocalGroup, measured: Profile, variant: Variant, size: Size, folder: Path, steps: int
+) -> tuple[float, dict[str, Any]]:
+    """Milliseconds of a variant's step as `stillhouse profile` estimates it, and what it is made of.
+
+    Args:
+        measured: of the same round; its layers and its link are those of every variant.
+    """
+    config = config_of(variant, size, folder, steps)
+    cost = measured.exchange
+    assert cost is not None
+    own = compression_cost(group, config, cost)
+    found = estimate(
+        step_of(measured.step, config.parallel),
+        link_of(cost),
+        WORKERS,
+        global_size=size.global_size,
+        exchange=exchange_of(config.parallel, own),
     )
-    cost = fit(WORKERS, group.run(exchange_times))
-    layers = tuple(
-        LayerCost(layer.name, layer.forward_ms, layer.backward_ms, layer.gradient_bytes)
-        for layer in times.layers
-    )
-    step = Step(layers, times.rest_ms, times.micro_batches, times.examples)
-    link = Link.measured(WORKERS, message_ms=cost.message_ms, ms_per_mib=cost.ms_per_mib, taken=cost.taken)
-    found = estimate(step, link, WORKERS, global_size=GLOBAL)
-    gradients_mib = sum(layer.gradient_bytes for layer in layers) / MIB
     return found.step_ms, {
         "compute_ms": found.compute_ms,
         "communication_ms": found.communication_ms,
+        "compression_ms": found.compression_ms,
         "exposed_ms": found.exposed_ms,
-        "gradients_mib": gradients_mib,
+        "buckets": found.buckets,
+        "gradients_mib": sum(layer.gradient_bytes for layer in measured.step.layers) / MIB,
+        "sent_mib": found.sent_bytes / MIB,
         "message_ms": cost.message_ms,
         "ms_per_mib": cost.ms_per_mib,
         "taken": cost.taken,
     }
 
 
-def main() -> None:
-    """Measure everything and print one JSON object as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=5, help="traced steps of a run")
-    parser.add_argument("--only", default="", help="variants whose name has one of these words, by comma")
-    parser.add_argument("--results", type=Path, help="write the JSON object there too")
-    arguments = parser.parse_args()
-    words = [word for word in arguments.only.split(",") if word]
-    chosen = [v for v in variants() if not words or any(word in v.name for word in words)]
+@dataclass(slots=True)
+class Results:
+    """What was measured, by variant.
+
+    Attributes:
+        profile: of this round.
+        taken: each time that it was trained.
+        estimates: of its step, with what each is made of.
+        refused: why it did not run.
+    """
+
+    profile: Profile | None = None
+    taken: dict[str, list[Ran]] = field(default_factory=lambda: defaultdict(list))
+    estimates: dict[str, list[tuple[float, dict[str, Any]]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def measure(chosen: Sequence[Variant], size: Size, folder: Path, rounds: int, steps: int) -> Results:
+    """Trains the variants in turn, round after round, first those of two workers and then those of four."""
+    results = Results()
     began_s = time.monotonic()
-    taken: dict[str, list[Ran]] = defaultdict(list)
-    estimates: list[tuple[float, dict[str, Any]]] = []
-    refused: dict[str, str] = {}
+    for processes in sorted({variant.processes for variant in chosen}):
+        turns = in_turns([variant for variant in chosen if variant.processes == processes])
+        with LocalGroup(processes) as group:
+            run(group, Variant("warm-up"), size, folder, 1)  # imports, tokenised data
+            for number in range(rounds):
+                results.profile = None
+                for variant in turns:
+                    if variant.name not in results.refused:
+                        _take(results, group, variant, size, folder, steps)
+                passed_s = time.monotonic() - began_s
+                print(f"{processes} workers, round {number + 1}: {passed_s:.0f} s", flush=True)
+    return results
+
+
+def _take(
+    results: Results, group: LocalGroup, variant: Variant, size: Size, folder: Path, steps: int
+) -> None:
+    """Trains a variant once, and estimates its step in the same minute."""
+    try:
+        results.taken[variant.name].append(run(group, variant, size, folder, steps))
+        if variant.estimated:
+            if results.profile is None:
+                config = config_of(variant, size, folder, steps)
+                results.profile = measure_group(group, config, steps=steps, warm_up=WARM_UP, check=False)
+            results.estimates[variant.name].append(
+                predicted(group, results.profile, variant, size, folder, steps)
+            )
+    except (GroupError, ValueError) as error:
+        results.refused[variant.name] = str(error).strip().splitlines()[-1]
+        if isinstance(error, GroupError) and "has not answered" in str(error):
+            raise
+
+
+def main() -> None:
+    """Measures everything and prints one JSON object as the last line."""
+    parser = BENCHMARK.parser()
+    parser.size("--rounds", 3, smoke=1)
+    parser.size("--steps", 5, smoke=1, help="traced steps of a run")
+    parser.add_argument("--only", default="", help="variants whose name has one of these words, by comma")
+    given = parser.parse_args()
+    size = SMOKE if given.smoke else FULL
+    words = [word for word in given.only.split(",") if word]
+    chosen = [v for v in variants(size) if not words or any(word in v.name for word in words)]
+    began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="stillhouse-parallel-") as name:
         folder = Path(name)
-        write_texts(folder / "texts", GLOBAL * 16)
-        with LocalGroup(WORKERS) as group:
-            run(group, Variant("warm-up"), folder, 1)  # imports, tokenised data
-            for number in range(arguments.rounds):
-                for variant in in_turns(chosen):
-                    if variant.name in refused:
-                        continue
-                    try:
-                        taken[variant.name].append(run(group, variant, folder, arguments.steps))
-                        if variant.name == "ddp x2":  # the estimate is of the same minute
-                            estimates.append(predicted(group, folder, arguments.steps))
-                    except (GroupError, ValueError) as error:
-                        refused[variant.name] = str(error).strip().splitlines()[-1]
-                        if isinstance(error, GroupError) and "has not answered" in str(error):
-                            raise
-                print(f"round {number + 1}: {time.monotonic() - began_s:.0f} s", flush=True)
-    for variant, reason in refused.items():
+        write_texts(folder / "texts", size.global_size * 16)
+        results = measure(chosen, size, folder, given.rounds, given.steps)
+    for variant, reason in results.refused.items():
         print(f"{variant}: {reason}")
-    rows = [row(v, taken[v.name], taken["single"]) for v in chosen if taken[v.name]]
+    if given.smoke and results.refused:
+        raise SystemExit(f"these variants did not run: {', '.join(results.refused)}")
+    taken = results.taken
+    rows = [row(v, size, taken[v.name], taken["single"]) for v in chosen if taken[v.name]]
     for one in rows:
-        print(
-            f"{one['variant']:28} {one['step_ms']:8.1f} ms  {one['samples_per_s']:7.1f}/s  exposed "
-            f"{one['exposed_ms']:6.1f} ms"
-            + (
-                f"  bubble {one['bubble_pct']:5.1f}% (formula {one['bubble_formula_pct']:.1f}%)"
-                if "bubble_pct" in one
-                else ""
-            )
-        )
-    answer = {"rows": rows, **figures(rows, taken, estimates), "machine": _machine(arguments)}
-    answer["seconds"] = time.monotonic() - began_s
-    if arguments.results:
-        arguments.results.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(answer))
+        print(_line(one))
+    answer = {
+        "rows": rows,
+        **figures(rows, results),
+        "size": asdict(size),
+        "threads_per_worker": 1,
+        "rounds": given.rounds,
+        "steps": given.steps,
+        "seconds": time.monotonic() - began_s,
+    }
+    BENCHMARK.report(answer, given)
 
 
-def figures(
-    rows: Sequence[Mapping[str, Any]],
-    taken: Mapping[str, Sequence[Ran]],
-    estimates: Sequence[tuple[float, Mapping[str, Any]]],
-) -> dict[str, Any]:
+def _line(one: Mapping[str, Any]) -> str:
+    """A variant's figures for people."""
+    line = (
+        f"{one['variant']:28} {one['step_ms']:8.1f} ms  {one['samples_per_s']:7.1f}/s  exposed "
+        f"{one['exposed_ms']:6.1f} ms"
+    )
+    if "bubble_pct" in one:
+        line += f"  bubble {one['bubble_pct']:5.1f}% (formula {one['bubble_formula_pct']:.1f}%"
+        line += f"; not comparable: {one['oversubscribed']})" if "oversubscribed" in one else ")"
+    return line
+
+
+def figures(rows: Sequence[Mapping[str, Any]], results: Results) -> dict[str, Any]:
     """The figures that the benchmark exists for; None where a variant did not run."""
     by_name = {one["variant"]: one for one in rows}
-    ddp, share = taken.get("ddp x2", ()), taken.get("share x2", ())
+    ddp, share = results.taken.get("ddp x2", ()), results.taken.get("share x2", ())
     overhead = [100 * (d.step_ms / s.step_ms - 1) for d, s in zip(ddp, share, strict=False)]
     bubbles = [
-        one["bubble_error_pct"] for one in rows if one.get("micro_batches", 0) >= 4 and "bubble_pct" in one
+        one["bubble_error_pct"]
+        for one in rows
+        if one.get("micro_batches", 0) >= _MANY and "bubble_error_pct" in one
     ]
     plain, onebit = (by_name.get(name, {}).get("bytes_sent_per_step") for name in ("ddp x2", "ddp x2 onebit"))
-    errors = [100 * (ms / d.step_ms - 1) for (ms, _), d in zip(estimates, ddp, strict=False)]
+    errors = {
+        name: statistics.median(
+            100 * (ms / ran.step_ms - 1) for (ms, _), ran in zip(found, results.taken[name], strict=False)
+        )
+        for name, found in results.estimates.items()
+    }
     return {
         "ddp_overhead_pct": statistics.median(overhead) if overhead else None,
         "bubble_error_pct": max(bubbles, key=abs) if bubbles else None,
         "onebit_bytes_ratio": onebit / plain if plain and onebit else None,
-        "estimator_error_pct": statistics.median(errors) if errors else None,
-        "estimate": dict(estimates[-1][1]) if estimates else None,
-    }
-
-
-def _machine(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "cpus": os.cpu_count(),
-        "platform": platform.platform(),
-        "torch": torch.__version__,
-        "threads_per_worker": 1,
-        "model": "mini",
-        "global_size": GLOBAL,
-        "max_length": MAX_LENGTH,
-        "rounds": arguments.rounds,
-        "steps": arguments.steps,
+        "estimator_error_pct": errors.get("ddp x2"),
+        "estimator_error_pct_by_variant": errors,
+        "estimate": {name: found[-1][1] for name, found in results.estimates.items()},
     }
 
 

@@ -36,7 +36,7 @@ BENCHMARK = Benchmark(
     __doc__,
     fields=(
         "single_worker_overhead_s", "two_worker_overhead_s", "single_worker_first_s", "two_worker_first_s",
-        "two_worker_isolated_overhead_s", "grid24_over_ideal", "grid24_until_first_step_s",
+        "grid24_over_ideal", "grid24_until_first_step_s",
         "grid24_between_runs_s", "grid24_idle_at_end_s",
     ),
 )  # fmt: skip
@@ -76,7 +76,7 @@ def main() -> None:
         figures = measure(
             Path(folder),
             0 if options.only_grid24 else options.runs,
-            isolated=options.isolated or options.smoke,
+            isolated=options.isolated,
             grid=_grid(options),
         )
     BENCHMARK.report(figures, options)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import pairwise
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -211,6 +212,25 @@ def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check:
         return measuring.measure_alone(config, steps=steps, warm_up=warm_up)
     with LocalGroup(workers) as group:
         return measuring.measure_group(group, config, steps=steps, warm_up=warm_up, check=check)
+
+
+def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: int, check: bool) -> Profile:
+    """Measure a step of a run on the workers of an open process group; each of them calls this.
+
+    Args:
+        config: the run, whatever its strategy.
+        shared: folder that all workers see, for the run of the check.
+        steps: that count.
+        warm_up: steps before these.
+        check: train a data-parallel run too, and time its steps.
+
+    Raises:
+        TrainingError: the run's data or model cannot be used.
+    """
+    from trainers.measuring import profile as measuring
+    from trainers.measuring.local_group import Member
+
+    return measuring.measure_group(Member(), config, steps=steps, warm_up=warm_up, check=check, shared=shared)
 
 
 def model_shape(config: RunConfig) -> ModelShape:

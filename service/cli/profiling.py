@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from service.cli.references import RunRef, reference
 
 if TYPE_CHECKING:
     from service.hardware import Hardware
-    from service.planner.step_time import Estimate, Link, Step
+    from service.planner.step_time import Estimate, Exchange, LayerCost, Link, Step
     from service.settings import Settings
     from service.spec import ExperimentSpec
     from trainers.config import RunConfig
@@ -41,6 +41,12 @@ def profile(
     check: Annotated[
         bool, typer.Option(help="Train a data-parallel run of two workers too, and compare.")
     ] = True,
+    on_cluster: Annotated[
+        bool, typer.Option("--on-cluster", help="Measure in a worker group on nodes of the spec's hardware.")
+    ] = False,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=1.0, help="With --on-cluster: longest wait, in seconds.")
+    ] = 900.0,
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Measure nothing: parameters, arithmetic and rates alone.")
     ] = False,
@@ -52,11 +58,14 @@ def profile(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Estimate a step on 1, 2, 4 and 8 workers from layer times that are measured on this machine."""
+    """Estimate a step on 1, 2, 4 and 8 workers from layer times measured here or on the cluster."""
     from service.cli.connection import read_settings
     from service.hardware import lookup
+    from service.planner.profiled import exchange_of
     from service.planner.step_time import estimate as estimated
 
+    if on_cluster and estimate:
+        raise Failure("--estimate measures nothing; give --estimate or --on-cluster", ExitCode.usage)
     settings = read_settings()
     try:
         catalogue = settings.catalogue()
@@ -67,12 +76,18 @@ def profile(
     hardware = lookup(spec.hardware, catalogue)
     measured = None
     if estimate:
-        step, notes = _assumed(config, hardware, tflops)
+        step, exchange, notes = _assumed(config, hardware, tflops)
         link = _assumed_link(hardware, link_gb_s)
         notes.append(f"link {link.bandwidth_gb_s:g} GB/s (--link-gb-s)")
     else:
-        measured = _measured(config, steps=steps, warm_up=warm_up, check=check)
-        step, link, notes = _of(measured, hardware, link_gb_s)
+        if on_cluster:
+            measured = _measured_on_cluster(
+                config, spec, settings, steps=steps, warm_up=warm_up, check=check, timeout_s=timeout_s
+            )
+        else:
+            measured = _measured(config, steps=steps, warm_up=warm_up, check=check)
+        step, link, notes = _of(measured, config, hardware, link_gb_s)
+        exchange = exchange_of(config.parallel, measured.compression)
     found = [
         estimated(
             step,
@@ -80,8 +95,9 @@ def profile(
             workers,
             global_size=config.batch.global_size,
             micro_batches=_micro_batches(config, workers),
+            exchange=exchange,
         )
-        for workers in WORKERS
+        for workers in _numbers(measured)
     ]
     comparison = None
     if measured is not None and measured.exchange is not None and measured.measured_ms is not None:
@@ -97,7 +113,8 @@ def profile(
             {
                 "measured": measured is not None,
                 "global_size": config.batch.global_size,
-                "layers": [asdict(layer) for layer in step.layers],
+                "layers": [_layer(layer) for layer in step.layers],
+                "exchange": asdict(exchange),
                 "rest_ms": step.rest_ms,
                 "examples": step.examples,
                 "link": asdict(link),
@@ -107,6 +124,7 @@ def profile(
             }
         )
         return
+    notes.append(_sent(config, exchange, found[1]))
     _print(step, found, notes)
     if comparison is not None:
         say(
@@ -188,31 +206,61 @@ def _measured(config: RunConfig, *, steps: int, warm_up: int, check: bool) -> Pr
         raise Failure(str(error).strip().splitlines()[-1], ExitCode.not_succeeded) from None
 
 
-def _of(measured: Profile, hardware: Hardware, link_gb_s: float | None) -> tuple[Step, Link, list[str]]:
-    from service.planner.step_time import LayerCost, Link, Step
+def _measured_on_cluster(
+    config: RunConfig,
+    spec: ExperimentSpec,
+    settings: Settings,
+    *,
+    steps: int,
+    warm_up: int,
+    check: bool,
+    timeout_s: float,
+) -> Profile:
+    from service.execution.profiling import ProfileFailed, ProfileOrder, measure_on_cluster
+    from service.execution.ray_jobs import DashboardRayJobs, JobRefused, RayUnreachable
+    from service.execution.run_plan import shapes_of
 
-    times, exchange = measured.step, measured.exchange
-    step = Step(
-        tuple(LayerCost(**asdict(layer)) for layer in times.layers),
-        times.rest_ms,
-        times.micro_batches,
-        times.examples,
-    )
+    workers = max(2, spec.parallel.workers)
+    if config.batch.global_size % workers:
+        raise Failure(
+            f"batch.global_size is {config.batch.global_size}, which {workers} workers cannot divide; change "
+            "it or parallel.workers",
+            ExitCode.usage,
+        )
+    shape = replace(shapes_of(spec, settings.catalogue())[0], workers=workers)
+    note(f"measures {warm_up + steps} steps in {workers} workers of the cluster on {spec.hardware}")
+    order = ProfileOrder(config, shape, steps, warm_up, check)
+    try:
+        return measure_on_cluster(DashboardRayJobs(settings.ray_dashboard_url), order, timeout_s=timeout_s)
+    except RayUnreachable as error:
+        raise Failure(str(error), ExitCode.unreachable) from None
+    except (ProfileFailed, JobRefused) as error:
+        raise Failure(str(error), ExitCode.not_succeeded) from None
+
+
+def _numbers(measured: Profile | None) -> list[int]:
+    """Numbers of workers that are estimated: the usual ones, and the measured one."""
+    own = {measured.exchange.workers} if measured is not None and measured.exchange is not None else set()
+    return sorted({*WORKERS, *own})
+
+
+def _of(
+    measured: Profile, config: RunConfig, hardware: Hardware, link_gb_s: float | None
+) -> tuple[Step, Link, list[str]]:
+    from service.planner.profiled import link_of, step_of
+    from service.planner.step_time import Link
+
+    exchange = measured.exchange
+    step = step_of(measured.step, config.parallel)
     if exchange is None:
         link = _assumed_link(hardware, link_gb_s)
         return step, link, ["one process was measured", f"link {link.bandwidth_gb_s:g} GB/s assumed"]
     notes = [
-        f"layer times of {exchange.workers} processes at once with one thread each: they share the "
-        "memory's bandwidth as workers of one machine do"
+        f"layer times of {exchange.workers} workers at once; on one machine they share its memory bandwidth"
     ]
     if link_gb_s is not None:
         return step, Link(link_gb_s), [*notes, f"link {link_gb_s:g} GB/s (--link-gb-s)"]
-    link = Link.measured(
-        exchange.workers,
-        message_ms=exchange.message_ms,
-        ms_per_mib=exchange.ms_per_mib,
-        taken=exchange.taken,
-    )
+    link = link_of(exchange)
     notes.append(
         f"all-reduce between them: {exchange.message_ms:.2f} ms a message and {exchange.ms_per_mib:.2f} ms "
         f"a MiB; it takes {exchange.taken:.0%} of its time from a worker that computes meanwhile"
@@ -221,8 +269,9 @@ def _of(measured: Profile, hardware: Hardware, link_gb_s: float | None) -> tuple
     return step, link, notes
 
 
-def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tuple[Step, list[str]]:
+def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tuple[Step, Exchange, list[str]]:
     from service.planner.forecast import CPU_GFLOPS, MFU
+    from service.planner.profiled import assumed_compression, exchange_of, payload_of
     from service.planner.step_time import Rates, assumed
     from trainers.entrypoint import model_shape
     from trainers.errors import TrainingError
@@ -240,13 +289,19 @@ def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tup
         tokens=config.task.max_length,
         examples=config.batch.global_size,
         rates=Rates(tflops, memory_gb_s),
+        payload=payload_of(config.parallel),
     )
+    exchange = exchange_of(config.parallel, assumed_compression(config.parallel, bandwidth_gb_s=memory_gb_s))
     how = "assumed" if peak is None else f"{tflops / peak:.0%} of the catalogue's {peak:g}"
-    return step, [
-        f"nothing was measured: {tflops:g} TFLOP/s ({how}; --tflops), memory {memory_gb_s:g} GB/s, every "
-        f"example {config.task.max_length} tokens long",
-        "in it: the layers' products, the embeddings' and AdamW's bytes; not in it: data, other kernels",
-    ]
+    return (
+        step,
+        exchange,
+        [
+            f"nothing was measured: {tflops:g} TFLOP/s ({how}; --tflops), memory {memory_gb_s:g} GB/s, every "
+            f"example {config.task.max_length} tokens long",
+            "in it: the layers' products, the embeddings' and AdamW's bytes; not in it: data, other kernels",
+        ],
+    )
 
 
 def _assumed_link(hardware: Hardware, link_gb_s: float | None) -> Link:
@@ -278,6 +333,22 @@ def _print(step: Step, found: list[Estimate], notes: list[str]) -> None:
     screen.print(table)
     for line in notes:
         note(line)
+
+
+def _layer(layer: LayerCost) -> dict[str, Any]:
+    """A layer as JSON; its tensors are only of use to the estimate."""
+    return {name: value for name, value in asdict(layer).items() if name != "gradients"}
+
+
+def _sent(config: RunConfig, exchange: Exchange, two: Estimate) -> str:
+    """What a step sends, in one line."""
+    parts = [f"{two.buckets} bucket{'s' if two.buckets != 1 else ''} of {config.parallel.bucket_mib} MiB"]
+    if exchange.pack_ms_per_mib or exchange.unpack_ms_per_mib:
+        parts.append(
+            f"compression {config.parallel.compression}: {two.sent_bytes / 2**20:.2f} MiB are sent, and "
+            f"packing takes {two.compression_ms:.1f} ms of a step after its warm-up"
+        )
+    return "gradients in " + "; ".join(parts)
 
 
 def _layer_rows(step: Step) -> Iterator[tuple[str, str, str, str]]:

@@ -45,7 +45,7 @@ _MEET_S = 300.0
 _SEEN_S = 20.0
 """How long a file may take from one node to another: network file systems remember what was not there."""
 
-_TRAIN_ENVIRONMENT = {
+TRAIN_ENVIRONMENT = {
     # The controller looks at its workers this often: it bounds how late an ended group is noticed.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
@@ -87,7 +87,7 @@ class WorkerGroup:
         self._ready: Ready | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
-        os.environ.update(_TRAIN_ENVIRONMENT)
+        os.environ.update(TRAIN_ENVIRONMENT)
         self._thread = threading.Thread(target=self._fit, name=self._name, daemon=True)
         self._thread.start()
 

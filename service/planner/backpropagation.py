@@ -27,16 +27,18 @@ class Layer:
         name: for people.
         compute_ms: its backward computation.
         communication_ms: the exchange of its gradients; 0 = it has none.
-        gradient_bytes: that are exchanged; only `into_buckets` and `ring_all_reduce_ms` use them.
+        gradient_bytes: that are exchanged; only `into_buckets` uses them.
+        sent_bytes: of these after compression; likewise.
     """
 
     name: str
     compute_ms: float
     communication_ms: float = 0.0
     gradient_bytes: int = 0
+    sent_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in ("compute_ms", "communication_ms", "gradient_bytes"):
+        for field in ("compute_ms", "communication_ms", "gradient_bytes", "sent_bytes"):
             value = getattr(self, field)
             if not 0 <= value < float("inf"):
                 raise ValueError(
@@ -106,7 +108,7 @@ def predict(layers: Sequence[Layer], *, overhead_ms: float = OVERHEAD_MS) -> Pre
 
 
 def into_buckets(layers: Sequence[Layer], first_bytes: int, bucket_bytes: int) -> list[Layer]:
-    """Layers as DDP exchanges them: gathered until a bucket is full, the first one smaller.
+    """Layers, or their tensors, as DDP exchanges them: gathered until a bucket is full.
 
     Args:
         layers: in the order of the backward pass, with `gradient_bytes`.
@@ -117,22 +119,31 @@ def into_buckets(layers: Sequence[Layer], first_bytes: int, bucket_bytes: int) -
         One layer per bucket, `communication_ms` still 0.
     """
     buckets: list[Layer] = []
-    names: list[str] = []
-    compute_ms, size = 0.0, 0
+    gathered: list[Layer] = []
+
+    def close() -> None:
+        names = dict.fromkeys(layer.name for layer in gathered)
+        buckets.append(
+            Layer(
+                "+".join(names),
+                sum(layer.compute_ms for layer in gathered),
+                gradient_bytes=sum(layer.gradient_bytes for layer in gathered),
+                sent_bytes=sum(layer.sent_bytes for layer in gathered),
+            )
+        )
+        gathered.clear()
+
     for layer in layers:
-        names.append(layer.name)
-        compute_ms += layer.compute_ms
-        size += layer.gradient_bytes
-        if size >= (bucket_bytes if buckets else first_bytes):
-            buckets.append(Layer("+".join(names), compute_ms, gradient_bytes=size))
-            names, compute_ms, size = [], 0.0, 0
-    if names:
-        buckets.append(Layer("+".join(names), compute_ms, gradient_bytes=size))
+        gathered.append(layer)
+        if sum(one.gradient_bytes for one in gathered) >= (bucket_bytes if buckets else first_bytes):
+            close()
+    if gathered:
+        close()
     return buckets
 
 
 def ring_all_reduce_ms(
-    size_bytes: int, workers: int, *, bandwidth_gb_s: float, latency_ms: float = 0.0
+    size_bytes: float, workers: int, *, bandwidth_gb_s: float, latency_ms: float = 0.0
 ) -> float:
     """Time of a ring all-reduce: each worker sends 2(N-1)/N of the bytes, in 2(N-1) turns.
 

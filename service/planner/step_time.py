@@ -3,19 +3,33 @@
 A step is the forward passes of its micro-batches, the backward passes, and the rest (data, loss,
 optimizer, points). The gradients are exchanged in the last backward pass, in buckets as DDP makes
 them, beside the layers that are still to come: `service.planner.backpropagation` overlaps the two.
+With compression a bucket is packed before it is sent and unpacked afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from service.planner.backpropagation import Layer, into_buckets, predict, ring_all_reduce_ms
 
-FIRST_BUCKET_BYTES = 1 << 20
-BUCKET_BYTES = 25 << 20
-"""Capacity of DDP's first bucket and of the others."""
-_MIB = 1 << 20
+MIB = 1 << 20
+BUCKET_BYTES = 25 * MIB
+"""Default of `parallel.bucket_mib`. DDP's smaller first bucket is that of a run which names no size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The gradient of a tensor.
+
+    Attributes:
+        size_bytes: in the format of the backward pass.
+        sent_bytes: of the all-reduce that sends as much as its exchange.
+    """
+
+    size_bytes: int
+    sent_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +40,28 @@ class LayerCost:
         name: for people.
         forward_ms, backward_ms: its computation.
         gradient_bytes: that are exchanged.
+        gradients: of its tensors, in the order of the backward pass; empty = one, sent whole.
     """
 
     name: str
     forward_ms: float
     backward_ms: float
     gradient_bytes: int
+    gradients: tuple[Gradient, ...] = ()
+
+    def tensors(self) -> list[Layer]:
+        """Its gradients as they become ready: the backward time is divided by their sizes."""
+        gradients = self.gradients or (Gradient(self.gradient_bytes, self.gradient_bytes),)
+        whole = sum(gradient.size_bytes for gradient in gradients)
+        return [
+            Layer(
+                self.name,
+                self.backward_ms * (gradient.size_bytes / whole if whole else 1 / len(gradients)),
+                gradient_bytes=gradient.size_bytes,
+                sent_bytes=gradient.sent_bytes,
+            )
+            for gradient in gradients
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +116,28 @@ class Link:
             taken: see `Link`.
         """
         turns = 2 * (workers - 1)
-        return cls(turns / workers * _MIB / 1e6 / ms_per_mib, message_ms / turns, taken)
+        return cls(turns / workers * MIB / 1e6 / ms_per_mib, message_ms / turns, taken)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """How workers exchange their gradients.
+
+    Attributes:
+        bucket_bytes: gradients that are sent together.
+        messages: collectives of a bucket; each takes the link's latency.
+        pack_ms_per_mib: compression of a bucket's gradients; the backward pass waits for it.
+        unpack_ms_per_mib: decompression, after the exchange.
+        waits: the backward pass waits for each bucket's exchange too.
+        answers_last: the second half of all exchanges begins after the last bucket's first half.
+    """
+
+    bucket_bytes: int = BUCKET_BYTES
+    messages: int = 1
+    pack_ms_per_mib: float = 0.0
+    unpack_ms_per_mib: float = 0.0
+    waits: bool = False
+    answers_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +149,10 @@ class Estimate:
         step_ms: the whole step.
         compute_ms: layers and rest.
         communication_ms: all exchanges of gradients.
-        exposed_ms: what of it, and of the computation that it delays, lengthens the step.
+        compression_ms: packing and unpacking.
+        exposed_ms: what of these, and of the computation that they delay, lengthens the step.
+        sent_bytes: gradients of a step after compression.
+        buckets: of a step.
         speed_up: of one worker's step with the same global batch by this one.
     """
 
@@ -106,11 +160,22 @@ class Estimate:
     step_ms: float
     compute_ms: float
     communication_ms: float
+    compression_ms: float
     exposed_ms: float
+    sent_bytes: float
+    buckets: int
     speed_up: float
 
 
-def estimate(step: Step, link: Link, workers: int, *, global_size: int, micro_batches: int = 1) -> Estimate:
+def estimate(
+    step: Step,
+    link: Link,
+    workers: int,
+    *,
+    global_size: int,
+    micro_batches: int = 1,
+    exchange: Exchange | None = None,
+) -> Estimate:
     """The step of a data-parallel run.
 
     Args:
@@ -119,6 +184,7 @@ def estimate(step: Step, link: Link, workers: int, *, global_size: int, micro_ba
         workers: that divide the global batch.
         global_size: examples of all of them.
         micro_batches: of each worker's share.
+        exchange: of gradients; None = in buckets of 25 MiB, whole.
 
     Raises:
         ValueError: fewer than one worker.
@@ -130,36 +196,71 @@ def estimate(step: Step, link: Link, workers: int, *, global_size: int, micro_ba
     forward = sum(layer.forward_ms for layer in mine.layers)
     backward = sum(layer.backward_ms for layer in mine.layers)
     compute_ms = mine.micro_batches * (forward + backward) + mine.rest_ms
-    communication_ms = exposed_ms = 0.0
+    passed = _Pass()
     if workers > 1:
-        layers = [
-            Layer(layer.name, layer.backward_ms, gradient_bytes=layer.gradient_bytes)
-            for layer in reversed(mine.layers)
-        ]
-        buckets = _exchanged(into_buckets(layers, FIRST_BUCKET_BYTES, BUCKET_BYTES), link, workers)
-        passed = predict(buckets, overhead_ms=0.0)
-        communication_ms, exposed_ms = passed.communication_ms, passed.total_ms - backward
+        exchange = exchange or Exchange()
+        tensors = [tensor for layer in reversed(mine.layers) for tensor in layer.tensors()]
+        buckets = into_buckets(tensors, exchange.bucket_bytes, exchange.bucket_bytes)
+        passed = _exchanged(buckets, exchange, link, workers)
     alone = step.of(global_size, micro_batches)
     alone_ms = (
         alone.micro_batches * sum(layer.forward_ms + layer.backward_ms for layer in alone.layers)
         + alone.rest_ms
     )
+    exposed_ms = passed.total_ms - backward if workers > 1 else 0.0
     step_ms = compute_ms + exposed_ms
-    return Estimate(workers, step_ms, compute_ms, communication_ms, exposed_ms, alone_ms / step_ms)
+    return Estimate(
+        workers,
+        step_ms,
+        compute_ms,
+        passed.communication_ms,
+        passed.compression_ms,
+        exposed_ms,
+        passed.sent_bytes,
+        passed.buckets,
+        alone_ms / step_ms,
+    )
 
 
-def _exchanged(buckets: Sequence[Layer], link: Link, workers: int) -> list[Layer]:
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """The last backward pass of a step with its exchanges."""
+
+    total_ms: float = 0.0
+    communication_ms: float = 0.0
+    compression_ms: float = 0.0
+    sent_bytes: float = 0.0
+    buckets: int = 0
+
+
+def _exchanged(buckets: Sequence[Layer], exchange: Exchange, link: Link, workers: int) -> _Pass:
     """Buckets with their exchanges, each delaying the computation that goes on beside it."""
     found: list[Layer] = []
-    before_ms = 0.0
+    beside_ms = answers_ms = communication_ms = compression_ms = 0.0
     for bucket in buckets:
-        exchange_ms = ring_all_reduce_ms(
-            bucket.gradient_bytes, workers, bandwidth_gb_s=link.bandwidth_gb_s, latency_ms=link.latency_ms
+        sent_ms = ring_all_reduce_ms(
+            bucket.sent_bytes,
+            workers,
+            bandwidth_gb_s=link.bandwidth_gb_s,
+            latency_ms=link.latency_ms * exchange.messages,
         )
-        compute_ms = bucket.compute_ms + link.taken * before_ms
-        found.append(replace(bucket, compute_ms=compute_ms, communication_ms=exchange_ms))
-        before_ms = exchange_ms
-    return found
+        size_mib = bucket.gradient_bytes / MIB
+        pack_ms, unpack_ms = exchange.pack_ms_per_mib * size_mib, exchange.unpack_ms_per_mib * size_mib
+        communication_ms += sent_ms
+        compression_ms += pack_ms + unpack_ms
+        computed_ms = bucket.compute_ms + pack_ms + beside_ms
+        if exchange.waits:
+            found.append(replace(bucket, compute_ms=computed_ms + sent_ms + unpack_ms))
+            continue
+        if exchange.answers_last:
+            answers_ms += sent_ms / 2 + unpack_ms
+            sent_ms, unpack_ms = sent_ms / 2, 0.0
+        found.append(replace(bucket, compute_ms=computed_ms, communication_ms=sent_ms + unpack_ms))
+        # Where no core is idle, unpacking takes its whole time from what computes beside it.
+        beside_ms = link.taken * sent_ms + (unpack_ms if link.taken else 0.0)
+    total_ms = predict(found, overhead_ms=0.0).total_ms + answers_ms
+    sent_bytes = sum(bucket.sent_bytes for bucket in buckets)
+    return _Pass(total_ms, communication_ms, compression_ms, sent_bytes, len(buckets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +282,7 @@ ADAMW_PASSES = 7
 
 def assumed(
     *, layers: int, hidden: int, feed_forward: int, vocabulary: int, positions: int, tokens: int,
-    examples: int, rates: Rates,
+    examples: int, rates: Rates, payload: Callable[[Sequence[int]], float] | None = None,
 ) -> Step:  # fmt: skip
     """A step of a BERT that nobody has measured: arithmetic by its rate, bytes by theirs.
 
@@ -195,6 +296,7 @@ def assumed(
         tokens: of each example.
         examples: of the step, in one micro-batch.
         rates: what the device achieves.
+        payload: bytes sent of a gradient, by its shape; None = its own, fp32.
 
     Raises:
         ValueError: a rate is not above 0.
@@ -206,16 +308,39 @@ def assumed(
     h, s = hidden, tokens
     flops = examples * (2.0 * s * (4 * h * h + 2 * h * feed_forward) + 4.0 * s * s * h)
     layer_ms = flops / (rates.tflops * 1e9)
-    layer_bytes = 4 * (4 * (h * h + h) + 2 * h * feed_forward + feed_forward + h + 4 * h)
-    table_bytes = 4 * (h * (vocabulary + positions + 2) + 2 * h)
-    head_bytes = 4 * (h * h + h + 2 * h + 2)
     moved_ms = 1.0 / (rates.bandwidth_gb_s * 1e6)
     looked_up_ms = 4.0 * examples * s * h * 4 * moved_ms
     head_ms = examples * 2.0 * (h * h + 2 * h) / (rates.tflops * 1e9)
+    norm, square = ((h,), (h,)), ((h,), (h, h))
+    layer = (*norm, (h,), (h, feed_forward), (feed_forward,), (feed_forward, h), *norm, *square * 4)
+    tables = (*norm, (2, h), (positions, h), (vocabulary, h))
+    table_bytes = sum(gradient.size_bytes for gradient in _gradients(tables, payload))
     costs = (
-        LayerCost("embeddings", looked_up_ms, looked_up_ms + 2 * table_bytes * moved_ms, table_bytes),
-        *(LayerCost(f"layer {n}", layer_ms, 2 * layer_ms, layer_bytes) for n in range(layers)),
-        LayerCost("head", head_ms, 2 * head_ms, head_bytes),
+        _cost("embeddings", looked_up_ms, looked_up_ms + 2 * table_bytes * moved_ms, tables, payload),
+        *(_cost(f"layer {n}", layer_ms, 2 * layer_ms, layer, payload) for n in range(layers)),
+        _cost("head", head_ms, 2 * head_ms, ((2,), (2, h), *square), payload),
     )
     parameters = sum(cost.gradient_bytes for cost in costs)
     return Step(costs, ADAMW_PASSES * parameters * moved_ms, 1, examples)
+
+
+def _cost(
+    name: str,
+    forward_ms: float,
+    backward_ms: float,
+    shapes: Sequence[tuple[int, ...]],
+    payload: Callable[[Sequence[int]], float] | None,
+) -> LayerCost:
+    gradients = _gradients(shapes, payload)
+    size = sum(gradient.size_bytes for gradient in gradients)
+    return LayerCost(name, forward_ms, backward_ms, size, gradients)
+
+
+def _gradients(
+    shapes: Sequence[tuple[int, ...]], payload: Callable[[Sequence[int]], float] | None
+) -> tuple[Gradient, ...]:
+    sizes = [4 * math.prod(shape) for shape in shapes]
+    return tuple(
+        Gradient(size, size if payload is None else payload(shape))
+        for size, shape in zip(sizes, shapes, strict=True)
+    )

@@ -9,6 +9,9 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from trainers.compression import TRAITS
+from trainers.config import Parallel
+
 STEPS = 44  # the synthetic texts are learned after 20; the epoch's short batch is the 48th step
 KINDS = ("none", "fp16", "bf16", "powersgd", "onebit")
 
@@ -32,9 +35,14 @@ def changes_of(kind, **more):
 
 
 @pytest.fixture(scope="module")
-def runs(launch, config_in, tmp_path_factory):
+def folder(tmp_path_factory):
+    """Checkpoints of a run of each kind."""
+    return tmp_path_factory.mktemp("kinds")
+
+
+@pytest.fixture(scope="module")
+def runs(launch, config_in, folder):
     """Results by rank of a run of each kind."""
-    folder = tmp_path_factory.mktemp("kinds")
     ended = launch([config_in(folder / kind, **changes_of(kind)) for kind in KINDS])
     assert ended.codes == [0, 0]
     return {kind: [result["runs"][i] for result in ended.results] for i, kind in enumerate(KINDS)}
@@ -65,6 +73,16 @@ def test_bytes_sent_shrink_as_promised(runs, kind, share):
     whole, compressed = (runs[name][0]["points"]["bytes_sent_per_step"] for name in ("none", kind))
     assert whole[str(STEPS)] == 4 * runs["none"][0]["summary"]["parameters"]  # ring of two: 2 x 1/2 x K
     assert compressed[str(STEPS)] <= share * whole[str(STEPS)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_sent_are_those_that_estimates_count(runs, folder, kind):
+    tensors = load_file(next((folder / kind).rglob("model.safetensors")))
+    parallel = Parallel.model_validate(changes_of(kind)["parallel"])
+    payload = TRAITS[parallel.compression].payload
+    counted = sum(payload(tuple(tensor.shape), 4, parallel) for tensor in tensors.values())
+    # Between two workers a ring sends as much as there is. Signs are sent in whole chunks.
+    assert runs[kind][0]["points"]["bytes_sent_per_step"][str(STEPS)] == pytest.approx(counted, rel=0.01)
 
 
 def test_power_sgd_sends_its_factors(runs):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,12 +15,14 @@ class LayerTime:
         name: for people.
         forward_ms, backward_ms: of one micro-batch.
         gradient_bytes: that workers exchange.
+        shapes: of its trained tensors, in the order of the backward pass.
     """
 
     name: str
     forward_ms: float
     backward_ms: float
     gradient_bytes: int
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,19 @@ class ExchangeCost:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressionCost:
+    """What compressing gradients takes beside their exchange.
+
+    Attributes:
+        pack_ms_per_mib: of a bucket's gradients, before they are sent: the backward pass waits.
+        unpack_ms_per_mib: afterwards.
+    """
+
+    pack_ms_per_mib: float
+    unpack_ms_per_mib: float
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """What was measured for an estimate.
 
@@ -70,11 +87,28 @@ class Profile:
         step: of each of `exchange.workers` processes at once, or of one.
         exchange: None = one process was measured.
         measured_ms: a step of a data-parallel run of `exchange.workers`; None = none was trained.
+        compression: of the run's gradients; None = they are sent whole, or one process was measured.
     """
 
     step: StepTimes
     exchange: ExchangeCost | None
     measured_ms: float | None
+    compression: CompressionCost | None = None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Profile:
+        """Returns the profile that `dataclasses.asdict` and JSON have made a document of."""
+        step, exchange, compression = (document[name] for name in ("step", "exchange", "compression"))
+        layers = tuple(
+            LayerTime(**{**layer, "shapes": tuple(tuple(shape) for shape in layer["shapes"])})
+            for layer in step["layers"]
+        )
+        return cls(
+            StepTimes(**{**step, "layers": layers}),
+            ExchangeCost(**exchange) if exchange else None,
+            document["measured_ms"],
+            CompressionCost(**compression) if compression else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -129,40 +129,45 @@ def layer_times(config: RunConfig, *, steps: int, warm_up: int) -> StepTimes:
                     whole_s.append(stamps.now() - began_s)
         finally:
             stamps.remove()
-        sizes = _gradient_bytes(stamps.parts, parts.model)
+        trained = _trained(stamps.parts, parts.model)
         return StepTimes(
-            layers=tuple(_median(layers, position, sizes) for position in range(len(stamps.parts))),
+            layers=tuple(_median(layers, position, trained) for position in range(len(stamps.parts))),
             step_ms=1e3 * statistics.median(whole_s),
             micro_batches=micro_batches,
             examples=config.batch.global_size,
         )
 
 
-def _median(taken: Sequence[Sequence[tuple[str, float, float]]], position: int, sizes: Any) -> LayerTime:
+def _median(
+    taken: Sequence[Sequence[tuple[str, float, float]]],
+    position: int,
+    trained: Mapping[str, Sequence[nn.Parameter]],
+) -> LayerTime:
     name = taken[0][position][0]
     return LayerTime(
         name,
         forward_ms=1e3 * statistics.median(one[position][1] for one in taken),
         backward_ms=1e3 * statistics.median(one[position][2] for one in taken),
-        gradient_bytes=sizes[name],
+        gradient_bytes=sum(parameter.nbytes for parameter in trained[name]),
+        shapes=tuple(tuple(parameter.shape) for parameter in reversed(trained[name])),
     )
 
 
-def _gradient_bytes(parts: dict[str, nn.Module], student: Student) -> dict[str, int]:
-    """Bytes of each part's gradients; what belongs to no other part (the pooler) is the head's."""
+def _trained(parts: dict[str, nn.Module], student: Student) -> dict[str, list[nn.Parameter]]:
+    """Trained parameters of each part; those of no other part (the pooler) are the head's."""
     seen: set[int] = set()
-    sizes: dict[str, int] = {}
+    found: dict[str, list[nn.Parameter]] = {}
 
-    def count(module: nn.Module) -> int:
-        own = [p for p in module.parameters() if p.requires_grad and id(p) not in seen]
-        seen.update(map(id, own))
-        return sum(parameter.numel() * parameter.element_size() for parameter in own)
+    def own(module: nn.Module) -> list[nn.Parameter]:
+        parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in seen]
+        seen.update(map(id, parameters))
+        return parameters
 
     for name, part in parts.items():
         if name != "head":
-            sizes[name] = count(part)
-    sizes["head"] = count(student)
-    return sizes
+            found[name] = own(part)
+    found["head"] = own(student)
+    return found
 
 
 @contextmanager

@@ -1,12 +1,14 @@
-"""Worker processes of this machine in a process group, started once and given work in turn.
+"""Workers in a process group that are given work in turn, for measuring.
 
-For measuring: a run's workers are started by the cluster. The processes have gloo and one CPU thread
+`LocalGroup` starts processes of this machine, once; `Member` is one worker of a group that somebody else has
+started, such as the cluster. The local processes have gloo and one CPU thread
 each, so that two of them on two cores stand for two workers with a core each.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 LIMIT_S = 300.0
 """Longest wait for one piece of work."""
@@ -22,6 +24,32 @@ LIMIT_S = 300.0
 
 class GroupError(RuntimeError):
     """A worker ended, or its work did; the message is the worker's traceback where there is one."""
+
+
+class Group(Protocol):
+    """Workers that are in one process group and do the same work at once.
+
+    Attributes:
+        workers: how many.
+    """
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def spare_cores(self) -> int:
+        """Cores that no worker computes on."""
+        ...
+
+    def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What a function returns on every worker, by rank; all call it at once.
+
+        Raises:
+            GroupError: it raised on a worker, a worker ended, or time ran out.
+        """
+        ...
 
 
 class LocalGroup:
@@ -66,6 +94,11 @@ class LocalGroup:
                 process.join()
         self._folder.cleanup()
 
+    @property
+    def spare_cores(self) -> int:
+        """See `Group.spare_cores`."""
+        return max(0, (os.cpu_count() or 1) - self.workers)
+
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What a function returns on every worker, by rank; all call it at once.
 
@@ -94,6 +127,28 @@ class LocalGroup:
             answers.append(answer)
         if problems:
             raise GroupError("\n".join(problems))
+        return answers
+
+
+class Member:
+    """This process, a worker of a process group that is open; all of them do the same in the same order."""
+
+    spare_cores = 0
+    """A worker has the cores that it has reserved."""
+
+    @property
+    def workers(self) -> int:
+        """See `Group.workers`."""
+        from torch import distributed
+
+        return distributed.get_world_size()
+
+    def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """See `Group.run`; every worker gets all answers. What the work raises, this raises."""
+        from torch import distributed
+
+        answers: list[Any] = [None] * self.workers
+        distributed.all_gather_object(answers, work(*arguments))
         return answers
 
 

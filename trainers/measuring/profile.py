@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 import statistics
 import tempfile
 import time
@@ -11,19 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
+import cuda_ext
 from trainers.checkpoints.manifest import TRACE
+from trainers.compression import TRAITS
 from trainers.config import Parallel, RunConfig, Strategy
-from trainers.measuring.figures import ExchangeCost, LayerTime, Profile, StepTimes
+from trainers.measuring.figures import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
 from trainers.measuring.layer_times import layer_times
-from trainers.measuring.local_group import LocalGroup
+from trainers.measuring.local_group import Group
+from trainers.parallel.compression import exchange_for
 from trainers.reporting import NeverStop, NullSink
 
 MIB = 1 << 20
 SIZES_MIB = (0.25, 1.0, 4.0, 16.0)
 """Messages that the cost of an exchange is fitted to."""
 _REPEATS = 7
+_MATRIX = (1024, 1024)
+"""Whose gradient a compression is timed on: 4 MiB."""
+_WARM_UP_STEPS = 5
+"""Of a compression that is timed; its warm-up is a share of them."""
 
 
 def alone(config: RunConfig, examples: int) -> RunConfig:
@@ -38,9 +46,11 @@ def alone(config: RunConfig, examples: int) -> RunConfig:
     )
 
 
-def data_parallel(config: RunConfig, workers: int) -> RunConfig:
-    """The run, data-parallel."""
-    return _changed(config, parallel=Parallel(strategy=Strategy.ddp, workers=workers))
+def data_parallel(config: RunConfig, workers: int, *, compression_warmup: float = 0.2) -> RunConfig:
+    """The run, data-parallel, with its buckets and its compression."""
+    kept = {name: getattr(config.parallel, name) for name in ("bucket_mib", "compression", "powersgd_rank")}
+    parallel = Parallel(strategy=Strategy.ddp, workers=workers, compression_warmup=compression_warmup, **kept)
+    return _changed(config, parallel=parallel)
 
 
 def _changed(config: RunConfig, **sections: Any) -> RunConfig:
@@ -54,7 +64,9 @@ def measure_alone(config: RunConfig, *, steps: int, warm_up: int) -> Profile:
     )
 
 
-def measure_group(group: LocalGroup, config: RunConfig, *, steps: int, warm_up: int, check: bool) -> Profile:
+def measure_group(
+    group: Group, config: RunConfig, *, steps: int, warm_up: int, check: bool, shared: Path | None = None
+) -> Profile:
     """Layer times of workers that compute at once, and the cost of their exchange.
 
     Args:
@@ -63,15 +75,91 @@ def measure_group(group: LocalGroup, config: RunConfig, *, steps: int, warm_up: 
         steps: that count.
         warm_up: steps before these.
         check: train a data-parallel run too, and time its steps.
+        shared: folder that all workers see, for that run; None = a temporary one of this machine.
     """
     share = alone(config, config.batch.global_size // group.workers)
     times = mean_step(group.run(layer_times_together, share, steps, warm_up))
-    exchange = fit(group.workers, group.run(exchange_times))
+    # A GPU's exchanges are not computed by the processor; elsewhere an idle core may do them.
+    idle = config.rates.device == "cuda" or group.spare_cores > 0
+    exchange = fit(group.workers, group.run(exchange_times, config), idle=idle)
+    compression = compression_cost(group, config, exchange)
     measured_ms = None
     if check:
-        run = data_parallel(config, group.workers)
-        measured_ms = statistics.median(traced_steps_ms(group, run, steps=steps, warm_up=warm_up))
-    return Profile(times, exchange, measured_ms)
+        # The compression's warm-up must end before the steps that count.
+        warmup = max(warm_up, 1) / (warm_up + steps + 1)
+        run = data_parallel(config, group.workers, compression_warmup=warmup)
+        if shared is not None:
+            taken_ms = traced_steps_ms(group, run, shared, steps=steps, warm_up=warm_up)
+        else:
+            with tempfile.TemporaryDirectory(prefix="stillhouse-steps-") as folder:
+                taken_ms = traced_steps_ms(group, run, Path(folder), steps=steps, warm_up=warm_up)
+        measured_ms = statistics.median(taken_ms)
+    return Profile(times, exchange, measured_ms, compression)
+
+
+def compression_cost(group: Group, config: RunConfig, exchange: ExchangeCost) -> CompressionCost | None:
+    """What the run's compression takes beside the exchange; None where gradients are sent whole."""
+    traits = TRAITS[config.parallel.compression]
+    if not any(traits.passes):
+        return None
+    run = data_parallel(config, group.workers)
+    taken = [row for worker in group.run(compression_times, run) for row in worker]
+    sent_mib = traits.payload(_MATRIX, 4, run.parallel) / MIB
+    exchange_ms = traits.messages * exchange.message_ms + exchange.ms_per_mib * sent_mib
+    own_ms = max(0.0, statistics.median(whole for _, whole in taken) - exchange_ms)
+    # Where the call returns with the result, its parts cannot be told apart.
+    called = traits.waits or traits.answers_last
+    pack_ms = own_ms / 2 if called else min(own_ms, statistics.median(begun for begun, _ in taken))
+    matrix_mib = 4 * math.prod(_MATRIX) / MIB
+    return CompressionCost(pack_ms / matrix_mib, (own_ms - pack_ms) / matrix_mib)
+
+
+def compression_times(config: RunConfig) -> list[tuple[float, float]]:
+    """On a worker: (ms until the exchange of a bucket has begun, ms until it has ended), by repeat.
+
+    Args:
+        config: data-parallel, with the compression that is timed.
+    """
+    device = _device(config)
+    model = nn.Linear(_MATRIX[1], _MATRIX[0], bias=False, device=device)
+    optimizer = cuda_ext.Adan(model.parameters(), lr=1e-4)
+    exchange = exchange_for(config, model, optimizer, _WARM_UP_STEPS)
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    marks: list[float] = []
+
+    def hook(state: object, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations
+        _wait(device)
+        marks.append(time.perf_counter())
+        reduced = exchange.start(bucket)
+        marks.append(time.perf_counter())
+        return reduced
+
+    parallel.register_comm_hook(None, hook)
+    batch = torch.randn(2, _MATRIX[1], device=device)
+    taken: list[tuple[float, float]] = []
+    for step in range(_WARM_UP_STEPS + _REPEATS):
+        exchange.begin_step(step, 1.0)
+        distributed.barrier()
+        marks.clear()
+        parallel(batch).square().sum().backward()
+        _wait(device)
+        began_s, begun_s = marks
+        taken.append((1e3 * (begun_s - began_s), 1e3 * (time.perf_counter() - began_s)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return taken[_WARM_UP_STEPS + 1 :]
+
+
+def _device(config: RunConfig) -> torch.device:
+    """This worker's device."""
+    if config.rates.device != "cuda":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def mean_step(workers: list[StepTimes]) -> StepTimes:
@@ -82,6 +170,7 @@ def mean_step(workers: list[StepTimes]) -> StepTimes:
             statistics.fmean(layer.forward_ms for layer in of),
             statistics.fmean(layer.backward_ms for layer in of),
             of[0].gradient_bytes,
+            of[0].shapes,
         )
         for of in zip(*(worker.layers for worker in workers), strict=True)
     )
@@ -95,16 +184,18 @@ def layer_times_together(config: RunConfig, steps: int, warm_up: int) -> StepTim
     return layer_times(config, steps=steps, warm_up=warm_up)
 
 
-def exchange_times() -> list[tuple[float, float, float]]:
+def exchange_times(config: RunConfig) -> list[tuple[float, float, float]]:
     """(MiB, wall ms, CPU ms of this process) of a gradient bucket's exchange, by size."""
-    found = []
+    found, device = [], _device(config)
     for size_mib in SIZES_MIB:
-        bucket = torch.zeros(int(size_mib * MIB) // 4)
+        bucket = torch.zeros(int(size_mib * MIB) // 4, device=device)
         taken = []
         for repeat in range(_REPEATS + 2):
             distributed.barrier()
+            _wait(device)
             wall_s, cpu_s = time.perf_counter(), time.process_time()
             distributed.all_reduce(bucket.mul_(0.5), async_op=True).wait()
+            _wait(device)
             if repeat >= 2:
                 taken.append((time.perf_counter() - wall_s, time.process_time() - cpu_s))
         found.append(
@@ -117,12 +208,13 @@ def exchange_times() -> list[tuple[float, float, float]]:
     return found
 
 
-def fit(workers: int, times: list[list[tuple[float, float, float]]]) -> ExchangeCost:
+def fit(workers: int, times: list[list[tuple[float, float, float]]], *, idle: bool) -> ExchangeCost:
     """A line through the exchanges of all workers: least squares of the relative error.
 
     Args:
         workers: that took part.
         times: by worker, what `exchange_times` gives.
+        idle: an exchange takes no time from what computes beside it.
     """
     rows = [row for worker in times for row in worker]
     # Weighted by 1 / ms, or the largest message alone would decide.
@@ -132,27 +224,31 @@ def fit(workers: int, times: list[list[tuple[float, float, float]]]) -> Exchange
     p, q = sum(1 / ms for _, ms, _ in rows), sum(mib / ms for mib, ms, _ in rows)
     slope = (a * q - b * p) / (a * c - b * b)
     message_ms = max(0.0, (p - b * slope) / a)
-    idle = (os.cpu_count() or 1) > workers
     taken = 0.0 if idle else min(1.0, sum(cpu for _, _, cpu in rows) / sum(ms for _, ms, _ in rows))
     return ExchangeCost(workers, message_ms, max(slope, 1e-9), taken)
 
 
-def traced_steps_ms(group: LocalGroup, config: RunConfig, *, steps: int, warm_up: int) -> list[float]:
+def traced_steps_ms(
+    group: Group, config: RunConfig, folder: Path, *, steps: int, warm_up: int
+) -> list[float]:
     """Milliseconds of each step of a run, as its own trace has them: the first worker's."""
-    with tempfile.TemporaryDirectory(prefix="stillhouse-steps-") as folder:
-        config = _changed(
-            config,
-            workspace=config.workspace.model_copy(update={"checkpoints": folder}),
-            length=config.length.model_copy(update={"steps": warm_up + steps, "epochs": None}),
-            telemetry=config.telemetry.model_copy(update={"trace_steps": steps, "profile_steps": 0}),
-            checkpoint=config.checkpoint.model_copy(update={"every_s": 0.0, "every_steps": None}),
-        )
-        group.run(_train, config)
-        events = json.loads((Path(folder) / TRACE).read_text(encoding="utf-8"))["traceEvents"]
-    return [event["dur"] / 1e3 for event in events if event.get("cat") == "step" and event["pid"] == 0]
+    config = _changed(
+        config,
+        workspace=config.workspace.model_copy(update={"checkpoints": str(folder)}),
+        length=config.length.model_copy(update={"steps": warm_up + steps, "epochs": None}),
+        telemetry=config.telemetry.model_copy(update={"trace_steps": steps, "profile_steps": 0}),
+        checkpoint=config.checkpoint.model_copy(update={"every_s": 0.0, "every_steps": None}),
+    )
+    return list(group.run(_trained_steps_ms, config)[0])
 
 
-def _train(config: RunConfig) -> None:
+def _trained_steps_ms(config: RunConfig) -> list[float]:
+    """On a worker: train; the first worker says how long its traced steps took."""
     from trainers.entrypoint import train
 
     train(config, NullSink(), NeverStop())
+    if distributed.get_rank():
+        return []
+    file = Path(config.workspace.checkpoints) / TRACE
+    events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    return [event["dur"] / 1e3 for event in events if event.get("cat") == "step" and event["pid"] == 0]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from service.planner.backpropagation import ring_all_reduce_ms
 from service.planner.step_time import (
-    FIRST_BUCKET_BYTES,
+    MIB,
+    Exchange,
+    Gradient,
     LayerCost,
     Link,
     Rates,
@@ -18,9 +22,9 @@ from service.planner.step_time import (
 FREE = Link(1e9)
 STEP = Step(
     (
-        LayerCost("embeddings", 1.0, 2.0, FIRST_BUCKET_BYTES),
-        LayerCost("layer 0", 4.0, 8.0, FIRST_BUCKET_BYTES),
-        LayerCost("head", 1.0, 1.0, FIRST_BUCKET_BYTES),
+        LayerCost("embeddings", 1.0, 2.0, MIB),
+        LayerCost("layer 0", 4.0, 8.0, MIB),
+        LayerCost("head", 1.0, 1.0, MIB),
     ),
     rest_ms=5.0,
     micro_batches=1,
@@ -44,18 +48,75 @@ def test_micro_batches_repeat_the_layers() -> None:
     assert estimate(STEP, FREE, 1, global_size=8, micro_batches=4).compute_ms == pytest.approx(22.0)
 
 
-def test_what_is_ready_last_is_exposed() -> None:
-    link = Link(bandwidth_gb_s=FIRST_BUCKET_BYTES / 1e6)  # a bucket in 1 ms between two
-    found = estimate(STEP, link, 2, global_size=16)
-    # The head's bucket goes beside layer 0; the rest, layer 0 and embeddings, is one bucket at the end.
-    assert found.communication_ms == pytest.approx(3.0)
-    assert found.exposed_ms == pytest.approx(2.0)
-    assert found.step_ms == pytest.approx(22.0 + 2.0)
+MIB_A_MS = Link(bandwidth_gb_s=MIB / 1e6)
+"""On which a MiB is exchanged between two workers in 1 ms."""
+
+
+def exposed(link: Link, exchange: Exchange, step: Step = STEP) -> float:
+    return estimate(step, link, 2, global_size=16, exchange=exchange).exposed_ms
+
+
+def sent(share: float) -> Step:
+    """The step, of whose gradients a share is sent."""
+    gradients = (Gradient(MIB, share * MIB),)
+    return replace(STEP, layers=tuple(replace(layer, gradients=gradients) for layer in STEP.layers))
+
+
+@pytest.mark.parametrize(
+    ("mib", "buckets", "exposed_ms"),
+    [
+        # Head 1 to 2; layer 0, ready at 9, to 10; embeddings, ready at 11, to 12.
+        (1, 3, 1.0),
+        # Head and layer 0, ready at 9, to 11; embeddings to 12.
+        (2, 2, 1.0),
+        # All, ready at 11, to 14.
+        (25, 1, 3.0),
+    ],
+)
+def test_buckets_decide_what_is_exposed(mib: int, buckets: int, exposed_ms: float) -> None:
+    found = estimate(STEP, MIB_A_MS, 2, global_size=16, exchange=Exchange(bucket_bytes=mib * MIB))
+    assert (found.buckets, found.communication_ms) == (buckets, pytest.approx(3.0))
+    assert found.exposed_ms == pytest.approx(exposed_ms)
+    assert found.step_ms == pytest.approx(22.0 + exposed_ms)
+
+
+def test_a_bucket_may_end_inside_a_layer() -> None:
+    layer = LayerCost("layer", 0.0, 8.0, 4 * MIB, (Gradient(3 * MIB, 3 * MIB), Gradient(MIB, MIB)))
+    step = Step((layer,), rest_ms=0.0, micro_batches=1, examples=8)
+    # 3 MiB are ready at 6, which is 3/4 of 8, and exchanged at 9; the rest is ready at 8 and waits.
+    assert exposed(MIB_A_MS, Exchange(bucket_bytes=3 * MIB), step) == pytest.approx(2.0)
 
 
 def test_an_exchange_takes_time_from_what_computes_beside_it() -> None:
-    link = Link(bandwidth_gb_s=FIRST_BUCKET_BYTES / 1e6, taken=0.5)
-    assert estimate(STEP, link, 2, global_size=16).exposed_ms == pytest.approx(2.0 + 0.5)
+    link = replace(MIB_A_MS, taken=0.5)
+    # Layer 0 is ready at 9.5 and embeddings at 12, half a millisecond later each.
+    assert exposed(link, Exchange(bucket_bytes=MIB)) == pytest.approx(2.0)
+
+
+def test_compression_sends_less_and_takes_time_of_its_own() -> None:
+    exchange = Exchange(bucket_bytes=MIB, pack_ms_per_mib=0.2, unpack_ms_per_mib=0.3)
+    found = estimate(sent(0.5), MIB_A_MS, 2, global_size=16, exchange=exchange)
+    # Packed at 1.2, 9.4 and 11.6; the last is sent until 12.1 and unpacked until 12.4.
+    assert found.exposed_ms == pytest.approx(1.4)
+    assert found.communication_ms == pytest.approx(1.5)
+    assert found.compression_ms == pytest.approx(1.5)
+    assert found.sent_bytes == 1.5 * MIB
+    # Without an idle core, 0.25 ms of each exchange and the unpacking delay what computes beside them.
+    assert exposed(replace(MIB_A_MS, taken=0.5), exchange, sent(0.5)) == pytest.approx(2.5)
+
+
+def test_an_exchange_that_is_waited_for_hides_nothing() -> None:
+    exchange = Exchange(MIB, messages=3, pack_ms_per_mib=0.2, unpack_ms_per_mib=0.3, waits=True)
+    assert exposed(MIB_A_MS, exchange, sent(0.25)) == pytest.approx(3 * (0.2 + 0.25 + 0.3))
+    # Each of the 3 messages of a bucket goes round the ring in 2 turns.
+    late = replace(MIB_A_MS, latency_ms=0.1)
+    assert exposed(late, exchange, sent(0.25)) == pytest.approx(3 * (0.75 + 3 * 2 * 0.1))
+
+
+def test_answers_that_come_last_are_exposed() -> None:
+    exchange = Exchange(MIB, pack_ms_per_mib=0.2, unpack_ms_per_mib=0.3, answers_last=True)
+    # The first half of the last bucket has arrived at 11.6 + 0.25; three answers of 0.25 + 0.3 follow.
+    assert exposed(MIB_A_MS, exchange, sent(0.5)) == pytest.approx(0.6 + 0.25 + 3 * 0.55)
 
 
 def test_a_measured_link_takes_what_was_measured() -> None:

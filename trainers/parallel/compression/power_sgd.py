@@ -10,6 +10,8 @@ import torch
 from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
+from trainers.compression import TRAITS
+from trainers.config import Compression
 from trainers.parallel.compression.exchange import GradientExchange, Reduced, State
 
 LEAST_WARMUP = 2
@@ -34,7 +36,7 @@ class PowerSgdExchange(GradientExchange):
     keeps_buckets = True
     # Its second all-reduce is started from a callback. On gloo, which matches collectives by the
     # order in which they are started, the next bucket's could come between on one worker only.
-    waits = True
+    waits = TRAITS[Compression.powersgd].waits
 
     def __init__(self, rank_of_factors: int, warmup_steps: int, seed: int) -> None:
         super().__init__()

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import torch
 
-CHUNK = 256
-"""Elements that share a scale; a divisor of the usual hidden sizes, so that the rows of an embedding
-table that have no gradient do not share one with those that have."""
-MESSAGE_BYTES = CHUNK // 8 + 4
-"""Bytes of a chunk: its signs and its scale."""
+from trainers.compression import SIGN_CHUNK, SIGN_MESSAGE_BYTES
+
+CHUNK, MESSAGE_BYTES = SIGN_CHUNK, SIGN_MESSAGE_BYTES
 _GATHER = 0x0102040810204080
 """Times eight bytes of 0 or 1, read as one number: its highest byte is made of their lowest bits."""
 
