@@ -76,6 +76,7 @@ class PlacementWatch:
         self._look, self._rates, self._record, self._clock = look, rates, record, clock
         self._lock = threading.Lock()
         self._held: dict[str, Placement] = {}
+        self._shapes: dict[str, Shape] = {}
         self._unstored: set[str] = set()
         self._ready_s: dict[str, float] = {}
         self._over = threading.Event()
@@ -101,6 +102,15 @@ class PlacementWatch:
             with self._lock:
                 self._ready_s.setdefault(ready.placement, ready.at_s)
 
+    def starting(self) -> list[Shape]:
+        """Returns the shapes of workers that are placed and have not reported ready."""
+        with self._lock:
+            return [
+                self._shapes[id]
+                for id, placement in self._held.items()
+                if placement.released_s is None and id not in self._ready_s
+            ]
+
     def look(self) -> None:
         """Compare what Ray has reserved with what is known, and store what is new."""
         groups = {group.id: group for group in self._look()}
@@ -124,6 +134,7 @@ class PlacementWatch:
     def _priced(self, group: PlacementGroup, now: float) -> Placement | None:
         for shape, rates in self._rates():
             if group.holds(shape):
+                self._shapes[group.id] = shape
                 devices = shape.workers * rates.devices_per_worker
                 return Placement(
                     id=group.id,

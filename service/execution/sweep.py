@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -206,16 +207,25 @@ class Sweep:
             del self._live[turn.run_id]
             self._listed_s = float("-inf")
 
-    def tell_waiting(self) -> None:
+    def tell_waiting(self, starting: Iterable[Shape]) -> None:
         """Store what runs without room wait for, and behind whom; called from time to time.
+
+        Args:
+            starting: shapes of workers that are placed and not ready yet: their runs have room.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
         """
         now = self._clock()
-        waiting = [
-            live for live in self._live.values() if live.assignment is None and now - live.since_s >= ROOM_S
-        ]
+        placed = Counter(starting)
+        waiting = []
+        for live in self._live.values():
+            if live.assignment is not None:
+                continue
+            if placed[live.turn.shape]:
+                placed[live.turn.shape] -= 1
+            elif now - live.since_s >= ROOM_S:
+                waiting.append(live)
         try:
             if waiting and now - self._listed_s >= LIST_EVERY_S:
                 self._list(now)

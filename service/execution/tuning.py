@@ -283,7 +283,7 @@ def _searcher(
                         self.on_trial_error(iteration, trials, trial)
             if time.monotonic() - self.reminded_s >= REMIND_S:
                 self.remind()
-                sweep.value.tell_waiting()
+                sweep.value.tell_waiting(watch.value.starting())
 
         def remind(self) -> None:
             """Repeat all grants: an exchange that was restarted knows none."""

@@ -576,13 +576,13 @@ def test_a_run_without_room_says_what_for_and_behind_whom(
     queue.claim("s", lease_s=60)
     store.driver_started(other.id, 1, "node", 2)
     store.record_placements(other.id, 1, [placement("p", placed_s=clock())])
-    sweep.tell_waiting()
+    sweep.tell_waiting([])
     assert store.run(turn.run_id).waits_for is None  # It may be placed at any moment.
     clock.forward(ROOM_S)
-    sweep.tell_waiting()
+    sweep.tell_waiting([])
     assert store.run(turn.run_id).waits_for == f"1 CPU; experiment {other.id} holds 2 cpu"
     opened(sweep, turn)
-    sweep.tell_waiting()
+    sweep.tell_waiting([])
     assert store.run(turn.run_id).waits_for is None
 
 
@@ -607,7 +607,7 @@ def test_a_run_measured_alone_says_that_it_waits_for_a_whole_node(
     store.driver_started(other.id, 1, "node", 2)
     store.record_placements(other.id, 1, [placement("p", placed_s=clock())])
     clock.forward(ROOM_S)
-    sweep.tell_waiting()
+    sweep.tell_waiting([])
     said = f"2 CPUs, a whole node (measure: exclusive); experiment {other.id} holds 2 cpu"
     assert store.run(turn.run_id).waits_for == said
     assert sweep.wanted(turn)
@@ -641,6 +641,15 @@ def test_a_run_that_waits_for_a_node_that_has_gone_is_placed_again(
     assert not sweep.wanted(turn)
 
 
+def test_a_run_whose_workers_are_starting_waits_for_no_room(begin: Begin, store: Store, clock: Clock) -> None:
+    sweep, _ = begin(2)
+    first, second = turn_of(sweep), turn_of(sweep)
+    clock.forward(ROOM_S)
+    sweep.tell_waiting([first.shape])
+    assert store.run(first.run_id).waits_for is None
+    assert store.run(second.run_id).waits_for == "1 CPU; no other experiment holds devices"
+
+
 def test_a_budget_used_up_while_a_run_waits_for_room_charges_it_nothing(begin: Begin, store: Store) -> None:
     sweep, _ = begin(2, budget={"runs": 1})
     first, second = turn_of(sweep), turn_of(sweep)
@@ -659,7 +668,7 @@ def test_a_run_cancelled_while_it_waits_for_room_gives_its_turn_back(
     turn = turn_of(sweep)
     store.request_cancel_run(turn.run_id)
     clock.forward(LIST_EVERY_S)
-    sweep.tell_waiting()
+    sweep.tell_waiting([])
     assert not sweep.wanted(turn)
     assert sweep.open(turn, READY) is None
     assert turn_of(sweep).run_id != turn.run_id
