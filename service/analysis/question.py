@@ -414,6 +414,7 @@ class Question(Rows):
             raise AnalysisError(
                 f"the baseline {base.label} has no result" + (f": {reasons}" if reasons else "")
             )
+        resolutions = {metric.name: self._resolution(metric.name) for metric in chosen}
         rows, left_out = [], {}
         for cell in cells:
             if any(cell.figures[metric.name] for metric in chosen):
@@ -422,7 +423,7 @@ class Question(Rows):
                         base.figures[metric.name],
                         cell.figures[metric.name],
                         better=metric.better,
-                        resolution=self._resolution(metric.name),
+                        resolution=resolutions[metric.name],
                     )
                     for metric in chosen
                 }

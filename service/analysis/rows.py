@@ -92,13 +92,13 @@ class Rows:
             names = evaluation_metrics(runs, self._figure_names) or names
         return [Metric(name, better_of(name) or "higher") for name in names]
 
-    @property
+    @functools.cached_property
     def judged_by(self) -> Metric:
         """The metric by which the runs' task is judged first, on the test part where all runs have one."""
         name = answer_headlines(self.evidence.runs)[0]
         return Metric(name, better_of(name) or "higher")
 
-    @property
+    @functools.cached_property
     def validated_by(self) -> Metric:
         """The same on the validation part, which has a value at each evaluation."""
         name = shared_headline(self.evidence.runs) or headline(self.evidence.runs[0])
@@ -191,11 +191,13 @@ class Rows:
 
     def _resolution(self, metric: str) -> Resolution:
         """The steps of a figure, by the smallest number of examples that a finished run was judged on."""
-        column = self._column("test_examples" if metric.startswith("test_") else "validation_examples")
+        part = "test_examples" if metric.startswith("test_") else "validation_examples"
+        return resolution_of(metric, headline=self.judged_by.name, examples=self._fewest(part))
+
+    def _fewest(self, name: str) -> float | None:
+        column = self._column(name)
         known = column[self._is_finished & np.isfinite(column)]
-        return resolution_of(
-            metric, headline=self.judged_by.name, examples=float(known.min()) if len(known) else None
-        )
+        return float(known.min()) if len(known) else None
 
     def _unit_scores(self, metric: str, sides: Iterable[Side]) -> dict[str, UnitScores]:
         """Scores of each unit by seed, of the sides that have some; only the test headline has any."""
