@@ -254,7 +254,7 @@ def hf_trainer(work: Workload, few: int | None) -> Trained:
             max_steps=few or -1,
             learning_rate=LEARNING_RATE,
             weight_decay=work.config.optimizer.weight_decay,
-            warmup_steps=math.ceil(work.config.optimizer.warmup_fraction * len(work.prepared.train) / BATCH),
+            warmup_steps=work.config.optimizer.warmup_of(math.ceil(len(work.prepared.train) / BATCH)),
             bf16=work.config.precision is Precision.bf16,
             save_strategy="no",
             report_to=[],
@@ -285,7 +285,7 @@ def plain(work: Workload, few: int | None) -> Trained:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, weight_decay=work.config.optimizer.weight_decay
     )
-    warmup = math.ceil(work.config.optimizer.warmup_fraction * steps)
+    warmup = work.config.optimizer.warmup_of(steps)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, warmup, steps)
     model.train()
     for number, batch in enumerate(loader):
