@@ -89,13 +89,14 @@ class Trial:
     def rehearse(self, size: int) -> None:
         """A training pass and an optimizer step, so that no run's first step pays for a process' first.
 
-        The step is that of an optimizer of the same kind over copies of the model's vectors: neither
-        weights nor state of the run are touched, and the objective is as before its first step.
+        The step is that of an optimizer of the same kind over copies of the vectors and a matrix of the
+        model. Weights and state of the run are not touched, and the objective is as before its first step.
         """
         self._pass(self._longest(size))
         trained = [p for p in self._module.parameters() if p.requires_grad]
         torch._foreach_norm([p.grad for p in trained if p.grad is not None], 2, dtype=torch.float32)
-        copies = nn.ParameterList(p.detach().clone() for p in trained if p.ndim < 2)
+        matrix = min((p for p in trained if p.ndim >= 2), key=torch.Tensor.numel)
+        copies = nn.ParameterList(p.detach().clone() for p in trained if p.ndim < 2 or p is matrix)
         for copy in copies:
             copy.grad = torch.zeros_like(copy)
         build(self._config.optimizer, copies).optimizer.step()

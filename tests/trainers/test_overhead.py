@@ -193,6 +193,15 @@ def test_a_process_warms_up_once_per_shape_and_results_stay_as_they_are(
     assert losses == [(recorder.series("loss"), summary["validation_loss"])] * 2
 
 
+@pytest.mark.parametrize("optimizer", [{"name": "adan"}, {"name": "adan", "implementation": "multi_unfused"}])
+def test_every_optimizer_is_warmed_up(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, optimizer: dict[str, str]
+) -> None:
+    monkeypatch.setattr(warm_up, "_done", set())
+    assert train(configure(optimizer=optimizer), Recorder(), NeverStop()).status == "completed"
+    assert len(warm_up._done) == 1
+
+
 def test_a_rehearsal_that_does_not_fit_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_up, "_done", set())
     timeline, told = Timeline(time.perf_counter()), []

@@ -102,6 +102,8 @@ def main(job: dict[str, Any]) -> None:
     for config in configs:
         # Any one worker's word stops all: the last one's here.
         mine = rank == workers - 1
+        if job["poison_step"] is not None:
+            assembly.warm_up.once = lambda *_: None  # so that a call of the loss is a step's
         if mine and job["poison_step"] is not None:
             poison_loss(job["poison_step"], job["poison_until"])
         if mine and job["stall_at"] is not None:
