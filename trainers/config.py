@@ -126,7 +126,7 @@ class Task(Section):
     test_examples: int | None = Field(default=None, ge=1)
     """How many test examples (squad_v2, wikiqa: questions) to draw, balanced by label; unset = all."""
     overlap: Literal["error", "drop", "allow"] | None = None
-    """The same example in two parts: an error, dropped from the first, or allowed; unset = drop."""
+    """An example in two parts: error, drop from the first, or allow; unset = drop (test none: allow)."""
     validation_fraction: float = Field(default=0.1, gt=0.0, lt=1.0)
     """Share of the training data held out for each part that the dataset has no file for."""
     split_seed: int = Field(default=0, ge=0, lt=2**32)

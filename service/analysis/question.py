@@ -44,6 +44,7 @@ from service.comparison import Metric, compare
 from service.hardware import nearest
 from service.neighbours import Neighbour, counted
 from service.records import PointRow
+from trainers.figures import TEST_SCORES
 
 MOST_PAIRS = 500
 """Pairs of configurations that are tested at once; more is a question nobody asked."""
@@ -407,6 +408,12 @@ class Question(Rows):
         """
         chosen = self._metrics(metrics or ("total_time_s", "cost_usd", "energy_kwh"))
         judged = self._metric(target[0], "target") if target else self.validated_by
+        if target and judged.name in TEST_SCORES:
+            raise BadQuestion(
+                "target",
+                f"{judged.name} has one value, at the end of a run; name a figure of the validation part, "
+                f"such as {self.validated_by.name}",
+            )
         cells = self._cells([*chosen, judged])
         base = self._baseline(cells, baseline)
         if not any(base.figures[metric.name] for metric in chosen):

@@ -304,7 +304,8 @@ class Rows:
             why = "the spec has task.test: none"
         else:
             without = [run for run in finished if run.test_score is None]
-            why = f"without test figures: {_runs(without)}"
+            everyone = len(without) == len(finished)
+            why = "no run has test figures" if everyone else f"without test figures: {_runs(without)}"
         count = self._examples("validation_examples")
         return [f"judged by {name} on validation{f' ({count} examples)' if count else ''}: {why}"]
 

@@ -243,14 +243,17 @@ def test_figures_of_every_task_are_columns_to_filter_and_order_by(
         store.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
         figures = {
             "map": score, "mrr": score, "exact_match": score, "top5_accuracy": score, "mfu_pct": score,
-            "headline": "map", "score": score, "best_score": 0.9, "best_step": 4, "best_checkpoint": "/c/4",
+            "headline": "map", "score": score, "test_score": score, "test_examples": 63, "best_score": 0.9, "best_step": 4, "best_checkpoint": "/c/4",
         }  # fmt: skip
         store.finish_run(run.id, attempt, RunState.succeeded, summary=figures)
     low, unknown, high = runs
     wanted = "headline = 'map' and score > 0.5 and map > 0.5 and mrr > 0.5 and exact_match > 0.5"
     wanted += " and top5_accuracy > 0.5 and mfu_pct > 0.5 and best_step = 4 and best_checkpoint like '/c/%'"
+    wanted += " and test_score > 0.5 and test_examples = 63"
     assert [run.id for run in store.runs(filter=wanted).items] == [high.id]
-    assert [run.id for run in store.runs(order_by="score desc").items] == [high.id, low.id, unknown.id]
+    for column in ("score", "test_score"):
+        ordered = store.runs(order_by=f"{column} desc").items
+        assert [run.id for run in ordered] == [high.id, low.id, unknown.id]
     assert store.runs(filter="teacher is null and score is null").items[0].id == unknown.id
     found = store.run(high.id)
     assert (found.best_score, found.best_step, found.best_checkpoint) == (0.9, 4, "/c/4")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from service.analysis.errors import BadQuestion
 from service.analysis.evidence import Evidence
 from service.analysis.question import Question
 from service.records import PointRow, Run
@@ -82,3 +83,5 @@ def test_time_to_a_target_is_read_from_evaluations_of_the_validation_part() -> N
     answer = Question(made).speedup(curves=curves)
     assert answer.time_to is not None
     assert answer.time_to.metric == "accuracy"
+    with pytest.raises(BadQuestion, match="test_accuracy has one value, at the end of a run"):
+        Question(made).speedup(curves=curves, target=("test_accuracy", 0.9))
