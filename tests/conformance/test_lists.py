@@ -243,7 +243,8 @@ def test_figures_of_every_task_are_columns_to_filter_and_order_by(
         store.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
         figures = {
             "map": score, "mrr": score, "exact_match": score, "top5_accuracy": score, "mfu_pct": score,
-            "headline": "map", "score": score, "test_score": score, "test_examples": 63, "best_score": 0.9, "best_step": 4, "best_checkpoint": "/c/4",
+            "headline": "map", "score": score, "test_score": score, "test_examples": 63,
+            "best_score": 0.9, "best_step": 4, "best_checkpoint": "/c/4",
         }  # fmt: skip
         store.finish_run(run.id, attempt, RunState.succeeded, summary=figures)
     low, unknown, high = runs
