@@ -243,8 +243,9 @@ class Driving(Part):
                     total_steps=total_steps,
                     step=resumed_from_step,
                     started_s=sa.func.coalesce(schema.runs.c.started_s, now),
-                    # Asked for as `auto`, or not to be had here: the column says what really runs.
-                    implementation=facts.get("optimizer_implementation", schema.runs.c.implementation),
+                    # Asked for as `auto`, or not to be had here: the column says what really runs. A run that
+                    # takes no step has no optimizer.
+                    implementation=facts.get("optimizer_implementation") or schema.runs.c.implementation,
                 )
             )
             if not moved.rowcount:

@@ -72,6 +72,17 @@ def test_an_attempt_ends_once(store: Store, training: Training, first: RunState,
     assert store.run(run.id).state is first
 
 
+@pytest.mark.parametrize("chosen, shown", [("multi_fused", "multi_fused"), (None, "auto")])
+def test_a_started_run_shows_the_implementation_that_runs(
+    store: Store, running: Running, chosen: str | None, shown: str
+) -> None:
+    experiment, (run,) = running(1, optimizer={"name": "adan", "implementation": "auto"})
+    attempt = store.open_attempt(run.id, experiment.attempt)
+    facts = {"optimizer_implementation": chosen}  # None: a run without steps has no optimizer.
+    store.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts=facts)
+    assert store.run(run.id).implementation == shown
+
+
 def test_succeeded_needs_a_started_run(store: Store, running: Running) -> None:
     experiment, (run,) = running()
     attempt = store.open_attempt(run.id, experiment.attempt)
