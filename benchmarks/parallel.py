@@ -78,10 +78,8 @@ _REVIEWS = 8
 """That make one text: each has some 25 words."""
 WARM_UP = 3
 _COMPARED = ("share x2", "ddp x2")
-_TURNS = 3
 _MANY = 4
 """Micro-batches from which on a pipeline's bubble is compared with its formula."""
-COMPRESSIONS = ("fp16", "bf16", "powersgd", "onebit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +90,21 @@ class Size:
         global_size: examples of a step.
         max_length: tokens of each.
         micro_batches: of the pipelines.
+        compressions: of gradients.
+        schedules: of the pipeline of four stages.
+        turns: of the two that `ddp_overhead_pct` compares, in a round.
     """
 
     global_size: int
     max_length: int
     micro_batches: tuple[int, ...]
+    compressions: tuple[str, ...]
+    schedules: tuple[str, ...]
+    turns: int
 
 
-FULL = Size(32, 128, (1, 2, 4, 8))
-SMOKE = Size(8, 8, (4,))
+FULL = Size(32, 128, (1, 2, 4, 8), ("fp16", "bf16", "powersgd", "onebit"), ("1f1b", "gpipe"), turns=3)
+SMOKE = Size(8, 8, (4,), ("fp16", "onebit"), ("1f1b",), turns=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ def variants(size: Size) -> list[Variant]:
         Variant("share x2", both=True),
         Variant("ddp x2", ddp),
         Variant("ddp x2 bucket 1 MiB", {**ddp, "bucket_mib": 1}),
-        *(Variant(f"ddp x2 {way}", {**ddp, "compression": way}) for way in COMPRESSIONS),
+        *(Variant(f"ddp x2 {way}", {**ddp, "compression": way}) for way in size.compressions),
     ]
     pipeline = {"strategy": "pipeline", "workers": WORKERS}
     for engine in ("torch", "deepspeed"):
@@ -156,15 +160,15 @@ def variants(size: Size) -> list[Variant]:
         found.append(Variant(f"pipeline x2 gpipe m={count}", {**pipeline, "schedule": "gpipe"}, count))
     four = {"strategy": "pipeline", "workers": STAGES}
     for count in many:
-        for schedule in ("1f1b", "gpipe"):
+        for schedule in size.schedules:
             found.append(Variant(f"pipeline x4 {schedule} m={count}", {**four, "schedule": schedule}, count))
     return found
 
 
-def in_turns(chosen: Sequence[Variant]) -> list[Variant]:
+def in_turns(chosen: Sequence[Variant], turns: int) -> list[Variant]:
     """A round: the two that `ddp_overhead_pct` compares take turns, all others come once."""
     pair = [variant for variant in chosen if variant.name in _COMPARED]
-    return [*pair * _TURNS, *(variant for variant in chosen if variant not in pair)]
+    return [*pair * turns, *(variant for variant in chosen if variant not in pair)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +406,7 @@ def measure(chosen: Sequence[Variant], size: Size, folder: Path, rounds: int, st
     results = Results()
     began_s = time.monotonic()
     for processes in sorted({variant.processes for variant in chosen}):
-        turns = in_turns([variant for variant in chosen if variant.processes == processes])
+        turns = in_turns([variant for variant in chosen if variant.processes == processes], size.turns)
         with LocalGroup(processes) as group:
             run(group, Variant("warm-up"), size, folder, 1)  # imports, tokenised data
             for number in range(rounds):
