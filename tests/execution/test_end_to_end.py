@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -49,6 +50,16 @@ def test_the_parts_of_a_runs_time_explain_what_the_service_sees(running: Running
         if name.endswith("_time_s") and name not in others
     )
     assert explained_s == pytest.approx(seen_s, rel=0.02)
+
+
+def test_a_run_without_steps_evaluates_the_model_as_it_is(running: Running) -> None:
+    experiment = running.submit(length={"steps": 0})
+    assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
+    (run,) = running.runs(experiment)
+    summary = running.store.summary(run.id)
+    assert (run.total_steps, summary["steps"]) == (0, 0)
+    assert run.validation_loss == pytest.approx(math.log(2), rel=0.2)
+    assert summary["weight_memory_mib"]
 
 
 def test_a_run_that_waits_behind_another_experiment_is_queued_and_charged_nothing(running: Running) -> None:
