@@ -19,6 +19,7 @@ from tests.execution.test_sweep import Begin, complete, given
 from tests.execution.test_sweep import begin as begin
 from tests.execution.test_sweep import notes as notes
 from tests.execution.test_sweep import resources as resources
+from tests.execution.test_sweep import taken as taken
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.errors import FailureClass
 

@@ -221,7 +221,7 @@ def test_preview_reads_as_many_pages_as_asked() -> None:
 def test_wait_ends_with_the_experiment_or_in_time() -> None:
     detail = {
         **EXPERIMENT,
-        "totals": {"cost_usd": 0.0, "energy_kwh": 0.0, "device_hours": 0.0},
+        "totals": {"cost_usd": 0.0, "energy_kwh": 0.0, "device_hours": 0.0, "overhead_usd": 0.0},
         "waiting": None,
     }
     server = Server(httpx.Response(200, json=detail), httpx.Response(200, json={**detail, "state": "failed"}))

@@ -52,7 +52,7 @@ def test_a_pipelines_workers_are_its_stages_times_its_replicas() -> None:
 
 def test_a_run_shows_the_shape_of_its_pipeline() -> None:
     told = Attempt(
-        1, 1, 1, RunState.running, 0.0, None, None, 0, None, None, 4, None, None,
+        1, 1, 1, RunState.running, 0.0, None, None, 0, None, None, 4, None, None, None,
         facts={"config": {"parallel": {"workers": 4, "stages": 2, "engine": None, "schedule": "gpipe"}}},
         summary=None,
     )  # fmt: skip
