@@ -21,7 +21,7 @@ from trainers.objective import Objective
 from trainers.parallel.pipeline.layers import Division
 from trainers.parallel.pipeline.stage_trial import StageTrial, passes_held
 from trainers.parallel.workers import Workers
-from trainers.precision import Arithmetic
+from trainers.precision import Arithmetic, Autocast
 from trainers.reporting import NeverStop, NullSink
 from trainers.tasks.imdb import Imdb
 from trainers.telemetry.run_figures import RunFigures
@@ -252,6 +252,31 @@ def test_trial_of_a_stage_holds_what_the_stage_holds(configure, stage, held):
     trial.at_size(2)
     assert (max(lives), alive) == (held, 0)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_stage_of_half_parameters_is_rehearsed_with_hidden_states_of_their_format(configure):
+    config = configure(
+        parallel={"strategy": "pipeline", "workers": 2},
+        batch__global_size=8,
+        precision="bf16",
+        numerics={"parameters": "half"},
+    )
+    data = Imdb().prepare(config, Preset("tiny"), lambda line: None)
+    model = student.build(
+        Preset("tiny"), head=data.head, vocabulary_size=data.vocabulary_size, dropout=0.0, max_length=48,
+        pad_id=data.pad_id,
+    )  # fmt: skip
+    arithmetic = Autocast(torch.device("cpu"), torch.bfloat16, half_parameters=True)
+    arithmetic.prepare(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    trial = StageTrial(
+        config, model, Objective(Imdb()), arithmetic, data.train, device=torch.device("cpu"),
+        pad_id=data.pad_id, multiple=1, transform=None,
+        division=Division.make(config.parallel, model, 1), stage=1, width=model.bert.config.hidden_size,
+    )  # fmt: skip
+    trial.rehearse(4)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_damaged_memory_is_no_answer_and_is_written_anew(tmp_path):

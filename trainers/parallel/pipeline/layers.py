@@ -226,3 +226,18 @@ class Division:
         own = {number: layers[number] for number in layout.layers_of(stage)}
         keep(student, own)
         return cls(layout, own)
+
+
+def hidden_dtype(pieces: Iterable[nn.Module], device: torch.device) -> torch.dtype:
+    """Format of hidden states between layers: every layer ends in a LayerNorm.
+
+    Args:
+        pieces: of one stage.
+        device: that computes, within the arithmetic's context.
+    """
+    norm = next((m for piece in pieces for m in piece.modules() if isinstance(m, nn.LayerNorm)), None)
+    if device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        return torch.float32  # there autocast widens LayerNorm, on the CPU it does not
+    if norm is None or type(norm) is not nn.LayerNorm:
+        return torch.float32
+    return norm.weight.dtype

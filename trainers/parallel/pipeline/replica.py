@@ -14,7 +14,7 @@ from torch import distributed, nn
 
 from trainers.data.batches import Batch, StepBatch
 from trainers.models.student import Output, Student
-from trainers.parallel.pipeline.layers import Division, Piece
+from trainers.parallel.pipeline.layers import Division, Piece, hidden_dtype
 from trainers.parallel.pipeline.watch import Watch
 from trainers.parallel.replica import LossOf, Replica
 from trainers.parallel.workers import Workers
@@ -196,15 +196,7 @@ class PipelineReplica(Replica):
         distributed.send(hidden.float().contiguous(), self._rank_of(stage), self._groups.line)
 
     def _hidden_dtype(self) -> torch.dtype:
-        """Of hidden states between layers: every layer ends in a LayerNorm."""
-        norm = next(
-            (m for p in self._pieces.values() for m in p.modules() if isinstance(m, nn.LayerNorm)), None
-        )
-        if self._device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-            return torch.float32  # there autocast widens LayerNorm, on the CPU it does not
-        if norm is None or type(norm) is not nn.LayerNorm:
-            return torch.float32
-        return norm.weight.dtype
+        return hidden_dtype(self._pieces.values(), self._device)
 
     def _rank_of(self, stage: int) -> int:
         return self._workers.at(stage=stage, replica=self._workers.replica)

@@ -9,7 +9,7 @@ import torch
 from trainers.config import Parallel
 from trainers.data.batches import Batch
 from trainers.models.student import Output
-from trainers.parallel.pipeline.layers import Division, Piece
+from trainers.parallel.pipeline.layers import Division, Piece, hidden_dtype
 from trainers.trial import Trial
 
 
@@ -66,9 +66,10 @@ class StageTrial(Trial):
 
     def _forward(self, number: int, piece: Piece, batch: Batch) -> torch.Tensor:
         hidden = None
-        if number:
-            shape = (*batch.input_ids.shape, self._width)
-            hidden = torch.randn(shape, device=self._device, requires_grad=True)
         with self._arithmetic.context():
+            if number:
+                shape = (*batch.input_ids.shape, self._width)
+                dtype = hidden_dtype([own for _, own in self._pieces], self._device)
+                hidden = torch.randn(shape, dtype=dtype, device=self._device, requires_grad=True)
             after = piece(hidden, batch)
             return self._objective.loss(Output(after), batch) if number == self._last else after.float().sum()
