@@ -29,6 +29,7 @@ from service.records import Attempt, Event, Experiment, LogLine, MeasurementRow,
 from service.reuse import Equal
 from service.states import ExperimentState, RunState
 from service.store.base import Part, read_experiment, read_run, source_of
+from trainers.telemetry.timeline import OVERHEAD
 
 MAX_PAGE_SIZE = 1000
 """Most rows of one page."""
@@ -384,6 +385,8 @@ def _measured(windows: Iterable[sa.Row[Any]]) -> Measured:
             covered_s += row.seconds
             energy[row.provenance] = energy.get(row.provenance, 0.0) + row.total
         elif row.name == OVERHEAD_TIME:
+            if row.scope not in OVERHEAD:
+                continue  # The sum over all attempts, which a run ends with.
             overhead[row.scope] = overhead.get(row.scope, 0.0) + row.total
         elif row.seconds > 0.0:
             utilisation, how = row.weighted / row.seconds, row.provenance

@@ -112,3 +112,28 @@ def test_the_ledger_is_what_was_held_whatever_was_killed(
         accounts = [store.account(run.id).total for run in runs]
         assert getattr(total, name) == math.fsum(getattr(account, name) for account in accounts)
     assert store.experiment_totals(experiment.id).cost_usd == total.cost_usd
+
+
+def test_overhead_inside_an_attempt_is_counted_once(
+    store: Store, running: Callable[..., tuple[Experiment, list[Run]]]
+) -> None:
+    experiment, (run,) = running(1)
+    attempt = store.open_attempt(run.id, experiment.attempt)
+    stretches = [
+        ("preparation", 10.0, 14.0),
+        ("warm_up", 14.0, 15.0),
+        ("warm_up", 20.0, 22.0),
+        ("run", 10.0, 90.0),
+    ]
+    store.record(
+        RecordBatch(
+            measurements=[
+                MeasurementRow(
+                    run.id, attempt, "overhead_time_s", end - start, "s", "counter", scope, start, end
+                )
+                for scope, start, end in stretches
+            ]
+        )
+    )
+    parts = {part.part: part.time_s for part in store.ledger(experiment.id).overhead}
+    assert parts == {"preparation": 4.0, "warm_up": 3.0}
