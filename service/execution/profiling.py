@@ -199,12 +199,11 @@ def measure(order: ProfileOrder) -> dict[str, Any]:
         ).fit()
     finally:
         shutil.rmtree(shared, ignore_errors=True)
-    return dict(json.loads((result.metrics or {})["profile"]))
+    return dict(result.return_value)  # rank 0's
 
 
-def _measure_in_group(config: Mapping[str, Any]) -> None:
-    """What each worker runs."""
-    import ray.train
+def _measure_in_group(config: Mapping[str, Any]) -> dict[str, Any]:
+    """On each worker: measures with the others."""
     from ray.train._internal.utils import get_address_and_port
     from ray.train.collective import broadcast_from_rank_zero
 
@@ -222,7 +221,7 @@ def _measure_in_group(config: Mapping[str, Any]) -> None:
             warm_up=order.warm_up,
             check=order.check,
         )
-    ray.train.report({"profile": json.dumps(asdict(profile))})
+    return asdict(profile)
 
 
 if __name__ == "__main__":
