@@ -34,7 +34,7 @@ test: $(READY) ## Run all tests (PostgreSQL's run when its server is installed)
 test-postgres: $(READY) ## Run the tests that need PostgreSQL
 	@$(BIN)/python -m pytest -m postgresql
 
-smoke: $(READY) ## Run every benchmark at its smallest size, two at a time (about 3 minutes)
+smoke: $(READY) ## Run every benchmark at its smallest size, two at a time (about 4 minutes)
 	@$(BIN)/python -m pytest -m smoke -n 2 --dist worksteal tests/benchmarks
 
 lint: $(READY) ## Check style, types and import contracts
