@@ -24,6 +24,7 @@ LOOK_S = 0.25
 """How often the cluster is looked at: how precisely the release of devices is known."""
 SEEN_S = 5.0
 """How often a placement is stored as still held."""
+_RETRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class PlacementWatch:
             for id, placement in list(self._held.items()):
                 if placement.released_s is None:
                     self._change(replace(placement, released_s=now, seen_s=now), id)
-        self._store()
+        while not self._store():
+            time.sleep(_RETRY_S)
 
     def ready(self, ready: Ready) -> None:
         """Take a trial's report that its workers could begin; the first of a placement counts."""
@@ -154,22 +156,24 @@ class PlacementWatch:
         self._held[id] = placement
         self._unstored.add(id)
 
-    def _store(self) -> None:
+    def _store(self) -> bool:
+        """Stores what has changed; False while the database is unavailable."""
         with self._lock:
             changed = [self._held[id] for id in sorted(self._unstored)]
         if not changed:
-            return
+            return True
         try:
             self._record(changed)
         except (StoreUnavailable, StoreFull) as error:
             logger.warning("the database is unavailable; placements are stored later: %s", error)
-            return
+            return False
         with self._lock:
             for placement in changed:
                 if self._held.get(placement.id) == placement:
                     self._unstored.discard(placement.id)
                     if placement.released_s is not None:
                         del self._held[placement.id]
+        return True
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_S):

@@ -50,7 +50,7 @@ _START_RECORDED_S = 60.0
 
 
 class Wait(Enum):
-    """Why there is no turn now."""
+    """Why no run gets a turn."""
 
     later = "later"
     """A run waits for a place, for its delay, or for others to end: ask again."""
@@ -182,11 +182,17 @@ class Sweep:
 
     def wanted(self, turn: Turn) -> bool:
         """Whether a run that is not placed yet is still to run, where its turn says."""
-        return not self._closed and turn.run_id in self._live and not self._misplaced(turn)
+        live = self._live_of(turn)
+        return not self._closed and live is not None and not self._misplaced(live)
 
-    def _misplaced(self, turn: Turn) -> bool:
+    def _live_of(self, turn: Turn) -> _Live | None:
+        """The live run of a turn; None when the turn is over, even if its run has another one by now."""
+        live = self._live.get(turn.run_id)
+        return live if live is not None and live.turn.number == turn.number else None
+
+    def _misplaced(self, live: _Live) -> bool:
         """Whether a run waits for a whole node that is gone, or that is busy while another is idle."""
-        live = self._live[turn.run_id]
+        turn = live.turn
         if not turn.shape.exclusive or self._clock() - live.since_s < ROOM_S:
             return False
         labels = dict(turn.shape.labels)
@@ -202,8 +208,8 @@ class Sweep:
 
     def drop(self, turn: Turn) -> None:
         """Take a turn back that has led to no attempt; the run stays as it is."""
-        live = self._live.get(turn.run_id)
-        if live is not None and live.turn.number == turn.number and live.assignment is None:
+        live = self._live_of(turn)
+        if live is not None and live.assignment is None:
             del self._live[turn.run_id]
             self._listed_s = float("-inf")
 
@@ -293,9 +299,9 @@ class Sweep:
         Raises:
             StaleAttempt: the experiment's attempt is over.
         """
-        live = self._live.get(turn.run_id)
-        if live is None or live.turn.number != turn.number:
-            return  # It was ended before, and this is an echo.
+        live = self._live_of(turn)
+        if live is None:
+            return  # Already ended: this report is a duplicate.
         if live.assignment is None and self.open(turn, Ready(None, self._clock())) is None:
             return
         del self._live[turn.run_id]
@@ -307,10 +313,10 @@ class Sweep:
                 self._write_ending(live, ending)
                 return
             except (StoreUnavailable, StoreFull) as error:
-                logger.warning("the database is away; an ending waits: %s", error)
+                logger.warning("the database is unavailable; an ending waits: %s", error)
                 deadline = time.monotonic() + _START_RECORDED_S
             except _StartNotRecorded:
-                # The database was away, and the recorder has not yet brought what it kept.
+                # The database was unavailable, and the recorder has not yet brought what it kept.
                 if time.monotonic() > deadline:
                     ending = Ending("failed", failure=(FailureClass.lost, "no report of its start came"))
             time.sleep(_RETRY_S)
@@ -474,8 +480,8 @@ class Sweep:
         return turn
 
     def _open(self, turn: Turn, ready: Ready) -> Assignment | None:
-        live = self._live.get(turn.run_id)
-        if live is None or live.turn.number != turn.number:
+        live = self._live_of(turn)
+        if live is None:
             return None
         if self.stopping is not None or self._budget_used():
             self.drop(turn)

@@ -74,6 +74,14 @@ def test_a_run_that_waits_behind_another_experiment_is_queued_and_charged_nothin
     assert waits.waits_for == f"2 CPUs; experiment {first.id} holds 2 cpu"
     assert running.store.experiment_totals(second.id).device_hours == 0.0
     since = time.monotonic()
+    third = running.submit(**both_cpus)
+    (unwanted,) = running.runs(third)
+    running.wait_for(lambda: running.store.run(unwanted.id).waits_for is not None)
+    running.store.request_cancel(third.id)
+    assert running.wait_until_ended(third) is ExperimentState.cancelled, running.story()
+    assert running.store.run(unwanted.id).state is RunState.cancelled
+    assert running.store.attempts(unwanted.id) == []
+    assert running.store.experiment_totals(third.id).device_hours == 0.0
     time.sleep(5.0)
     running.store.request_cancel(first.id)
     assert running.wait_until_ended(second) is ExperimentState.succeeded, running.story()

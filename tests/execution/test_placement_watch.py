@@ -26,10 +26,12 @@ class Cluster:
         self.groups: list[PlacementGroup] = []
         self.stored: dict[str, Placement] = {}
         self.unavailable = False
+        self.refusals = 0
         self.watch = PlacementWatch(lambda: self.groups, lambda: [(SHAPE, RATES)], self.store, clock)
 
     def store(self, changed: Sequence[Placement]) -> None:
-        if self.unavailable:
+        if self.unavailable or self.refusals:
+            self.refusals = max(0, self.refusals - 1)
             raise StoreUnavailable("locked")
         self.stored |= {placement.id: placement for placement in changed}
 
@@ -89,6 +91,16 @@ def test_what_is_held_at_the_end_counts_as_released(cluster: Cluster, clock: Clo
     with cluster.watch as watch:
         watch.look()
     assert cluster.stored["g"].released_s == clock()
+
+
+def test_the_end_waits_for_an_unavailable_database(cluster: Cluster, clock: Clock) -> None:
+    cluster.groups = [GROUP]
+    with cluster.watch as watch:
+        watch.look()
+        ended_s = clock()
+        cluster.refusals = 3
+    assert cluster.refusals == 0
+    assert cluster.stored["g"].released_s == ended_s
 
 
 def test_hardware_that_differs_by_label_alone_is_told_apart(cluster: Cluster) -> None:
