@@ -1,0 +1,61 @@
+"""What one run trains, as frozen pydantic models.
+
+The experiment spec (`service.spec`) is built from these sections, so a section's fields are
+described once, here, with their owner. Importing this module imports neither torch nor
+transformers.
+"""
+
+from __future__ import annotations
+
+from trainers.config.batch import Batch, Length
+from trainers.config.measurement import Checkpointing, Evaluation, Telemetry
+from trainers.config.model import LAYERS, Distillation, Model, require_layer_map
+from trainers.config.numerics import Numerics, Precision
+from trainers.config.optimizer import DEFAULT_WARMUP, Implementation, Optimizer, OptimizerName
+from trainers.config.parallel import (
+    MAX_WORKERS,
+    MICRO_BATCHES_PER_STAGE,
+    Compression,
+    Parallel,
+    Strategy,
+    require_layers,
+)
+from trainers.config.run import Rates, RunConfig, Workspace
+from trainers.config.section import Identifier, Section
+from trainers.config.task import HEADLINES, MAX_LENGTH, NO_HUB_DATASET, Task, TaskName
+from trainers.config.training import TrainingSections
+
+__all__ = [
+    "DEFAULT_WARMUP",
+    "HEADLINES",
+    "LAYERS",
+    "MAX_LENGTH",
+    "MAX_WORKERS",
+    "MICRO_BATCHES_PER_STAGE",
+    "NO_HUB_DATASET",
+    "Batch",
+    "Checkpointing",
+    "Compression",
+    "Distillation",
+    "Evaluation",
+    "Identifier",
+    "Implementation",
+    "Length",
+    "Model",
+    "Numerics",
+    "Optimizer",
+    "OptimizerName",
+    "Parallel",
+    "Precision",
+    "Rates",
+    "RunConfig",
+    "Section",
+    "Strategy",
+    "Task",
+    "TaskName",
+    "Telemetry",
+    "TrainingSections",
+    "Workspace",
+    "require_layer_map",
+    "require_layers",
+]

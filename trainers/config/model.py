@@ -1,0 +1,89 @@
+"""The model that is trained, and its teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from trainers.config.section import Identifier, Section, require_available
+
+LAYERS: Mapping[str, int] = MappingProxyType({"tiny": 2, "mini": 4, "small": 4, "medium": 8, "base": 12})
+"""Encoder layers of the presets."""
+
+
+class Model(Section):
+    """The model that is trained."""
+
+    student: Identifier | Annotated[str, Field(max_length=4096)] = "mini"
+    """A preset (tiny mini small medium base), a folder under a model root, `hub:<id>`, or `run:<id>`."""
+    layers: tuple[Annotated[int, Field(ge=0, le=255)], ...] | None = Field(default=None, min_length=1)
+    """Of a student with weights, the layers that are kept, 0-based and in this order; unset = all."""
+    teacher: str | None = Field(default=None, max_length=4096)
+    """Frozen source model for distillation: a folder, `hub:<id>` or `run:<id>`; unset = no distillation."""
+    encoder: Literal["huggingface", "fused", "binary"] = "huggingface"
+    """Implementation of the encoder layers."""
+    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Dropout probability of hidden states and attention, dimensionless; 0 = off."""
+    compile: bool = False
+    """Compile the model with torch.compile; the first steps take longer."""
+
+    @field_validator("encoder")
+    @classmethod
+    def _runnable(cls, value: str) -> str:
+        return require_available("model.encoder", value)
+
+
+class Distillation(Section):
+    """What the student learns from its teacher; used when `model.teacher` is set.
+
+    The loss of an example is `(1 - soft_weight)` x the task's loss, plus each weight x its part.
+    """
+
+    temperature: float = Field(default=2.0, gt=0.0, le=100.0)
+    """Softens the distributions of teacher and student, dimensionless; 1 = as they are."""
+    soft_weight: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Weight of the divergence from the teacher's distribution; the task's own loss has the rest of 1."""
+    hidden_weight: float = Field(default=0.0, ge=0.0, le=1e4)
+    """Weight of the squared distance of mapped hidden states; 0 = off."""
+    embedding_weight: float = Field(default=0.0, ge=0.0, le=1e4)
+    """Weight of the squared distance of the embeddings' output; 0 = off."""
+    relation_weight: float = Field(default=0.0, ge=0.0, le=1e4)
+    """Weight of the divergence of the last mapped layer's query, key and value relations; 0 = off."""
+    cosine_weight: float = Field(default=0.0, ge=0.0, le=1e4)
+    """Weight of 1 - cosine of the last mapped layer's hidden states; 0 = off."""
+    layer_map: tuple[Annotated[int, Field(ge=0, le=255)], ...] | None = Field(default=None, min_length=1)
+    """The teacher's layer for each of the student's, 0-based; unset = evenly spread, the last to the last."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Weights over the run: constant, or falling linearly to 0 while the task's loss rises to 1."""
+    hidden_first_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Two stages: share of the steps that first learn all but logits and task; 0 = one stage."""
+    teacher_precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
+    """Number format of the teacher; auto = the fastest half precision that the device has, else fp32."""
+    cache_logits: bool = True
+    """Keep the teacher's logits on disk and compute each once, where the task's input never changes."""
+
+    @model_validator(mode="after")
+    def _stages(self) -> Distillation:
+        inside = (self.hidden_weight, self.embedding_weight, self.relation_weight, self.cosine_weight)
+        if self.hidden_first_fraction and not any(inside):
+            raise ValueError(
+                f"hidden_first_fraction {self.hidden_first_fraction} has nothing to learn first; set one of "
+                "hidden_weight, embedding_weight, relation_weight and cosine_weight, or remove it"
+            )
+        return self
+
+
+def require_layer_map(layer_map: Sequence[int], student_layers: int) -> None:
+    """Refuse a layer map that is not as long as the student is deep.
+
+    Raises:
+        ValueError: with both numbers.
+    """
+    if len(layer_map) != student_layers:
+        raise ValueError(
+            f"distillation.layer_map has {len(layer_map)} layers, and the student {student_layers}; "
+            "give one of the teacher's layers for each of the student's, or remove it"
+        )

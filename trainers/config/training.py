@@ -1,0 +1,233 @@
+"""All sections that describe training, and the rules that hold between them."""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import Field, model_validator
+
+from cuda_ext import storage
+from trainers.config.batch import Batch, Length
+from trainers.config.measurement import Checkpointing, Evaluation, Telemetry
+from trainers.config.model import LAYERS, Distillation, Model
+from trainers.config.numerics import Numerics, Precision
+from trainers.config.optimizer import Optimizer, OptimizerName
+from trainers.config.parallel import MICRO_BATCHES_PER_STAGE, Compression, Parallel, Strategy, require_layers
+from trainers.config.section import Section
+from trainers.config.task import Task
+
+
+class TrainingSections(Section):
+    """The sections that describe training: shared by a spec and by each resolved run."""
+
+    task: Task
+    """What is learned, and from which data."""
+    model: Model = Model()
+    """The model that is trained."""
+    distillation: Distillation = Distillation()
+    """What the student learns from its teacher."""
+    precision: Precision = Precision.fp32
+    """Number format of forward and backward; parameters are fp32 unless `numerics.parameters` is half."""
+    numerics: Numerics = Numerics()
+    """Half precision in detail."""
+    optimizer: Optimizer = Optimizer()
+    """Update rule and schedule."""
+    batch: Batch = Batch()
+    """How many examples one step sees."""
+    length: Length = Length(epochs=1)
+    """When training ends."""
+    parallel: Parallel = Parallel()
+    """How a step is spread over workers."""
+    evaluation: Evaluation = Evaluation()
+    """When the model is evaluated."""
+    checkpoint: Checkpointing = Checkpointing()
+    """How often a resumable checkpoint is written."""
+    telemetry: Telemetry = Telemetry()
+    """What is measured beside the training."""
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    """CPU threads of each worker; unset = the CPUs that the worker reserves."""
+    deterministic: bool = False
+    """Deterministic kernels: a resumed run ends bitwise where the uninterrupted one ends."""
+    log_every_steps: int = Field(default=1, ge=1)
+    """Report points each time this many steps have passed."""
+
+    @model_validator(mode="after")
+    def _half_parameters(self) -> TrainingSections:
+        if self.numerics.parameters == "half" and self.precision not in (Precision.fp16, Precision.bf16):
+            raise ValueError(
+                f"numerics.parameters half needs precision fp16 or bf16, not {self.precision}; "
+                "change precision, or set numerics.parameters: fp32"
+            )
+        return self
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are steps; a run without evaluates the model that it is given."""
+        return self.length.steps != 0
+
+    @model_validator(mode="after")
+    def _evaluates(self) -> TrainingSections:
+        if self.trains:
+            return self
+        unused = (
+            ("model.teacher", self.model.teacher, None, "is what a student learns from"),
+            ("telemetry.profile_steps", self.telemetry.profile_steps, 0, "profiles steps of training"),
+            ("telemetry.trace_steps", self.telemetry.trace_steps, 0, "traces steps of training"),
+            ("parallel.partition", self.parallel.partition, None, "divides by time in training"),
+        )
+        for field, value, without, what in unused:
+            if value != without and not (field == "parallel.partition" and value != "time"):
+                raise ValueError(
+                    f"length.steps 0 trains nothing, and {field} {value} {what}; remove {field}, "
+                    "or raise length.steps"
+                )
+        return self
+
+    @property
+    def stored(self) -> str:
+        """Format that parameters and gradients are stored in."""
+        return self.precision.value if self.numerics.parameters == "half" else Precision.fp32.value
+
+    @model_validator(mode="after")
+    def _masters(self) -> TrainingSections:
+        kind, default = self.optimizer.masters, Optimizer.model_fields["masters"].default
+        if kind != default and self.stored not in storage.MASTERS[kind]:
+            wanted = storage.MASTERS[kind][0]
+            raise ValueError(
+                f"optimizer.masters {kind} completes parameters stored in {wanted}, and these are stored in "
+                f"{self.stored}; set precision: {wanted} with numerics.parameters: half, "
+                f"or optimizer.masters: {default}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> TrainingSections:
+        warmup, steps = self.optimizer.warmup_steps, self.length.steps
+        if warmup is not None and steps and warmup >= steps:
+            raise ValueError(
+                f"optimizer.warmup_steps {warmup} leaves none of the {steps} steps of length.steps; "
+                f"lower it below {steps}, or raise length.steps"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compressible(self) -> TrainingSections:
+        compression = self.parallel.compression
+        if compression is Compression.onebit and self.optimizer.name is not OptimizerName.adan:
+            raise ValueError(
+                f"parallel.compression onebit is 1-bit Adan and needs optimizer.name adan, not "
+                f"{self.optimizer.name}; set optimizer.name: adan, or parallel.compression: powersgd"
+            )
+        if compression is Compression.onebit and self.distillation.hidden_first_fraction:
+            raise ValueError(
+                "parallel.compression onebit freezes second moments that distillation.hidden_first_fraction "
+                f"{self.distillation.hidden_first_fraction} leaves at 0 for the head; set it to 0, or "
+                "parallel.compression: powersgd"
+            )
+        halves = (Compression.fp16, Compression.bf16)
+        if compression in halves and self.numerics.parameters == "half":
+            raise ValueError(
+                f"parallel.compression {compression} has nothing to compress: with numerics.parameters half "
+                f"gradients are {self.precision} already; set parallel.compression: none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> TrainingSections:
+        fewest, most = self.parallel.min_workers, self.parallel.workers
+        if fewest is None:
+            if (reason := self._undivided(most)) is not None:
+                raise ValueError(reason)
+        elif not self.worker_numbers:
+            raise ValueError(
+                f"no number of workers from {fewest} to {most} divides the batch: {self._undivided(most)}"
+            )
+        return self
+
+    def _undivided(self, workers: int) -> str | None:
+        """Why the global batch cannot be spread over so many workers, and what to change."""
+        size, micro = self.batch.global_size, self.batch.micro_size
+        stages = self.parallel.stage_count
+        if workers % stages:
+            return f"parallel.workers {workers} does not divide by parallel.stages {stages}"
+        # In a pipeline all workers of a replica see the same examples.
+        replicas = workers // stages
+        whom = "parallel.workers" if stages == 1 else "parallel.workers / parallel.stages ="
+        if size % replicas:
+            return (
+                f"batch.global_size {size} does not divide by {whom} {replicas}; "
+                f"use a multiple of {replicas}, such as {math.ceil(size / replicas) * replicas}"
+            )
+        share = size // replicas
+        if isinstance(micro, int) and share % micro:
+            return (
+                f"batch.micro_size {micro} does not divide a worker's share of {share} examples "
+                f"(batch.global_size {size} / {whom} {replicas}); choose a divisor of {share}"
+            )
+        return None
+
+    @property
+    def worker_numbers(self) -> tuple[int, ...]:
+        """How many workers an attempt may have, the most first: those that the global batch divides by."""
+        most = self.parallel.workers
+        fewest = self.parallel.min_workers or most
+        return tuple(number for number in range(most, fewest - 1, -1) if self._undivided(number) is None)
+
+    @model_validator(mode="after")
+    def _fits_a_pipeline(self) -> TrainingSections:
+        if self.parallel.strategy is not Strategy.pipeline:
+            return self
+        known = LAYERS.get(self.model.student)
+        if known is not None:
+            require_layers(self.parallel, known, f"model.student {self.model.student}")
+        elif self.model.layers is not None:
+            require_layers(self.parallel, len(self.model.layers), "model.layers")
+        if self.model.compile:
+            raise ValueError(
+                "model.compile compiles a whole encoder, and no stage of a pipeline has one; "
+                "set model.compile: false or another parallel.strategy"
+            )
+        if self.parallel.partition == "time" and self.deterministic:
+            raise ValueError(
+                "parallel.partition time divides layers by a measurement, which no attempt repeats; "
+                "set parallel.partition: uniform, or deterministic: false"
+            )
+        if self.parallel.engine == "deepspeed" and self.numerics.parameters == "half":
+            raise ValueError(
+                "numerics.parameters half is not for engine deepspeed, which would keep masters of its own; "
+                "set numerics.parameters: fp32 or parallel.engine: torch"
+            )
+        if self.model.teacher is not None:
+            for field in ("hidden_weight", "embedding_weight", "relation_weight", "cosine_weight"):
+                if getattr(self.distillation, field):
+                    raise ValueError(
+                        f"distillation.{field} compares layers inside the model, and the stage of a pipeline "
+                        f"that has the teacher sees logits alone; set distillation.{field}: 0 or "
+                        "another parallel.strategy"
+                    )
+        return self
+
+    @property
+    def share(self) -> int:
+        """Examples of a step on one replica (elastic: at the most workers)."""
+        return self.batch.global_size // (self.worker_numbers[0] // self.parallel.stage_count)
+
+    @property
+    def micro_size(self) -> int:
+        """Examples per forward-backward on one worker, `auto` resolved (elastic: at the most workers).
+
+        A pipeline's stages wait for each other the less the more micro-batches a step has: there
+        `auto` makes at least `MICRO_BATCHES_PER_STAGE` of them for each stage, where the share allows it.
+        """
+        if self.batch.micro_size != "auto":
+            return int(self.batch.micro_size)
+        stages = self.parallel.stage_count
+        if stages == 1:
+            return self.share
+        wanted = min(MICRO_BATCHES_PER_STAGE * stages, self.share)
+        return self.share // next(count for count in range(wanted, self.share + 1) if self.share % count == 0)
+
+    @property
+    def accumulation(self) -> int:
+        """Forward-backward passes per optimizer update on one worker (elastic: at the most workers)."""
+        return self.share // self.micro_size
