@@ -1,4 +1,4 @@
-# Everything a developer or a new user runs. `make help` lists the targets.
+# Entry points for users and developers. `make help` lists the targets.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,13 +11,13 @@ READY := $(VENV)/.ready
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(READY) ## Make the virtual environment (the other targets do it when it is missing)
+install: $(READY) ## Create the virtual environment (other targets do this if needed)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); \
 	  sys.exit(None if ok else "Python %d.%d: Stillhouse runs on 3.11 to 3.13; set PYTHON=python3.12" % sys.version_info[:2])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (torch is large: some minutes the first time)"
+	@echo "installing into $(VENV) (torch is large: this takes minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -27,7 +27,7 @@ demo: $(READY) ## Run a small sweep end to end and print the comparison (under 4
 serve: $(READY) ## Start the service on this machine: database, Ray with dashboard, API, scheduler
 	@$(BIN)/stillhouse up
 
-test: $(READY) ## Run all tests (PostgreSQL's run when its server is installed)
+test: $(READY) ## Run all tests (PostgreSQL tests only if a server is installed)
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "not ray and not smoke"
 	@$(BIN)/python -m pytest -m "ray and not smoke"
 
@@ -43,7 +43,7 @@ lint: $(READY) ## Check style, types and import contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-format: $(READY) ## Rewrite files in the project's format
+format: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
@@ -53,6 +53,6 @@ bench: $(READY) ## Run every benchmark in full; each prints one JSON object as i
 	  $(BIN)/python -m benchmarks.$$name || exit 1; \
 	done
 
-clean: ## Remove caches and build products, but not the virtual environment
+clean: ## Remove caches and build outputs, but not the virtual environment
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
