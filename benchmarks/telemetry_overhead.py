@@ -42,8 +42,8 @@ from trainers.synthetic import write_corpus
 from trainers.telemetry.devices import Device, Sample
 from trainers.telemetry.flops import tally
 from trainers.telemetry.gradient_noise import EVERY_STEPS, NoiseSource, StepNorms
+from trainers.telemetry.heartbeat import HeartbeatFile
 from trainers.telemetry.instruments import Instruments
-from trainers.telemetry.life import LifeFile
 from trainers.telemetry.rapl import find_rapl
 from trainers.telemetry.sampling import Ring
 from trainers.telemetry.timeline import Phase, Timeline
@@ -126,7 +126,7 @@ class Ticks:
 
     def __init__(self, folder: Path) -> None:
         self._ring, self._device = Ring(), Stand()
-        self._rapl, self._life = find_rapl(), LifeFile(folder / "life", time.time())
+        self._rapl, self._life = find_rapl(), HeartbeatFile(folder / "life", time.time())
 
     def tick(self) -> None:
         """One tick."""

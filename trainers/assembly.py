@@ -26,8 +26,8 @@ from trainers.models.origin import Origin
 from trainers.models.student import Student
 from trainers.optimizers import build as build_optimizer
 from trainers.optimizers import idle
-from trainers.parallel import divide, replicate, workers_of
-from trainers.parallel.pipeline.layers import Division
+from trainers.parallel import partition_stages, replicate, workers_of
+from trainers.parallel.pipeline.layers import StagePartition
 from trainers.parallel.pipeline.stage_trial import StageTrial
 from trainers.parallel.workers import Workers
 from trainers.precision import Arithmetic, Inference, arithmetic_for, inference_for
@@ -40,8 +40,8 @@ from trainers.telemetry.devices import other_device
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.flops import flop_count_of
 from trainers.telemetry.gradient_noise import GradientNoise, source_for
+from trainers.telemetry.heartbeat import Heartbeat, HeartbeatFile
 from trainers.telemetry.instruments import Instruments
-from trainers.telemetry.life import LifeFile, SignsOfLife
 from trainers.telemetry.overhead import Overhead
 from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.run_figures import RunFigures
@@ -125,10 +125,10 @@ def assemble(
     """
     place = _Place.of(config, sink, began_s)
     timeline = place.timeline
-    life = SignsOfLife()
+    heartbeat = Heartbeat()
     if place.workers.rank == 0:
-        life = LifeFile(Path(config.workspace.checkpoints), clock.opened_s)
-    instruments.attach(place.device, alive=life.beat)
+        heartbeat = HeartbeatFile(Path(config.workspace.checkpoints), clock.opened_s)
+    instruments.attach(place.device, alive=heartbeat.beat)
     timeline.bounded_by(Overhead(instruments, place.sink))
     timeline.enter(Phase.setup)
     checkpoints = CheckpointStore(Path(config.workspace.checkpoints), config.checkpoint.keep)
@@ -136,9 +136,10 @@ def assemble(
     if newest is not None:
         timeline.resume()
     with counted_by(lambda: timeline.within(Phase.preparation)):
-        trainer = _build(place, stop, _Attempt(instruments, life, clock.submitted_s, checkpoints, newest))
+        attempt = _Attempt(instruments, heartbeat, clock.submitted_s, checkpoints, newest)
+        trainer = _build(place, stop, attempt)
         with timeline.within(Phase.warm_up):
-            place.workers.collect(None)  # begin together
+            place.workers.all_gather(None)  # begin together
             instruments.prepared()
     return trainer
 
@@ -153,7 +154,7 @@ class _Attempt:
     """
 
     instruments: Instruments
-    life: SignsOfLife
+    heartbeat: Heartbeat
     submitted_s: float | None
     checkpoints: CheckpointStore
     newest: Path | None
@@ -172,7 +173,7 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
     parameters = model.parameter_count
     # From here on the model has this worker's layers alone, and so has its optimizer.
     with preparing():  # layers may be timed
-        division = divide(config, model, workers, device, place.arithmetic)
+        partition = partition_stages(config, model, workers, device, place.arithmetic)
     distilled = distillation.set_up(
         config,
         task,
@@ -181,7 +182,7 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
         device=device,
         arithmetic=place.arithmetic,
         multiple=place.multiple,
-        judges=division is None or division.judges,
+        computes_loss=partition is None or partition.computes_loss,
         report=place.log,
         warn=place.warn,
     )
@@ -192,7 +193,7 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
         )
     if built.fallback is not None:
         place.warn(f"optimizer.implementation: {built.implementation} runs, because {built.fallback}")
-    sized, forget_micro_size = _choose_micro_batch(place, data, model, division, distilled)
+    sized, forget_micro_size = _choose_micro_batch(place, data, model, partition, distilled)
     batches = TrainingBatches(
         data.train,
         seed=config.seed,
@@ -219,7 +220,7 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
         )
         timeline.carry_over(taken.state["spent_s"])
         _restore_best(checkpoints, progress, task.headline, workers)
-    before = attempt.life.look_back(
+    before = attempt.heartbeat.look_back(
         kept_until_s=taken.state["taken_s"] if taken else None, submitted_s=attempt.submitted_s
     )
     timeline.carry_over({Phase.lost_since_checkpoint: before.lost_s})
@@ -230,7 +231,7 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
         sized,
         model,
         distilled.module,
-        division,
+        partition,
         workers=workers,
         device=device,
         arithmetic=place.arithmetic,
@@ -403,16 +404,16 @@ def _only_here(config: RunConfig, model: Student, data: Prepared) -> bool:
 
 
 def _choose_micro_batch(
-    place: _Place, data: Prepared, model: Student, division: Division | None, distilled: Distilled
+    place: _Place, data: Prepared, model: Student, partition: StagePartition | None, distilled: Distilled
 ) -> tuple[RunConfig, Callable[[], None]]:
     """The run with the micro-batch that it trains with, compiled for it, and how to unlearn that size."""
     config, device = place.config, place.device
     if not config.trains:
         return micro_batch.with_size(config, config.micro_size), lambda: None
     make_trial: Callable[..., Trial] = Trial
-    if division is not None:
+    if partition is not None:
         make_trial = partial(
-            StageTrial, division=division, stage=place.workers.stage, width=model.bert.config.hidden_size
+            StageTrial, partition=partition, stage=place.workers.stage, width=model.bert.config.hidden_size
         )
     trial = make_trial(
         config,
@@ -470,7 +471,7 @@ def _device(config: RunConfig) -> torch.device:
 def _newest(checkpoints: CheckpointStore, place: _Place) -> Path | None:
     """Rank 0 verifies and decides, so that all workers resume from the same checkpoint."""
     chosen = checkpoints.newest(place.warn) if place.workers.rank == 0 else None
-    shared: Path | None = place.workers.share(chosen)
+    shared: Path | None = place.workers.broadcast(chosen)
     return shared
 
 
@@ -482,5 +483,5 @@ def _restore_best(checkpoints: CheckpointStore, progress: Progress, headline: st
             kept = checkpoints.mark_best(progress.best_step, headline, progress.best)
         if not kept:
             checkpoints.forget_best()
-    if not workers.share(kept):
+    if not workers.broadcast(kept):
         progress.best, progress.best_step = None, -1

@@ -134,7 +134,7 @@ class Evaluator:
             if share is None:
                 return None
             share.weight_mib, share.peak_mib = weight_mib(replica.student), peak_mib()
-        every: list[_Share] = self._workers.collect(share)
+        every: list[_Share] = self._workers.all_gather(share)
         rows = np.concatenate([rows for share in every for rows in share.rows])
         observed = np.concatenate([observed for share in every for observed in share.observed])
         return Observed(

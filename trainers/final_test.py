@@ -72,7 +72,7 @@ class FinalTest:
         """
         best = manifest.checkpoint_path(self._folder, progress.best_step)
         weights_sha256 = self._digest(best)
-        figures: Mapping[str, float] | None = self._workers.share(self._recorded(weights_sha256))
+        figures: Mapping[str, float] | None = self._workers.broadcast(self._recorded(weights_sha256))
         if figures is not None:
             return figures
         if progress.best_step != progress.step:
@@ -102,7 +102,7 @@ class FinalTest:
                     f"the predictions of the test part cannot be written to {self._folder} "
                     f"({error.strerror or error}); free space or make the folder writable"
                 )
-        problem = self._workers.share(problem)
+        problem = self._workers.broadcast(problem)
         if problem is not None:
             raise CheckpointError(problem)
         return figures
@@ -115,7 +115,7 @@ class FinalTest:
                 found = str(manifest.sealed_files(best)[f"{MODEL_FILE}.safetensors"]["sha256"])
             except (OSError, ValueError, KeyError, TypeError):
                 found = None
-        found = self._workers.share(found)
+        found = self._workers.broadcast(found)
         if found is None:
             raise CheckpointError(
                 f"the best checkpoint {best} cannot be read, so the test part is not scored"

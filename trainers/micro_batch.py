@@ -116,12 +116,12 @@ def choose(
     memory = _memory_of(config)
     key = key_of(config, device, shape)
     # Rank 0's word counts, because another run may write between two workers' readings.
-    found: int | None = workers.share(memory.recall(key))
+    found: int | None = workers.broadcast(memory.recall(key))
     if found is None:
         # In a pipeline `micro_size` is the largest that leaves each stage enough of them.
         with preparing():
             own = largest(config.share, lambda size: fits(lambda: attempt(size)), config.micro_size)
-            found = min(workers.collect(own))
+            found = min(workers.all_gather(own))
         if found == 0:
             raise OutOfMemoryError(
                 f"not even one example of length {config.task.max_length} fits into memory; "

@@ -36,8 +36,8 @@ from trainers.tasks.base import Task
 from trainers.telemetry import tracing
 from trainers.telemetry.flops import Tally, tally
 from trainers.telemetry.gradient_noise import GradientNoise, StepNorms
-from trainers.telemetry.laps import Communication, Throughput
 from trainers.telemetry.profiling import StepProfiler
+from trainers.telemetry.rates import Communication, Throughput
 from trainers.telemetry.run_figures import RunFigures
 from trainers.telemetry.timeline import Phase, Timeline
 from trainers.telemetry.tracing import StepTracer
@@ -90,8 +90,8 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
-    """What all workers agree on in a step.
+class StepTotals:
+    """Sums of a step over all workers, the same on each.
 
     Attributes:
         loss_sum: over the global batch.
@@ -155,7 +155,7 @@ class Trainer:
 
     def _train(self) -> None:
         parts, progress = self.parts, self.parts.progress
-        self.stopping = self._agree().stop
+        self.stopping = self._totals().stop
         self._measure()  # what came before the first step, also of an attempt that is killed later
         parts.model.train()
         self._say(self.working)
@@ -223,7 +223,7 @@ class Trainer:
 
         parts.timeline.enter(Phase.communication)
         # One transfer: on a GPU the host waits here, and nowhere else in a step.
-        agreed = self._agree(
+        totals = self._totals(
             loss_sum,
             # Replicas have the same gradients, and the workers of one the same batch.
             squares / parts.workers.replicas,
@@ -233,42 +233,42 @@ class Trainer:
             0.0 if underflow_pct is None or parts.workers.rank else underflow_pct,
         )
         parts.timeline.settle()
-        norm = math.sqrt(agreed.squares) / parts.update.scale.value
+        norm = math.sqrt(totals.squares) / parts.update.scale.value
         rate = learning_rate(config.optimizer, step - stage.start, len(stage))
         parts.timeline.enter(Phase.optimizer)
         loss_scale = parts.update.scale.value
-        if agreed.finite:
+        if totals.finite:
             divisor = parts.update.apply(norm, rate)
             parts.update.scale.applied()
             parts.progress.not_finite_in_a_row = 0
             if batch.global_examples == config.batch.global_size:
-                parts.noise.add(StepNorms(agreed.noise, norm, loss_scale, divisor))
-        elif not self._skip(agreed.loss_sum / batch.global_examples, norm):
+                parts.noise.add(StepNorms(totals.noise, norm, loss_scale, divisor))
+        elif not self._skip(totals.loss_sum / batch.global_examples, norm):
             return False
         parts.update.clear()
 
         parts.timeline.enter(Phase.communication)
         parts.progress.count(
-            loss_sum=agreed.loss_sum,
+            loss_sum=totals.loss_sum,
             samples=batch.global_examples,
-            tokens=agreed.tokens,
-            padded_tokens=agreed.padded_tokens,
+            tokens=totals.tokens,
+            padded_tokens=totals.padded_tokens,
             new_epoch=step % parts.batches.steps_per_epoch == 0,
             timed=not parts.profiler.active,
         )
-        self.stopping = agreed.stop
+        self.stopping = totals.stop
         parts.progress.count_sent(
-            parts.replica.end_step(applied=agreed.finite), timed=not parts.profiler.active
+            parts.replica.end_step(applied=totals.finite), timed=not parts.profiler.active
         )
         if report:
             own: dict[str, float] = {}
             if underflow_pct is not None:
-                own["underflow_pct"] = agreed.underflow_pct
+                own["underflow_pct"] = totals.underflow_pct
             if parts.update.scale.dynamic:
                 own["loss_scale"] = loss_scale
             if parts.update.scale.dynamic or config.numerics.not_finite != "stop":
                 own["skipped_steps"] = parts.progress.skipped_steps
-            self._report_step(agreed.loss_sum / batch.global_examples, norm, rate, own)
+            self._report_step(totals.loss_sum / batch.global_examples, norm, rate, own)
         return True
 
     def evaluate(self) -> None:
@@ -323,7 +323,7 @@ class Trainer:
         self._measure()
         progress.loss_scale = parts.update.scale.to_state()
         progress.noise = parts.noise.to_state()
-        states = parts.workers.collect(random_state.capture(parts.device))
+        states = parts.workers.all_gather(random_state.capture(parts.device))
         exchange = parts.replica.exchange_state()
         tensors = parts.replica.gather(
             snapshot.tensors_of(
@@ -339,7 +339,7 @@ class Trainer:
                 self._write({**tensors, **({EXCHANGE: exchange} if exchange else {})}, states)
             except CheckpointError as error:
                 problem = str(error)
-        problem = parts.workers.share(problem)
+        problem = parts.workers.broadcast(problem)
         if problem is not None:
             raise CheckpointError(problem)
         self.checkpoint = parts.checkpoints.path(progress.step)
@@ -361,7 +361,7 @@ class Trainer:
                 parts.checkpoints.mark_best(progress.step, parts.task.headline, progress.best)
             except CheckpointError as error:
                 problem = str(error)
-        problem = parts.workers.share(problem)
+        problem = parts.workers.broadcast(problem)
         if problem is not None:
             raise CheckpointError(problem)
 
@@ -404,7 +404,7 @@ class Trainer:
         return progress.step >= self.parts.total_steps or progress.step % self.evaluate_every == 0
 
     def _stop_while_evaluating(self) -> bool:
-        self.stopping = self._agree().stop
+        self.stopping = self._totals().stop
         return self.stopping is not None
 
     def _skip(self, loss: float, grad_norm: float) -> bool:
@@ -449,7 +449,7 @@ class Trainer:
         path = None
         if parts.workers.rank == 0:
             path = parts.checkpoints.newest(lambda line: self.sink.log("warning", line))
-        path = parts.workers.share(path)
+        path = parts.workers.broadcast(path)
         if path is None:
             raise CheckpointError("there is no checkpoint to go back to; set checkpoint.every_steps")
         taken = store.load(path)
@@ -469,14 +469,14 @@ class Trainer:
         self.saved_step, self.checkpoint = progress.step, path
         self.sink.log("warning", f"went back to step {progress.step}; the data comes in another order")
 
-    def _agree(
+    def _totals(
         self,
         loss_sum: float | torch.Tensor = 0.0,
         squares: float | torch.Tensor = 0.0,
         counted: Sequence[Batch] = (),
         noise: float | torch.Tensor = 0.0,
         underflow_pct: float | torch.Tensor = 0.0,
-    ) -> Agreed:
+    ) -> StepTotals:
         """One exchange per step: sums over workers of everything that all must know.
 
         Args:
@@ -506,7 +506,7 @@ class Trainer:
         self.time_to_save = save > 0
         self.parts.objective.agree(rest[len(_REASONS) :])
         stop = next((reason for reason, votes in zip(_REASONS, rest, strict=False) if votes), None)
-        return Agreed(loss, norm2, int(tokens), int(padded), parts_seen, underflow, stop)
+        return StepTotals(loss, norm2, int(tokens), int(padded), parts_seen, underflow, stop)
 
     def _report_step(self, loss: float, grad_norm: float, rate: float, own: Mapping[str, float]) -> None:
         parts, step = self.parts, self.parts.progress.step
@@ -514,14 +514,14 @@ class Trainer:
             return
         self.reported_step = step
         at_s = time.time()
-        rates = self.rates.lap()
+        rates = self.rates.read()
         values = (
             ("loss", loss),
             ("learning_rate", rate),
             ("grad_norm", grad_norm),
             *rates.items(),
             *parts.noise.figures(rates.get("samples_per_s")).items(),
-            *self.sent.lap().items(),
+            *self.sent.read().items(),
             *parts.figures.shown().items(),
             ("epoch", step / parts.batches.steps_per_epoch),
             *own.items(),
@@ -541,7 +541,7 @@ class Trainer:
         if recorded is None:
             return
         parts.timeline.enter(Phase.profiling)
-        traces = parts.workers.collect(recorded.trace)
+        traces = parts.workers.all_gather(recorded.trace)
         if parts.workers.rank:
             return
         parts.figures.keep(recorded.profiled, parts.progress)

@@ -27,6 +27,6 @@ def once(key: str, workers: Workers, timeline: Timeline, rehearse: Callable[[], 
         rehearse: changes nothing that lasts, but for random number generators.
     """
     with timeline.within(Phase.warm_up):
-        if any(workers.collect(key not in _done)):
+        if any(workers.all_gather(key not in _done)):
             fits(rehearse)
             _done.add(key)

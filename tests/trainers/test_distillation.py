@@ -18,8 +18,8 @@ from trainers.config import Distillation, Precision
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
 from trainers.distillation import teacher as teachers
-from trainers.distillation.learner import Learner
-from trainers.distillation.objective import Lesson
+from trainers.distillation.objective import DistillationObjective
+from trainers.distillation.projected_student import ProjectedStudent
 from trainers.distillation.taps import RelationTap
 from trainers.distillation.teacher import LoadedTeacher, Teacher
 from trainers.entrypoint import train
@@ -280,10 +280,10 @@ def test_points_are_documented(whole):
 
 
 def test_a_workers_stand_in_counts_nothing():
-    batch, lesson, learner = a_lesson(soft_weight=0.5, **INSIDE)
+    batch, objective, projected = an_objective(soft_weight=0.5, **INSIDE)
     idle = Batch(batch.input_ids, None, None, batch.labels, batch.rows, 0, 0, 0)
-    assert lesson.loss(learner(idle), idle).item() == 0.0
-    assert lesson.local_sums() == [0] * 7
+    assert objective.loss(projected(idle), idle).item() == 0.0
+    assert objective.local_sums() == [0] * 7
 
 
 # The teacher
@@ -364,23 +364,23 @@ def test_half_precision_answers_are_near(distil, wanted):
 
 
 def test_student_in_half_precision_does_not_convert_its_teacher():
-    batch, lesson, learner = a_lesson(soft_weight=0.5, **INSIDE)
+    batch, objective, projected = an_objective(soft_weight=0.5, **INSIDE)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = learner(batch)
+        output = projected(batch)
         assert output.logits.dtype == torch.bfloat16
-        loss = lesson.loss(output, batch)
-        assert lesson._teacher(batch, with_hidden=False).logits.dtype == torch.float32
+        loss = objective.loss(output, batch)
+        assert objective._teacher(batch, with_hidden=False).logits.dtype == torch.float32
     assert loss.dtype == torch.float32
 
 
 def test_relations_are_read_beside_a_fused_attention():
-    batch, _, learner = a_lesson(relation_weight=1.0)
-    attention = learner.student.bert.bert.encoder.layer[-1].attention.self
+    batch, _, projected = an_objective(relation_weight=1.0)
+    attention = projected.student.bert.bert.encoder.layer[-1].attention.self
     assert attention.config._attn_implementation == "sdpa"
-    learner.eval()
+    projected.eval()
     with torch.no_grad():
-        output = learner(batch)
-        states = learner.student(batch, with_hidden=True).hidden[-2]
+        output = projected(batch)
+        states = projected.student(batch, with_hidden=True).hidden[-2]
         expected = [getattr(attention, name)(states) for name in ("query", "key", "value")]
     for found, wanted in zip(output.relations, expected, strict=True):
         torch.testing.assert_close(found, wanted)
@@ -395,9 +395,9 @@ def test_relations_are_read_inside_a_compiled_encoder(distil):
 
 
 def test_nothing_is_kept_of_an_evaluation():
-    batch, _, learner = a_lesson(relation_weight=1.0)
-    learner.student(batch)
-    assert learner._tap.take() == ()
+    batch, _, projected = an_objective(relation_weight=1.0)
+    projected.student(batch)
+    assert projected._tap.take() == ()
 
 
 def test_losses_of_every_head():
@@ -406,12 +406,12 @@ def test_losses_of_every_head():
         (SpanHead(), torch.tensor([[1, 2], [0, 0]])),
         (VocabularyHead(), torch.tensor([[-100, 7, -100, -100, 9], [-100, -100, 8, -100, -100]])),
     ):
-        batch, lesson, learner = a_lesson(head=head, labels=labels, soft_weight=1.0)
-        loss = lesson.loss(learner(batch), batch)
+        batch, objective, projected = an_objective(head=head, labels=labels, soft_weight=1.0)
+        loss = objective.loss(projected(batch), batch)
         assert loss.item() > 0
         loss.backward()
-        same = lesson._teacher(batch, with_hidden=False)
-        assert float(lesson._soft(same.logits, same.logits, batch)) == pytest.approx(0.0, abs=1e-5)
+        same = objective._teacher(batch, with_hidden=False)
+        assert float(objective._soft(same.logits, same.logits, batch)) == pytest.approx(0.0, abs=1e-5)
 
 
 # Kept logits
@@ -696,7 +696,7 @@ class Zero(Imdb):
         return logits.float().sum() * 0.0
 
 
-def a_lesson(*, head=None, labels=None, **weights):
+def an_objective(*, head=None, labels=None, **weights):
     """A batch of two, the objective and what is trained: 2 layers of 128 from 4 layers of 256."""
     torch.manual_seed(0)
     ids = torch.randint(5, 50, (2, 5))
@@ -709,19 +709,19 @@ def a_lesson(*, head=None, labels=None, **weights):
     student, big = build(Preset("tiny"), **shape), build(Preset("mini"), **shape)
     config = Distillation(**{"soft_weight": 0.0, **weights})
     levels = range(3) if config.hidden_weight else ()
-    learner = Learner(student, 256, levels=levels, relations=bool(config.relation_weight))
+    projected = ProjectedStudent(student, 256, levels=levels, relations=bool(config.relation_weight))
     tap = RelationTap(big, 3) if config.relation_weight else None
     loaded = LoadedTeacher(big.eval(), tap, torch.device("cpu"), with_head=True)
     task = Imdb() if isinstance(head, ClassHead) else Zero()
-    lesson = Lesson(
+    objective = DistillationObjective(
         task,
         config,
         head,
-        learner,
+        projected,
         loaded,
         batches_bring_logits=False,
         layer_map=(1, 3),
         relation_heads=4,
     )
-    lesson.begin_step(0, 1)
-    return batch, lesson, learner
+    objective.begin_step(0, 1)
+    return batch, objective, projected

@@ -18,7 +18,7 @@ from trainers.micro_batch import Memory, choose, fits, forget, key_of, largest
 from trainers.models import student
 from trainers.models.origin import Preset
 from trainers.objective import Objective
-from trainers.parallel.pipeline.layers import Division
+from trainers.parallel.pipeline.layers import StagePartition
 from trainers.parallel.pipeline.stage_trial import StageTrial, passes_held
 from trainers.parallel.workers import Workers
 from trainers.precision import Arithmetic, Autocast
@@ -50,7 +50,7 @@ class Pair(Workers):
     def __init__(self, other: int) -> None:
         self.other = other
 
-    def collect(self, value):
+    def all_gather(self, value):
         return [value, self.other]
 
 
@@ -228,7 +228,7 @@ def test_trial_of_a_stage_holds_what_the_stage_holds(configure, stage, held):
         max_length=48,
         pad_id=data.pad_id,
     )
-    division = Division.make(config.parallel, model, stage)
+    partition = StagePartition.of(config.parallel, model, stage)
     lives: list[int] = []
     alive = 0
 
@@ -246,7 +246,7 @@ def test_trial_of_a_stage_holds_what_the_stage_holds(configure, stage, held):
     layer.register_full_backward_hook(left)
     trial = StageTrial(
         config, model, Objective(Imdb()), Arithmetic(), data.train, device=torch.device("cpu"),
-        pad_id=data.pad_id, multiple=1, transform=None, division=division, stage=stage,
+        pad_id=data.pad_id, multiple=1, transform=None, partition=partition, stage=stage,
         width=model.bert.config.hidden_size,
     )  # fmt: skip
     trial.at_size(2)
@@ -272,7 +272,7 @@ def test_a_stage_of_half_parameters_is_rehearsed_with_hidden_states_of_their_for
     trial = StageTrial(
         config, model, Objective(Imdb()), arithmetic, data.train, device=torch.device("cpu"),
         pad_id=data.pad_id, multiple=1, transform=None,
-        division=Division.make(config.parallel, model, 1), stage=1, width=model.bert.config.hidden_size,
+        partition=StagePartition.of(config.parallel, model, 1), stage=1, width=model.bert.config.hidden_size,
     )  # fmt: skip
     trial.rehearse(4)
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -21,7 +21,7 @@ PIPELINE = {"strategy": "pipeline", "workers": 2}
         (
             {**PIPELINE, "schedule": "interleaved"},
             {},
-            "2 stages of 4 pieces need at least 4 layers, .*; .* or set parallel.schedule: 1f1b",
+            "2 stages with 4 model chunks need at least 4 layers, .*; .* or set parallel.schedule: 1f1b",
         ),
         ({**PIPELINE, "workers": 6, "stages": 2}, {}, r"global_size 8 does not divide by .* 3; .*such as 9"),
         ({**PIPELINE, "workers": 4, "stages": 2}, {"batch__micro_size": 3}, "micro_size 3 does not divide"),

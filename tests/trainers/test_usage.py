@@ -19,8 +19,8 @@ from trainers.telemetry import instruments as instruments_module
 from trainers.telemetry import run_figures
 from trainers.telemetry.devices import Device, ReplayedDevice
 from trainers.telemetry.flops import FlopCount, Tally
+from trainers.telemetry.heartbeat import HeartbeatFile
 from trainers.telemetry.instruments import Instruments
-from trainers.telemetry.life import LifeFile
 from trainers.telemetry.overhead import OVERHEAD_SCOPE
 from trainers.telemetry.rapl import Rapl, find_rapl, machine, machine_cpu_s
 from trainers.telemetry.run_figures import RunFigures
@@ -330,7 +330,7 @@ def test_lost_time_is_what_dead_attempts_did_after_the_checkpoint(tmp_path):
         tmp_path, 200.0, 260.0, " 4"
     )  # of a version that wrote its workers too; wrote the checkpoint at 250
     lived(tmp_path, 300.0, 305.0)  # died in its set-up
-    before = LifeFile(tmp_path, 320.0).look_back(kept_until_s=250.0, submitted_s=50.0)
+    before = HeartbeatFile(tmp_path, 320.0).look_back(kept_until_s=250.0, submitted_s=50.0)
     assert before.lost_s == 10.0 + 5.0
     assert before.queue_s == (300.0 - 260.0) + (320.0 - 305.0)
     assert not (tmp_path / "alive-100-1").exists()
@@ -338,15 +338,15 @@ def test_lost_time_is_what_dead_attempts_did_after_the_checkpoint(tmp_path):
 
 def test_without_a_checkpoint_all_work_of_dead_attempts_is_lost(tmp_path):
     lived(tmp_path, 100.0, 160.0)
-    before = LifeFile(tmp_path, 200.0).look_back(kept_until_s=None, submitted_s=90.0)
+    before = HeartbeatFile(tmp_path, 200.0).look_back(kept_until_s=None, submitted_s=90.0)
     assert (before.lost_s, before.queue_s) == (60.0, 10.0 + 40.0)
-    unknown = LifeFile(tmp_path / "fresh", 200.0).look_back(kept_until_s=None, submitted_s=None)
+    unknown = HeartbeatFile(tmp_path / "fresh", 200.0).look_back(kept_until_s=None, submitted_s=None)
     assert (unknown.lost_s, unknown.queue_s) == (0.0, 0.0)
 
 
 def test_a_folder_that_cannot_be_written_loses_the_figure_not_the_run(tmp_path):
     (tmp_path / "file").write_text("")
-    life = LifeFile(tmp_path / "file" / "folder", 1.0)
+    life = HeartbeatFile(tmp_path / "file" / "folder", 1.0)
     life.beat()
     assert life.look_back(kept_until_s=None, submitted_s=None).lost_s == 0.0
 

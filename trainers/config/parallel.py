@@ -169,8 +169,8 @@ class Parallel(Section):
         return self.workers // self.stage_count
 
     @property
-    def pieces(self) -> int:
-        """Parts that a model's layers are cut into; a worker has several in some schedules."""
+    def chunks(self) -> int:
+        """Model chunks that the layers are cut into; some schedules give a stage two of them."""
         return self.stage_count * (2 if self.schedule in ("interleaved", "zero_bubble") else 1)
 
 
@@ -180,11 +180,11 @@ def require_layers(parallel: Parallel, layers: int, whose: str) -> None:
     Raises:
         ValueError: naming the fields to change.
     """
-    if parallel.pieces <= layers:
+    if parallel.chunks <= layers:
         return
-    pieces = "" if parallel.pieces == parallel.stage_count else f" of {parallel.pieces} pieces"
+    chunks = "" if parallel.chunks == parallel.stage_count else f" with {parallel.chunks} model chunks"
     raise ValueError(
-        f"{parallel.stage_count} stages{pieces} need at least {parallel.pieces} layers, and {whose} has "
+        f"{parallel.stage_count} stages{chunks} need at least {parallel.chunks} layers, and {whose} has "
         f"{layers}; lower parallel.stages, or parallel.workers where that is unset"
-        + (", or set parallel.schedule: 1f1b" if pieces else "")
+        + (", or set parallel.schedule: 1f1b" if chunks else "")
     )

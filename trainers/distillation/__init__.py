@@ -2,8 +2,8 @@
 
 `set_up` is the door. Without a teacher it gives the null form: the student itself and its task's
 loss. The story: `teacher` finds, checks and loads the frozen model; `plan` says what is learned
-from what and when; `learner` is the student with its maps to the teacher's width; `losses` are the
-formulas; `cache` keeps logits on disk; `objective` puts them together.
+from what and when; `projected_student` is the student with its maps to the teacher's width; `losses`
+are the formulas; `cache` keeps logits on disk; `objective` puts them together.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from trainers.config import Precision, RunConfig, require_layer_map
 from trainers.data.batches import Transform
 from trainers.distillation import plan, teacher
 from trainers.distillation.cache import cached_logits
-from trainers.distillation.learner import Learner
-from trainers.distillation.objective import Lesson
+from trainers.distillation.objective import DistillationObjective
+from trainers.distillation.projected_student import ProjectedStudent
 from trainers.distillation.teacher import Teacher
 from trainers.errors import BadSpecError
 from trainers.models.origin import Folder, Origin
@@ -35,7 +35,7 @@ class Distilled:
     """What distillation makes of a run.
 
     Attributes:
-        module: what is trained; the student, or a `Learner` around it.
+        module: what is trained; the student, or a `ProjectedStudent` around it.
         projections: what of it is not the student.
         objective: what is minimised.
         transform: of training batches; None = nothing.
@@ -73,7 +73,7 @@ def set_up(
     device: torch.device,
     arithmetic: Arithmetic,
     multiple: int,
-    judges: bool,
+    computes_loss: bool,
     report: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> Distilled:
@@ -87,7 +87,7 @@ def set_up(
         device: to compute on.
         arithmetic: of the student's forward pass, which the projections take part in.
         multiple: batch widths are rounded up to a multiple of this.
-        judges: whether this worker computes losses: it alone asks the teacher.
+        computes_loss: whether this worker computes losses: it alone asks the teacher.
         report: told about long work and what people should know, in one line each.
         warn: told, in one line each, what is possible and probably a mistake.
 
@@ -124,8 +124,10 @@ def set_up(
     levels = [0] if wanted.embedding_weight else []
     levels += range(1, shape.num_hidden_layers + 1) if wanted.hidden_weight else []
     levels += [shape.num_hidden_layers] if wanted.cosine_weight else []
-    learner = Learner(student, found.width, levels=levels, relations=bool(wanted.relation_weight)).to(device)
-    arithmetic.prepare(learner.projections)
+    projected = ProjectedStudent(
+        student, found.width, levels=levels, relations=bool(wanted.relation_weight)
+    ).to(device)
+    arithmetic.prepare(projected.projections)
 
     # Logits can be kept where inputs never change; it pays where no step, or only those of a
     # first stage, needs the teacher all the same.
@@ -140,13 +142,13 @@ def set_up(
         root = Path(config.workspace.cache) / "teacher-logits"
         transform = cached_logits(root, found, data, device, multiple, report)
     loaded = None
-    if judges and (inside or not kept):
+    if computes_loss and (inside or not kept):
         loaded = found.load(relations_of=layer_map[-1] if wanted.relation_weight else None)
-    lesson = Lesson(
+    objective = DistillationObjective(
         task,
         wanted,
         data.head,
-        learner,
+        projected,
         loaded,
         batches_bring_logits=kept,
         layer_map=layer_map,
@@ -163,10 +165,10 @@ def set_up(
     if wanted.relation_weight:
         facts["relation_heads"] = heads
     return Distilled(
-        learner,
-        lesson,
+        projected,
+        objective,
         transform,
-        learner.projections,
+        projected.projections,
         {"teacher.sha256": found.sha256},
         facts,
         found.format.precision,

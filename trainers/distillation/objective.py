@@ -9,7 +9,7 @@ import torch
 from trainers.config import Distillation
 from trainers.data.batches import Batch
 from trainers.distillation import losses, plan
-from trainers.distillation.learner import Learner
+from trainers.distillation.projected_student import ProjectedStudent
 from trainers.distillation.teacher import LoadedTeacher
 from trainers.models.heads import ClassHead, Head, SpanHead
 from trainers.models.student import Output
@@ -18,14 +18,14 @@ from trainers.tasks.base import Task
 from trainers.telemetry.flops import FlopCount
 
 
-class Lesson(Objective):
+class DistillationObjective(Objective):
     """Task loss and the losses of `trainers.distillation.losses`, weighted by `plan.weights`.
 
     Args:
         task: that is learned.
         config: weights, temperature, schedule.
         head: of student and teacher.
-        learner: whose outputs are judged.
+        projected: model whose outputs the losses compare.
         teacher: asked about each batch; None = batches bring its logits, or this worker computes no loss.
         batches_bring_logits: no need to ask for logits alone.
         layer_map: teacher's layer for each of the student's, 0-based.
@@ -37,7 +37,7 @@ class Lesson(Objective):
         task: Task,
         config: Distillation,
         head: Head,
-        learner: Learner,
+        projected: ProjectedStudent,
         teacher: LoadedTeacher | None,
         *,
         batches_bring_logits: bool,
@@ -45,7 +45,7 @@ class Lesson(Objective):
         relation_heads: int,
     ) -> None:
         super().__init__(task)
-        self._config, self._head, self._learner, self._teacher = config, head, learner, teacher
+        self._config, self._head, self._projected, self._teacher = config, head, projected, teacher
         self._batches_bring_logits = batches_bring_logits
         self._map, self._relation_heads = tuple(layer_map), relation_heads
         self._names = ("task_loss", *(f"{name}_loss" for name in _used(config)))
@@ -61,7 +61,7 @@ class Lesson(Objective):
     def begin_step(self, step: int, total_steps: int) -> None:
         """See `Objective.begin_step`."""
         self._weights = plan.weights(self._config, step, total_steps)
-        self._learner.with_hidden = self._weights.inside
+        self._projected.with_hidden = self._weights.inside
         self._sums, self._examples = {}, 0
 
     def asked(self) -> FlopCount | None:

@@ -11,7 +11,7 @@ from trainers.config import RunConfig, Strategy
 from trainers.errors import BadSpecError
 from trainers.models.student import Student
 from trainers.parallel.compression import exchange_for
-from trainers.parallel.pipeline.layers import Division
+from trainers.parallel.pipeline.layers import StagePartition
 from trainers.parallel.pipeline.timing import measure
 from trainers.parallel.replica import DistributedReplica, Replica
 from trainers.parallel.workers import GroupWorkers, Workers
@@ -38,10 +38,10 @@ def workers_of(config: RunConfig) -> Workers:
     return GroupWorkers(config.parallel.stage_count)
 
 
-def divide(
+def partition_stages(
     config: RunConfig, student: Student, workers: Workers, device: torch.device, arithmetic: Arithmetic
-) -> Division | None:
-    """Which of a model's layers this worker has; the student forgets the others. None = it has all.
+) -> StagePartition | None:
+    """Returns which of a model's layers this worker has; the student forgets the others. None = it has all.
 
     Args:
         config: the run.
@@ -59,15 +59,15 @@ def divide(
     if config.parallel.partition == "time":
         # Clocks differ: rank 0's alone says where the layers are divided.
         seconds = measure(student, config, device, arithmetic) if workers.rank == 0 else None
-        costs = workers.share(seconds)
-    return Division.make(config.parallel, student, workers.stage, costs)
+        costs = workers.broadcast(seconds)
+    return StagePartition.of(config.parallel, student, workers.stage, costs)
 
 
 def replicate(
     config: RunConfig,
     student: Student,
     module: nn.Module,
-    division: Division | None,
+    partition: StagePartition | None,
     *,
     optimizer: torch.optim.Optimizer,
     noise: NoiseSource,
@@ -80,26 +80,26 @@ def replicate(
         config: the run, with the micro-batch that was chosen.
         student: the model.
         module: that is trained: the student, or more around it.
-        division: of a pipeline.
+        partition: of a pipeline.
         optimizer: over the module's parameters.
         noise: shown gradients before they are averaged.
         total_steps: of the run.
         place: workers, device, arithmetic and timeline, see `Replica`.
     """
-    if division is not None:
+    if partition is not None:
         # Imported here: no other strategy needs these libraries.
         if config.parallel.engine == "deepspeed" and config.trains:
             from trainers.parallel.pipeline.deepspeed_engine import DeepSpeedPipeline
 
-            return DeepSpeedPipeline(student, division, timeout_s=config.parallel.stage_timeout_s, **place)
+            return DeepSpeedPipeline(student, partition, timeout_s=config.parallel.stage_timeout_s, **place)
         from trainers.parallel.pipeline.torch_engine import TorchPipeline
 
         return TorchPipeline(
             student,
-            division,
+            partition,
             timeout_s=config.parallel.stage_timeout_s,
             schedule=config.parallel.schedule or "1f1b",
-            examples=config.micro_size,
+            micro_size=config.micro_size,
             max_length=config.task.max_length,
             **place,
         )

@@ -48,11 +48,11 @@ class Workers:
         found = iter(torch.stack(there).tolist() if there else ())
         return [next(found) if isinstance(value, torch.Tensor) else value for value in values]
 
-    def share(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Rank 0's value, on every worker."""
         return value
 
-    def collect(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Every worker's value by rank, on every worker."""
         return [value]
 
@@ -92,14 +92,14 @@ class GroupWorkers(Workers):
         distributed.all_reduce(tensor)
         return list(tensor.tolist())
 
-    def share(self, value: Any) -> Any:
-        """See `Workers.share`."""
+    def broadcast(self, value: Any) -> Any:
+        """See `Workers.broadcast`."""
         box = [value if self.rank == 0 else None]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
 
-    def collect(self, value: Any) -> list[Any]:
-        """See `Workers.collect`."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """See `Workers.all_gather`."""
         boxes: list[Any] = [None] * self.world
         distributed.all_gather_object(boxes, value)
         return boxes

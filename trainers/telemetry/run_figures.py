@@ -112,7 +112,7 @@ class RunFigures:
             (self._flops, self._teacher_flops, *self._waited()),
         )
         self._flops = self._teacher_flops = 0.0
-        both, counts = zip(*workers.collect(mine), strict=True)
+        both, counts = zip(*workers.all_gather(mine), strict=True)
         windows, overhead = zip(*both, strict=True)
         flops, teacher_flops, passes, bubble = zip(*counts, strict=True)
         progress.usage.passes_s += sum(passes)
@@ -303,8 +303,8 @@ class RunFigures:
             return {}
         found = {"bubble_pct": 100.0 * usage.bubble_s / usage.passes_s}
         if self._config.parallel.schedule != "zero_bubble":
-            # Each micro-batch passes a stage as often as the stage has pieces.
-            passes = self._config.accumulation * self._config.parallel.pieces // stages
+            # Each micro-batch passes a stage as often as the stage has chunks.
+            passes = self._config.accumulation * self._config.parallel.chunks // stages
             found["bubble_formula_pct"] = 100.0 * (stages - 1) / (passes + stages - 1)
         return found
 

@@ -40,7 +40,7 @@ class Span:
         phase: what was done.
         step: 1-based, as in points.
         micro_batch: 0-based, by the order in the step; None outside forward and backward. On a worker
-            with several pieces of a model it numbers the passes.
+            with several model chunks it numbers the passes.
         begin_s, end_s: `time.perf_counter()` of the worker.
     """
 
@@ -168,7 +168,7 @@ def gather(
         workers.sum([0.0], device)
         exchanges.append((begin_s, time.perf_counter()))
     mine = WorkerTrace(name, spans, time.time() - time.perf_counter(), tuple(exchanges))
-    return tuple(workers.collect(mine))
+    return tuple(workers.all_gather(mine))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from torch import distributed, nn
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
 from trainers.models.student import Output
-from trainers.parallel.pipeline.layers import Layer
+from trainers.parallel.pipeline.layers import ModelLayer
 from trainers.parallel.pipeline.replica import PipelineReplica
 from trainers.parallel.replica import LossOf
 from trainers.parallel.workers import Workers
@@ -94,7 +94,7 @@ class DeepSpeedPipeline(PipelineReplica):
     def _exchange(self) -> None:
         """Nothing: DeepSpeed's schedule ends with it."""
 
-    def apply(self, layer: Layer, hidden: torch.Tensor | None) -> torch.Tensor:
+    def apply(self, layer: ModelLayer, hidden: torch.Tensor | None) -> torch.Tensor:
         """A layer's forward pass over the micro-batch that is computed."""
         assert self._batch is not None
         with self._arithmetic.context():
@@ -110,7 +110,7 @@ class DeepSpeedPipeline(PipelineReplica):
         from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
         from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
 
-        replica, layout, own = self, self._layout, self._own
+        replica, workers, layout, own = self, self._workers, self._layout, self._own
 
         class Own(LayerSpec):  # type: ignore[misc]
             def __init__(self, number: int) -> None:
@@ -130,13 +130,13 @@ class DeepSpeedPipeline(PipelineReplica):
 
         class Divided(PipelineModule):  # type: ignore[misc]
             def _partition_layers(self, method: str) -> None:
-                self.parts = [0, *(piece.stop for piece in layout.pieces)]
-                piece = layout.pieces[replica._workers.stage]
-                self._set_bounds(piece.start, piece.stop)
+                self.parts = [0, *(chunk.stop for chunk in layout.chunks)]
+                chunk = layout.chunks[workers.stage]
+                self._set_bounds(chunk.start, chunk.stop)
 
         return Divided(
-            [OwnTied(n) if n in layout.ties else Own(n) for n in range(layout.pieces[-1].stop)],
-            topology=PipeDataParallelTopology(num_pp=self._workers.stages, num_dp=self._workers.replicas),
+            [OwnTied(n) if n in layout.ties else Own(n) for n in range(layout.chunks[-1].stop)],
+            topology=PipeDataParallelTopology(num_pp=workers.stages, num_dp=workers.replicas),
             loss_fn=self._loss_of,
             dynamic_shape=True,
         )
@@ -241,7 +241,7 @@ class _Idle(torch.optim.Optimizer):
 class _PipelineLayer(nn.Module):
     """A layer as DeepSpeed calls it: with hidden states alone; the first one with token ids."""
 
-    def __init__(self, replica: DeepSpeedPipeline, number: int, layer: Layer) -> None:
+    def __init__(self, replica: DeepSpeedPipeline, number: int, layer: ModelLayer) -> None:
         super().__init__()
         self.parts = nn.ModuleList(layer.modules)
         if layer.tied is not None:
@@ -249,7 +249,7 @@ class _PipelineLayer(nn.Module):
         self._replica, self._number, self._layer = replica, number, layer
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Layer.apply`."""
+        """See `ModelLayer.apply`."""
         return self._replica.apply(self._layer, hidden if self._number else None)
 
 

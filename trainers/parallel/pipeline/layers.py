@@ -25,7 +25,7 @@ Apply = Callable[[torch.Tensor | None, Batch], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Layer:
+class ModelLayer:
     """One of a model's layers.
 
     Attributes:
@@ -49,22 +49,22 @@ class Layout:
     """Which layers are where.
 
     Attributes:
-        pieces: the layers of each piece, by number, in order.
-        places: the stage that has each piece.
+        chunks: the layers of each chunk, by number, in order.
+        places: the stage that has each chunk.
         ties: numbers of the layers that share a parameter.
     """
 
-    pieces: tuple[range, ...]
+    chunks: tuple[range, ...]
     places: tuple[int, ...]
     ties: tuple[int, ...] = ()
 
-    def pieces_of(self, stage: int) -> list[int]:
-        """The pieces of a stage, by number."""
-        return [piece for piece, place in enumerate(self.places) if place == stage]
+    def chunks_of(self, stage: int) -> list[int]:
+        """The chunks of a stage, by number."""
+        return [chunk for chunk, place in enumerate(self.places) if place == stage]
 
     def layers_of(self, stage: int) -> list[int]:
         """The layers of a stage, by number."""
-        return [layer for piece in self.pieces_of(stage) for layer in self.pieces[piece]]
+        return [layer for chunk in self.chunks_of(stage) for layer in self.chunks[chunk]]
 
     def tied_stages(self) -> list[int]:
         """Stages that have a copy of the tied parameter, the first one first; empty = one has all of it."""
@@ -72,17 +72,17 @@ class Layout:
         return found if len(found) > 1 else []
 
     def _stage_of(self, layer: int) -> int:
-        return next(self.places[number] for number, piece in enumerate(self.pieces) if layer in piece)
+        return next(self.places[number] for number, chunk in enumerate(self.chunks) if layer in chunk)
 
 
-class Piece(nn.Module):
+class ModelChunk(nn.Module):
     """Consecutive layers of a model.
 
     Args:
         layers: in order.
     """
 
-    def __init__(self, layers: Iterable[Layer]) -> None:
+    def __init__(self, layers: Iterable[ModelLayer]) -> None:
         super().__init__()
         self._layers = tuple(layers)
         self.parts = nn.ModuleList(part for layer in self._layers for part in layer.modules)
@@ -95,7 +95,7 @@ class Piece(nn.Module):
         return hidden
 
 
-def layers_of(student: Student) -> tuple[Layer, ...]:
+def layers_of(student: Student) -> tuple[ModelLayer, ...]:
     """All layers of a student that has all of them."""
     shape = student.bert.bert
     table = shape.embeddings.word_embeddings.weight
@@ -116,9 +116,9 @@ def layers_of(student: Student) -> tuple[Layer, ...]:
         return student.logits(Encoded(last_hidden_state=hidden, pooler_output=pooled), batch)
 
     return (
-        Layer(embed, [shape.embeddings], table if shares else None),
-        *(Layer(_encoder(layer), [layer]) for layer in shape.encoder.layer),
-        Layer(head, [*pooler, *heads], table if shares else None),
+        ModelLayer(embed, [shape.embeddings], table if shares else None),
+        *(ModelLayer(_encoder(layer), [layer]) for layer in shape.encoder.layer),
+        ModelLayer(head, [*pooler, *heads], table if shares else None),
     )
 
 
@@ -132,7 +132,7 @@ def _encoder(layer: nn.Module) -> Apply:
     return apply
 
 
-def divide(parallel: Parallel, layers: Sequence[Layer], costs: Sequence[float]) -> Layout:
+def layout_for(parallel: Parallel, layers: Sequence[ModelLayer], costs: Sequence[float]) -> Layout:
     """The layout of a pipeline.
 
     Args:
@@ -147,18 +147,18 @@ def divide(parallel: Parallel, layers: Sequence[Layer], costs: Sequence[float]) 
         require_layers(parallel, len(layers) - 2, "the model")
     except ValueError as error:
         raise BadSpecError(str(error)) from None
-    stages, pieces = parallel.stage_count, parallel.pieces
+    stages, chunks = parallel.stage_count, parallel.chunks
     if parallel.schedule == "zero_bubble":
         # A V: the stage that begins a micro-batch also ends it.
         places = (*range(stages), *reversed(range(stages)))
     else:
-        places = tuple(piece % stages for piece in range(pieces))
+        places = tuple(chunk % stages for chunk in range(chunks))
     ties = tuple(number for number, layer in enumerate(layers) if layer.tied is not None)
-    return Layout(balanced(costs, pieces), places, ties)
+    return Layout(balanced(costs, chunks), places, ties)
 
 
-def costs_of(parallel: Parallel, layers: Sequence[Layer]) -> list[float]:
-    """What the partition makes alike, as far as the layers tell; see `trainers.parallel.pipeline.timing`."""
+def costs_of(parallel: Parallel, layers: Sequence[ModelLayer]) -> list[float]:
+    """Returns what the partition balances; measured times come from `trainers.parallel.pipeline.timing`."""
     if parallel.partition == "parameters":
         return [float(layer.parameters) for layer in layers]
     return [0.0, *[1.0] * (len(layers) - 2), 0.0]
@@ -190,8 +190,8 @@ def keep(student: Student, layers: Collection[int]) -> None:
 
 
 @dataclass(frozen=True)
-class Division:
-    """A model that has been divided, as one stage has it.
+class StagePartition:
+    """The layers of a pipeline by stage, as one stage has them.
 
     Attributes:
         layout: which layers are where.
@@ -199,18 +199,18 @@ class Division:
     """
 
     layout: Layout
-    own: Mapping[int, Layer]
+    own: Mapping[int, ModelLayer]
 
     @property
-    def judges(self) -> bool:
+    def computes_loss(self) -> bool:
         """Whether the stage has the head, and so computes the loss."""
-        return self.layout.pieces[-1][-1] in self.own
+        return self.layout.chunks[-1][-1] in self.own
 
     @classmethod
-    def make(
+    def of(
         cls, parallel: Parallel, student: Student, stage: int, costs: Sequence[float] | None = None
-    ) -> Division:
-        """Divide a whole student; it forgets the layers of other stages.
+    ) -> StagePartition:
+        """Partitions a whole student; it forgets the layers of other stages.
 
         Args:
             parallel: stages, schedule and partition.
@@ -222,20 +222,20 @@ class Division:
             BadSpecError: there are more stages than layers.
         """
         layers = layers_of(student)
-        layout = divide(parallel, layers, costs_of(parallel, layers) if costs is None else costs)
+        layout = layout_for(parallel, layers, costs_of(parallel, layers) if costs is None else costs)
         own = {number: layers[number] for number in layout.layers_of(stage)}
         keep(student, own)
         return cls(layout, own)
 
 
-def hidden_dtype(pieces: Iterable[nn.Module], device: torch.device) -> torch.dtype:
+def hidden_dtype(chunks: Iterable[nn.Module], device: torch.device) -> torch.dtype:
     """Format of hidden states between layers: every layer ends in a LayerNorm.
 
     Args:
-        pieces: of one stage.
+        chunks: of one stage.
         device: that computes, within the arithmetic's context.
     """
-    norm = next((m for piece in pieces for m in piece.modules() if isinstance(m, nn.LayerNorm)), None)
+    norm = next((m for chunk in chunks for m in chunk.modules() if isinstance(m, nn.LayerNorm)), None)
     if device.type == "cuda" and torch.is_autocast_enabled("cuda"):
         return torch.float32  # there autocast widens LayerNorm, on the CPU it does not
     if norm is None or type(norm) is not nn.LayerNorm:

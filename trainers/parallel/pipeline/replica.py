@@ -14,8 +14,8 @@ from torch import distributed, nn
 
 from trainers.data.batches import Batch, StepBatch
 from trainers.models.student import Output, Student
-from trainers.parallel.pipeline.layers import Division, Piece, hidden_dtype
-from trainers.parallel.pipeline.watch import Watch
+from trainers.parallel.pipeline.layers import ModelChunk, StagePartition, hidden_dtype
+from trainers.parallel.pipeline.watch import StageWatch
 from trainers.parallel.replica import LossOf, Replica
 from trainers.parallel.workers import Workers
 from trainers.telemetry.timeline import Phase
@@ -65,26 +65,28 @@ class PipelineReplica(Replica):
 
     Args:
         student: that has this stage's layers alone.
-        division: which layers are where.
+        partition: which layers are where.
         timeout_s: after which a neighbour that says nothing is taken for dead.
         place: see `Replica`.
     """
 
     name = "pipeline"
 
-    def __init__(self, student: Student, division: Division, *, timeout_s: float, **place: Any) -> None:
+    def __init__(
+        self, student: Student, partition: StagePartition, *, timeout_s: float, **place: Any
+    ) -> None:
         super().__init__(student, student, **place)
-        layout, layers = division.layout, division.own
+        layout, layers = partition.layout, partition.own
         self._layout, self._own = layout, layers
         self._groups = Groups.of(self._workers, layout.tied_stages(), timeout_s)
-        self._pieces = {
-            number: Piece(layers[layer] for layer in layout.pieces[number])
-            for number in layout.pieces_of(self._workers.stage)
+        self._chunks = {
+            number: ModelChunk(layers[layer] for layer in layout.chunks[number])
+            for number in layout.chunks_of(self._workers.stage)
         }
         self._trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
         tied = next((layer.tied for layer in layers.values() if layer.tied is not None), None)
         self._table = tied if layout.tied_stages() else None
-        self._watch = Watch(self._workers, self._timeline, timeout_s)
+        self._watch = StageWatch(self._workers, self._timeline, timeout_s)
         self._width = int(student.bert.config.hidden_size)
         self._done = torch.zeros(1, device=self._device)
 
@@ -134,10 +136,10 @@ class PipelineReplica(Replica):
         """See `Replica.infer`: hidden states go from stage to stage; who has the head gets to know."""
         hidden: torch.Tensor | None = None
         places = self._layout.places
-        for number, piece in self._pieces.items():
+        for number, chunk in self._chunks.items():
             if number and places[number - 1] != self._workers.stage:
                 hidden = self._receive(batch, places[number - 1])
-            hidden = piece(hidden, batch)
+            hidden = chunk(hidden, batch)
             if number + 1 == len(places):
                 return Output(hidden)
             if places[number + 1] != self._workers.stage:
@@ -196,7 +198,7 @@ class PipelineReplica(Replica):
         distributed.send(hidden.float().contiguous(), self._rank_of(stage), self._groups.line)
 
     def _hidden_dtype(self) -> torch.dtype:
-        return hidden_dtype(self._pieces.values(), self._device)
+        return hidden_dtype(self._chunks.values(), self._device)
 
     def _rank_of(self, stage: int) -> int:
         return self._workers.at(stage=stage, replica=self._workers.replica)

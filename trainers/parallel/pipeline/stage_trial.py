@@ -9,12 +9,12 @@ import torch
 from trainers.config import Parallel
 from trainers.data.batches import Batch
 from trainers.models.student import Output
-from trainers.parallel.pipeline.layers import Division, Piece, hidden_dtype
+from trainers.parallel.pipeline.layers import ModelChunk, StagePartition, hidden_dtype
 from trainers.trial import Trial
 
 
 def passes_held(parallel: Parallel, stage: int, micro_batches: int) -> int:
-    """Forward passes over a piece that a stage has done before it does their backward passes, at most.
+    """Forward passes over a chunk that a stage has done before it does their backward passes, at most.
 
     1F1B: one for each stage that is still to come, and its own; so the first stage holds the most.
     Interleaved 1F1B (arXiv 2104.04473): its warm-up, and one. ZB-V (arXiv 2401.10241): as many as 1F1B's
@@ -26,14 +26,14 @@ def passes_held(parallel: Parallel, stage: int, micro_batches: int) -> int:
         micro_batches: of a step.
     """
     stages = parallel.stage_count
-    pieces = parallel.pieces // stages
-    most = pieces * micro_batches
+    chunks = parallel.chunks // stages
+    most = chunks * micro_batches
     if parallel.schedule == "gpipe":
         return most
     if parallel.schedule == "interleaved":
-        return min(most, 2 * (stages - stage - 1) + (pieces - 1) * stages + 1)
+        return min(most, 2 * (stages - stage - 1) + (chunks - 1) * stages + 1)
     if parallel.schedule == "zero_bubble":
-        return min(most, pieces * stages)
+        return min(most, chunks * stages)
     return min(most, stages - stage)
 
 
@@ -42,17 +42,17 @@ class StageTrial(Trial):
 
     Args:
         run: see `Trial`.
-        division: which layers the stage has.
+        partition: which layers the stage has.
         stage: its number, 0-based.
         width: H of the hidden states between stages.
     """
 
-    def __init__(self, *run: Any, division: Division, stage: int, width: int, **more: Any) -> None:
+    def __init__(self, *run: Any, partition: StagePartition, stage: int, width: int, **more: Any) -> None:
         super().__init__(*run, **more)
-        self._stage, self._last, self._width = stage, len(division.layout.pieces) - 1, width
-        self._pieces = [
-            (number, Piece(division.own[layer] for layer in division.layout.pieces[number]))
-            for number in division.layout.pieces_of(stage)
+        self._stage, self._last, self._width = stage, len(partition.layout.chunks) - 1, width
+        self._chunks = [
+            (number, ModelChunk(partition.own[layer] for layer in partition.layout.chunks[number]))
+            for number in partition.layout.chunks_of(stage)
         ]
 
     def _pass(self, batch: Batch) -> None:
@@ -60,16 +60,16 @@ class StageTrial(Trial):
         self._module.train()
         micro_batches = self._config.share // batch.input_ids.shape[0]
         held = passes_held(self._config.parallel, self._stage, micro_batches)
-        ends = [self._forward(*self._pieces[i % len(self._pieces)], batch) for i in range(held)]
+        ends = [self._forward(*self._chunks[i % len(self._chunks)], batch) for i in range(held)]
         while ends:
             ends.pop(0).backward()  # type: ignore[no-untyped-call]
 
-    def _forward(self, number: int, piece: Piece, batch: Batch) -> torch.Tensor:
+    def _forward(self, number: int, chunk: ModelChunk, batch: Batch) -> torch.Tensor:
         hidden = None
         with self._arithmetic.context():
             if number:
                 shape = (*batch.input_ids.shape, self._width)
-                dtype = hidden_dtype([own for _, own in self._pieces], self._device)
+                dtype = hidden_dtype([own for _, own in self._chunks], self._device)
                 hidden = torch.randn(shape, dtype=dtype, device=self._device, requires_grad=True)
-            after = piece(hidden, batch)
+            after = chunk(hidden, batch)
             return self._objective.loss(Output(after), batch) if number == self._last else after.float().sum()

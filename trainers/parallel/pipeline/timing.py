@@ -10,7 +10,7 @@ from trainers.config import RunConfig
 from trainers.data.batches import Batch
 from trainers.models.heads import IGNORED, VocabularyHead
 from trainers.models.student import Student
-from trainers.parallel.pipeline.layers import Layer, layers_of
+from trainers.parallel.pipeline.layers import ModelLayer, layers_of
 from trainers.precision import Arithmetic
 
 _ROUNDS = 3
@@ -36,7 +36,7 @@ def measure(student: Student, config: RunConfig, device: torch.device, arithmeti
 
 
 def _seconds(
-    layer: Layer, hidden: torch.Tensor | None, batch: Batch, device: torch.device, arithmetic: Arithmetic
+    layer: ModelLayer, hidden: torch.Tensor | None, batch: Batch, device: torch.device, arithmetic: Arithmetic
 ) -> float:
     leaf = None if hidden is None else hidden.detach().requires_grad_()
     _finish(device)

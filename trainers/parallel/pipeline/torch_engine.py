@@ -1,4 +1,4 @@
-"""Pipelines by `torch.distributed.pipelining`: its schedules over this worker's pieces.
+"""Pipelines by `torch.distributed.pipelining`: its schedules over this worker's chunks.
 
 Hidden states travel as one flat tensor each, of one size for all micro-batches of a step: what
 torch's stages receive into is made before the passes begin, and batches of a run differ in length.
@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from trainers.data.batches import Batch
 from trainers.models.student import Output
-from trainers.parallel.pipeline.layers import Piece
+from trainers.parallel.pipeline.layers import ModelChunk
 from trainers.parallel.pipeline.replica import PipelineReplica
 from trainers.parallel.replica import LossOf
 from trainers.telemetry.timeline import Phase, Timeline
@@ -55,15 +55,15 @@ class TorchPipeline(PipelineReplica):
 
     Args:
         schedule: gpipe, 1f1b, interleaved or zero_bubble.
-        examples: of a micro-batch.
+        micro_size: examples of a micro-batch.
         max_length: longest sequence, in tokens.
         stage: see `PipelineReplica`.
     """
 
-    def __init__(self, *args: Any, schedule: str, examples: int, max_length: int, **stage: Any) -> None:
+    def __init__(self, *args: Any, schedule: str, micro_size: int, max_length: int, **stage: Any) -> None:
         super().__init__(*args, **stage)
         self._kind = schedule
-        greatest = examples * max_length
+        greatest = micro_size * max_length
         self._unit = math.ceil(greatest / _SIZES)
         self._step: _Step | None = None
         self._ready: dict[tuple[int, int], Any] = {}
@@ -84,8 +84,8 @@ class TorchPipeline(PipelineReplica):
         schedule = self._schedule(len(micro_batches), capacity)
         # The batch itself is here already: what goes through torch's hands is its number.
         numbers = torch.arange(len(micro_batches))
-        first = (numbers,) if 0 in self._pieces else ()
-        target = numbers if len(self._layout.pieces) - 1 in self._pieces else None
+        first = (numbers,) if 0 in self._chunks else ()
+        target = numbers if len(self._layout.chunks) - 1 in self._chunks else None
         try:
             schedule.step(*first, target=target, return_outputs=False, number=numbers)
         except RuntimeError as error:
@@ -111,7 +111,7 @@ class TorchPipeline(PipelineReplica):
     def _schedule(self, count: int, capacity: int) -> Any:
         if (count, capacity) in self._ready:
             return self._ready[count, capacity]
-        stages: list[Any] = [self._stage(number, piece, capacity) for number, piece in self._pieces.items()]
+        stages: list[Any] = [self._stage(number, chunk, capacity) for number, chunk in self._chunks.items()]
         options: dict[str, Any] = {"loss_fn": _as_it_is, "scale_grads": False}
         made: Any
         if self._kind == "interleaved":
@@ -126,13 +126,13 @@ class TorchPipeline(PipelineReplica):
         self._ready[count, capacity] = made
         return made
 
-    def _stage(self, number: int, piece: Piece, capacity: int) -> PipelineStage:
+    def _stage(self, number: int, chunk: ModelChunk, capacity: int) -> PipelineStage:
         hidden = torch.empty(capacity, device=self._device, requires_grad=True)
-        last = number + 1 == len(self._layout.pieces)
+        last = number + 1 == len(self._layout.chunks)
         return _TimedStage(
-            _Numbered(self, piece, first=number == 0, last=last),
+            _StageModule(self, chunk, first=number == 0, last=last),
             number,
-            len(self._layout.pieces),
+            len(self._layout.chunks),
             self._device,
             input_args=(torch.zeros(1, dtype=torch.int64),) if number == 0 else (hidden,),
             output_args=(torch.zeros((), device=self._device, requires_grad=True),) if last else (hidden,),
@@ -140,8 +140,10 @@ class TorchPipeline(PipelineReplica):
             timeline=self._timeline,
         )
 
-    def apply(self, piece: Piece, received: torch.Tensor | None, number: int, *, last: bool) -> torch.Tensor:
-        """A piece's forward pass over one micro-batch: what is sent on, or on the last piece the loss."""
+    def apply(
+        self, chunk: ModelChunk, received: torch.Tensor | None, number: int, *, last: bool
+    ) -> torch.Tensor:
+        """A chunk's forward pass over one micro-batch: what is sent on, or on the last chunk the loss."""
         assert self._step is not None
         batch = self._step.micro_batches[number]
         hidden = None
@@ -150,25 +152,25 @@ class TorchPipeline(PipelineReplica):
             hidden = received[: math.prod(shape)].view(shape)
         with self._arithmetic.context():
             hidden = None if hidden is None else hidden.to(self._hidden_dtype())
-            after = piece(hidden, batch)
+            after = chunk(hidden, batch)
             if last:
                 return self._step.loss(after, batch)
         flat = after.float().reshape(-1)
         return functional.pad(flat, (0, self._step.capacity - flat.numel()))
 
 
-class _Numbered(nn.Module):
-    """A piece as torch's stages call it: with the number of a micro-batch in place of the batch."""
+class _StageModule(nn.Module):
+    """A chunk as torch's stages call it: with the number of a micro-batch in place of the batch."""
 
-    def __init__(self, replica: TorchPipeline, piece: Piece, *, first: bool, last: bool) -> None:
+    def __init__(self, replica: TorchPipeline, chunk: ModelChunk, *, first: bool, last: bool) -> None:
         super().__init__()
-        self.piece = piece
+        self.chunk = chunk
         self._replica, self._first, self._last = replica, first, last
 
     def forward(self, received: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         """See `TorchPipeline.apply`."""
         hidden = None if self._first else received
-        return self._replica.apply(self.piece, hidden, int(number), last=self._last)
+        return self._replica.apply(self.chunk, hidden, int(number), last=self._last)
 
 
 class _TimedStage(PipelineStage):
@@ -199,5 +201,5 @@ class _TimedStage(PipelineStage):
 
 
 def _as_it_is(loss: torch.Tensor, _number: torch.Tensor) -> torch.Tensor:
-    """The last piece gives the loss itself."""
+    """The last chunk gives the loss itself."""
     return loss

@@ -1,7 +1,7 @@
 """Who is to blame when a pipeline's workers stop hearing of each other.
 
 A back end says that a connection closed or a wait ran out, and in a row of stages those who say so
-are seldom next to the one that died. So each worker leaves a sign of life in the process group's
+are seldom next to the one that died. So each worker leaves a heartbeat in the process group's
 store, about once a second from a thread of its own: the phase it is in, and since when.
 """
 
@@ -21,7 +21,7 @@ from trainers.parallel.workers import Workers
 from trainers.telemetry.timeline import Phase, Timeline
 
 BEAT_S = 0.7
-"""Between two signs of life."""
+"""Seconds between two heartbeats."""
 _PATIENCE_BEATS = 5
 """So many beats without a sign: the process is gone or stopped."""
 _WAITING = (Phase.bubble, Phase.communication)
@@ -29,8 +29,8 @@ _LOST = ("closed", "reset by", "timed out", "timeout", "broken pipe", "refused",
 """What the back ends say of a peer that is gone or silent."""
 
 
-class Watch:
-    """Signs of life of the workers of a pipeline.
+class StageWatch:
+    """Heartbeats of the workers of a pipeline.
 
     Args:
         workers: of the run.
@@ -51,7 +51,7 @@ class Watch:
             PipelineError: instead of what the back end says of its sockets; names the stage.
         """
         self._ended.clear()
-        thread = threading.Thread(target=self._beat, name="stillhouse-signs-of-life", daemon=True)
+        thread = threading.Thread(target=self._beat, name="stillhouse-heartbeat", daemon=True)
         thread.start()
         try:
             yield

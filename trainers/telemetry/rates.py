@@ -8,8 +8,8 @@ from trainers.progress import Progress
 from trainers.telemetry.timeline import TRAINING, Phase, Timeline
 
 
-class Laps(ABC):
-    """Points about what a run has done between two calls of `lap`.
+class RateMeter(ABC):
+    """Points about what a run has done between two calls of `read`.
 
     Args:
         timeline: of the run.
@@ -21,7 +21,7 @@ class Laps(ABC):
         self._last = self._now()
 
     @abstractmethod
-    def lap(self) -> dict[str, float]:
+    def read(self) -> dict[str, float]:
         """Points since the last call; none where there is nothing to tell."""
 
     @abstractmethod
@@ -34,11 +34,11 @@ class Laps(ABC):
         return [now - then for now, then in zip(self._last, before, strict=True)]
 
 
-class Throughput(Laps):
+class Throughput(RateMeter):
     """Samples and real tokens per second of training time."""
 
-    def lap(self) -> dict[str, float]:
-        """See `Laps.lap`: none where no step was timed."""
+    def read(self) -> dict[str, float]:
+        """See `RateMeter.read`: none where no step was timed."""
         seconds, samples, tokens = self._since()
         if seconds <= 0.0 or not samples:
             return {}
@@ -49,11 +49,11 @@ class Throughput(Laps):
         return sum(spent[phase.value] for phase in TRAINING), progress.timed_samples, progress.timed_tokens
 
 
-class Communication(Laps):
+class Communication(RateMeter):
     """Exposed and hidden communication and bytes sent per step."""
 
-    def lap(self) -> dict[str, float]:
-        """See `Laps.lap`: none where no gradients were sent, or steps were taken back."""
+    def read(self) -> dict[str, float]:
+        """See `RateMeter.read`: none where no gradients were sent, or steps were taken back."""
         steps, exposed_s, hidden_s, sent = self._since()
         if sent <= 0 or steps <= 0:
             return {}

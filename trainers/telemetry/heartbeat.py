@@ -1,4 +1,4 @@
-"""Signs of life, by which the next attempt knows how long a killed one worked for nothing.
+"""Heartbeats, from which the next attempt measures what a killed one lost.
 
 Each attempt has a small file beside its checkpoints: its content is when the attempt began, its
 modification time when it was last known to be alive.
@@ -16,35 +16,35 @@ _PREFIX = "alive-"
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
-    """What lies between the state that an attempt goes on from and the attempt.
+class TimeBefore:
+    """Time between the state that an attempt continues from and the attempt.
 
     Attributes:
-        lost_s: earlier attempts worked, and nothing of it is kept.
-        queue_s: no attempt worked.
+        lost_s: worked by earlier attempts and not in a checkpoint.
+        queue_s: in which no attempt worked.
     """
 
     lost_s: float = 0.0
     queue_s: float = 0.0
 
 
-class SignsOfLife:
-    """The null form, of a worker that does not speak for the attempt."""
+class Heartbeat:
+    """The null form: of every worker but rank 0."""
 
     def beat(self) -> None:
-        """Still alive."""
+        """Records that the attempt is alive."""
 
-    def look_back(self, *, kept_until_s: float | None, submitted_s: float | None) -> Before:
-        """What became of the time before this attempt.
+    def look_back(self, *, kept_until_s: float | None, submitted_s: float | None) -> TimeBefore:
+        """Returns how the time before this attempt was spent.
 
         Args:
             kept_until_s: when the checkpoint was taken that this attempt resumes from; None = none.
             submitted_s: when the run was submitted; None = not known; all in Unix time.
         """
-        return Before()
+        return TimeBefore()
 
 
-class LifeFile(SignsOfLife):
+class HeartbeatFile(Heartbeat):
     """The file of this attempt. One that cannot be written loses a figure, not the run.
 
     Args:
@@ -60,21 +60,19 @@ class LifeFile(SignsOfLife):
             self._file.write_text(f"{began_s!r}", encoding="ascii")
 
     def beat(self) -> None:
-        """See `SignsOfLife.beat`."""
+        """See `Heartbeat.beat`."""
         now = time.time()
         with contextlib.suppress(OSError):
             os.utime(self._file, (now, now))
 
-    def look_back(self, *, kept_until_s: float | None, submitted_s: float | None) -> Before:
-        """See `SignsOfLife.look_back`; removes files that have nothing more to say."""
+    def look_back(self, *, kept_until_s: float | None, submitted_s: float | None) -> TimeBefore:
+        """See `Heartbeat.look_back`; removes files that have nothing more to say."""
         lives = []
         for file in sorted(self._folder.glob(f"{_PREFIX}*")):
             if file == self._file:
                 continue
             with contextlib.suppress(OSError, ValueError):
-                # Earlier versions wrote the number of workers behind it.
-                began, *_ = file.read_text(encoding="ascii").split()
-                began_s, seen_s = float(began), file.stat().st_mtime
+                began_s, seen_s = float(file.read_text(encoding="ascii")), file.stat().st_mtime
                 if kept_until_s is not None and seen_s <= kept_until_s:
                     file.unlink()
                 else:
@@ -86,4 +84,4 @@ class LifeFile(SignsOfLife):
         lost_s = sum(
             max(0.0, min(seen_s, self._began_s) - max(began_s, since_s)) for began_s, seen_s in lives
         )
-        return Before(lost_s, max(0.0, self._began_s - since_s - lost_s))
+        return TimeBefore(lost_s, max(0.0, self._began_s - since_s - lost_s))

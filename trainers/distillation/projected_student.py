@@ -12,7 +12,7 @@ from trainers.distillation.taps import RelationTap
 from trainers.models.student import Output, Student
 
 
-class Learner(nn.Module):
+class ProjectedStudent(nn.Module):
     """A student whose hidden states come in its teacher's width.
 
     Args:
