@@ -14,16 +14,5 @@ MOMENTS = ("fp32", "bf16")
 BYTES: Mapping[str, int] = MappingProxyType({"fp32": 4, "fp16": 2, "bf16": 2})
 """Bytes of an element."""
 
-
-def state_bytes(parameters: str, masters: str, moments: str) -> int:
-    """Bytes of optimizer state per parameter: m, v, n, the previous gradient and what completes 16 bits.
-
-    Args:
-        parameters: format of parameters and gradients, out of `BYTES`.
-        masters: out of `MASTERS`; fp32 parameters have none.
-        moments: out of `MOMENTS`.
-    """
-    completing = 0
-    if BYTES[parameters] == 2:
-        completing = 2 if masters == "split" else 4
-    return 2 * BYTES[moments] + BYTES["fp32"] + BYTES[parameters] + completing
+MASTER_BYTES: Mapping[str, int] = MappingProxyType({"fp32": 4, "split": 2})
+"""Bytes per parameter of each kind of masters."""

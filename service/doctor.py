@@ -19,8 +19,7 @@ from enum import StrEnum
 from importlib import metadata
 
 from service.settings import Settings
-from trainers.availability import AVAILABLE
-from trainers.config import Implementation
+from trainers.optimizers import OPTIMIZERS
 
 _LEAST_FREE_GIB = 2.0
 
@@ -183,24 +182,26 @@ def _torch(settings: Settings) -> Iterator[Finding]:
 
 def _optimizers(settings: Settings) -> Iterator[Finding]:
     del settings
-    torchs = [word for word in AVAILABLE["optimizer.implementation[adamw]"] if word != Implementation.auto]
-    yield Finding("optimizer adamw", Health.ok, f"torch's: {', '.join(torchs)}")
-    try:
-        from cuda_ext import availability
-    except ImportError as error:
-        yield Finding("optimizer adan", Health.note, f"not known without torch: {error}")
-        return
-    rows = availability(compile_now=False)
-    for device, of_device in itertools.groupby(rows, key=lambda row: row.device):
-        by_reason: dict[tuple[bool, str], list[str]] = {}
-        for row in of_device:
-            by_reason.setdefault((row.available, row.reason), []).append(row.implementation)
-        said = (
-            f"{', '.join(names)}: {reason if available else f'not here ({reason})'}"
-            for (available, reason), names in by_reason.items()
-        )
-        any_runs = any(available for available, _ in by_reason)
-        yield Finding(f"optimizer adan {device}", Health.ok if any_runs else Health.note, "; ".join(said))
+    for info in OPTIMIZERS.values():
+        subject = f"optimizer {info.name}"
+        if info.availability is None:
+            yield Finding(subject, Health.ok, f"on every device: {', '.join(info.implementations)}")
+            continue
+        try:
+            rows = info.availability()
+        except ImportError as error:
+            yield Finding(subject, Health.note, f"not known without torch: {error}")
+            continue
+        for device, of_device in itertools.groupby(rows, key=lambda row: row.device):
+            by_reason: dict[tuple[bool, str], list[str]] = {}
+            for row in of_device:
+                by_reason.setdefault((row.available, row.reason), []).append(row.implementation)
+            parts = (
+                f"{', '.join(names)}: {reason if available else f'not here ({reason})'}"
+                for (available, reason), names in by_reason.items()
+            )
+            any_runs = any(available for available, _ in by_reason)
+            yield Finding(f"{subject} {device}", Health.ok if any_runs else Health.note, "; ".join(parts))
 
 
 def _ray(settings: Settings) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ from trainers.config import (
     require_layer_map,
 )
 from trainers.figures import Better
+from trainers.models.encoders import ENCODERS
 
 __all__ = [
     "ExperimentSpec",
@@ -425,6 +426,11 @@ def _hardware_problems(
     except ValueError as error:
         yield Problem("unknown-hardware", "hardware", f"{prefix}{error}")
         return
+    if "model.encoder" not in spec.search.axes:
+        try:
+            ENCODERS[spec.model.encoder].require_device(hardware.device, hardware.name)
+        except ValueError as error:
+            yield Problem("invalid-value", "model.encoder", f"{prefix}{error}")
     if "precision" not in spec.search.axes and (reason := hardware.lacks(spec.precision)) is not None:
         yield Problem(_INFEASIBLE, "precision", prefix + reason)
     evaluation = spec.numerics.evaluation

@@ -22,10 +22,11 @@ from trainers.evaluation import Evaluator
 from trainers.final_test import FinalTest
 from trainers.loss_scale import loss_scale_for
 from trainers.models import dropout, origin, student
+from trainers.models.encoders import ENCODERS
 from trainers.models.origin import Origin
 from trainers.models.student import Student
-from trainers.optimizers import build as build_optimizer
-from trainers.optimizers import idle
+from trainers.optimizers.build import build as build_optimizer
+from trainers.optimizers.build import idle
 from trainers.parallel import partition_stages, replicate, workers_of
 from trainers.parallel.pipeline.layers import StagePartition
 from trainers.parallel.pipeline.stage_trial import StageTrial
@@ -378,6 +379,7 @@ def _build_model(place: _Place, model_origin: Origin, data: Prepared) -> Student
         pad_id=data.pad_id,
         layers=config.model.layers,
     )
+    ENCODERS[config.model.encoder].install(model)
     if not config.trains:
         # Before the model reaches the device, which never holds weights in another format.
         place.arithmetic.prepare(model)

@@ -14,7 +14,7 @@ from trainers.data.batches import Batch, Transform, collate
 from trainers.data.tokens import TokenSet
 from trainers.models.student import Student
 from trainers.objective import Objective
-from trainers.optimizers import build, state_bytes
+from trainers.optimizers.build import build
 from trainers.precision import Arithmetic
 
 _FP32_BYTES = 4
@@ -67,7 +67,7 @@ class Trial:
             torch.OutOfMemoryError: it does not fit.
         """
         count = sum(p.numel() for p in self._module.parameters() if p.requires_grad)
-        each = state_bytes(self._config)
+        each = self._config.state_bytes
         if self._config.parallel.workers > 1:
             each += _FP32_BYTES  # the buckets that gradients are exchanged in
         states = torch.empty(count * each, dtype=torch.uint8, device=self._device)

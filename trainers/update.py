@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainers.loss_scale import LossScale
-from trainers.optimizers import restart
+from trainers.optimizers.build import restart
 
 
 class Update:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cuda_ext import BuildError, native
 from trainers.config import Optimizer
-from trainers.optimizers import build, restart, state_bytes
+from trainers.optimizers.build import build, restart
 from trainers.optimizers.schedule import learning_rate
 
 IMPLEMENTATIONS = [
@@ -123,7 +123,7 @@ def test_memory_that_is_planned_for_the_state_is_what_the_state_takes(configure,
     take_steps(optimizer, model, seed=0)
     state = optimizer.state_dict()["state"][0]
     held = sum(value.nbytes for value in state.values() if value.ndim)
-    assert state_bytes(config) == each == held / model.weight.numel()
+    assert config.state_bytes == each == held / model.weight.numel()
 
 
 @pytest.mark.parametrize("shape", ["linear", "constant"])

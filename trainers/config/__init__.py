@@ -11,7 +11,7 @@ from trainers.config.batch import Batch, Length
 from trainers.config.measurement import Checkpointing, Evaluation, Telemetry
 from trainers.config.model import LAYERS, Distillation, Model, require_layer_map
 from trainers.config.numerics import Numerics, Precision
-from trainers.config.optimizer import DEFAULT_WARMUP, Implementation, Optimizer, OptimizerName
+from trainers.config.optimizer import DEFAULT_WARMUP, Optimizer
 from trainers.config.parallel import (
     MAX_WORKERS,
     MICRO_BATCHES_PER_STAGE,
@@ -39,12 +39,10 @@ __all__ = [
     "Distillation",
     "Evaluation",
     "Identifier",
-    "Implementation",
     "Length",
     "Model",
     "Numerics",
     "Optimizer",
-    "OptimizerName",
     "Parallel",
     "Precision",
     "Rates",

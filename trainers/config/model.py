@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from trainers.config.section import Identifier, Section, require_available
+from trainers.config.section import Identifier, Section
+from trainers.models.encoders import ENCODERS, HUGGINGFACE
+from trainers.registry import NameIn, described
 
 LAYERS: Mapping[str, int] = MappingProxyType({"tiny": 2, "mini": 4, "small": 4, "medium": 8, "base": 12})
 """Encoder layers of the presets."""
@@ -23,17 +25,21 @@ class Model(Section):
     """Of a student with weights, the layers that are kept, 0-based and in this order; unset = all."""
     teacher: str | None = Field(default=None, max_length=4096)
     """Frozen source model for distillation: a folder, `hub:<id>` or `run:<id>`; unset = no distillation."""
-    encoder: Literal["huggingface", "fused", "binary"] = "huggingface"
+    encoder: Annotated[str, NameIn(ENCODERS), described(ENCODERS)] = HUGGINGFACE.name
     """Implementation of the encoder layers."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout probability of hidden states and attention, dimensionless; 0 = off."""
     compile: bool = False
     """Compile the model with torch.compile; the first steps take longer."""
 
-    @field_validator("encoder")
-    @classmethod
-    def _runnable(cls, value: str) -> str:
-        return require_available("model.encoder", value)
+    @model_validator(mode="after")
+    def _compiles(self) -> Model:
+        if self.compile and not ENCODERS[self.encoder].compiles:
+            raise ValueError(
+                f"compile does not work with encoder {self.encoder}; set model.compile: false, "
+                "or another model.encoder"
+            )
+        return self
 
 
 class Distillation(Section):

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import math
-from enum import StrEnum
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainers.availability import AVAILABLE
-from trainers.config.section import Section, require_available
-
-
-class OptimizerName(StrEnum):
-    """The update rule."""
-
-    adamw = "adamw"
-    adan = "adan"
-
-
-class Implementation(StrEnum):
-    """How the update rule is executed; the result is the same to rounding."""
-
-    auto = "auto"
-    single_unfused = "single_unfused"
-    multi_unfused = "multi_unfused"
-    single_fused = "single_fused"
-    multi_fused = "multi_fused"
-
+from trainers.config.section import Section
+from trainers.optimizers import OPTIMIZERS, Implementation, OptimizerInfo
+from trainers.optimizers.adamw import ADAMW
+from trainers.optimizers.info import Hyperparameters
+from trainers.registry import NameIn, described
 
 DEFAULT_WARMUP = 0.1
 """Share of the steps that are warm-up where nothing is set."""
@@ -36,14 +21,14 @@ DEFAULT_WARMUP = 0.1
 class Optimizer(Section):
     """The update rule, its hyperparameters and its schedule."""
 
-    name: OptimizerName = OptimizerName.adamw
-    """Update rule. Adan: arXiv 2208.06677, in the official code's convention of betas."""
+    name: Annotated[str, NameIn(OPTIMIZERS), described(OPTIMIZERS)] = ADAMW.name
+    """Update rule."""
     implementation: Implementation = Implementation.auto
     """How the step is executed; auto = the fastest that is available here."""
     learning_rate: float = Field(default=1e-4, gt=0.0, le=10.0)
     """Peak learning rate, dimensionless."""
     betas: tuple[float, ...] | None = None
-    """Decay rates: two for adamw, three for adan; unset = (0.9, 0.999) or (0.98, 0.92, 0.99)."""
+    """Decay rates, as many as the update rule has; unset = its usual ones, such as (0.9, 0.999) for adamw."""
     eps: float = Field(default=1e-8, gt=0.0, le=1.0)
     """Added to the denominator, dimensionless."""
     weight_decay: float = Field(default=0.01, ge=0.0, le=10.0)
@@ -66,15 +51,14 @@ class Optimizer(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Optimizer:
-        require_available(f"optimizer.implementation[{self.name}]", self.implementation)
-        for field in ("masters", "moments"):
-            self._require_served(field)
+        for field, choices_of in _SERVED.items():
+            self._require_served(field, choices_of)
         if self.warmup_steps is not None and self.warmup_fraction is not None:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} and warmup_fraction {self.warmup_fraction:g} are both "
                 "set; remove one"
             )
-        wanted = 2 if self.name is OptimizerName.adamw else 3
+        wanted = len(self.info.betas)
         if self.betas is not None:
             if len(self.betas) != wanted:
                 raise ValueError(
@@ -84,23 +68,48 @@ class Optimizer(Section):
             for beta in self.betas:
                 if not 0.0 <= beta < 1.0:
                     raise ValueError(f"beta {beta} is outside [0, 1); change optimizer.betas")
-        if self.no_prox and self.name is not OptimizerName.adan:
-            raise ValueError(
-                f"no_prox belongs to adan, not {self.name}; "
-                "remove optimizer.no_prox or set optimizer.name: adan"
-            )
+        self._require_own_options()
         return self
 
-    def _require_served(self, field: str) -> None:
-        """Refuse a way of storing things that the update rule does not have."""
-        value = str(getattr(self, field))
-        served = AVAILABLE[f"optimizer.{field}[{self.name}]"]
+    def _require_served(self, field: str, choices_of: Callable[[OptimizerInfo], Sequence[str]]) -> None:
+        """Refuses a way of executing or storing things that the update rule does not have."""
+        value, served = str(getattr(self, field)), choices_of(self.info)
         if value not in served:
-            owners = [name for name in OptimizerName if value in AVAILABLE[f"optimizer.{field}[{name}]"]]
+            owners = [info.name for info in OPTIMIZERS.values() if value in choices_of(info)]
+            change = f"set optimizer.name: {owners[0]} or " if owners else "set "
             raise ValueError(
-                f"{field} {value} belongs to {', '.join(owners)}, not {self.name}; "
-                f"set optimizer.name: {owners[0]} or optimizer.{field}: {served[0]}"
+                f"{field} {value} belongs to {', '.join(owners) or 'no optimizer'}, not {self.name}; "
+                f"{change}optimizer.{field}: {served[0]}"
             )
+
+    def _require_own_options(self) -> None:
+        """Refuses an option that only other update rules have."""
+        for field in sorted({option for info in OPTIMIZERS.values() for option in info.options}):
+            is_set = getattr(self, field) != type(self).model_fields[field].default
+            if is_set and field not in self.info.options:
+                owners = [info.name for info in OPTIMIZERS.values() if field in info.options]
+                raise ValueError(
+                    f"{field} belongs to {', '.join(owners)}, not {self.name}; "
+                    f"remove optimizer.{field} or set optimizer.name: {owners[0]}"
+                )
+
+    @property
+    def info(self) -> OptimizerInfo:
+        """What is known of the update rule."""
+        return OPTIMIZERS[self.name]
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """What the update rule is built with."""
+        return Hyperparameters(
+            implementation=self.implementation,
+            learning_rate=self.learning_rate,
+            betas=self.betas or self.info.betas,
+            eps=self.eps,
+            masters=self.masters,
+            moments=self.moments,
+            options={field: getattr(self, field) for field in self.info.options},
+        )
 
     def warmup_of(self, total_steps: int) -> int:
         """Steps of warm-up in a run, or a stage, of so many steps."""
@@ -108,3 +117,11 @@ class Optimizer(Section):
             return self.warmup_steps
         fraction = DEFAULT_WARMUP if self.warmup_fraction is None else self.warmup_fraction
         return math.ceil(fraction * total_steps)
+
+
+_SERVED: Mapping[str, Callable[[OptimizerInfo], Sequence[str]]] = {
+    "implementation": lambda info: (Implementation.auto, *info.implementations),
+    "masters": lambda info: tuple(info.masters),
+    "moments": lambda info: info.moments,
+}
+"""Fields whose values depend on the update rule, and the values that it has."""

@@ -6,15 +6,16 @@ import math
 
 from pydantic import Field, model_validator
 
-from cuda_ext import storage
 from trainers.config.batch import Batch, Length
 from trainers.config.measurement import Checkpointing, Evaluation, Telemetry
 from trainers.config.model import LAYERS, Distillation, Model
 from trainers.config.numerics import Numerics, Precision
-from trainers.config.optimizer import Optimizer, OptimizerName
+from trainers.config.optimizer import Optimizer
 from trainers.config.parallel import MICRO_BATCHES_PER_STAGE, Compression, Parallel, Strategy, require_layers
 from trainers.config.section import Section
 from trainers.config.task import Task
+from trainers.models.encoders import ENCODERS
+from trainers.optimizers import OPTIMIZERS
 
 
 class TrainingSections(Section):
@@ -60,6 +61,11 @@ class TrainingSections(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _encoder_computes(self) -> TrainingSections:
+        ENCODERS[self.model.encoder].require_precision(self.precision)
+        return self
+
     @property
     def trains(self) -> bool:
         """Whether there are steps; a run without evaluates the model that it is given."""
@@ -88,11 +94,18 @@ class TrainingSections(Section):
         """Format that parameters and gradients are stored in."""
         return self.precision.value if self.numerics.parameters == "half" else Precision.fp32.value
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that the optimizer keeps for each trained parameter, masters included."""
+        optimizer = self.optimizer
+        return optimizer.info.states.size_bytes(self.stored, optimizer.masters, optimizer.moments)
+
     @model_validator(mode="after")
     def _masters(self) -> TrainingSections:
         kind, default = self.optimizer.masters, Optimizer.model_fields["masters"].default
-        if kind != default and self.stored not in storage.MASTERS[kind]:
-            wanted = storage.MASTERS[kind][0]
+        completed = self.optimizer.info.masters[kind]
+        if kind != default and self.stored not in completed:
+            wanted = completed[0]
             raise ValueError(
                 f"optimizer.masters {kind} completes parameters stored in {wanted}, and these are stored in "
                 f"{self.stored}; set precision: {wanted} with numerics.parameters: half, "
@@ -113,10 +126,11 @@ class TrainingSections(Section):
     @model_validator(mode="after")
     def _compressible(self) -> TrainingSections:
         compression = self.parallel.compression
-        if compression is Compression.onebit and self.optimizer.name is not OptimizerName.adan:
+        if compression is Compression.onebit and not self.optimizer.info.freezes_second_moment:
+            able = [info.name for info in OPTIMIZERS.values() if info.freezes_second_moment]
             raise ValueError(
-                f"parallel.compression onebit is 1-bit Adan and needs optimizer.name adan, not "
-                f"{self.optimizer.name}; set optimizer.name: adan, or parallel.compression: powersgd"
+                f"parallel.compression onebit is 1-bit Adan and needs optimizer.name {' or '.join(able)}, "
+                f"not {self.optimizer.name}; set optimizer.name: {able[0]}, or parallel.compression: powersgd"
             )
         if compression is Compression.onebit and self.distillation.hidden_first_fraction:
             raise ValueError(

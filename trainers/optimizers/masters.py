@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def stored_format(groups: Iterable[Mapping[str, Any]]) -> torch.dtype:
+    """Returns the format of the model's parameters; others that are trained with them may be fp32."""
+    dtypes: Iterator[torch.dtype] = (parameter.dtype for group in groups for parameter in group["params"])
+    return next((dtype for dtype in dtypes if dtype in _HALVES), torch.float32)
 
 
 class MasterAdamW(torch.optim.AdamW):

@@ -1,0 +1,69 @@
+"""Implementations of the encoder layers. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainers.registry import Registry
+
+if TYPE_CHECKING:
+    from trainers.models.student import Student
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderInfo:
+    """An implementation of the encoder layers.
+
+    Attributes:
+        name: value of `model.encoder`.
+        summary: what it is, in a few words.
+        install: replaces the layers of a model that has its weights and is on the CPU; names and shapes of
+            parameters stay, so that checkpoints and exported models are the same for all encoders. torch is
+            imported only when this is called.
+        devices: device kinds that it runs on; None = all.
+        precisions: values of `precision` that it computes in; None = all.
+        compiles: works with `model.compile`.
+    """
+
+    name: str
+    summary: str
+    install: Callable[[Student], None]
+    devices: tuple[str, ...] | None = None
+    precisions: tuple[str, ...] | None = None
+    compiles: bool = True
+
+    def require_precision(self, precision: str) -> None:
+        """Refuses a precision that it does not compute in.
+
+        Raises:
+            ValueError: with the fields to change.
+        """
+        if self.precisions is not None and precision not in self.precisions:
+            raise ValueError(
+                f"model.encoder {self.name} computes in {', '.join(self.precisions)}, not {precision}; "
+                f"set precision: {self.precisions[0]}, or another model.encoder"
+            )
+
+    def require_device(self, device: str, hardware: str) -> None:
+        """Refuses a device kind that it does not run on.
+
+        Raises:
+            ValueError: with the fields to change.
+        """
+        if self.devices is not None and device not in self.devices:
+            raise ValueError(
+                f"model.encoder {self.name} runs on {', '.join(self.devices)}, and hardware {hardware} is "
+                f"{device}; change hardware, or set another model.encoder"
+            )
+
+
+def _as_built(model: Student) -> None:
+    """A student is built with these layers."""
+
+
+HUGGINGFACE = EncoderInfo(name="huggingface", summary="the layers of transformers' BERT", install=_as_built)
+
+ENCODERS: Registry[EncoderInfo] = Registry((HUGGINGFACE,))
+"""All values of `model.encoder`."""

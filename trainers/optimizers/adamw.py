@@ -1,0 +1,44 @@
+"""AdamW: torch's own, over fp32 masters where parameters are stored in half precision."""
+
+from __future__ import annotations
+
+from trainers.optimizers.info import Built, Groups, Hyperparameters, Implementation, OptimizerInfo, States
+
+_FLAGS = {
+    Implementation.single_unfused: {"foreach": False, "fused": False},
+    Implementation.multi_unfused: {"foreach": True, "fused": False},
+    Implementation.multi_fused: {"foreach": False, "fused": True},
+}
+
+
+def build(groups: Groups, chosen: Hyperparameters) -> Built:
+    """Builds `torch.optim.AdamW`, or `MasterAdamW` over half-precision parameters."""
+    import torch
+
+    from trainers.optimizers.masters import MasterAdamW, stored_format
+
+    implementation = chosen.implementation
+    if implementation is Implementation.auto:
+        implementation = Implementation.multi_fused
+    has_masters = stored_format(groups) is not torch.float32
+    first, second = chosen.betas
+    optimizer = (MasterAdamW if has_masters else torch.optim.AdamW)(
+        groups,
+        lr=chosen.learning_rate,
+        betas=(first, second),
+        eps=chosen.eps,
+        foreach=_FLAGS[implementation]["foreach"],
+        fused=_FLAGS[implementation]["fused"],
+    )
+    library = "torch.optim.AdamW" + (", fp32 masters" if has_masters else "")
+    return Built(optimizer, implementation.value, library)
+
+
+ADAMW = OptimizerInfo(
+    name="adamw",
+    summary="torch's AdamW (arXiv 1711.05101)",
+    build=build,
+    betas=(0.9, 0.999),
+    states=States(moments=2),
+    implementations=tuple(_FLAGS),
+)

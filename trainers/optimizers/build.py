@@ -1,0 +1,71 @@
+"""Builds the optimizer of a run over its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainers.config import Optimizer
+from trainers.models.student import parameter_name
+from trainers.optimizers.info import Built
+from trainers.optimizers.masters import stored_format
+
+_PARTS_OF_PARAMETERS = ("master", "remainder")
+"""State that completes 16-bit parameters."""
+
+
+class Idle(torch.optim.Optimizer):
+    """Takes no step and holds no state: a run that does not train has this one."""
+
+    def __init__(self, params: Iterable[torch.Tensor]) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> Any:
+        """Not to be called.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("this run trains nothing")
+
+
+def idle(model: nn.Module) -> Built:
+    """Returns the stand-in for an optimizer in a run that does not train; it leaves no record."""
+    named = {parameter_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    return Built(Idle(named.values()), None, None, names=tuple(named))
+
+
+def build(config: Optimizer, model: nn.Module) -> Built:
+    """Builds the optimizer of a run over a model's parameters.
+
+    Weight decay leaves out biases and LayerNorm: every parameter with fewer than two dimensions.
+    """
+    # Clipping stays with the loop: it reports the norm, and all workers agree on it first.
+    trained = {parameter_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    decayed = {name: p for name, p in trained.items() if p.ndim >= 2}
+    rest = {name: p for name, p in trained.items() if p.ndim < 2}
+    groups: list[dict[str, Any]] = [
+        {"params": [*decayed.values()], "weight_decay": config.weight_decay},
+        {"params": [*rest.values()], "weight_decay": 0.0},
+    ]
+    return replace(
+        config.info.build(groups, config.hyperparameters),
+        names=(*decayed, *rest),
+        masters=None if stored_format(groups) is torch.float32 else config.masters,
+        moments=config.moments,
+    )
+
+
+def restart(optimizer: torch.optim.Optimizer) -> None:
+    """Sets an optimizer's moments, previous gradients and step counts to 0, as before its first step.
+
+    The fp32 values of half-precision parameters stay.
+    """
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if name not in _PARTS_OF_PARAMETERS:
+                value.zero_()

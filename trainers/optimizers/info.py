@@ -1,0 +1,152 @@
+"""What is known of an optimizer before it is built. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from cuda_ext import storage
+
+if TYPE_CHECKING:
+    import torch
+
+    from cuda_ext import Availability
+
+
+class Implementation(StrEnum):
+    """How the update rule is executed; the result is the same to rounding."""
+
+    auto = "auto"
+    single_unfused = "single_unfused"
+    multi_unfused = "multi_unfused"
+    single_fused = "single_fused"
+    multi_fused = "multi_fused"
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Numbers that an optimizer keeps for each parameter.
+
+    Attributes:
+        moments: how many are stored in the format of `optimizer.moments`.
+        fp32: how many are always stored in fp32.
+        gradients: how many are stored in the format of the gradients.
+    """
+
+    moments: int
+    fp32: int = 0
+    gradients: int = 0
+
+    def size_bytes(self, stored: str, masters: str, moments: str) -> int:
+        """Bytes per parameter, including what completes 16-bit parameters to fp32.
+
+        Args:
+            stored: format of parameters and gradients.
+            masters: kind of masters; fp32 parameters have none.
+            moments: format of the moments.
+        """
+        size = storage.BYTES
+        masters_bytes = storage.MASTER_BYTES[masters] if size[stored] < size["fp32"] else 0
+        return (
+            self.moments * size[moments]
+            + self.fp32 * size["fp32"]
+            + self.gradients * size[stored]
+            + masters_bytes
+        )
+
+    @property
+    def passes(self) -> int:
+        """Times that an fp32 step moves the parameters' bytes.
+
+        It reads parameter, gradient and states, and writes parameter and states.
+        """
+        return 3 + 2 * (self.moments + self.fp32 + self.gradients)
+
+
+@dataclass(frozen=True, slots=True)
+class Hyperparameters:
+    """What an optimizer is built with, defaults filled in; weight decay is in the parameter groups.
+
+    Attributes:
+        implementation: how the step is executed; `auto` = the fastest available.
+        learning_rate: peak.
+        betas: as many as the optimizer has.
+        eps: added to the denominator.
+        masters: kind of masters of 16-bit parameters.
+        moments: format of the moments.
+        options: values of the fields in `OptimizerInfo.options`.
+    """
+
+    implementation: Implementation
+    learning_rate: float
+    betas: tuple[float, ...]
+    eps: float
+    masters: str
+    moments: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An optimizer and what really runs, for the record.
+
+    Attributes:
+        optimizer: over the model's parameters.
+        implementation: name of the implementation that runs; None = no step is taken.
+        library: where it comes from.
+        fallback: why that is not the one asked for; None when it is.
+        parity: the same implementation's first steps compared with the float64 reference, when our own
+            kernels run: the evidence for their speed.
+        names: of the parameters, in the order that the optimizer numbers them.
+        masters: what completes 16-bit parameters to fp32; None = parameters are fp32.
+        moments: format of the moments that may be kept in 16 bits.
+    """
+
+    optimizer: torch.optim.Optimizer
+    implementation: str | None
+    library: str | None
+    fallback: str | None = None
+    parity: Mapping[str, object] | None = None
+    names: tuple[str, ...] = ()
+    masters: str | None = None
+    moments: str = "fp32"
+
+
+Groups = list[dict[str, Any]]
+"""Parameter groups of `torch.optim`, each with its weight decay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerInfo:
+    """An optimizer.
+
+    Attributes:
+        name: value of `optimizer.name`.
+        summary: what it is, in a few words.
+        build: builds it over parameter groups; torch is imported only when this is called.
+        betas: defaults of `optimizer.betas`.
+        states: kept for each parameter.
+        implementations: values of `optimizer.implementation` besides `auto`.
+        masters: kinds of `optimizer.masters`, each with the 16-bit formats that it completes to fp32.
+        moments: formats of `optimizer.moments`.
+        options: fields of the section `optimizer` that no other optimizer has, unless it lists them too.
+        freezes_second_moment: can be compressed to one bit; its class derives from `cuda_ext.Adan`.
+        availability: which implementations run on this machine; None = all of them.
+    """
+
+    name: str
+    summary: str
+    build: Callable[[Groups, Hyperparameters], Built]
+    betas: tuple[float, ...]
+    states: States
+    implementations: tuple[Implementation, ...]
+    masters: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: MappingProxyType({"fp32": storage.MASTERS["fp32"]})
+    )
+    moments: tuple[str, ...] = ("fp32",)
+    options: tuple[str, ...] = ()
+    freezes_second_moment: bool = False
+    availability: Callable[[], Sequence[Availability]] | None = None
