@@ -288,6 +288,7 @@ def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tup
         **asdict(shape),
         tokens=config.task.max_length,
         examples=config.batch.global_size,
+        optimizer_passes=config.optimizer.info.states.passes,
         rates=Rates(tflops, memory_gb_s),
         payload=payload_of(config.parallel),
     )
@@ -299,7 +300,7 @@ def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tup
         [
             f"nothing was measured: {tflops:g} TFLOP/s ({how}; --tflops), memory {memory_gb_s:g} GB/s, every "
             f"example {config.task.max_length} tokens long",
-            "in it: the layers' products, the embeddings' and AdamW's bytes; not in it: data, other kernels",
+            "in it: the layers' products, the embeddings' and the optimizer's bytes; not in it: data, other kernels",
         ],
     )
 

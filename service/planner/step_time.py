@@ -276,25 +276,23 @@ class Rates:
     bandwidth_gb_s: float
 
 
-ADAMW_PASSES = 7
-"""Times that the optimizer moves the parameters' bytes: reads p, g, m and v, writes p, m and v."""
-
-
 def assumed(
     *, layers: int, hidden: int, feed_forward: int, vocabulary: int, positions: int, tokens: int,
-    examples: int, rates: Rates, payload: Callable[[Sequence[int]], float] | None = None,
+    examples: int, optimizer_passes: int, rates: Rates,
+    payload: Callable[[Sequence[int]], float] | None = None,
 ) -> Step:  # fmt: skip
     """A step of a BERT that nobody has measured: arithmetic by its rate, bytes by theirs.
 
     Forward of a layer on S tokens: 2S (4H^2 + 2HF) + 4 S^2 H operations, backward twice that. The
     embeddings look up their rows, and their gradient is dense: it is written and read once. The rest
-    is an AdamW step, which moves the parameters' bytes seven times. Data, kernels that are not matrix
+    is an optimizer step, which moves the parameters' bytes several times. Data, kernels that are not matrix
     products, and everything else that a step does are not in it: a step takes longer than that.
 
     Args:
         layers, hidden, feed_forward, vocabulary, positions: of the model.
         tokens: of each example.
         examples: of the step, in one micro-batch.
+        optimizer_passes: times that the optimizer moves the parameters' bytes: `States.passes`.
         rates: what the device achieves.
         payload: bytes sent of a gradient, by its shape; None = its own, fp32.
 
@@ -321,7 +319,7 @@ def assumed(
         _cost("head", head_ms, 2 * head_ms, ((2,), (2, h), *square), payload),
     )
     parameters = sum(cost.gradient_bytes for cost in costs)
-    return Step(costs, ADAMW_PASSES * parameters * moved_ms, 1, examples)
+    return Step(costs, optimizer_passes * parameters * moved_ms, 1, examples)
 
 
 def _cost(

@@ -61,7 +61,12 @@ def test_an_assumed_step_compresses_its_tensors() -> None:
     sent = {}
     for name in Compression:
         step = assumed(
-            **asdict(tiny), tokens=16, examples=8, rates=Rates(1.0, 10.0), payload=payload_of(section(name))
+            **asdict(tiny),
+            tokens=16,
+            examples=8,
+            optimizer_passes=7,
+            rates=Rates(1.0, 10.0),
+            payload=payload_of(section(name)),
         )
         sent[name] = sum(gradient.sent_bytes for layer in step.layers for gradient in layer.gradients)
         assert sum(layer.gradient_bytes for layer in step.layers) == 4 * 4_386_178  # BERT-tiny, two classes
