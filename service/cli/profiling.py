@@ -300,7 +300,8 @@ def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tup
         [
             f"nothing was measured: {tflops:g} TFLOP/s ({how}; --tflops), memory {memory_gb_s:g} GB/s, every "
             f"example {config.task.max_length} tokens long",
-            "in it: the layers' products, the embeddings' and the optimizer's bytes; not in it: data, other kernels",
+            "in it: the layers' products, the embeddings' and the optimizer's bytes; not in it: data, "
+            "other kernels",
         ],
     )
 
