@@ -66,9 +66,7 @@ def test_every_figure_of_a_summary_is_defined(reported: tuple[Outcome, set[str]]
 
 def test_every_figure_that_only_some_runs_have_is_defined(reported: tuple[Outcome, set[str]]) -> None:
     outcome, _ = reported
-    some = documented("Summary where the device tells") | documented(
-        "Summary of efficiency and communication"
-    )
+    some = documented("Summary of device counters") | documented("Summary of efficiency and communication")
     assert some == set(FIGURES) - set(outcome.summary)
 
 
@@ -89,7 +87,7 @@ def test_every_score_and_every_point_is_declared_with_its_unit() -> None:
 
 
 def test_every_measurement_beside_the_summary_is_defined() -> None:
-    assert documented("Measurements beside the summary") == MEASURED_BESIDE
+    assert documented("Measurements outside the summary") == MEASURED_BESIDE
 
 
 def test_every_point_is_defined(reported: tuple[Outcome, set[str]]) -> None:
