@@ -11,9 +11,9 @@ from typing import Any
 
 from service.hardware import CATALOGUE, Hardware, lookup
 from service.spec import ExperimentSpec
+from trainers.device_kinds import DEVICE_KINDS
 
 CPU = "CPU"
-GPU = "GPU"
 MEMORY = "memory"
 """Ray's names of resources; memory is in bytes."""
 
@@ -127,8 +127,8 @@ def worker_resources(spec: ExperimentSpec, catalogue: Mapping[str, Hardware] = C
     hardware = lookup(spec.hardware, catalogue)
     share = 1.0 / SHARERS if spec.queue.share_device else 1.0
     wanted: dict[str, float] = {CPU: share * spec.resources.cpus_per_worker}
-    if hardware.device == "cuda":
-        wanted[GPU] = share
+    if hardware.kind.ray_resource is not None:
+        wanted[hardware.kind.ray_resource] = share
     if hardware.accelerator_type is not None:
         wanted[f"accelerator_type:{hardware.accelerator_type}"] = 0.001
     if hardware.resource is not None:
@@ -173,7 +173,7 @@ def exclusive_holds(
     wanted = worker_resources(spec, catalogue)
     able = [node for node in nodes if node.has(hardware.labels) and _workers_on(node.resources, wanted)]
     ordered = sorted(able, key=lambda node: (not node.idle, node.resources[CPU], node.id))
-    device = GPU if GPU in wanted else hardware.resource
+    device = hardware.kind.ray_resource or hardware.resource
     found: list[Hold] = []
     for workers in spec.worker_numbers:
         if device is None:
@@ -355,7 +355,7 @@ def in_words(amounts: Mapping[str, float]) -> str:
     for name, amount in amounts.items():
         if name == MEMORY:
             words.append(f"{amount / _GIB:g} GiB memory")
-        elif name in (CPU, GPU):
+        elif name in (CPU, *(kind.ray_resource for kind in DEVICE_KINDS.values())):
             words.append(f"{amount:g} {name}{'' if amount == 1 else 's'}")
         else:
             words.append(name.partition(":")[2] or name)

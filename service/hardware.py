@@ -15,6 +15,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainers.config import Precision, Rates
+from trainers.device_kinds import CPU, CUDA, DEVICE_KINDS, TPU, DeviceKind
+from trainers.registry import NameIn, described
 
 FIGURES = ("memory_gib", "bandwidth_gb_s", "tdp_w", "peak_tflops")
 """What a data sheet is the source of."""
@@ -27,7 +29,7 @@ class Hardware(BaseModel):
 
     name: str
     """Name used in specs."""
-    device: Literal["cpu", "cuda", "tpu"]
+    device: Annotated[str, NameIn(DEVICE_KINDS), described(DEVICE_KINDS)]
     """Kind of device."""
     accelerator_type: str | None = None
     """Ray accelerator type that selects a node with this device; unset = no accelerator."""
@@ -59,6 +61,11 @@ class Hardware(BaseModel):
     """Names that drivers give the device, without the maker's; empty = not checked on the worker."""
 
     @property
+    def kind(self) -> DeviceKind:
+        """What is known of devices of this kind."""
+        return DEVICE_KINDS[self.device]
+
+    @property
     def without_data_sheet(self) -> tuple[str, ...]:
         """Names of the figures that no data sheet gives."""
         return (
@@ -83,15 +90,15 @@ class Hardware(BaseModel):
         Raises:
             ValueError: for a device that no trainer supports.
         """
-        if self.device == "tpu":
-            raise ValueError(f"hardware '{self.name}' is a TPU; no trainer runs there yet")
+        if self.kind.load is None:
+            raise ValueError(f"hardware '{self.name}' is a {self.kind.noun}; no trainer runs there yet")
         return Rates(
             hardware=self.name,
             device=self.device,
             price_usd_per_hour=self.price_usd_per_hour,
             price_date=self.price_date,
             tdp_w=self.tdp_w,
-            devices_per_worker=cpus_per_worker if self.device == "cpu" else 1,
+            devices_per_worker=cpus_per_worker if self.kind.counted_in_cpus else 1,
             shared=shared,
             peak_tflops=self.peak_tflops,
             bandwidth_gb_s=self.bandwidth_gb_s,
@@ -153,7 +160,7 @@ def _gpu(
     usd, usd_source = price
     return Hardware(
         name=name,
-        device="cuda",
+        device=CUDA.name,
         accelerator_type=label or name,
         memory_gib=memory,
         bandwidth_gb_s=bandwidth,
@@ -191,7 +198,7 @@ CATALOGUE: Mapping[str, Hardware] = {
     hardware.name: hardware
     for hardware in (
         Hardware(
-            name="cpu", device="cpu", tdp_w=7.5, price_usd_per_hour=0.05, price_date=_ENTERED,
+            name="cpu", device=CPU.name, tdp_w=7.5, price_usd_per_hour=0.05, price_date=_ENTERED,
             price_source=_ASSUMED + ", per virtual CPU", precisions=(Precision.fp32, Precision.bf16),
         ),
         _gpu(
@@ -234,12 +241,12 @@ CATALOGUE: Mapping[str, Hardware] = {
             price=(6.50, _ASSUMED),
         ),
         Hardware(
-            name="TPUv2", device="tpu", memory_gib=16, bandwidth_gb_s=600, tdp_w=280,
+            name="TPUv2", device=TPU.name, memory_gib=16, bandwidth_gb_s=600, tdp_w=280,
             price_usd_per_hour=4.87, price_date=_ENTERED, price_source=_STUDY, source=f"{_TPU}: TDP 280 W",
             assumed=("bandwidth_gb_s",),
         ),
         Hardware(
-            name="TPUv3", device="tpu", memory_gib=32, bandwidth_gb_s=900, tdp_w=450,
+            name="TPUv3", device=TPU.name, memory_gib=32, bandwidth_gb_s=900, tdp_w=450,
             price_usd_per_hour=8.81, price_date=_ENTERED, price_source=_STUDY,
             source=f"{_TPU}: TDP 450 W; Google Cloud, TPU v3: 32 GiB, 900 GB/s, 220 W measured in the mean",
         ),

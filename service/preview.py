@@ -132,7 +132,7 @@ def _planned(
     name = str(point.get("hardware", spec.hardware))
     hardware = find(name, catalogue)
     workers, fewest = spec.worker_numbers[0], spec.worker_numbers[-1]
-    on_cpu = hardware is None or hardware.device == "cpu"
+    in_cpus = hardware is None or hardware.kind.counted_in_cpus
     each = spec.resources.cpus_per_worker
     counts: tuple[int | None, int | None] = (None, None)
     if hardware is not None and snapshot is not None and snapshot.reachable:
@@ -145,7 +145,7 @@ def _planned(
     cpus = each * workers
     memory = spec.resources.memory_gib_per_worker
     price = hardware.price_usd_per_hour if hardware else 0.0
-    devices = each if on_cpu else 1
+    devices = each if in_cpus else 1
     return PlannedRun(
         index=index,
         cell=cell,
@@ -155,7 +155,7 @@ def _planned(
         workers=workers,
         min_workers=fewest,
         cpus=cpus,
-        accelerators=0 if on_cpu else workers,
+        accelerators=0 if in_cpus else workers,
         memory_gib=None if memory is None else memory * workers,
         price_usd_per_hour=price * devices * workers,
         min_price_usd_per_hour=price * devices * fewest,

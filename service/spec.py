@@ -434,20 +434,20 @@ def _hardware_problems(
     if "precision" not in spec.search.axes and (reason := hardware.lacks(spec.precision)) is not None:
         yield Problem(_INFEASIBLE, "precision", prefix + reason)
     evaluation = spec.numerics.evaluation
-    # A CPU rounds operands to formats that it has no instructions for.
-    judged = evaluation in _HALVES and hardware.device != "cpu"
+    judged = evaluation in _HALVES and not hardware.kind.emulates_halves
     if judged and "numerics.evaluation" not in spec.search.axes:
         reason = hardware.lacks(Precision(evaluation))
         if reason is not None:
             yield Problem(_INFEASIBLE, "numerics.evaluation", prefix + reason)
     distilled = {"model.teacher", "distillation.teacher_precision"}
-    half = spec.model.teacher is not None and spec.distillation.teacher_precision == "fp16"
-    if half and hardware.device == "cpu" and distilled.isdisjoint(spec.search.axes):
+    wanted = "auto" if spec.model.teacher is None else spec.distillation.teacher_precision
+    served = wanted == "auto" or wanted in hardware.kind.teacher_precisions
+    if not served and distilled.isdisjoint(spec.search.axes):
         yield Problem(
             _INFEASIBLE,
             "distillation.teacher_precision",
-            f"{prefix}distillation.teacher_precision fp16 needs a GPU, and hardware {spec.hardware} "
-            "computes on its CPU; use auto",
+            f"{prefix}distillation.teacher_precision {wanted} needs a GPU, and hardware {spec.hardware} "
+            f"computes on its {hardware.kind.noun}; use auto",
         )
 
 

@@ -17,7 +17,6 @@ from trainers.checkpoints.store import CheckpointStore
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
 from trainers.distillation import Distilled
-from trainers.errors import BadSpecError
 from trainers.evaluation import Evaluator
 from trainers.final_test import FinalTest
 from trainers.loss_scale import loss_scale_for
@@ -74,7 +73,8 @@ class _Place:
     @classmethod
     def of(cls, config: RunConfig, sink: Sink, began_s: float) -> _Place:
         """This worker's."""
-        workers, device = workers_of(config), _device(config)
+        workers, rates = workers_of(config), config.rates
+        device = rates.kind.backend.device(rates.hardware)
         arithmetic = arithmetic_for(config.precision, device, config.numerics)
         return cls(
             config,
@@ -84,8 +84,7 @@ class _Place:
             timeline_for(device, began_s),
             arithmetic,
             inference_for(config.numerics, arithmetic, device),
-            # A GPU's matrix units want widths of 8; on CPU every column of padding costs time.
-            multiple=8 if device.type == "cuda" else 1,
+            multiple=rates.kind.width_multiple,
         )
 
     def log(self, line: str) -> None:
@@ -98,13 +97,13 @@ class _Place:
 
     def warn_of_other_device(self) -> None:
         """Warn where the GPU is not the one whose power, bandwidth and peaks the run is given."""
-        if self.device.type != "cuda":
-            return
-        reported, rates = torch.cuda.get_device_name(self.device), self.config.rates
-        if other_device(reported, rates.reported_as):
+        rates = self.config.rates
+        reported = rates.kind.backend.name(self.device)
+        if reported is not None and other_device(reported, rates.reported_as):
             self.warn(
-                f"hardware {rates.hardware} is asked for, and this GPU is {reported}: cost, MFU and modelled "
-                "energy use figures of the former; name the variant that the nodes have (docs/hardware.md)"
+                f"hardware {rates.hardware} is asked for, and this {rates.kind.noun} is {reported}: cost, "
+                "MFU and modelled energy use figures of the former; name the variant that the nodes have "
+                "(docs/hardware.md)"
             )
 
 
@@ -379,7 +378,7 @@ def _build_model(place: _Place, model_origin: Origin, data: Prepared) -> Student
         pad_id=data.pad_id,
         layers=config.model.layers,
     )
-    ENCODERS[config.model.encoder].install(model)
+    ENCODERS[config.model.encoder].install(model.bert)
     if not config.trains:
         # Before the model reaches the device, which never holds weights in another format.
         place.arithmetic.prepare(model)
@@ -389,7 +388,7 @@ def _build_model(place: _Place, model_origin: Origin, data: Prepared) -> Student
         model.checkpoint_activations()
     if config.model.compile:
         compile_encoder(model)
-    elif place.device.type == "cpu":
+    elif config.rates.kind.host_dropout:
         dropout.install(model)
     if config.trains:
         place.arithmetic.prepare(model)
@@ -458,16 +457,6 @@ def _noise_of(
         device=place.device,
     )
     return GradientNoise(source, sized.batch.global_size / sized.batch.base_size)
-
-
-def _device(config: RunConfig) -> torch.device:
-    if config.rates.device == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise BadSpecError(
-            f"hardware {config.rates.hardware} is a GPU, but this worker sees none; change hardware"
-        )
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _newest(checkpoints: CheckpointStore, place: _Place) -> Path | None:

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from trainers.config import RunConfig, TrainingSections, Workspace
+from trainers.device_kinds import DEVICE_KINDS
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError
 from trainers.measuring.figures import ModelShape, Profile
 from trainers.reporting import Clock, Outcome, Sink, Stop
@@ -148,7 +149,7 @@ def make_ready(device: str) -> Mapping[str, float]:
     `train` calls this too; a worker that calls it before its first run is ready when the run is opened.
 
     Args:
-        device: torch device type that runs will use, `cpu` or `cuda`.
+        device: kind of the devices that runs will use.
 
     Returns:
         Seconds by part: `imports`, `kernels`, `first_step`; all 0 when the process was ready.
@@ -158,15 +159,13 @@ def make_ready(device: str) -> Mapping[str, float]:
     marks = [time.perf_counter()]
     preload()
     marks.append(time.perf_counter())
-    import torch
-
     from trainers import readiness
 
-    place = torch.device(device)
-    readiness.load_kernels(place)
+    kind = DEVICE_KINDS[device]
+    readiness.load_kernels(kind)
     marks.append(time.perf_counter())
-    if device == "cpu" or torch.cuda.is_available():  # without a GPU `train` says what is missing
-        readiness.first_step(place)
+    if kind.backend.available():  # without a device `train` says what is missing
+        readiness.first_step(kind)
     marks.append(time.perf_counter())
     spent_s = (end - begin for begin, end in pairwise(marks))
     _ready[device] = MappingProxyType(dict(zip(("imports", "kernels", "first_step"), spent_s, strict=True)))

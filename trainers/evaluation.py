@@ -14,6 +14,7 @@ import torch
 
 from trainers.data.batches import Batch, collate, evaluation_rows
 from trainers.data.prefetch import Prefetcher
+from trainers.device_kinds import kind_of
 from trainers.parallel.replica import Replica
 from trainers.parallel.workers import Workers
 from trainers.precision import Inference
@@ -183,8 +184,8 @@ class Evaluator:
                 if batch is None:
                     continue
                 batch = batch.to(self._device)
-                if self._device.type == "cuda":
-                    torch.cuda.synchronize(self._device)  # the copy is no part of an example's time
+                # The copy is no part of an example's time.
+                kind_of(self._device).backend.synchronize(self._device)
                 began_s = time.perf_counter()
                 said = self._forward(replica, batch)
                 spent_s = time.perf_counter() - began_s

@@ -19,6 +19,7 @@ import torch
 from filelock import FileLock
 
 from trainers.config import RunConfig
+from trainers.device_kinds import free_caches, kind_of
 from trainers.errors import OutOfMemoryError
 from trainers.parallel.workers import Workers
 from trainers.preparation import preparing
@@ -148,7 +149,7 @@ def with_size(config: RunConfig, size: int) -> RunConfig:
 
 
 def _searched(config: RunConfig, device: torch.device) -> bool:
-    return config.batch.micro_size == "auto" and device.type == "cuda"
+    return config.batch.micro_size == "auto" and kind_of(device).searches_micro_batch
 
 
 def _memory_of(config: RunConfig) -> Memory:
@@ -165,17 +166,14 @@ def fits(attempt: Callable[[], None]) -> bool:
     else:
         enough = True
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free_caches()
     return enough
 
 
 def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object]) -> str:
     """What the answer depends on: model, precision, lengths, masking, optimizer, share, device."""
-    memory = name = None
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        name, memory = properties.name, properties.total_memory
+    backend = kind_of(device).backend
+    name, memory = backend.name(device), backend.memory_bytes(device)
     fields = config.model_dump(mode="json", include={"model", "distillation", "precision", "numerics"})
     fields |= {
         "shape": {name: str(value) for name, value in shape.items()},

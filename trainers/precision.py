@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn import functional
 
 from trainers.config import Numerics, Precision
+from trainers.device_kinds import kind_of
 from trainers.errors import BadSpecError
 
 _HALF = {Precision.fp16: torch.float16, Precision.bf16: torch.bfloat16}
 _EVALUATED = {precision.value: half for precision, half in _HALF.items()}
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-_AMPERE = (8, 0)
 
 
 class Arithmetic:
@@ -125,7 +125,7 @@ def arithmetic_for(
     if precision is Precision.tf32:
         return Tf32()
     half = _HALF[precision]
-    if device.type == "cpu" and not has_bf16(device):
+    if kind_of(device).emulates_halves and not _has(half, device):
         return Rounded(half, half_parameters=half_parameters)
     return Autocast(device, half, half_parameters=half_parameters)
 
@@ -134,24 +134,17 @@ def why_not(precision: Precision, device: torch.device) -> str | None:
     """Why a device is not used in a precision, and what to do; None when it is."""
     if precision is Precision.fp32:
         return None
-    if device.type != "cuda":
-        return None if precision is Precision.bf16 else "it needs a GPU; use precision fp32 or bf16"
-    if precision is Precision.fp16 or torch.cuda.get_device_capability(device) >= _AMPERE:
-        return None
-    name = torch.cuda.get_device_name(device)
-    return f"{name} is older than Ampere and has no {precision.value}; use precision fp32 or fp16"
+    return kind_of(device).backend.why_not(precision.value, device)
 
 
 def has_bf16(device: torch.device) -> bool:
     """Whether a device has instructions for bf16."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= _AMPERE
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return kind_of(device).backend.has_instructions(Precision.bf16, device)
 
 
 def has_fp16(device: torch.device) -> bool:
     """Whether a device has instructions for fp16."""
-    return device.type == "cuda" or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return kind_of(device).backend.has_instructions(Precision.fp16, device)
 
 
 def _has(half: torch.dtype, device: torch.device) -> bool:
@@ -222,11 +215,12 @@ class HalfInference(Inference):
 
     def __init__(self, training: Arithmetic, device: torch.device, half: torch.dtype | None = None) -> None:
         super().__init__(training)
+        emulates = kind_of(device).emulates_halves
         if half is None:
-            bf16 = device.type == "cpu" or has_bf16(device)
+            bf16 = emulates or has_bf16(device)
             half = training.half or (torch.bfloat16 if bf16 else torch.float16)
         self._half, rounds = half, not _has(half, device)
-        if rounds and device.type != "cpu":
+        if rounds and not emulates:
             word = _NAMES[half]
             raise BadSpecError(
                 f"numerics.evaluation {word} cannot be computed on {device}, which has no {word}; "

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from trainers.config import RunConfig
+from trainers.device_kinds import free_caches, trained_on
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 _NEVER = 2**31 - 1
@@ -25,11 +26,10 @@ def reset_process(config: RunConfig) -> None:
     dtype; empties caches and returns freed memory, so that the peak counts this run alone.
     """
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free_caches()
     torch.clear_autocast_cache()
-    for device in ("cpu", "cuda"):
-        torch.set_autocast_enabled(device, False)
+    for kind in trained_on():
+        torch.set_autocast_enabled(kind.torch_type, False)
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
     torch.set_float32_matmul_precision("highest")
@@ -79,7 +79,7 @@ def environment_restored() -> Iterator[None]:
 def _threads(config: RunConfig) -> int:
     if config.threads is not None:
         return config.threads
-    return config.rates.devices_per_worker if config.rates.device == "cpu" else 1
+    return config.rates.devices_per_worker if config.rates.kind.counted_in_cpus else 1
 
 
 def _deterministic(wanted: bool) -> None:

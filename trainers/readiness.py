@@ -13,6 +13,7 @@ from cuda_ext import native
 from trainers.data.batches import collate
 from trainers.data.prefetch import Prefetcher
 from trainers.data.tokens import TokenSet
+from trainers.device_kinds import DeviceKind
 from trainers.models import dropout, student
 from trainers.models.heads import ClassHead
 from trainers.models.origin import Preset
@@ -20,18 +21,19 @@ from trainers.models.origin import Preset
 _EXAMPLES, _LENGTH, _VOCABULARY = 8, 32, 128
 
 
-def load_kernels(device: torch.device) -> None:
+def load_kernels(kind: DeviceKind) -> None:
     """Load our own kernels, compiled where no cache has them.
 
     Where they cannot be had, the runs that want them say so and take another implementation.
     """
-    native.why_unavailable(device.type)
+    if kind.kernels is not None:
+        native.why_unavailable(kind.kernels)
 
 
-def first_step(device: torch.device) -> None:
+def first_step(kind: DeviceKind) -> None:
     """Train and evaluate a toy model for one step; generators are left as they were."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.enable_grad():
+    device = torch.device(kind.torch_type)
+    with kind.backend.keep_random_state(device), torch.enable_grad():
         model = student.build(
             Preset("tiny"),
             head=ClassHead(("no", "yes")),
@@ -40,7 +42,7 @@ def first_step(device: torch.device) -> None:
             max_length=_LENGTH,
             pad_id=0,
         ).to(device)
-        if device.type == "cpu":
+        if kind.host_dropout:
             dropout.install(model)
         tokens = _tokens()
         batches = Prefetcher(lambda step: collate(tokens, np.arange(_EXAMPLES), 0, 8), 0, 1)

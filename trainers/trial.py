@@ -12,6 +12,7 @@ from torch import nn
 from trainers.config import RunConfig
 from trainers.data.batches import Batch, Transform, collate
 from trainers.data.tokens import TokenSet
+from trainers.device_kinds import kind_of
 from trainers.models.student import Student
 from trainers.objective import Objective
 from trainers.optimizers.build import build
@@ -74,8 +75,7 @@ class Trial:
         try:
             # With a mask, which attention needs the more memory for.
             self._pass(_with_mask(self._longest(size)))
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            kind_of(self._device).backend.synchronize(self._device)
         finally:
             del states
             self._module.zero_grad(set_to_none=True)
@@ -102,8 +102,7 @@ class Trial:
         build(self._config.optimizer, copies).optimizer.step()
         self._module.zero_grad(set_to_none=True)
         self._objective.begin_step(0, 1)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        kind_of(self._device).backend.synchronize(self._device)
 
     def _variants(self, batch: Batch) -> Iterator[Batch]:
         yield replace(batch, attention_mask=None)

@@ -26,8 +26,6 @@ WORKERS = (1, 2, 4, 8)
 """Numbers of workers that are estimated."""
 CPU_MEMORY_GB_S = 10.0
 """Assumed of one virtual CPU."""
-LINK_GB_S: Mapping[str, float] = {"cpu": 1.0, "cuda": 25.0}
-"""Assumed link of a worker: 10 Gbit Ethernet, and PCIe 4 x16."""
 
 
 def profile(
@@ -196,7 +194,9 @@ def _measured(config: RunConfig, *, steps: int, warm_up: int, check: bool) -> Pr
     from trainers.entrypoint import profile as measure
     from trainers.errors import TrainingError
 
-    pairs = config.rates.device == "cpu" and (os.cpu_count() or 1) > 1 and config.batch.global_size % 2 == 0
+    pairs = (
+        config.rates.kind.counted_in_cpus and (os.cpu_count() or 1) > 1 and config.batch.global_size % 2 == 0
+    )
     note(f"measures {warm_up + steps} steps" + (", in two processes at once" if pairs else ""))
     try:
         return measure(config, workers=2 if pairs else 1, steps=steps, warm_up=warm_up, check=check and pairs)
@@ -309,7 +309,7 @@ def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tup
 def _assumed_link(hardware: Hardware, link_gb_s: float | None) -> Link:
     from service.planner.step_time import Link
 
-    return Link(link_gb_s if link_gb_s is not None else LINK_GB_S.get(hardware.device, LINK_GB_S["cuda"]))
+    return Link(link_gb_s if link_gb_s is not None else hardware.kind.link_gb_s)
 
 
 def _print(step: Step, found: list[Estimate], notes: list[str]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from service.execution.mailbox import Place
 from service.execution.processes import MARK, SERVICE, Machine, Process, ProcessTable
 from service.neighbours import Neighbour, of_cpus, of_time
+from trainers.device_kinds import DEVICE_KINDS
 from trainers.reporting import Measurement, Provenance
 
 logger = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ class Watch:
 
     Args:
         report: takes measurements.
-        device: torch device type of the run.
+        device: kind of the devices of the run.
         roots: processes of the run's workers on this machine.
         mark: of the run's experiment; None = as this process is marked.
         every_s: time between two looks.
@@ -173,7 +174,7 @@ class Watch:
         self._mark = os.environ.get(MARK, "") if mark is None else mark
         self._table = _table()
         self._look = look or self._table.look
-        self._gpus = _Gpus() if device == "cuda" else None
+        self._gpus = _Gpus() if DEVICE_KINDS[device].nvml else None
         self._scope = f"host:{socket.gethostname()}"
         self._company, self._said_s = Company(), 0.0
         self._before = self._look()
@@ -228,7 +229,7 @@ def watcher(
 
     Args:
         report: takes measurements.
-        device: torch device type of the run.
+        device: kind of the devices of the run.
         rank: of the worker in its group.
         places: of the group's workers, by rank; empty for a worker that is alone.
     """

@@ -14,7 +14,13 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
-GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+
+def interface_variable(backend: str) -> str:
+    """Returns the variable that names the interface of a backend of `torch.distributed`."""
+    return f"{backend.upper()}_SOCKET_IFNAME"
+
+
+GLOO, NCCL = interface_variable("gloo"), interface_variable("nccl")
 
 
 def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:

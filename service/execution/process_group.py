@@ -17,7 +17,8 @@ from typing import Any
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.util import TrainingFramework
 
-from service.execution.network import GLOO, NCCL, choose_interface
+from service.execution.network import choose_interface, interface_variable
+from trainers.device_kinds import DEVICE_KINDS
 from trainers.errors import FailureClass, TrainingError
 
 
@@ -52,7 +53,7 @@ def process_group(address: str, port: int, *, device: str) -> Iterator[None]:
     Args:
         address: of rank 0's node.
         port: free there.
-        device: `cuda` takes NCCL, `cpu` gloo.
+        device: kind of the device, which decides the backend.
 
     Raises:
         NoProcessGroup: the interface is not there, or a peer cannot be reached.
@@ -66,7 +67,8 @@ def process_group(address: str, port: int, *, device: str) -> Iterator[None]:
     )
 
     choose_interface()
-    backend, variable = ("nccl", NCCL) if device == "cuda" else ("gloo", GLOO)
+    backend = DEVICE_KINDS[device].process_group
+    variable = interface_variable(backend)
     context = ray.train.get_context()
     os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     _set_torch_distributed_env_vars()

@@ -187,7 +187,7 @@ def measure(order: ProfileOrder) -> dict[str, Any]:
             backend_config=TorchWorkers(),
             scaling_config=ScalingConfig(
                 num_workers=order.shape.workers,
-                use_gpu=order.shape.device == "cuda",
+                **order.shape.kind.ray_scaling,
                 resources_per_worker=dict(order.shape.resources),
                 label_selector=dict(order.shape.labels) or None,
             ),

@@ -13,6 +13,7 @@ from service.models import checkpoints_folder, workspace_of
 from service.settings import Settings
 from service.spec import ExperimentSpec
 from trainers.config import RunConfig, TrainingSections
+from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Shape:
     Attributes:
         workers: processes.
         resources: what each of them reserves, by Ray's resource name, sorted.
-        device: torch device type.
+        device: kind of the devices.
         labels: of the nodes that they may run on, by Ray's label name, sorted.
         exclusive: it holds all CPUs of its node, or those that belong to its devices.
     """
@@ -37,6 +38,11 @@ class Shape:
     def cpus(self) -> int:
         """CPUs that each worker reserves."""
         return int(dict(self.resources)[CPU])
+
+    @property
+    def kind(self) -> DeviceKind:
+        """What is known of its devices."""
+        return DEVICE_KINDS[self.device]
 
 
 def shapes_of(

@@ -618,7 +618,7 @@ def waits_for(shape: Shape, others: Sequence[Held]) -> str:
     if shape.exclusive:
         what += (
             ", a whole node (measure: exclusive)"
-            if shape.device == "cpu"
+            if shape.kind.counted_in_cpus
             else ", the devices and their share of the node's CPUs (measure: exclusive)"
         )
     holders = ", ".join(

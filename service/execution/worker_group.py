@@ -177,7 +177,7 @@ class WorkerGroup:
             backend_config=TorchWorkers(),
             scaling_config=ScalingConfig(
                 num_workers=self.shape.workers,
-                use_gpu=self.shape.device == "cuda",
+                **self.shape.kind.ray_scaling,
                 resources_per_worker=resources,
                 label_selector=dict(self.shape.labels) or None,
             ),

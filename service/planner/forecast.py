@@ -231,7 +231,7 @@ def forecast_run(
             "task.validation_examples, or run one of it"
         )
     work = _work(spec, steps)
-    devices = spec.parallel.workers * (spec.resources.cpus_per_worker if hardware.device == "cpu" else 1)
+    devices = spec.parallel.workers * (spec.resources.cpus_per_worker if hardware.kind.counted_in_cpus else 1)
     watts = Span(1.0, 1.0, 1.0) * (hardware.tdp_w * devices)
     if like:
         time_s = _from_history(work, like, tier)
@@ -330,7 +330,7 @@ def _from_catalogue(
     passes = 3.0 if spec.trains else 1.0
     per_position = passes * layers * (2.0 * 12 * hidden**2 + 4.0 * spec.task.max_length * hidden)
     flops = work * per_position
-    if hardware.device == "cpu":
+    if hardware.kind.counted_in_cpus:
         rates = Span(LEAST_CPU_GFLOPS, CPU_GFLOPS, MOST_CPU_GFLOPS) * (1e9 * devices)
         words = (
             f"counted arithmetic at {CPU_GFLOPS:g} GFLOP/s per CPU (assumed; {LEAST_CPU_GFLOPS:g} to "

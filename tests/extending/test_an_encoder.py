@@ -11,7 +11,6 @@ from torch import nn
 from service.spec import SpecError, json_schema, validate
 from trainers.entrypoint import train
 from trainers.models.encoders import ENCODERS, EncoderInfo
-from trainers.models.student import Student
 from trainers.reporting import NeverStop
 
 MINIMAL = {"name": "signs", "task": {"name": "imdb"}}
@@ -30,9 +29,9 @@ class SignLinear(nn.Linear):
         return nn.functional.linear(input, straight, self.bias)
 
 
-def install(model: Student) -> None:
+def install(model: nn.Module) -> None:
     """Replaces the layers' Linears."""
-    for module in model.bert.bert.encoder.modules():
+    for module in model.bert.encoder.modules():
         if type(module) is nn.Linear:
             module.__class__ = SignLinear
 

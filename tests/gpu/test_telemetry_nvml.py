@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainers.device_kinds import kind_of
 from trainers.telemetry.devices import Device, ReplayedDevice, write_trace
-from trainers.telemetry.instruments import _counters_of
 from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.sampling import Sampler
 from trainers.telemetry.timeline import Phase, timeline_for
@@ -21,7 +21,8 @@ CUDA = "cuda"
 
 @pytest.fixture
 def device() -> Device:
-    found = _counters_of(torch.device(CUDA, torch.cuda.current_device()))
+    where = torch.device(CUDA, torch.cuda.current_device())
+    found = kind_of(where).backend.counters(where)
     assert type(found) is not Device, "a GPU is here and NVML does not find it"
     return found
 

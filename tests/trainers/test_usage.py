@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from trainers.config import Precision
+from trainers.device_kinds.backend import Backend
+from trainers.device_kinds.cuda_backend import CudaBackend
 from trainers.entrypoint import train
 from trainers.parallel.workers import Workers
 from trainers.progress import Progress
@@ -191,13 +193,14 @@ def test_the_power_limit_of_a_gpu_replaces_the_tables_and_the_facts_say_so(confi
 
 
 def replayed(monkeypatch, device: Device) -> None:
-    monkeypatch.setattr(instruments_module, "_counters_of", lambda _: device)
+    for backend in (Backend, CudaBackend):
+        monkeypatch.setattr(backend, "counters", lambda *_: device)
 
 
 def gpu_summary(
     configure, *, played: int = 60, teacher: Precision | None = None, **changes
 ) -> tuple[dict, RunFigures, Progress]:
-    """The summary of a run whose GPU is what `_counters_of` gives."""
+    """The summary of a run whose GPU is what `replayed` gives."""
     config = configure(
         rates={
             "hardware": "H200", "device": "cuda", "price_usd_per_hour": 4.5, "price_date": "2026-01-01",

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainers.device_kinds import kind_of
+
 
 def capture(device: torch.device) -> dict[str, Any]:
     """States of torch, the device, numpy and Python on this worker, as arrays and numbers."""
@@ -23,8 +25,9 @@ def capture(device: torch.device) -> dict[str, Any]:
         "python_version": version,
         "python_gauss": gauss,
     }
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device).numpy()
+    own = kind_of(device).backend.random_state(device)
+    if own is not None:
+        states[device.type] = own.numpy()
     return states
 
 
@@ -41,5 +44,6 @@ def restore(states: dict[str, Any], device: torch.device) -> None:
     )
     words = tuple(int(word) for word in states["python"])
     random.setstate((states["python_version"], words, states["python_gauss"]))
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(torch.from_numpy(np.array(states["cuda"], dtype=np.uint8)), device)
+    if device.type in states:
+        own = torch.from_numpy(np.array(states[device.type], dtype=np.uint8))
+        kind_of(device).backend.set_random_state(device, own)

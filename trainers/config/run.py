@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from trainers.config.numerics import Precision
 from trainers.config.section import Section
 from trainers.config.training import TrainingSections
+from trainers.device_kinds import DEVICE_KINDS, DeviceKind
+from trainers.registry import NameIn
 
 
 class Rates(Section):
@@ -16,8 +18,8 @@ class Rates(Section):
 
     hardware: str
     """Name of the hardware in the catalogue."""
-    device: Literal["cpu", "cuda"]
-    """Torch device type that a worker uses."""
+    device: Annotated[str, NameIn(DEVICE_KINDS)]
+    """Kind of the devices that workers use."""
     price_usd_per_hour: float = Field(ge=0.0)
     """Price of one device, in USD per hour."""
     price_date: str
@@ -26,7 +28,7 @@ class Rates(Section):
     """Thermal design power of one device, in watts; the basis of modelled energy where its driver reports no
     power limit."""
     devices_per_worker: int = Field(default=1, ge=1)
-    """Devices that one worker occupies: its reserved CPUs on `cpu`, else 1."""
+    """Devices that one worker occupies: its reserved CPUs of a kind counted in CPUs, else 1."""
     shared: bool = False
     """Other runs may use the devices at the same time: their counters are not this run's alone."""
     peak_tflops: dict[Precision, Annotated[float, Field(gt=0.0)]] | None = None
@@ -35,6 +37,11 @@ class Rates(Section):
     """Published memory bandwidth of one device, in GB/s; unset = not known."""
     reported_as: tuple[str, ...] = ()
     """Names that the device's driver gives it, without the maker's; empty = not checked."""
+
+    @property
+    def kind(self) -> DeviceKind:
+        """What is known of devices of this kind."""
+        return DEVICE_KINDS[self.device]
 
 
 class Workspace(Section):

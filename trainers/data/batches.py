@@ -16,6 +16,7 @@ import torch
 
 from trainers.data.selection import Indices
 from trainers.data.tokens import TokenSet
+from trainers.device_kinds import kind_of
 from trainers.models.heads import IGNORED
 
 POOL_BATCHES = 64
@@ -91,7 +92,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
-        if device.type == "cpu":
+        if device.type == self.input_ids.device.type:
             return self
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
@@ -144,11 +145,11 @@ class StepBatch:
     global_examples: int
 
     def pinned(self, device: torch.device) -> StepBatch:
-        """The same step, see `Batch.pinned`; as it is where the device is the CPU."""
-        if device.type == "cpu":
+        """The same step, see `Batch.pinned`; as it is where the host computes."""
+        pinning = kind_of(device).backend.pinning(device)
+        if pinning is None:
             return self
-        # A thread's current device is the first one until it says otherwise.
-        with torch.cuda.device(device):
+        with pinning:
             return replace(self, micro_batches=[micro.pinned() for micro in self.micro_batches])
 
 

@@ -15,13 +15,14 @@ from tokenizers import Tokenizer
 from trainers.config import Precision, RunConfig, Workspace
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
+from trainers.device_kinds import kind_of
 from trainers.distillation.taps import RelationTap
 from trainers.errors import BadSpecError, NotFiniteError
 from trainers.models import origin, student
 from trainers.models.heads import ClassHead, Head, SpanHead, VocabularyHead
 from trainers.models.origin import WEIGHTS, Folder
 from trainers.models.student import Output
-from trainers.precision import Rounded, has_bf16
+from trainers.precision import Rounded, has_bf16, has_fp16
 from trainers.tasks.base import Prepared, Task
 from trainers.telemetry.flops import flop_count_of
 
@@ -80,14 +81,16 @@ def format_on(device: torch.device, wanted: str, student: Precision = Precision.
     Raises:
         BadSpecError: the device does not have it.
     """
+    kind = kind_of(device)
+    has_instructions = {"fp16": has_fp16, "bf16": has_bf16, "fp32": lambda _: True}
     if wanted == "auto":
-        wanted = "fp16" if device.type == "cuda" else "bf16" if has_bf16(device) else "fp32"
+        wanted = next(format for format in kind.teacher_precisions if has_instructions[format](device))
+    if wanted not in kind.teacher_precisions:
+        raise BadSpecError(
+            f"distillation.teacher_precision {wanted} needs a GPU, and this worker computes on its "
+            f"{kind.noun}; use auto"
+        )
     if wanted == "fp16":
-        if device.type != "cuda":
-            raise BadSpecError(
-                "distillation.teacher_precision fp16 needs a GPU, and this worker computes on its CPU; "
-                "use auto"
-            )
         return Format("fp16 weights and arithmetic", Precision.fp16, torch.float16)
     if wanted == "bf16":
         if has_bf16(device):

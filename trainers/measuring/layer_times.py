@@ -14,6 +14,7 @@ from torch import nn
 
 from trainers.assembly import assemble
 from trainers.config import RunConfig
+from trainers.device_kinds import kind_of
 from trainers.errors import BadSpecError
 from trainers.measuring.figures import LayerTime, StepTimes
 from trainers.models.student import HEADS, Student
@@ -71,8 +72,7 @@ class _Stamps:
 
     def now(self) -> float:
         """The time when the device has done what it was given."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        kind_of(self._device).backend.synchronize(self._device)
         return time.perf_counter()
 
     def _begin(self, module: nn.Module, inputs: Any) -> None:

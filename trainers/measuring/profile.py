@@ -80,7 +80,7 @@ def measure_group(
     share = alone(config, config.batch.global_size // group.workers)
     times = mean_step(group.run(layer_times_together, share, steps, warm_up))
     # A GPU's exchanges are not computed by the processor; elsewhere an idle core may do them.
-    idle = config.rates.device == "cuda" or group.spare_cores > 0
+    idle = not config.rates.kind.counted_in_cpus or group.spare_cores > 0
     exchange = fit(group.workers, group.run(exchange_times, config), idle=idle)
     compression = compression_cost(group, config, exchange)
     measured_ms = None
@@ -120,7 +120,8 @@ def compression_times(config: RunConfig) -> list[tuple[float, float]]:
     Args:
         config: data-parallel, with the compression that is timed.
     """
-    device = _device(config)
+    backend = config.rates.kind.backend
+    device = backend.device(config.rates.hardware)
     model = nn.Linear(_MATRIX[1], _MATRIX[0], bias=False, device=device)
     optimizer = cuda_ext.Adan(model.parameters(), lr=1e-4)
     exchange = exchange_for(config, model, optimizer, _WARM_UP_STEPS)
@@ -128,7 +129,7 @@ def compression_times(config: RunConfig) -> list[tuple[float, float]]:
     marks: list[float] = []
 
     def hook(state: object, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations
-        _wait(device)
+        backend.synchronize(device)
         marks.append(time.perf_counter())
         reduced = exchange.start(bucket)
         marks.append(time.perf_counter())
@@ -142,24 +143,12 @@ def compression_times(config: RunConfig) -> list[tuple[float, float]]:
         distributed.barrier()
         marks.clear()
         parallel(batch).square().sum().backward()
-        _wait(device)
+        backend.synchronize(device)
         began_s, begun_s = marks
         taken.append((1e3 * (begun_s - began_s), 1e3 * (time.perf_counter() - began_s)))
         optimizer.step()
         optimizer.zero_grad()
     return taken[_WARM_UP_STEPS + 1 :]
-
-
-def _device(config: RunConfig) -> torch.device:
-    """This worker's device."""
-    if config.rates.device != "cuda":
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def mean_step(workers: list[StepTimes]) -> StepTimes:
@@ -186,16 +175,17 @@ def layer_times_together(config: RunConfig, steps: int, warm_up: int) -> StepTim
 
 def exchange_times(config: RunConfig) -> list[tuple[float, float, float]]:
     """(MiB, wall ms, CPU ms of this process) of a gradient bucket's exchange, by size."""
-    found, device = [], _device(config)
+    backend = config.rates.kind.backend
+    found, device = [], backend.device(config.rates.hardware)
     for size_mib in SIZES_MIB:
         bucket = torch.zeros(int(size_mib * MIB) // 4, device=device)
         taken = []
         for repeat in range(_REPEATS + 2):
             distributed.barrier()
-            _wait(device)
+            backend.synchronize(device)
             wall_s, cpu_s = time.perf_counter(), time.process_time()
             distributed.all_reduce(bucket.mul_(0.5), async_op=True).wait()
-            _wait(device)
+            backend.synchronize(device)
             if repeat >= 2:
                 taken.append((time.perf_counter() - wall_s, time.process_time() - cpu_s))
         found.append(

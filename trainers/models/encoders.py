@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainers.registry import Registry
 
 if TYPE_CHECKING:
-    from trainers.models.student import Student
+    from transformers.models.bert.modeling_bert import BertPreTrainedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class EncoderInfo:
 
     name: str
     summary: str
-    install: Callable[[Student], None]
+    install: Callable[[BertPreTrainedModel], None]
     devices: tuple[str, ...] | None = None
     precisions: tuple[str, ...] | None = None
     compiles: bool = True
@@ -59,8 +59,8 @@ class EncoderInfo:
             )
 
 
-def _as_built(model: Student) -> None:
-    """A student is built with these layers."""
+def _as_built(model: BertPreTrainedModel) -> None:
+    """Models are built with these layers."""
 
 
 HUGGINGFACE = EncoderInfo(name="huggingface", summary="the layers of transformers' BERT", install=_as_built)

@@ -189,7 +189,7 @@ class DistributedReplica(Replica):
         self._static_graph = static_graph and not fixed_buckets
         self._parallel = DistributedDataParallel(
             _Logits(module) if self._static_graph else module,
-            device_ids=[self._device.index] if self._device.type == "cuda" else None,
+            device_ids=None if self._device.index is None else [self._device.index],
             gradient_as_bucket_view=True,
             bucket_cap_mb=bucket_mib,
             find_unused_parameters=fixed_buckets,

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import torch
 
+from trainers.device_kinds import kind_of
+
 _PACKAGES = ("stillhouse", "torch", "transformers", "tokenizers", "safetensors", "datasets", "numpy")
 _GIT_LIMIT_S = 5.0
 
 
 def environment_facts(device: torch.device) -> dict[str, object]:
     """Source revision, package versions, hardware and threads of this process."""
-    facts: dict[str, object] = {
+    return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": _versions(),
@@ -25,11 +27,8 @@ def environment_facts(device: torch.device) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "device": str(device),
         **_revision(Path(__file__).resolve().parent),
+        **kind_of(device).backend.facts(device),
     }
-    if device.type == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name(device)
-        facts["cuda"] = torch.version.cuda
-    return facts
 
 
 def _versions() -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainers.config import RunConfig
 from trainers.reporting import Provenance
-from trainers.telemetry.devices import Device, nvml_device
+from trainers.telemetry.devices import Device
 from trainers.telemetry.energy import cost_usd, modelled_energy_j, rated_power_w
 from trainers.telemetry.rapl import find_rapl, machine, machine_cpu_s
 from trainers.telemetry.sampling import Sampled, Sampler
@@ -66,7 +66,7 @@ class Instruments:
         """
         from trainers.telemetry.memory import PeakMemory
 
-        self.device = _counters_of(device)
+        self.device = self._rates.kind.backend.counters(device)
         self._limit_w = self.device.power_limit_w()
         self._memory = PeakMemory(device)
         self._device_j = self.device.energy_j()
@@ -138,7 +138,7 @@ class Instruments:
             modelled_j=modelled_energy_j(
                 self._rates,
                 wall_s,
-                cpu_s if self._rates.device == "cpu" else device_s,
+                cpu_s if self._rates.kind.counted_in_cpus else device_s,
                 limit_w=self._limit_w,
             ),
             energy=energy,
@@ -162,15 +162,3 @@ class Instruments:
         else:
             return {}
         return {"gpu": Energy(joules, provenance, self.device.identity)}
-
-
-def _counters_of(device: torch.device) -> Device:
-    if device.type != "cuda":
-        return Device()
-    import torch
-
-    found = torch.cuda.get_device_properties(device)
-    # Not all of torch's versions that this runs on tell the place.
-    place = [getattr(found, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
-    bus_id = None if -1 in place else "{:08x}:{:02x}:{:02x}.0".format(*place)
-    return nvml_device(index=device.index, uuid=str(getattr(found, "uuid", "")), bus_id=bus_id)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 
 import torch
 from torch import nn
 
+from trainers.device_kinds import kind_of
 from trainers.process import trim_memory
 from trainers.reporting import Provenance
 
 MIB = 1024.0 * 1024.0
-_CLEAR_PEAK = "5"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +49,7 @@ class PeakMemory:
         return self._counted_mib
 
     def _counted_mib(self) -> float:
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device) / MIB
-        return _resident_peak_kib() / 1024.0
+        return kind_of(self._device).backend.peak_mib(self._device)
 
     def restart(self) -> Peak:
         """End the window, and begin another with what is still in use.
@@ -69,12 +65,7 @@ class PeakMemory:
         return ended
 
     def _begin(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        else:
-            # Not permitted in some sandboxes; the peak is then that of the process' life.
-            with contextlib.suppress(OSError):
-                Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK, encoding="ascii")
+        kind_of(self._device).backend.restart_peak(self._device)
 
 
 def weight_mib(model: nn.Module) -> float:
@@ -88,15 +79,3 @@ def weight_mib(model: nn.Module) -> float:
         if tensor.is_floating_point() and (storage := tensor.untyped_storage()).nbytes()
     }
     return sum(held.values()) / MIB
-
-
-def _resident_peak_kib() -> float:
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return float(line.split()[1])
-    except OSError:
-        pass
-    import resource
-
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

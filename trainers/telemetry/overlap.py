@@ -8,6 +8,7 @@ from itertools import count
 
 import torch
 
+from trainers.device_kinds import kind_of
 from trainers.telemetry.timeline import device_mark
 
 
@@ -120,4 +121,4 @@ def hidden(spans: list[tuple[float, float]], until: float) -> float:
 
 def overlap_for(device: torch.device) -> Overlap:
     """The overlap that measures truly on a device."""
-    return CudaOverlap() if device.type == "cuda" else Overlap()
+    return CudaOverlap() if kind_of(device).behind_host else Overlap()

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
+from trainers.device_kinds import kind_of
 from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.devices import MIB
 from trainers.telemetry.timeline import Phase, Timeline
@@ -299,9 +300,7 @@ class TorchProfiler(StepProfiler):
         return recorded
 
     def _begin(self) -> None:
-        activities = [ProfilerActivity.CPU]
-        if self._device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
+        activities = kind_of(self._device).backend.profiler_activities()
         self._running, self._covered, self._began_s = profile(activities=activities), 0, time.time()
         self._running.start()
 
@@ -309,8 +308,7 @@ class TorchProfiler(StepProfiler):
         running, self._running = self._running, None
         if running is None:
             return
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        kind_of(self._device).backend.synchronize(self._device)
         running.stop()
         if not read:
             return

@@ -154,7 +154,7 @@ class RunFigures:
         energy = self._window_energy(usage, "all devices that train", window_s)
         yield energy
         start_s, end_s = energy.start_s, energy.end_s
-        if self._config.rates.device == "cpu":
+        if self._config.rates.kind.counted_in_cpus:
             utilisation = 100.0 * usage.cpu_s / usage.device_s if usage.device_s else None
             how = Provenance.counter
         else:
@@ -242,7 +242,7 @@ class RunFigures:
 
     def _energy(self, usage: Usage) -> tuple[float, Provenance]:
         """Of the devices that train: measured throughout, or modelled throughout."""
-        if self._config.rates.device == "cpu":
+        if self._config.rates.kind.counted_in_cpus:
             measured = usage.measured("cpu_share")
         else:
             measured = usage.measured("gpu") if self._alone else None
@@ -250,7 +250,7 @@ class RunFigures:
 
     def _of_devices(self, usage: Usage) -> Iterator[tuple[str, float, Provenance]]:
         """Identity, joules and provenance of each GPU, as the run's energy came to be; none of CPUs."""
-        if self._config.rates.device == "cpu":
+        if self._config.rates.kind.counted_in_cpus:
             return
         _, provenance = self._energy(usage)
         is_modelled = provenance is Provenance.modelled
@@ -318,7 +318,7 @@ class RunFigures:
 
     def _utilisation(self, progress: Progress) -> dict[str, float]:
         usage = progress.usage
-        if self._config.rates.device == "cpu":
+        if self._config.rates.kind.counted_in_cpus:
             return {"cpu_utilisation_pct": 100.0 * usage.cpu_s / usage.device_s if usage.device_s else 0.0}
         found = {name: usage.mean(name) for name in _MEANS}
         if self._alone:

@@ -9,6 +9,8 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from trainers.device_kinds import kind_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -233,4 +235,4 @@ def device_mark() -> torch.cuda.Event:
 
 def timeline_for(device: torch.device, began_s: float) -> Timeline:
     """The timeline that measures truly on a device."""
-    return CudaTimeline(began_s) if device.type == "cuda" else Timeline(began_s)
+    return CudaTimeline(began_s) if kind_of(device).behind_host else Timeline(began_s)

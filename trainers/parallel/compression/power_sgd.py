@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from trainers.compression import TRAITS
 from trainers.config import Compression
+from trainers.device_kinds import trained_on
 from trainers.parallel.compression.exchange import GradientExchange, Reduced, State
 
 LEAST_WARMUP = 2
@@ -94,7 +95,7 @@ class PowerSgdExchange(GradientExchange):
         position = kept.pop("draws").numpy()
         generator: Any = self._state.rng
         generator.set_state(("MT19937", position[:-1].astype(np.uint32), int(position[-1]), 0, 0.0))
-        device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu() else torch.device("cpu")
+        device = _group_device()
         for key, tensor in kept.items():
             name, _, index = key.partition(".")
             if name == "error" and len(states) != self.world:
@@ -123,5 +124,8 @@ class PowerSgdExchange(GradientExchange):
         return np.append(words.astype(np.int64), np.int64(position))
 
 
-def _on_gpu() -> bool:
-    return torch.cuda.is_available() and distributed.get_backend() == "nccl"
+def _group_device() -> torch.device:
+    """Returns this worker's device of the kind whose process group it has."""
+    backend = distributed.get_backend()
+    kind = next(kind for kind in trained_on() if kind.process_group == backend)
+    return kind.backend.device(kind.noun)

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 
 from trainers.config import Parallel, require_layers
 from trainers.data.batches import Batch
+from trainers.device_kinds import kind_of
 from trainers.errors import BadSpecError
 from trainers.models.heads import VocabularyHead
 from trainers.models.student import HEADS, Student
@@ -236,8 +237,8 @@ def hidden_dtype(chunks: Iterable[nn.Module], device: torch.device) -> torch.dty
         device: that computes, within the arithmetic's context.
     """
     norm = next((m for chunk in chunks for m in chunk.modules() if isinstance(m, nn.LayerNorm)), None)
-    if device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-        return torch.float32  # there autocast widens LayerNorm, on the CPU it does not
+    if kind_of(device).autocast_widens_norms and torch.is_autocast_enabled(device.type):
+        return torch.float32
     if norm is None or type(norm) is not nn.LayerNorm:
         return torch.float32
     return norm.weight.dtype

@@ -8,6 +8,7 @@ import torch
 
 from trainers.config import RunConfig
 from trainers.data.batches import Batch
+from trainers.device_kinds import kind_of
 from trainers.models.heads import IGNORED, VocabularyHead
 from trainers.models.student import Student
 from trainers.parallel.pipeline.layers import ModelLayer, layers_of
@@ -39,18 +40,13 @@ def _seconds(
     layer: ModelLayer, hidden: torch.Tensor | None, batch: Batch, device: torch.device, arithmetic: Arithmetic
 ) -> float:
     leaf = None if hidden is None else hidden.detach().requires_grad_()
-    _finish(device)
+    kind_of(device).backend.synchronize(device)
     began_s = time.perf_counter()
     with arithmetic.context():
         after = layer.apply(leaf, batch)
     after.float().square().sum().backward()  # type: ignore[no-untyped-call]
-    _finish(device)
+    kind_of(device).backend.synchronize(device)
     return time.perf_counter() - began_s
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _batch(student: Student, examples: int, length: int) -> Batch:

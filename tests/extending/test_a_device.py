@@ -1,0 +1,148 @@
+"""A device kind is one entry of `DEVICE_KINDS`: adding it there is enough to plan, place and train on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+import pytest
+
+from service.cluster import ClusterNode, exclusive_holds
+from service.encoder_size import EncoderSize
+from service.execution.run_plan import run_config, shapes_of
+from service.hardware import CATALOGUE, Hardware
+from service.planner.forecast import forecast_run
+from service.preview import planned_runs
+from service.settings import Settings
+from service.spec import SpecError, validate
+from trainers.config import Precision
+from trainers.device_kinds import DEVICE_KINDS, DeviceKind
+from trainers.device_kinds.backend import Backend
+from trainers.entrypoint import train
+from trainers.reporting import NeverStop
+from trainers.telemetry.devices import Device
+
+
+class Meter(Device):
+    """A counter that counts 36 J between two readings."""
+
+    identity = "card-0"
+    joules = 0.0
+
+    def energy_j(self) -> float:
+        self.joules += 36.0
+        return self.joules
+
+
+class CardBackend(Backend):
+    """A card that computes through torch's CPU operators."""
+
+    def counters(self, device: object) -> Device:
+        return Meter()
+
+    def name(self, device: object) -> str:
+        return "Maker Card 2"
+
+    def facts(self, device: object) -> dict[str, object]:
+        return {"card": "Maker Card 2"}
+
+
+CARD = DeviceKind(
+    name="card",
+    summary="a card in another slot",
+    noun="card",
+    torch_type="cpu",
+    load=cache(CardBackend),
+    ray_resource="CARD",
+    link_gb_s=12.0,
+    width_multiple=16,
+)
+
+
+@pytest.fixture(autouse=True)
+def catalogue() -> Iterator[Mapping[str, Hardware]]:
+    DEVICE_KINDS.add(CARD)
+    entry = Hardware(
+        name="Card-1", device="card", tdp_w=100, price_usd_per_hour=3.0, price_date="2026-11-22",
+        price_source="a price list", precisions=(Precision.fp32,), reported_as=("Maker Card 1",),
+        peak_tflops={Precision.fp32: 10.0},
+    )  # fmt: skip
+    yield {**CATALOGUE, entry.name: entry}
+    DEVICE_KINDS.remove(CARD.name)
+
+
+DOCUMENT = {
+    "name": "on a card",
+    "task": {"name": "imdb", "path": "reviews", "max_length": 48, "test": "none"},
+    "model": {"student": "tiny"},
+    "length": {"steps": 4},
+    "batch": {"global_size": 8},
+    "hardware": "Card-1",
+    "resources": {"cpus_per_worker": 2},
+}
+
+
+def test_a_run_is_planned_and_trained_on_it(catalogue, shared, recorder, tmp_path):
+    spec = validate(DOCUMENT, catalogue)
+    (shape,) = shapes_of(spec, catalogue)
+    assert dict(shape.resources) == {"CPU": 2.0, "CARD": 1.0}
+    assert shape.kind is CARD
+
+    settings = Settings(data_dir=tmp_path, data_roots=str(shared / "data"))
+    config = run_config(
+        spec, experiment_id=1, run_id=1, seed=0, workers=1, settings=settings, catalogue=catalogue
+    )
+    outcome = train(config, recorder, NeverStop())
+    figures = outcome.summary
+    assert figures["steps"] == 4
+    assert recorder.facts["card"] == "Maker Card 2"
+    # One card is paid for and busy, whatever CPUs the worker reserves.
+    assert figures["cost_usd"] == pytest.approx(3.0 * figures["total_time_s"] / 3600, rel=0.1)
+    assert figures["energy_provenance"] == "counter"
+    readings = figures["energy_kwh"] * 3.6e6 / 36.0
+    assert readings >= 1
+    assert readings == pytest.approx(round(readings))
+    assert any(
+        "hardware Card-1 is asked for, and this card is Maker Card 2" in line for line in recorder.logs
+    )
+
+
+def test_its_runs_are_priced_and_forecast_by_the_device(catalogue):
+    spec = validate(DOCUMENT, catalogue)
+    (run,) = planned_runs(spec, catalogue, None)
+    assert (run.cpus, run.accelerators, run.price_usd_per_hour) == (2, 1, 3.0)
+    forecast = forecast_run(spec, EncoderSize(layers=2, hidden=128), (), catalogue)
+    assert not isinstance(forecast, str), forecast
+    assert "of Card-1's peak" in forecast.basis
+    assert forecast.cost_usd.middle == pytest.approx(3.0 * forecast.time_s.middle / 3600)
+
+
+def test_a_run_that_is_measured_alone_holds_its_share_of_the_cpus(catalogue):
+    spec = validate({**DOCUMENT, "measure": "exclusive"}, catalogue)
+    node = ClusterNode("n", "n", True, {"CPU": 8.0, "CARD": 2.0}, {})
+    (hold,) = exclusive_holds(spec, [node], catalogue)
+    assert hold.resources["CPU"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"precision": "bf16"}, "Card-1 does not compute bf16"),
+        ({"numerics": {"evaluation": "bf16"}}, "Card-1 does not compute bf16"),
+        (
+            {
+                "model": {"student": "tiny", "teacher": "hub:a/b"},
+                "distillation": {"teacher_precision": "fp16"},
+            },
+            "computes on its card; use auto",
+        ),
+    ],
+)
+def test_what_it_does_not_compute_is_refused(catalogue, fields, reason):
+    with pytest.raises(SpecError, match=reason):
+        validate({**DOCUMENT, **fields}, catalogue)
+
+
+def test_a_kind_without_a_trainer_is_refused(catalogue):
+    with pytest.raises(SpecError, match="hardware 'TPUv3' is a TPU; no trainer runs there yet"):
+        validate({**DOCUMENT, "hardware": "TPUv3"}, catalogue)

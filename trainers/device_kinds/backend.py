@@ -1,0 +1,106 @@
+"""What training asks of a device through torch; the CPU's answers, and the base of the other kinds'."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from trainers.telemetry.devices import Device
+
+_CLEAR_PEAK = "5"
+
+
+class Backend:
+    """Operations on devices of a kind. Here: the host computes, and nothing runs behind it."""
+
+    def available(self) -> bool:
+        """Whether this process sees such a device."""
+        return True
+
+    def device(self, hardware: str) -> torch.device:
+        """Returns the device of this worker.
+
+        Args:
+            hardware: name in the catalogue, for the error.
+
+        Raises:
+            BadSpecError: this worker sees none.
+        """
+        return torch.device("cpu")
+
+    def name(self, device: torch.device) -> str | None:
+        """Name that the driver gives the device; None where there is no driver."""
+        return None
+
+    def memory_bytes(self, device: torch.device) -> int | None:
+        """Memory of the device; None where it is the host's."""
+        return None
+
+    def facts(self, device: torch.device) -> dict[str, object]:
+        """What the record has of the device besides its CPU."""
+        return {}
+
+    def counters(self, device: torch.device) -> Device:
+        """Counters of energy, power, clocks and memory; the null form where there are none."""
+        return Device()
+
+    def has_instructions(self, precision: str, device: torch.device) -> bool:
+        """Whether the device has instructions for a half precision."""
+        if precision == "bf16":
+            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+    def why_not(self, precision: str, device: torch.device) -> str | None:
+        """Why the device does not train in a precision other than fp32, and what to do; None when it does."""
+        return None if precision == "bf16" else "it needs a GPU; use precision fp32 or bf16"
+
+    def synchronize(self, device: torch.device) -> None:
+        """Waits until the device has done what it was given."""
+
+    def free_cache(self) -> None:
+        """Returns memory that torch caches."""
+
+    def restart_peak(self, device: torch.device) -> None:
+        """Begins a window of `peak_mib` with what is in use now."""
+        # Not permitted in some sandboxes; the peak is then that of the process' life.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK, encoding="ascii")
+
+    def peak_mib(self, device: torch.device) -> float:
+        """Most memory in use since `restart_peak`, in MiB: resident memory of the process."""
+        return _resident_peak_kib() / 1024.0
+
+    def random_state(self, device: torch.device) -> torch.Tensor | None:
+        """State of the device's own generator; None where it has none."""
+        return None
+
+    def set_random_state(self, device: torch.device, state: torch.Tensor) -> None:
+        """Restores what `random_state` returned."""
+
+    def keep_random_state(self, device: torch.device) -> AbstractContextManager[None]:
+        """Around what draws random numbers: generators are afterwards as they were."""
+        return torch.random.fork_rng([])
+
+    def pinning(self, device: torch.device) -> AbstractContextManager[object] | None:
+        """Around pinning memory that the device copies from by itself; None where nothing is copied."""
+        return None
+
+    def profiler_activities(self) -> list[ProfilerActivity]:
+        """What `torch.profiler` records."""
+        return [ProfilerActivity.CPU]
+
+
+def _resident_peak_kib() -> float:
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return float(line.split()[1])
+    except OSError:
+        pass
+    import resource
+
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
