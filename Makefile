@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-postgres smoke lint format bench clean
+.PHONY: help install demo serve test test-postgres smoke lint format docs bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ lint: $(READY) ## Check style, types and import contracts
 format: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+docs: $(READY) ## Regenerate docs/errors.md from the code
+	@$(BIN)/python -m api.errors_page
 
 bench: $(READY) ## Run every benchmark in full; each prints one JSON object as its last line
 	@for module in $$(grep -l '__name__ == "__main__"' benchmarks/*.py); do \

@@ -130,22 +130,25 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         except ProblemError as refusal:
             return respond(refusal, request.url.path)
     details = {
-        "not-found": f"nothing lies at {request.url.path}; /docs lists what does",
+        "not-found": f"{request.url.path} does not exist; /docs lists the paths",
         "method-not-allowed": f"{request.url.path} does not take {request.method}",
-        "body-too-large": f"the body is longer than {MAX_BYTES:,} bytes; data is named by path, never sent",
+        "body-too-large": f"the body exceeds {MAX_BYTES:,} bytes; refer to data by path",
     }
     problem = ProblemError(slug, details.get(slug, str(error.detail)), headers=error.headers)
     return respond(problem, request.url.path)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return respond(ProblemError("malformed-request", "the client went away half-way"), request.url.path)
+    return respond(
+        ProblemError("malformed-request", "the client disconnected while sending the request"),
+        request.url.path,
+    )
 
 
 async def _on_mistake(request: Request, error: Exception) -> Response:
     incident = uuid.uuid4().hex[:12]
     _logger.error("incident %s: %s %s", incident, request.method, request.url.path, exc_info=error)
     return respond(
-        ProblemError("internal-error", f"incident {incident}; the server's log has the cause"),
+        ProblemError("internal-error", f"incident {incident}; the cause is in the server's log"),
         request.url.path,
     )

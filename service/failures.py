@@ -70,6 +70,15 @@ def decide_retry(
     return RetryDecision(False, 0.0, f"{failure}: would fail again unchanged")
 
 
+def retry_rule(failure: FailureClass) -> str:
+    """How often a failure of this class is retried, in words."""
+    if failure is FailureClass.preempted:
+        return "yes, not counted"
+    if failure in FAILURES_OF_MACHINES:
+        return f"yes, up to {INFRASTRUCTURE_LIMIT} times, counted separately from the run's own failures"
+    return "up to `max_restarts` times" if failure in _COUNTED else "no"
+
+
 def backoff_s(failures: int) -> float:
     """Delay before the retry that follows the n-th failure: doubling from 1 s to 300 s."""
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 30))

@@ -10,25 +10,25 @@ class FailureClass(StrEnum):
     """Why an attempt failed; the retry decision and people's filters go by it."""
 
     infrastructure = "infrastructure"
-    """A machine, process or network went away. Retried; counted apart from the run's own failures."""
+    """A machine, process or network failed."""
     out_of_memory = "out_of_memory"
-    """The batch does not fit: a result of the grid, never retried unchanged."""
+    """The batch does not fit in memory: a *result* of the grid."""
     not_finite = "not_finite"
     """Loss or gradients became NaN or infinite."""
     bad_data = "bad_data"
     """The dataset is missing, empty, malformed or has changed between attempts."""
     bad_spec = "bad_spec"
-    """The spec asks for what cannot be done."""
+    """The spec asks for something impossible."""
     preempted = "preempted"
-    """The cluster took the resources back. Retried without being counted."""
+    """The cluster took the resources back."""
     lost = "lost"
-    """Nobody knows what happened: the driver and its lease are gone."""
+    """Cause unknown: the driver and its lease are gone."""
     bug = "bug"
-    """An error that nobody foresaw; the traceback is in the log."""
+    """An unexpected error; the traceback is in the log."""
 
 
 FAILURES_OF_MACHINES = frozenset({FailureClass.infrastructure, FailureClass.lost})
-"""A machine, process or network under the run went away, or nobody knows what did: not the run's fault."""
+"""Failures that are not the run's own."""
 
 
 class TrainingError(Exception):

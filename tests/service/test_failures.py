@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from service.failures import INFRASTRUCTURE_LIMIT, LONGEST_DELAY_S, FailureCounts, backoff_s, decide_retry
+from service.failures import (
+    INFRASTRUCTURE_LIMIT,
+    LONGEST_DELAY_S,
+    FailureCounts,
+    backoff_s,
+    decide_retry,
+    retry_rule,
+)
 from trainers.errors import FailureClass
 
 
@@ -58,3 +65,14 @@ def test_every_class_gets_a_decision_with_a_reason() -> None:
 def test_backoff_doubles_up_to_its_limit() -> None:
     assert [backoff_s(n) for n in (1, 2, 3)] == [1.0, 2.0, 4.0]
     assert backoff_s(50) == backoff_s(10**6) == LONGEST_DELAY_S
+
+
+@pytest.mark.parametrize("failure", FailureClass)
+def test_the_rule_in_words_is_the_decision(failure: FailureClass) -> None:
+    first = FailureCounts(own=1, infrastructure=1)
+    uses_up_restarts = decide_retry(failure, first, max_restarts=1, progressed=False).retry
+    free = decide_retry(failure, first, max_restarts=0, progressed=False).retry
+    rule = retry_rule(failure)
+    assert rule.startswith("yes") == free
+    assert ("max_restarts" in rule) == (uses_up_restarts and not free)
+    assert (rule == "no") == (not uses_up_restarts)
