@@ -59,7 +59,7 @@ class CpuDropout(nn.Dropout):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """See `torch.nn.Dropout.forward`."""
         rate = _Rate.of(self.p)
-        if not self.training or rate.below == 0 or input.device.type != "cpu":
+        if not self.training or rate.below == 0 or not input.is_cpu:
             return super().forward(input)
         dropped: torch.Tensor = _Dropped.apply(input, rate)  # type: ignore[no-untyped-call]
         return dropped
@@ -89,7 +89,7 @@ def attention(
         the query is padding it is zero in training.
     """
     rate = _Rate.of(dropout)
-    if rate.below == 0 or query.device.type != "cpu":
+    if rate.below == 0 or not query.is_cpu:
         mixed = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, scale=scaling
         )
