@@ -1,12 +1,12 @@
-"""Registries: what is known of each optimizer, encoder or device kind, by name. Imports no torch.
+"""Registries: dictionaries by name of what is known of each optimizer, encoder or device kind.
 
-Adding an entry adds a choice. The published schema, the errors and everything else that depends on the
-choice read the entry's properties.
+Imports no torch. Adding an entry adds a choice. The published schema, the errors and everything else that
+depends on the choice read the entry's properties.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -28,41 +28,16 @@ class Entry(Protocol):
 E = TypeVar("E", bound=Entry)
 
 
-class Registry(Mapping[str, E]):
-    """Entries of one kind by name, in the order in which they were added.
+def by_name(*entries: E) -> dict[str, E]:
+    """Returns a registry of entries, to which others may be added later.
 
-    Args:
-        entries: the first ones.
+    Raises:
+        ValueError: two of them have one name.
     """
-
-    def __init__(self, entries: Iterable[E] = ()) -> None:
-        self._entries: dict[str, E] = {}
-        for entry in entries:
-            self.add(entry)
-
-    def add(self, entry: E) -> E:
-        """Adds an entry.
-
-        Raises:
-            ValueError: another entry has its name.
-        """
-        if entry.name in self._entries:
-            raise ValueError(f"'{entry.name}' is registered twice; give one of the two another name")
-        self._entries[entry.name] = entry
-        return entry
-
-    def remove(self, name: str) -> None:
-        """Removes an entry."""
-        del self._entries[name]
-
-    def __getitem__(self, name: str) -> E:
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+    found = {entry.name: entry for entry in entries}
+    if len(found) < len(entries):
+        raise ValueError(f"two entries have one name: {', '.join(entry.name for entry in entries)}")
+    return found
 
 
 class NameIn:
@@ -72,7 +47,7 @@ class NameIn:
         registry: of the entries.
     """
 
-    def __init__(self, registry: Registry[Any]) -> None:
+    def __init__(self, registry: Mapping[str, Entry]) -> None:
         self._registry = registry
 
     def __get_pydantic_core_schema__(
@@ -95,7 +70,7 @@ class NameIn:
         raise PydanticCustomError("enum", "Input should be {expected}", {"expected": expected})
 
 
-def described(registry: Registry[Any]) -> Any:
+def described(registry: Mapping[str, Entry]) -> Any:
     """Returns field metadata that adds the entries' summaries to the field's description."""
 
     def append(schema: dict[str, Any]) -> None:

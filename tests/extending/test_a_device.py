@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 
 import pytest
@@ -60,15 +60,14 @@ CARD = DeviceKind(
 
 
 @pytest.fixture(autouse=True)
-def catalogue() -> Iterator[Mapping[str, Hardware]]:
-    DEVICE_KINDS.add(CARD)
+def catalogue(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Hardware]:
+    monkeypatch.setitem(DEVICE_KINDS, CARD.name, CARD)
     entry = Hardware(
         name="Card-1", device="card", tdp_w=100, price_usd_per_hour=3.0, price_date="2026-11-22",
         price_source="a price list", precisions=(Precision.fp32,), reported_as=("Maker Card 1",),
         peak_tflops={Precision.fp32: 10.0},
     )  # fmt: skip
-    yield {**CATALOGUE, entry.name: entry}
-    DEVICE_KINDS.remove(CARD.name)
+    return {**CATALOGUE, entry.name: entry}
 
 
 DOCUMENT = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
@@ -47,10 +45,8 @@ SIGNS = EncoderInfo(
 
 
 @pytest.fixture(autouse=True)
-def signs() -> Iterator[None]:
-    ENCODERS.add(SIGNS)
-    yield
-    ENCODERS.remove(SIGNS.name)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENCODERS, SIGNS.name, SIGNS)
 
 
 def test_a_run_trains_with_it(configure, recorder):

@@ -8,12 +8,12 @@ from trainers.device_kinds.cpu import CPU
 from trainers.device_kinds.cuda import CUDA
 from trainers.device_kinds.kind import DeviceKind
 from trainers.device_kinds.tpu import TPU
-from trainers.registry import Registry
+from trainers.registry import by_name
 
 if TYPE_CHECKING:
     import torch
 
-DEVICE_KINDS: Registry[DeviceKind] = Registry((CPU, CUDA, TPU))
+DEVICE_KINDS: dict[str, DeviceKind] = by_name(CPU, CUDA, TPU)
 """All values of `device` in the hardware catalogue."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainers.registry import Registry
+from trainers.registry import by_name
 
 if TYPE_CHECKING:
     from transformers.models.bert.modeling_bert import BertPreTrainedModel
@@ -65,5 +65,5 @@ def _as_built(model: BertPreTrainedModel) -> None:
 
 HUGGINGFACE = EncoderInfo(name="huggingface", summary="the layers of transformers' BERT", install=_as_built)
 
-ENCODERS: Registry[EncoderInfo] = Registry((HUGGINGFACE,))
+ENCODERS: dict[str, EncoderInfo] = by_name(HUGGINGFACE)
 """All values of `model.encoder`."""
