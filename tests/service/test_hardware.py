@@ -10,6 +10,7 @@ from service.hardware import ALIASES, CATALOGUE, FIGURES, Hardware, aliases_of, 
 from service.settings import Settings
 from service.spec import SpecError, validate
 from trainers.config import Precision
+from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
@@ -135,7 +136,21 @@ def test_the_page_has_the_catalogue_as_it_is() -> None:
         assert source_row(hardware) in page, f"docs/hardware.md lacks the line:\n{source_row(hardware)}"
     for name, alias in ALIASES.items():
         assert f"| `{name}` | `{alias.entry}` | {alias.meaning} |" in page
-    assert page.count("\n| `") == 2 * len(CATALOGUE) + len(ALIASES), "the page has an entry too many"
+    assert page.count("\n| `") == 2 * len(CATALOGUE) + len(ALIASES) + len(DEVICE_KINDS), (
+        "the page has an entry too many"
+    )
+
+
+def test_the_page_has_the_device_kinds_as_they_are() -> None:
+    page = (Path(__file__).parents[2] / "docs/hardware.md").read_text(encoding="utf-8")
+    for kind in DEVICE_KINDS.values():
+        assert kind_row(kind) in page, f"docs/hardware.md lacks the line:\n{kind_row(kind)}"
+
+
+def kind_row(kind: DeviceKind) -> str:
+    cells = [f"`{kind.name}`", kind.summary, f"a {kind.noun}", kind.ray_resource or ""]
+    trains = (kind.process_group, ", ".join(kind.teacher_precisions)) if kind.load else ("no trainer", "")
+    return "| " + " | ".join([*cells, *trains]) + " |"
 
 
 def row(hardware: Hardware) -> str:

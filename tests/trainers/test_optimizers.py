@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from cuda_ext import BuildError, native
 from trainers.config import Optimizer
+from trainers.optimizers import OPTIMIZERS
 from trainers.optimizers.build import build, restart
 from trainers.optimizers.schedule import learning_rate
 
@@ -124,6 +126,17 @@ def test_memory_that_is_planned_for_the_state_is_what_the_state_takes(configure,
     state = optimizer.state_dict()["state"][0]
     held = sum(value.nbytes for value in state.values() if value.ndim)
     assert config.state_bytes == each == held / model.weight.numel()
+
+
+def test_the_page_has_the_optimizers_as_they_are():
+    page = (Path(__file__).parents[2] / "docs/optimizer.md").read_text(encoding="utf-8")
+    for info in OPTIMIZERS.values():
+        words = (info.implementations, info.masters, info.moments, info.options)
+        cells = [f"`{info.name}`", info.summary, str(info.betas)]
+        cells += [str(info.states.size_bytes("fp32", "fp32", "fp32"))]
+        cells += [", ".join(f"`{word}`" for word in choices) for choices in words]
+        line = f"| {' | '.join(cells)} |"
+        assert line in page, f"docs/optimizer.md lacks the line:\n{line}"
 
 
 @pytest.mark.parametrize("shape", ["linear", "constant"])
