@@ -54,8 +54,8 @@ def test_a_guideline_has_evidence_and_limits_or_says_that_it_has_none(text: str)
     if "**Evidence.**" not in text:
         assert "**No evidence yet" in text
         return
-    assert "**Stops holding**" in text
-    evidence = text.partition("**Evidence.**")[2].partition("**Stops holding**")[0]
+    assert "**Limits.**" in text
+    evidence = text.partition("**Evidence.**")[2].partition("**Limits.**")[0]
     assert RUN.search(evidence)
     assert re.search(r"\d", evidence)
 
