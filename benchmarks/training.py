@@ -59,6 +59,7 @@ from trainers.data.batches import collate, evaluation_rows
 from trainers.data.tokens import TokenSet
 from trainers.entrypoint import train
 from trainers.models import origin, student
+from trainers.models.heads import VocabularyHead
 from trainers.models.student import Student
 from trainers.precision import has_bf16
 from trainers.process import reset_process
@@ -187,7 +188,7 @@ class Workload:
     @property
     def is_mlm(self) -> bool:
         """Whether tokens are guessed instead of classes."""
-        return self.config.task.name.value == "mlm"
+        return isinstance(self.prepared.head, VocabularyHead)
 
     def model(self) -> Student:
         """The model with the weights that every contender begins with."""

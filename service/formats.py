@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.comparison import Spread
+from trainers.figures import SCORES
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,6 @@ _TITLES = {
     "example_ms_p95": "ms/example p95",
 }
 _SHORT = {"batch.global_size": "batch", "optimizer.name": "optimizer", "task.name": "task"}
-_FRACTIONS = frozenset(
-    {
-        "accuracy", "f1", "precision_macro", "recall_macro", "precision", "recall", "exact_match", "map",
-        "mrr", "top5_accuracy",
-    }
-)  # fmt: skip
 
 
 def scale_for(name: str, values: Iterable[float]) -> Scale:
@@ -82,7 +77,7 @@ def scale_for(name: str, values: Iterable[float]) -> Scale:
         values: the column's means.
     """
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    if name in _FRACTIONS:
+    if name in SCORES and SCORES[name].share is not None:
         return Scale("", 1.0, 3)
     unit, factor = "", 1.0
     for suffix, units in _UNITS.items():

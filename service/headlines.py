@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from service.states import RunState
-from trainers.config import HEADLINES, TaskName
 from trainers.figures import on_test
+from trainers.tasks import TASKS
 
 
 class Judged(Protocol):
@@ -33,7 +33,7 @@ def headline(run: Judged) -> str:
     """Name of the metric by which the run is judged first; its task's until it has said so itself."""
     if run.headline is not None:
         return run.headline
-    return HEADLINES[TaskName(run.task)]
+    return TASKS[run.task].headline
 
 
 def score(run: Judged, latest: Mapping[str, float] | None = None) -> float | None:

@@ -12,22 +12,20 @@ import yaml
 from service.headlines import headline
 from service.records import MeasurementRow, Run
 from trainers.data.paths import HUB
-from trainers.figures import SCORES, on_test
+from trainers.figures import on_test
+from trainers.models.heads import ClassHead, Head, SpanHead, VocabularyHead
+from trainers.tasks import TASKS
 
-PIPELINES: Mapping[str, tuple[str, str]] = {
-    "imdb": ("text-classification", "AutoModelForSequenceClassification"),
-    "squad_v2": ("question-answering", "AutoModelForQuestionAnswering"),
-    "wikiqa": ("text-classification", "AutoModelForSequenceClassification"),
-    "tariff": ("text-classification", "AutoModelForSequenceClassification"),
-    "mlm": ("fill-mask", "AutoModelForMaskedLM"),
+PIPELINES: Mapping[type[Head], tuple[str, str]] = {
+    ClassHead: ("text-classification", "AutoModelForSequenceClassification"),
+    SpanHead: ("question-answering", "AutoModelForQuestionAnswering"),
+    VocabularyHead: ("fill-mask", "AutoModelForMaskedLM"),
 }
-"""What the hub calls a task, and the class of transformers that loads its model."""
+"""By head, what the hub calls its use, and the class of transformers that loads the model."""
 _BESIDE = frozenset(
     {"headline", "score", "test_score", "best_score", "best_step", "best_checkpoint", "energy_provenance"}
 )
 """Figures of a summary that the card tells in words."""
-_SCORES = ("accuracy", "f1", "precision", "recall", "exact_match", "map", "mrr", "top5", "validation_loss")
-"""How the names of all that an evaluation gives begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def model_card(told: Told) -> str:
 
 def _front_matter(told: Told) -> dict[str, Any]:
     run, task = told.run, told.spec["task"]
-    pipeline, _ = PIPELINES[run.task]
+    pipeline, _ = PIPELINES[TASKS[run.task].head]
     front: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": pipeline,
@@ -100,7 +98,7 @@ def _test_scores(told: Told) -> dict[str, float]:
     """Scores of the exported weights on the test part, for which the best checkpoint's alone are used."""
     if told.which != "best":
         return {}
-    names = {score: on_test(score) for score in (headline(told.run), *SCORES)}
+    names = {score: on_test(score) for score in (headline(told.run), *TASKS[told.run.task].scores)}
     return {
         score: value
         for score, name in names.items()
@@ -114,8 +112,9 @@ def _scores_of_this_checkpoint(told: Told) -> dict[str, float]:
     if told.which == "best" and told.score is not None:
         found[headline(told.run)] = told.score
     if told.summary.get("steps") == told.step:
+        scores = TASKS[told.run.task].scores
         for name, value in told.summary.items():
-            if name.startswith(_SCORES) and isinstance(value, float):
+            if name in scores and not scores[name].tuned and isinstance(value, float):
                 found.setdefault(name, value)
     return found
 
@@ -155,7 +154,7 @@ def _what(told: Told) -> str:
 
 
 def _use(told: Told) -> str:
-    kind = PIPELINES[told.run.task][1]
+    _, kind = PIPELINES[TASKS[told.run.task].head]
     return (
         "```python\n"
         f"from transformers import AutoTokenizer, {kind}\n\n"

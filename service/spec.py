@@ -24,9 +24,7 @@ from service.grid import MAX_RUNS, REFERENCE_CELL, AxisValue
 from service.hardware import CATALOGUE, Hardware, find, lookup, nearest
 from service.search.section import Search
 from trainers.config import (
-    HEADLINES,
     LAYERS,
-    NO_HUB_DATASET,
     Distillation,
     Precision,
     Section,
@@ -35,6 +33,7 @@ from trainers.config import (
 )
 from trainers.figures import Better
 from trainers.models.encoders import ENCODERS
+from trainers.tasks import TASKS
 
 __all__ = [
     "ExperimentSpec",
@@ -168,9 +167,8 @@ class ExperimentSpec(TrainingSections):
     def metric_better(self) -> Better | None:
         """Which direction of `search.metric` wins; None = not known, or not the same for all tasks."""
         tasks = self.search.axes.get("task.name")
-        judged = {str(task): headline for task, headline in HEADLINES.items()}
-        names = map(str, tasks if isinstance(tasks, list) else [self.task.name])
-        found = {better_of(self.search.metric, judged.get(name)) for name in names}
+        infos = [TASKS.get(str(name)) for name in (tasks if isinstance(tasks, list) else [self.task.name])]
+        found = {better_of(self.search.metric, info.headline if info else None) for info in infos}
         return found.pop() if len(found) == 1 else None
 
     def canonical_json(self) -> str:
@@ -502,7 +500,7 @@ def _data_problems(spec: ExperimentSpec, prefix: str) -> Iterator[Problem]:
         yield Problem(
             "invalid-value", "task.path", f"{prefix}the path is empty; give a folder, a file or hub:<id>"
         )
-    elif spec.task.path is None and spec.task.name in NO_HUB_DATASET:
+    elif spec.task.path is None and not spec.task.info.hub_id:
         yield Problem(
             "missing-field",
             "task.path",

@@ -219,7 +219,7 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
             data=identity,
         )
         timeline.carry_over(taken.state["spent_s"])
-        _restore_best(checkpoints, progress, task.headline, workers)
+        _restore_best(checkpoints, progress, task.info.headline, workers)
     before = attempt.heartbeat.look_back(
         kept_until_s=taken.state["taken_s"] if taken else None, submitted_s=attempt.submitted_s
     )
@@ -324,7 +324,7 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
                     data.test_units,
                     Path(config.workspace.checkpoints),
                     identity,
-                    task.headline,
+                    task.info.headline,
                     workers,
                 )
             ),

@@ -23,6 +23,7 @@ from trainers.device_kinds import DEVICE_KINDS
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError
 from trainers.measuring.figures import ModelShape, Profile
 from trainers.reporting import Clock, Outcome, Sink, Stop
+from trainers.tasks import TASKS
 from trainers.telemetry.instruments import Instruments
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def input_identity(sections: TrainingSections, workspace: Workspace) -> dict[str
         TrainingError: files are missing or of no known layout.
         OSError: a file cannot be read.
     """
-    from trainers.data.layouts import data_identity
+    from trainers.data.sources import data_identity
     from trainers.models import origin
 
     found = data_identity(sections.task, workspace)
@@ -184,6 +185,8 @@ def preload() -> None:
     gc.disable()
     try:
         importlib.import_module("trainers.assembly")
+        for info in TASKS.values():
+            info.load()
         gc.freeze()
     finally:
         if collects:

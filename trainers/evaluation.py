@@ -163,8 +163,10 @@ class Evaluator:
             carried: see `Scoring.score`.
         """
         scores = {"validation_loss": observed.loss, **self._scoring.score(observed.rows, carried)}
-        if self._task.timed:
+        declared = self._task.info.scores
+        if "sequence_ms" in declared:
             scores["sequence_ms"] = 1000.0 * observed.spent_s / len(self._data)
+        assert scores.keys() <= declared.keys(), f"not in the TaskInfo: {scores.keys() - declared.keys()}"
         return scores
 
     def judge(self, observed: Observed, carried: Mapping[str, float]) -> Judged:

@@ -5,40 +5,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Literal
 
-from trainers.reporting import Provenance
+from trainers.reporting import Better, Figure, Provenance, Share
+from trainers.tasks import TASKS
+from trainers.tasks.info import Score, TaskInfo
 from trainers.telemetry.timeline import Phase
 
-Better = Literal["lower", "higher"]
-Share = Literal["all", "some"]
+__all__ = [
+    "DECLARED",
+    "EVERY_DEVICE",
+    "FIGURES",
+    "POINTS",
+    "SCORES",
+    "TEST_SCORES",
+    "Better",
+    "Figure",
+    "Share",
+    "on_test",
+]
 
 _S, _PCT = "s", "%"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure that a run reports.
-
-    Attributes:
-        unit: of its value; empty for words.
-        provenance: how it comes to be; None = told by the run (energy).
-        scope: what it covers.
-        better: which direction wins; None = neither, or it depends on the question.
-        share: a mean over what lies between 0 and 1 for each unit of the evaluated part: over `all` of
-            them, or over `some`, such as the questions that have an answer; None = it is no such mean.
-    """
-
-    unit: str
-    provenance: Provenance | None = Provenance.counter
-    scope: str = "run"
-    better: Better | None = None
-    share: Share | None = None
-
-
 EVERY_DEVICE = "mean over the run's devices"
 _PROFILED = "worker:0, profiled steps"
 
@@ -91,38 +79,30 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
 )
 """All that a summary may have beside scores; which of them depends on the device and on `telemetry`."""
 
-_SHARE = Figure("1", better="higher", share="all")
-_SHARE_OF_SOME = Figure("1", better="higher", share="some")
 
-SCORES: Mapping[str, Figure] = MappingProxyType(
-    {
-        "validation_loss": Figure("nat", better="lower"),
-        "sequence_ms": Figure("ms", better="lower"),
-        "accuracy": _SHARE,
-        **{f"accuracy_level_{level}": _SHARE for level in (2, 4, 6, 8)},
-        "top5_accuracy": _SHARE,
-        **dict.fromkeys(
-            ("f1", "precision_macro", "recall_macro", "precision", "recall", "map", "mrr"), _SHARE
-        ),
-        "exact_match": _SHARE,
-        **dict.fromkeys(
-            ("exact_match_has_answer", "exact_match_no_answer", "f1_has_answer", "f1_best_span"),
-            _SHARE_OF_SOME,
-        ),
-        "unseen_pct": Figure(_PCT, better="lower"),
-        "threshold": Figure("1"),
-        "null_threshold": Figure("1"),
-    }
-)
-"""All that the evaluation of some task says; a name means the same direction in all of them."""
+def _scores(tasks: Iterable[TaskInfo]) -> dict[str, Score]:
+    """Returns the scores of all tasks.
 
-_THRESHOLDS = ("threshold", "null_threshold")
-"""Scores that the validation part decides and the test part takes over."""
+    Raises:
+        ValueError: two tasks declare a score differently, so that no reader of a name knows its direction.
+    """
+    found: dict[str, Score] = {}
+    for task in tasks:
+        for name, score in task.scores.items():
+            if found.setdefault(name, score) != score:
+                raise ValueError(
+                    f"task {task.name} declares the score {name} unlike another task; give it another name"
+                )
+    return found
+
+
+SCORES: Mapping[str, Score] = MappingProxyType(_scores(TASKS.values()))
+"""All that the evaluation of some task reports."""
 
 
 def on_test(score: str) -> str | None:
-    """What a score is called on the test part; None = it is not measured there."""
-    if score in _THRESHOLDS:
+    """Returns the name of a score on the test part; None = it is not measured there."""
+    if score in SCORES and SCORES[score].tuned:
         return None
     return "test_loss" if score == "validation_loss" else f"test_{score}"
 

@@ -23,6 +23,7 @@ from trainers.device_kinds import free_caches, kind_of
 from trainers.errors import OutOfMemoryError
 from trainers.parallel.workers import Workers
 from trainers.preparation import preparing
+from trainers.tasks.info import OwnFields
 
 _LOCK_S = 60.0
 
@@ -180,8 +181,7 @@ def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object])
         "task": [
             config.task.name,
             config.task.max_length,
-            config.task.masked_fraction,
-            config.task.whole_word,
+            config.task.own(OwnFields).model_dump(mode="json"),
         ],
         "optimizer": config.optimizer.model_dump(
             mode="json", include={"name", "implementation", "masters", "moments"}

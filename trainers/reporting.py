@@ -24,6 +24,30 @@ class Provenance(StrEnum):
     """Computed from rated power, price or another assumption."""
 
 
+Better = Literal["lower", "higher"]
+Share = Literal["all", "some"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure that a run reports.
+
+    Attributes:
+        unit: of its value; empty for words.
+        provenance: how it comes to be; None = told by the run (energy).
+        scope: what it covers.
+        better: which direction wins; None = neither, or it depends on the question.
+        share: a mean over what lies between 0 and 1 for each unit of the evaluated part: over `all` of
+            them, or over `some`, such as the questions that have an answer; None = it is no such mean.
+    """
+
+    unit: str
+    provenance: Provenance | None = Provenance.counter
+    scope: str = "run"
+    better: Better | None = None
+    share: Share | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """A quantity with a unit over a window.

@@ -285,7 +285,8 @@ class Trainer:
             return
         scores = parts.evaluator.scores(observed)
         parts.progress.costs = dict(observed.costs)
-        parts.progress.judge(scores, parts.task.headline, higher_is_better=parts.task.higher_is_better)
+        info = parts.task.info
+        parts.progress.judge(scores, info.headline, higher_is_better=info.higher_is_better)
         step = parts.progress.step
         if step > self.scored_step:
             self.scored_step = step
@@ -358,7 +359,7 @@ class Trainer:
         problem: str | None = None
         if parts.workers.rank == 0 and progress.best is not None:
             try:
-                parts.checkpoints.mark_best(progress.step, parts.task.headline, progress.best)
+                parts.checkpoints.mark_best(progress.step, parts.task.info.headline, progress.best)
             except CheckpointError as error:
                 problem = str(error)
         problem = parts.workers.broadcast(problem)
@@ -627,11 +628,11 @@ class Trainer:
         parts, progress = self.parts, self.parts.progress
         found = progress.best_step >= 0
         kept = found and (parts.config.trains or self.checkpoint is not None)
-        name = on_test(parts.task.headline)
+        name = on_test(parts.task.info.headline)
         tested = {} if self.tested is None or name is None else {"test_score": self.tested[name]}
         return {
-            "headline": parts.task.headline,
-            "score": progress.scores.get(parts.task.headline),
+            "headline": parts.task.info.headline,
+            "score": progress.scores.get(parts.task.info.headline),
             **tested,
             "best_score": progress.best,
             "best_step": progress.best_step if found else None,

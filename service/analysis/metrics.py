@@ -11,16 +11,15 @@ from typing import Literal
 from service.analysis.errors import BadQuestion
 from service.comparison import METRICS, Metric
 from service.hardware import nearest
-from trainers.figures import DECLARED, Better, Figure
-
-NO_LOSS = 0.005
-"""Difference in accuracy (half a point) that counts as no loss unless somebody says otherwise."""
+from trainers.figures import DECLARED, SCORES, Better, Figure, on_test
 
 MARGINS: Mapping[str, float] = MappingProxyType(
     {
-        name: NO_LOSS
-        for score in ("accuracy", "f1", "exact_match", "map", "mrr")
-        for name in (score, f"test_{score}")
+        name: score.margin
+        for own, score in SCORES.items()
+        if score.margin is not None
+        for name in (own, on_test(own))
+        if name is not None
     }
 )
 """Equivalence margins by metric, in the metric's unit, the same on both parts; other metrics have none."""

@@ -33,7 +33,7 @@ from service.analysis.claims import UnitScores, compare_pairs
 from service.analysis.effects import Observation, effects, sentences
 from service.analysis.errors import AnalysisError, BadQuestion
 from service.analysis.frontier import frontier
-from service.analysis.metrics import NO_LOSS, scale_of
+from service.analysis.metrics import scale_of
 from service.analysis.recommend import Configuration, recommend
 from service.analysis.records import Claim, Recommendation
 from service.analysis.rows import Rows, is_at
@@ -45,6 +45,7 @@ from service.hardware import nearest
 from service.neighbours import Neighbour, counted
 from service.records import PointRow
 from trainers.figures import TEST_SCORES
+from trainers.tasks.info import NO_LOSS
 
 MOST_PAIRS = 500
 """Pairs of configurations that are tested at once; more is a question nobody asked."""

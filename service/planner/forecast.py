@@ -37,8 +37,6 @@ LEAST_FILLED = 0.25
 SETUP_S = 2.0
 """Data and model, where there is no history."""
 _FEWEST_FOR_SPREAD = 3
-PUBLISHED_EXAMPLES: Mapping[str, int] = {"imdb": 25_000, "squad_v2": 131_944, "wikiqa": 20_360}
-"""Training examples of a task's own dataset; squad_v2: windows at length 384."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +367,7 @@ def _steps(spec: ExperimentSpec, past: Sequence[Past]) -> int | None:
         if told:
             examples = round(min(told))
         elif spec.task.path is None:
-            examples = PUBLISHED_EXAMPLES.get(str(spec.task.name))
+            examples = spec.task.info.hub_examples
     return None if examples is None else spec.length.total_steps(examples, spec.batch.global_size)
 
 

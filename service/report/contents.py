@@ -35,10 +35,11 @@ from service.records import PointRow, Run
 from service.states import RunState
 from service.store import Store
 from service.traces import TracedStep
+from trainers.figures import SCORES
 
 Answer = TypeVar("Answer")
 
-CURVES = ("loss", "accuracy", "validation_loss", "f1", "exact_match", "map", "mrr")
+CURVES = ("loss", *(name for name, score in SCORES.items() if score.drawn))
 """Points that are drawn over steps, where runs have them."""
 POINTS_PER_CURVE = 60
 """Most points of one run's curve: what a plot 400 pixels wide can show."""

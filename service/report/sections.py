@@ -9,12 +9,12 @@ from typing import Any
 from service import ledger_words
 from service.analysis.candidates import label_of
 from service.analysis.drift import drifts
-from service.analysis.metrics import NO_LOSS
 from service.analysis.records import Claim
 from service.formats import axis_value, duration, figure, point_text, scale_for, short_names, title, utc
 from service.neighbours import in_words
 from service.report.contents import MOST_ROWS, Contents, Unanswered, description_of
 from service.report.figures import Figure, figures
+from trainers.tasks.info import NO_LOSS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from safetensors.torch import load_file
 
 from tests.trainers.conftest import Recorder
 from tests.trainers.corpora import write_task
-from trainers.config import RunConfig, TaskName
+from trainers.config import RunConfig
 from trainers.data.batches import StepBatch
 from trainers.entrypoint import train
 from trainers.parallel.workers import Workers
 from trainers.reporting import NeverStop, NullSink, Outcome
+from trainers.tasks import TASKS
 from trainers.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
@@ -29,11 +30,11 @@ INSIDE = {"hidden_weight": 1.0, "embedding_weight": 0.5, "relation_weight": 1.0,
 def configure(tmp_path: Path) -> Callable[..., RunConfig]:
     """Make the configuration of a short run of a task on the GPU."""
 
-    def make(task: TaskName, to: str, **changes: Any) -> RunConfig:
+    def make(task: str, to: str, **changes: Any) -> RunConfig:
         if not (tmp_path / task).is_dir():
             write_task(tmp_path / task, task)
         sections = {
-            "task": {"name": task, "path": task.value, "max_length": 48, "validation_fraction": 0.3},
+            "task": {"name": task, "path": task, "max_length": 48, "validation_fraction": 0.3},
             "model": {"student": "tiny"},
             "optimizer": {"learning_rate": 1e-3},
             "length": {"steps": STEPS},
@@ -67,10 +68,10 @@ def ended(config: RunConfig) -> tuple[Outcome, dict[int, float]]:
     return outcome, recorder.series("loss")
 
 
-@pytest.mark.parametrize("task", TaskName)
+@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("taught", [False, True], ids=["alone", "distilled"])
 def test_deterministic_runs_end_bitwise_alike(
-    configure: Callable[..., RunConfig], task: TaskName, taught: bool
+    configure: Callable[..., RunConfig], task: str, taught: bool
 ) -> None:
     changes: dict[str, Any] = {"deterministic": True}
     if taught:
@@ -86,7 +87,7 @@ def test_deterministic_runs_end_bitwise_alike(
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
-@pytest.mark.parametrize("task", TaskName)
+@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -99,7 +100,7 @@ def test_deterministic_runs_end_bitwise_alike(
 def test_the_host_waits_once_in_a_step(
     configure: Callable[..., RunConfig],
     monkeypatch: pytest.MonkeyPatch,
-    task: TaskName,
+    task: str,
     changes: dict[str, Any],
 ) -> None:
     take, total = Trainer.train_step, Workers.sum
@@ -139,6 +140,6 @@ def test_batches_are_copied_from_pinned_memory(
         return take(self, batch)
 
     monkeypatch.setattr(Trainer, "train_step", step)
-    ended(configure(TaskName.mlm, "checkpoints"))
+    ended(configure("mlm", "checkpoints"))
     assert pinned
     assert all(pinned)

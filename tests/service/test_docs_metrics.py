@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.config import Batch, Length, Model, Rates, RunConfig, Task, TaskName, Telemetry, Workspace
+from trainers.config import Batch, Length, Model, Rates, RunConfig, Task, Telemetry, Workspace
 from trainers.entrypoint import train
 from trainers.figures import FIGURES, POINTS, SCORES, TEST_SCORES
 from trainers.reporting import NeverStop, NullSink, Outcome, Point
@@ -36,7 +36,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, set[str
     folder = tmp_path_factory.mktemp("run")
     write_corpus(folder / "texts", train=8, test=8, seed=0)
     config = RunConfig(
-        task=Task(name=TaskName.imdb, path=str(folder / "texts"), max_length=16),
+        task=Task(name="imdb", path=str(folder / "texts"), max_length=16),
         model=Model(student="tiny"),
         batch=Batch(global_size=4),
         length=Length(steps=2),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainers.config import TaskName
 from trainers.synthetic import write_corpus
 
 KINDS = {
@@ -84,7 +84,7 @@ def write_wikiqa(folder: Path, *, train: int, dev: int, seed: int) -> None:
         (folder / f"WikiQA-{part}.txt").write_text("".join(lines), encoding="utf-8")
 
 
-def write_task(folder: Path, task: TaskName) -> None:
+def write_task(folder: Path, task: str) -> None:
     """Write a corpus of any task, for runs of a few steps; the same bytes each time.
 
     Args:
@@ -92,19 +92,27 @@ def write_task(folder: Path, task: TaskName) -> None:
         task: whose official format it is in, or a table of rows.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    _WRITERS[task](folder)
+
+
+def _write_tariff(folder: Path) -> None:
     rng = random.Random(0)
-    if task is TaskName.imdb:
-        write_corpus(folder, train=32, test=8, seed=0)
-    elif task is TaskName.squad_v2:
-        write_squad(folder, train=12, dev=4, seed=0)
-    elif task is TaskName.wikiqa:
-        write_wikiqa(folder, train=12, dev=4, seed=0)
-    elif task is TaskName.tariff:
-        phrases = [(f"{rng.choice(FILLER)} {word}", place) for place in range(2) for word in FILLER]
-        lines = [f"{phrase},{(place + 1) * 101:04d}.10\n" for phrase, place in phrases * 2]
-        (folder / "train.csv").write_text("text,code\n" + "".join(lines), encoding="utf-8")
-    elif task is TaskName.mlm:
-        lines = [" ".join(rng.choices(FILLER, k=rng.randint(5, 20))) + f" {i}\n" for i in range(200)]
-        (folder / "train.txt").write_text("".join(lines), encoding="utf-8")
-    else:
-        raise NotImplementedError(f"no corpus of task {task}")
+    phrases = [(f"{rng.choice(FILLER)} {word}", place) for place in range(2) for word in FILLER]
+    lines = [f"{phrase},{(place + 1) * 101:04d}.10\n" for phrase, place in phrases * 2]
+    (folder / "train.csv").write_text("text,code\n" + "".join(lines), encoding="utf-8")
+
+
+def _write_mlm(folder: Path) -> None:
+    rng = random.Random(0)
+    lines = [" ".join(rng.choices(FILLER, k=rng.randint(5, 20))) + f" {i}\n" for i in range(200)]
+    (folder / "train.txt").write_text("".join(lines), encoding="utf-8")
+
+
+_WRITERS: dict[str, Callable[[Path], None]] = {
+    "imdb": lambda folder: write_corpus(folder, train=32, test=8, seed=0),
+    "squad_v2": lambda folder: write_squad(folder, train=12, dev=4, seed=0),
+    "wikiqa": lambda folder: write_wikiqa(folder, train=12, dev=4, seed=0),
+    "tariff": _write_tariff,
+    "mlm": _write_mlm,
+}
+"""Every task has a small corpus here."""

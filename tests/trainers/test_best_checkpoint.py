@@ -12,13 +12,10 @@ import torch
 from trainers.checkpoints import manifest
 from trainers.checkpoints.manifest import BEST, checkpoint_path, read_best
 from trainers.checkpoints.store import CheckpointStore, Snapshot, load
-from trainers.config import HEADLINES, NO_HUB_DATASET
 from trainers.entrypoint import train
 from trainers.errors import CheckpointError
-from trainers.figures import SCORES
 from trainers.progress import Progress
 from trainers.reporting import NeverStop
-from trainers.tasks import TASKS
 
 TWO_EPOCHS = {"length": {"epochs": 2.0}, "evaluation": {"every_epochs": 0.5}}
 
@@ -134,16 +131,6 @@ def test_a_score_that_is_no_number_is_never_the_best_for_long():
     progress.step = 2
     progress.judge({"m": 0.1}, "m", higher_is_better=True)
     assert (progress.best, progress.best_step) == (0.1, 2)
-
-
-def test_headlines_are_those_of_the_tasks():
-    assert {name: HEADLINES[name] for name in TASKS} == {name: task.headline for name, task in TASKS.items()}
-    for task in TASKS.values():
-        assert task.higher_is_better is (SCORES[task.headline].better == "higher")
-
-
-def test_tasks_without_a_dataset_on_the_hub_are_known_without_loading_them():
-    assert {name for name, task in TASKS.items() if not task.hub_id} == NO_HUB_DATASET
 
 
 def test_each_evaluation_has_a_checkpoint_and_the_best_is_in_the_summary(configure, recorder, tmp_path):

@@ -29,7 +29,8 @@ from trainers.models.origin import Preset
 from trainers.models.student import build
 from trainers.optimizers.schedule import learning_rate
 from trainers.reporting import NeverStop, NullSink
-from trainers.tasks.imdb import Imdb
+from trainers.tasks import TASKS
+from trainers.tasks.imdb.task import Imdb
 
 FP32 = {"teacher_precision": "fp32"}
 """The same on CPUs with and without bf16, which `auto` would use."""
@@ -712,7 +713,7 @@ def an_objective(*, head=None, labels=None, **weights):
     projected = ProjectedStudent(student, 256, levels=levels, relations=bool(config.relation_weight))
     tap = RelationTap(big, 3) if config.relation_weight else None
     loaded = LoadedTeacher(big.eval(), tap, torch.device("cpu"), with_head=True)
-    task = Imdb() if isinstance(head, ClassHead) else Zero()
+    task = (Imdb if isinstance(head, ClassHead) else Zero)(TASKS["imdb"])
     objective = DistillationObjective(
         task,
         config,

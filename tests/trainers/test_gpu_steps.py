@@ -24,7 +24,7 @@ from tests.trainers.conftest import Configure
 from tests.trainers.corpora import write_task
 from trainers import assembly
 from trainers.assembly import assemble
-from trainers.config import RunConfig, TaskName
+from trainers.config import RunConfig
 from trainers.entrypoint import train
 from trainers.models.student import Output
 from trainers.objective import Objective
@@ -32,6 +32,7 @@ from trainers.optimizers.masters import MasterAdamW
 from trainers.parallel.workers import Workers
 from trainers.process import reset_process
 from trainers.reporting import Clock, NeverStop, NullSink
+from trainers.tasks import TASKS
 from trainers.telemetry.instruments import Instruments
 from trainers.trainer import Trainer
 
@@ -47,7 +48,7 @@ INSIDE = {"hidden_weight": 1.0, "embedding_weight": 0.5, "relation_weight": 1.0,
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpora")
-    for task in TaskName:
+    for task in TASKS:
         write_task(folder / task, task)
     return folder
 
@@ -56,11 +57,11 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def of_task(config_in: Configure, corpora: Path, tmp_path: Path) -> Callable[..., RunConfig]:
     """Make the configuration of a run of two steps with two micro-batches each."""
 
-    def make(task: TaskName, to: str = "checkpoints", **changes: Any) -> RunConfig:
+    def make(task: str, to: str = "checkpoints", **changes: Any) -> RunConfig:
         return config_in(
             tmp_path / to,
             **{
-                "task": {"name": task, "path": task.value, "max_length": 48, "validation_fraction": 0.3},
+                "task": {"name": task, "path": task, "max_length": 48, "validation_fraction": 0.3},
                 "batch": {"global_size": 4, "micro_size": 2},
                 "length": {"steps": 2},
                 "workspace__cache": str(corpora / "cache"),
@@ -119,14 +120,14 @@ def numbers_read(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]
     return transfers
 
 
-@pytest.mark.parametrize("task", TaskName)
+@pytest.mark.parametrize("task", TASKS)
 def test_a_step_of_each_task(task, of_task, assembled, monkeypatch):
     trainer = assembled(of_task(task))
     assert len(trainer.parts.batches[0].micro_batches) == 2
     assert numbers_read(trainer, monkeypatch) == [3, 2]  # loss, squared norm; noise every few steps
 
 
-@pytest.mark.parametrize("task", [TaskName.imdb, TaskName.squad_v2, TaskName.mlm])
+@pytest.mark.parametrize("task", ["imdb", "squad_v2", "mlm"])
 def test_a_distilled_step(task, of_task, assembled, monkeypatch):
     teacher = train(of_task(task, "teacher", length={"steps": 1}), NullSink(), NeverStop()).checkpoint
     settings = {"soft_weight": 0.5, "cache_logits": False, **INSIDE}
@@ -137,7 +138,7 @@ def test_a_distilled_step(task, of_task, assembled, monkeypatch):
 def test_a_clipped_step_of_half_parameters_that_reports_underflow(of_task, assembled, monkeypatch):
     trainer = assembled(
         of_task(
-            TaskName.mlm,
+            "mlm",
             precision="bf16",
             numerics={"parameters": "half"},
             optimizer={"learning_rate": 1e-3, "max_grad_norm": 0.5},
@@ -147,7 +148,7 @@ def test_a_clipped_step_of_half_parameters_that_reports_underflow(of_task, assem
     assert numbers_read(trainer, monkeypatch) == [4, 3]
 
 
-@pytest.mark.parametrize("task", TaskName)
+@pytest.mark.parametrize("task", TASKS)
 def test_every_operator_of_a_task_has_a_deterministic_kernel(task, of_task, assembled):
     trainer = assembled(of_task(task))
     with Operators() as ran:
@@ -157,7 +158,7 @@ def test_every_operator_of_a_task_has_a_deterministic_kernel(task, of_task, asse
 
 
 def test_fake_tensors_show_a_number_that_is_read(of_task, assembled, monkeypatch):
-    trainer = assembled(of_task(TaskName.imdb))
+    trainer = assembled(of_task("imdb"))
     loss = trainer.parts.task.loss
     monkeypatch.setattr(
         trainer.parts.task, "loss", lambda logits, batch: loss(logits, batch) * float(logits.max())
@@ -166,7 +167,7 @@ def test_fake_tensors_show_a_number_that_is_read(of_task, assembled, monkeypatch
         numbers_read(trainer, monkeypatch)
 
 
-@pytest.mark.parametrize("task", TaskName)
+@pytest.mark.parametrize("task", TASKS)
 def test_a_stand_in_takes_part_and_counts_nothing(task, of_task, assembled):
     trainer = assembled(of_task(task))
     batch = trainer.parts.batches[0].micro_batches[0]

@@ -18,8 +18,7 @@ from pyarrow import parquet
 from safetensors.torch import load_file
 
 from trainers import evaluation, tasks
-from trainers.config import TaskName
-from trainers.data import plain_texts, tokenizers
+from trainers.data import tokenizers
 from trainers.data.batches import Batch, collate
 from trainers.data.hub import HubDataset
 from trainers.entrypoint import train
@@ -27,8 +26,8 @@ from trainers.errors import BadDataError, BadSpecError
 from trainers.models.heads import IGNORED
 from trainers.models.origin import Folder, Preset
 from trainers.reporting import NeverStop, NullSink
-from trainers.tasks import mlm
-from trainers.tasks.mlm import GuessScoring, Mlm
+from trainers.tasks import TASKS
+from trainers.tasks.mlm.task import GuessScoring
 
 WORDS = [a + b for a in ("ka", "lo", "mi", "ne", "su") for b in ("ra", "ti", "vo", "xe")]
 
@@ -69,7 +68,7 @@ def configured(configure, folder):
 
 def prepare(config, origin=None):
     lines: list[str] = []
-    return tasks.build(TaskName.mlm).prepare(config, origin or Preset("tiny"), lines.append), lines
+    return tasks.build("mlm").prepare(config, origin or Preset("tiny"), lines.append), lines
 
 
 def decoded(data, part) -> list[str]:
@@ -115,7 +114,7 @@ def test_one_file_is_divided_by_text_and_nothing_is_lost(configured, folder):
 
 
 def test_sizes_count_sequences_and_reading_ends_when_they_are_there(configured, folder, monkeypatch):
-    monkeypatch.setattr(mlm, "_BATCH_CHARACTERS", 500)
+    monkeypatch.setattr("trainers.tasks.mlm.task._BATCH_CHARACTERS", 500)
     (folder / "train.jsonl").write_text(
         "".join(json.dumps({"text": line}) + "\n" for line in LINES) + "broken\n"
     )
@@ -139,7 +138,7 @@ def test_more_sequences_than_there_are_is_said(configured, folder):
 def test_second_start_reads_no_text(configured, folder, monkeypatch):
     (folder / "train.txt").write_text("\n".join(LINES))
     first, _ = prepare(configured())
-    monkeypatch.setattr(plain_texts, "read_plain", None)
+    monkeypatch.setattr("trainers.tasks.mlm.files.read_plain", None)
     second, lines = prepare(configured())
     assert lines == []
     assert second.identity == first.identity
@@ -200,7 +199,7 @@ def test_hub_id_may_name_a_configuration(monkeypatch):
     monkeypatch.setattr(
         datasets, "load_dataset", lambda *names, **options: asked.append(names) or {"train": "rows"}
     )
-    for name in (Mlm.hub_id, "stanfordnlp/imdb"):
+    for name in (TASKS["mlm"].hub_id, "stanfordnlp/imdb"):
         assert HubDataset(name, offline=True, test="auto")._tables == {"train": "rows"}
     assert asked == [("Salesforce/wikitext", "wikitext-2-raw-v1"), ("stanfordnlp/imdb", None)]
 
@@ -251,7 +250,7 @@ def test_loss_is_the_mean_of_each_sequence_and_the_sum_of_all():
         [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 2.0, 1.0]],
     )
     own = -torch.log_softmax(logits, 1)[range(3), [0, 1, 2]]
-    assert float(Mlm().loss(logits, batch)) == pytest.approx(float(own[:2].mean() + own[2]))
+    assert float(tasks.build("mlm").loss(logits, batch)) == pytest.approx(float(own[:2].mean() + own[2]))
 
 
 def test_tiny_learns_that_a_line_says_one_word(configured, folder, recorder):

@@ -13,8 +13,7 @@ from pyarrow import parquet
 
 from tests.trainers.corpora import write_squad, write_wikiqa
 from trainers import tasks
-from trainers.config import TaskName
-from trainers.data.layouts import data_identity
+from trainers.data.sources import data_identity
 from trainers.errors import BadDataError
 from trainers.models.origin import Preset
 
@@ -36,7 +35,7 @@ def prepared(configure, tmp_path):
             workspace__cache=str(tmp_path / "cache"),
         )
         lines.clear()
-        return tasks.build(TaskName(name)).prepare(config, Preset("tiny"), lines.append)
+        return tasks.build(name).prepare(config, Preset("tiny"), lines.append)
 
     prepare.folder, prepare.lines = folder, lines
     return prepare

@@ -13,13 +13,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from trainers.config import Task, TaskName, Workspace
-from trainers.data.layouts import OFFICIAL
+from trainers.config import Task, Workspace
 from trainers.data.sources import open_source
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError
 from trainers.reporting import NeverStop, NullSink
-from trainers.tasks.imdb import Imdb
 
 ROWS = [("A fine cup.", "pos"), ("A dull\u0085cup.", "neg")]
 
@@ -35,8 +33,6 @@ def open_at(tmp_path):
             Workspace(
                 checkpoints="unused", cache=str(tmp_path / "cache"), data_roots=(str(root),), **workspace
             ),
-            hub_id=Imdb.hub_id,
-            layouts=OFFICIAL[TaskName(task)],
         )
 
     opened.folder = root / "set"
@@ -436,7 +432,6 @@ def test_real_reviews_have_both_labels(real_data, tmp_path):
     source = open_source(
         Task(name="imdb", path="imdb"),
         Workspace(checkpoints="unused", cache=str(tmp_path), data_roots=(str(real_data),)),
-        hub_id="unused",
     )
     labels = [row.label("label") for row in source.rows("train")]
     assert (labels.count("neg"), labels.count("pos")) == (12_500, 12_500)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.tasks.squad_rules import GoldAnswers, best_threshold, figures, normalise, with_threshold
+from trainers.tasks.squad_v2.rules import GoldAnswers, best_threshold, figures, normalise, with_threshold
 
 OFFICIAL = {
     "bert-single": (78.7501, 81.7837, 74.1228, 80.1987, 83.3642),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from trainers import tasks
-from trainers.config import Task, TaskName
+from trainers.config import Task
 from trainers.data import tokenizers
 from trainers.data.cache import cached_folder
 from trainers.data.fingerprint import fingerprint
@@ -20,7 +20,7 @@ from trainers.errors import BadDataError, CacheError
 from trainers.models.origin import Folder, Preset
 from trainers.synthetic import write_corpus
 
-TASK = tasks.build(TaskName.imdb)
+TASK = tasks.build("imdb")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def prepare(config, origin=None):
 def test_second_start_reads_no_text(private, monkeypatch):
     first, lines = prepare(private)
     assert lines == ["training a WordPiece vocabulary on 40 texts"]
-    monkeypatch.setattr("trainers.data.sources.READERS", {".jsonl": None})
+    monkeypatch.setattr("trainers.data.layouts.READERS", {".jsonl": None})
     second, lines = prepare(private)
     assert lines == []
     assert second.identity == first.identity

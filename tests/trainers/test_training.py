@@ -15,7 +15,7 @@ from trainers.models import origin, student
 from trainers.optimizers.schedule import learning_rate
 from trainers.reporting import NeverStop, Provenance, StopReason
 from trainers.synthetic import write_corpus
-from trainers.tasks.imdb import Imdb
+from trainers.tasks.imdb.task import Imdb
 from trainers.telemetry.timeline import OVERHEAD, OWN
 
 SUMMARY = {

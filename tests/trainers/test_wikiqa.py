@@ -14,7 +14,6 @@ from pyarrow import parquet
 
 from tests.trainers.corpora import write_wikiqa
 from trainers import tasks
-from trainers.config import TaskName
 from trainers.data import tokenizers
 from trainers.entrypoint import train
 from trainers.errors import BadDataError
@@ -42,7 +41,7 @@ def wikiqa(configure, tmp_path):
             workspace__data_roots=(str(tmp_path / "data"),),
             workspace__cache=str(tmp_path / "cache"),
         )
-        return tasks.build(TaskName.wikiqa).prepare(config, Preset("tiny"), lambda line: None)
+        return tasks.build("wikiqa").prepare(config, Preset("tiny"), lambda line: None)
 
     prepare.folder = folder
     return prepare

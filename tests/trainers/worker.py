@@ -23,7 +23,7 @@ from trainers.data.batches import TrainingBatches
 from trainers.entrypoint import classify, train
 from trainers.precision import Rounded
 from trainers.reporting import NullSink, StopReason
-from trainers.tasks.imdb import Imdb
+from trainers.tasks.imdb.task import Imdb
 
 
 class Script(NullSink):

@@ -22,17 +22,15 @@ from trainers.config.parallel import (
 )
 from trainers.config.run import Rates, RunConfig, Workspace
 from trainers.config.section import Identifier, Section
-from trainers.config.task import HEADLINES, MAX_LENGTH, NO_HUB_DATASET, Task, TaskName
+from trainers.config.task import MAX_LENGTH, Task
 from trainers.config.training import TrainingSections
 
 __all__ = [
     "DEFAULT_WARMUP",
-    "HEADLINES",
     "LAYERS",
     "MAX_LENGTH",
     "MAX_WORKERS",
     "MICRO_BATCHES_PER_STAGE",
-    "NO_HUB_DATASET",
     "Batch",
     "Checkpointing",
     "Compression",
@@ -50,7 +48,6 @@ __all__ = [
     "Section",
     "Strategy",
     "Task",
-    "TaskName",
     "Telemetry",
     "TrainingSections",
     "Workspace",

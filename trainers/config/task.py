@@ -2,90 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import StrEnum
-from types import MappingProxyType
-from typing import Any, Literal
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from trainers.config.section import Section
-
-
-class TaskName(StrEnum):
-    """What is learned: data, head and metrics."""
-
-    imdb = "imdb"
-    squad_v2 = "squad_v2"
-    wikiqa = "wikiqa"
-    tariff = "tariff"
-    mlm = "mlm"
-
-
-HEADLINES: Mapping[TaskName, str] = MappingProxyType(
-    {
-        TaskName.imdb: "accuracy",
-        TaskName.squad_v2: "f1",
-        TaskName.wikiqa: "map",
-        TaskName.tariff: "accuracy",
-        TaskName.mlm: "validation_loss",
-    }
-)
-"""The metric by which runs of a task are judged first; a loss is better when it is lower."""
-
-
-NO_HUB_DATASET = frozenset({TaskName.tariff})
-"""Tasks of which the hub has no dataset: they need a path."""
-
+from trainers.data.parts import TEST, TRAIN, VALIDATION
+from trainers.registry import NameIn, described
+from trainers.tasks import TASKS
+from trainers.tasks.info import OwnFields, TaskInfo
 
 MAX_LENGTH = 512
 """Tokens of the longest sequence: the positions of the published models."""
 
+Own = TypeVar("Own", bound=OwnFields)
+
+
+def _usual_length_of(info: TaskInfo) -> int:
+    return info.usual_length or MAX_LENGTH
+
 
 def _usual_length(task: Mapping[str, Any]) -> int:
-    return 128 if task.get("name") == TaskName.mlm else MAX_LENGTH
+    info = TASKS.get(str(task.get("name")))  # Of a document, which may name no task.
+    return MAX_LENGTH if info is None else _usual_length_of(info)
+
+
+def _exceptions(usual: Any, of: Callable[[TaskInfo], Any]) -> Any:
+    """Returns field metadata that ends the description with the tasks in which something is unusual.
+
+    Args:
+        usual: value that is not listed.
+        of: value of a task.
+    """
+
+    def append(schema: dict[str, Any]) -> None:
+        found: dict[Any, list[str]] = {}
+        for info in TASKS.values():
+            found.setdefault(of(info), []).append(info.name)
+        listed = "; ".join(f"{', '.join(names)}: {value}" for value, names in found.items() if value != usual)
+        if listed:
+            schema["description"] = f"{schema['description'].removesuffix('.')} ({listed})."
+
+    return Field(json_schema_extra=append)
+
+
+_MaxLength = Annotated[int, _exceptions(MAX_LENGTH, _usual_length_of)]
+_ExampleCount = Annotated[int | None, _exceptions("examples", lambda info: info.counted)]
 
 
 class Task(Section):
     """What is learned, and from which data."""
 
-    name: TaskName
+    name: Annotated[str, NameIn(TASKS), described(TASKS)]
     """Task: data format, head and metrics."""
     path: str | None = Field(default=None, max_length=4096)
     """Dataset: a folder or file under a data root, or `hub:<owner>/<name>`; unset = the task's hub id."""
-    max_length: int = Field(default_factory=_usual_length, ge=8, le=MAX_LENGTH)
-    """Longest sequence, in tokens: texts are cut, squad_v2 makes windows; unset = 512, of mlm 128."""
-    too_long: Literal["cut", "error"] | None = None
-    """imdb, wikiqa and tariff only: what a text of more tokens is, cut or an error; unset = cut."""
-    train_examples: int | None = Field(default=None, ge=1)
-    """How many training examples (squad_v2, wikiqa: questions) to draw, balanced by label; unset = all."""
-    validation_examples: int | None = Field(default=None, ge=1)
-    """How many validation examples (squad_v2, wikiqa: questions) to draw, balanced by label; unset = all."""
+    max_length: _MaxLength = Field(default_factory=_usual_length, ge=8, le=MAX_LENGTH)
+    """Longest sequence, in tokens: longer texts are cut or become windows; unset = 512."""
+    train_examples: _ExampleCount = Field(default=None, ge=1)
+    """How many to draw for training, balanced by label; unset = all. In examples."""
+    validation_examples: _ExampleCount = Field(default=None, ge=1)
+    """How many to draw for validation, balanced by label; unset = all. In examples."""
     test: Literal["auto", "none"] = "auto"
     """auto = a test part is scored once, at the end; none = no test part: its file serves as validation."""
-    test_examples: int | None = Field(default=None, ge=1)
-    """How many test examples (squad_v2, wikiqa: questions) to draw, balanced by label; unset = all."""
+    test_examples: _ExampleCount = Field(default=None, ge=1)
+    """How many to draw for the test part, balanced by label; unset = all. In examples."""
     overlap: Literal["error", "drop", "allow"] | None = None
     """An example in two parts: error, drop from the first, or allow; unset = drop (test none: allow)."""
     validation_fraction: float = Field(default=0.1, gt=0.0, lt=1.0)
     """Share of the training data held out for each part that the dataset has no file for."""
     split_seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the subset and of the split; the same for all runs, so that they see the same data."""
-    level: Literal[2, 4, 6, 8, 10] | None = None
-    """tariff only: digits of the code that is learned; unset = 6."""
-    stride: int | None = Field(default=None, ge=1, le=512)
-    """squad_v2 only: tokens that neighbouring windows share; unset = 128, or a third of short windows."""
-    max_answer_tokens: int | None = Field(default=None, ge=1, le=512)
-    """squad_v2 only: longest answer, in tokens; unset = 30."""
-    masked_fraction: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """mlm only: share of a sequence's tokens that are to be guessed; unset = 0.15."""
-    whole_word: bool | None = None
-    """mlm only: mask all pieces of a word together; unset = no."""
+
+    @property
+    def info(self) -> TaskInfo:
+        """What is known of the task."""
+        return TASKS[self.name]
+
+    def own(self, fields: type[Own]) -> Own:
+        """Returns the task's own fields, with their defaults where the spec leaves them out.
+
+        Args:
+            fields: class that the task declares them in, or a base of it.
+
+        Raises:
+            RuntimeError: the task was registered too late for the section to have its fields.
+        """
+        declared = self.info.own_fields
+        try:
+            values = tuple((name, getattr(self, name)) for name in declared.model_fields)
+        except AttributeError:
+            raise RuntimeError(
+                f"task {self.name} was registered too late for its own fields; "
+                "add it to trainers.tasks.TASKS before importing trainers.config"
+            ) from None
+        found = _completed(declared, values)
+        assert isinstance(found, fields)
+        return found
+
+    def examples_of(self, part: str) -> int | None:
+        """Returns how many examples of a part the spec asks for; None = as many as the task usually has."""
+        asked: Mapping[str, int | None] = {
+            TRAIN: self.train_examples,
+            VALIDATION: self.validation_examples,
+            TEST: self.test_examples,
+        }
+        return asked[part]
 
     @model_validator(mode="after")
     def _own_fields(self) -> Task:
-        for field, owners in _FIELDS_OF_TASKS.items():
-            if getattr(self, field) is not None and self.name not in owners:
+        for field, owners in _OWNERS.items():
+            if self.name not in owners and getattr(self, field) is not None:
                 raise ValueError(
                     f"{field} belongs to task {', '.join(owners)}, not {self.name}; "
                     f"remove task.{field} or set task.name: {owners[0]}"
@@ -95,19 +124,56 @@ class Task(Section):
                 f"test_examples {self.test_examples} has no test part to draw from with test none; "
                 "remove task.test_examples or set task.test: auto"
             )
-        if self.stride is not None and self.stride > self.max_length // 2:
-            raise ValueError(
-                f"stride {self.stride} is more than half of max_length {self.max_length}; "
-                f"lower task.stride to {self.max_length // 2} or raise task.max_length"
-            )
+        self.own(OwnFields).check(self.max_length)
         return self
 
 
-_FIELDS_OF_TASKS = {
-    "too_long": (TaskName.imdb, TaskName.wikiqa, TaskName.tariff),
-    "level": (TaskName.tariff,),
-    "stride": (TaskName.squad_v2,),
-    "max_answer_tokens": (TaskName.squad_v2,),
-    "masked_fraction": (TaskName.mlm,),
-    "whole_word": (TaskName.mlm,),
-}
+@functools.lru_cache
+def _completed(declared: type[OwnFields], values: tuple[tuple[str, Any], ...]) -> OwnFields:
+    return declared.model_validate({name: value for name, value in values if value is not None})
+
+
+def _owners() -> dict[str, list[str]]:
+    """Returns the names of the tasks that have each own field."""
+    owners: dict[str, list[str]] = {}
+    for info in TASKS.values():
+        for field in info.own_fields.model_fields:
+            owners.setdefault(field, []).append(info.name)
+    return owners
+
+
+_OWNERS = _owners()
+
+
+def _composed_fields() -> dict[str, Any]:
+    """Returns the tasks' own fields as fields of the section, each unset unless a spec sets it.
+
+    Raises:
+        ValueError: a field has the name of another that it does not equal.
+    """
+    composed: dict[str, Any] = {}
+    for name, owners in _OWNERS.items():
+        field, *others = (TASKS[owner].own_fields.model_fields[name] for owner in owners)
+        if name in Task.model_fields or any(repr(other) != repr(field) for other in others):
+            raise ValueError(
+                f"task.{name} of {', '.join(owners)} exists already; give the field another name"
+            )
+        annotation: Any = field.annotation
+        about = f"{', '.join(owners)} only: {_described(field.description or '', field.default)}"
+        composed[name] = (Annotated[(annotation | None, *field.metadata, Field(description=about))], None)
+    return composed
+
+
+def _described(text: str, default: Any) -> str:
+    text = text[:1].lower() + text[1:]
+    if default is None:
+        return text
+    shown = ("no", "yes")[default] if isinstance(default, bool) else default
+    return f"{text.removesuffix('.')}; unset = {shown}."
+
+
+if not TYPE_CHECKING:
+    # The section of a spec is one flat group of fields, whichever task they belong to.
+    Task = create_model(
+        "Task", __base__=Task, __module__=__name__, __doc__=Task.__doc__, **_composed_fields()
+    )

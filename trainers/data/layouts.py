@@ -1,35 +1,45 @@
-"""The official file layouts of the tasks, and what a task's files hold. Imports no torch."""
+"""File layouts: how the parts of a dataset are found on disk. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from trainers.config import Task, TaskName, Workspace
-from trainers.data import squad, tariffs, wikiqa
-from trainers.data.parts import rule_identity
-from trainers.data.plain_texts import plain_texts
-from trainers.data.sources import Layout, labelled_folders, open_source, source_identity
-
-OFFICIAL: Mapping[TaskName, Sequence[Layout]] = MappingProxyType(
-    {
-        TaskName.imdb: (labelled_folders,),
-        TaskName.squad_v2: (squad.official,),
-        TaskName.wikiqa: (wikiqa.official,),
-        TaskName.tariff: (tariffs.official,),
-        TaskName.mlm: (plain_texts,),
-    }
-)
-"""By task, the layouts that are tried before tables of rows."""
+from trainers.data.formats import READERS, ending
+from trainers.data.parts import TRAIN, named_parts
+from trainers.data.rows import Row
 
 
-def data_identity(task: Task, workspace: Workspace) -> dict[str, str | int | float]:
-    """What the files of `task.path` hold: number, size and hash by part, as a run's record has them.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a dataset on disk.
 
-    With the rule by which they make a test part.
-
-    Raises:
-        BadDataError: as `open_source`, where a run would find no data either.
+    Attributes:
+        files: all files that the rows come from.
+        read: yields the rows.
     """
-    source = open_source(task, workspace, hub_id="", layouts=OFFICIAL[task.name])
-    return {**source_identity(source), **rule_identity(source.parts, task.test)}
+
+    files: Sequence[Path]
+    read: Callable[[], Iterator[Row]]
+
+
+Layout = Callable[[Path], Mapping[str, Part] | None]
+"""Finds the parts of a dataset at a file or folder; None = it is not laid out this way."""
+
+
+def tables(path: Path) -> Mapping[str, Part] | None:
+    """One file of rows (the training part), or a folder with `train.*` and perhaps further parts."""
+    if path.is_file():
+        return {TRAIN: table(path)} if ending(path) in READERS else None
+    found = named_parts(lambda name: _named(path, name))
+    return {part: table(file) for part, file in found.items()} if TRAIN in found else None
+
+
+def table(path: Path) -> Part:
+    """Returns a part that is one file of rows."""
+    return Part([path], lambda: READERS[ending(path)](path))
+
+
+def _named(folder: Path, name: str) -> Path | None:
+    return next((folder / f"{name}{end}" for end in READERS if (folder / f"{name}{end}").is_file()), None)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from trainers.config import Task, Workspace
 from trainers.data.fingerprint import FileSet, fingerprint
-from trainers.data.formats import READERS, ending, read_text
+from trainers.data.formats import READERS, ending
 from trainers.data.hub import HubDataset
-from trainers.data.parts import TRAIN, named_parts, used_parts
+from trainers.data.layouts import Layout, Part, tables
+from trainers.data.parts import rule_identity, used_parts
 from trainers.data.paths import HUB, UnusablePath, id_on_hub, resolve
 from trainers.data.rows import Row
 from trainers.errors import BadDataError
@@ -39,38 +39,20 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of a dataset on disk.
-
-    Attributes:
-        files: all that the rows come from.
-        read: yields the rows.
-    """
-
-    files: Sequence[Path]
-    read: Callable[[], Iterator[Row]]
-
-
-Layout = Callable[[Path], Mapping[str, Part] | None]
-"""Finds the parts of a dataset at a file or folder; None = it is not laid out this way."""
-
-
-def open_source(task: Task, workspace: Workspace, *, hub_id: str, layouts: Sequence[Layout] = ()) -> Source:
-    """Find the dataset of a run.
+def open_source(task: Task, workspace: Workspace) -> Source:
+    """Finds the dataset of a run.
 
     Args:
-        task: names the path; unset = `hub_id`.
+        task: names the path; unset = the task's dataset on the hub.
         workspace: roots and cache.
-        hub_id: the task's dataset on the hub; empty = it has none.
-        layouts: the task's official file formats, tried before tables of rows.
 
     Raises:
         BadDataError: missing, empty, unreadable, outside the roots, no id, or of no known layout.
     """
-    path = task.path or HUB + hub_id
+    info = task.info
+    path = task.path or HUB + info.hub_id
     memory = Path(workspace.cache) / "fingerprints"
-    if not task.path and not hub_id:
+    if not task.path and not info.hub_id:
         raise BadDataError(f"task {task.name} has no dataset on the hub; set task.path to a folder or file")
     try:
         if path.startswith(HUB):
@@ -79,7 +61,7 @@ def open_source(task: Task, workspace: Workspace, *, hub_id: str, layouts: Seque
     except UnusablePath as error:
         raise BadDataError(str(error)) from None
     try:
-        return FileSource(found, used_parts(_parts(found, (*layouts, tables)), task.test), memory)
+        return FileSource(found, used_parts(_parts(found, (*info.layouts, tables)), task.test), memory)
     except OSError as error:
         raise BadDataError(f"{error.filename or found}: cannot be read ({error.strerror})") from None
 
@@ -131,48 +113,16 @@ def source_identity(source: Source) -> dict[str, str | int | float]:
     }
 
 
-def tables(path: Path) -> Mapping[str, Part] | None:
-    """One file of rows (the training part), or a folder with `train.*` and perhaps further parts."""
-    if path.is_file():
-        return {"train": table(path)} if ending(path) in READERS else None
-    found = named_parts(lambda name: _named(path, name))
-    return {part: table(file) for part, file in found.items()} if TRAIN in found else None
+def data_identity(task: Task, workspace: Workspace) -> dict[str, str | int | float]:
+    """Returns number, size and hash of the files of `task.path`, by part, as a run's record has them.
 
+    The rule that makes their test part is included. Imports no torch.
 
-def table(path: Path) -> Part:
-    """A part that is one file of rows."""
-    return Part([path], lambda: READERS[ending(path)](path))
-
-
-def _named(folder: Path, name: str) -> Path | None:
-    return next((folder / f"{name}{end}" for end in READERS if (folder / f"{name}{end}").is_file()), None)
-
-
-def labelled_folders(path: Path) -> Mapping[str, Part] | None:
-    """The layout of the Large Movie Review Dataset: `{train,test}/{pos,neg}/*.txt`, perhaps `validation/`."""
-    root = path / "aclImdb" if (path / "aclImdb").is_dir() else path
-    if not ((root / "train" / "pos").is_dir() or (root / "train" / "neg").is_dir()):
-        return None
-    found = named_parts(lambda name: root / name if (root / name).is_dir() else None)
-    return {part: _one_text_per_file(folder) for part, folder in found.items()}
-
-
-def _one_text_per_file(folder: Path) -> Part:
-    files = [(path, label) for label in ("neg", "pos") for path in _texts_in(folder / label)]
-
-    def read() -> Iterator[Row]:
-        for path, label in files:
-            yield Row({"text": read_text(path), "label": label}, str(path))
-
-    return Part([path for path, _ in files], read)
-
-
-def _texts_in(folder: Path) -> list[Path]:
-    # Listed, since a glob takes a folder that cannot be read for an empty one.
-    found = sorted(path for path in folder.iterdir() if path.suffix == ".txt") if folder.exists() else []
-    if not found:
-        raise BadDataError(f"{folder}: no texts; both classes are needed: pos/*.txt and neg/*.txt")
-    return found
+    Raises:
+        BadDataError: as `open_source`, where a run would find no data either.
+    """
+    source = open_source(task, workspace)
+    return {**source_identity(source), **rule_identity(source.parts, task.test)}
 
 
 def _fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:

@@ -18,6 +18,7 @@ from trainers.data.batches import Batch, Transform
 from trainers.data.tokens import TokenSet
 from trainers.models.heads import Head
 from trainers.models.origin import Origin
+from trainers.tasks.info import TaskInfo
 
 
 class Scoring(Protocol):
@@ -109,16 +110,17 @@ class Prepared:
 
 
 class Task(ABC):
-    """What is learned. Stateless: one instance serves any number of runs."""
+    """What is learned. Stateless: one instance serves any number of runs.
 
-    headline: ClassVar[str]
-    """The metric by which checkpoints are compared."""
-    higher_is_better: ClassVar[bool] = True
-    """Direction of the headline."""
+    Args:
+        info: what is known of the task without loading it.
+    """
+
     spellings: ClassVar[Mapping[str, int]] = MappingProxyType({})
     """Class of each label as files write it, in lower case; empty where classes have one name each."""
-    timed: ClassVar[bool] = False
-    """Whether the evaluation's time per example is one of its scores, as `sequence_ms`."""
+
+    def __init__(self, info: TaskInfo) -> None:
+        self.info = info
 
     @abstractmethod
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:

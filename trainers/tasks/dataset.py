@@ -29,12 +29,13 @@ from trainers.data.selection import (
     held_out_by_hash,
     normal,
 )
-from trainers.data.sources import Layout, Source, open_source, source_identity
+from trainers.data.sources import Source, open_source, source_identity
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError, BadSpecError
 from trainers.models.heads import Head
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Prepared, Scoring, Task
+from trainers.tasks.info import CutFields, OwnFields
 
 _LAYOUT = 5
 """Grows when the cache's content changes for the same input."""
@@ -49,10 +50,6 @@ Drawn = TypeVar("Drawn")
 class DatasetTask(Task, Generic[Example]):
     """A task with one example per row. A task of this kind says how a row becomes tokens and a score."""
 
-    hub_id: ClassVar[str]
-    """The dataset on the hub; empty = there is none."""
-    layouts: ClassVar[Sequence[Layout]] = ()
-    """Official file formats of the task, tried before tables of rows."""
     left_out: ClassVar[str] = ""
     """Why `example` may leave a row out, for the log."""
 
@@ -193,7 +190,7 @@ class DatasetTask(Task, Generic[Example]):
 
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
         """See `Task.prepare`. What is already in the cache is neither read nor tokenised."""
-        source = open_source(config.task, config.workspace, hub_id=self.hub_id, layouts=self.layouts)
+        source = open_source(config.task, config.workspace)
         examples = _Examples(self, source, config)
         cache = Path(config.workspace.cache)
         file = self._tokenizer_file(origin, examples, cache, report)
@@ -272,7 +269,7 @@ class _Examples(Generic[Example]):
         self.notes: list[str] = []
         self.rule = split_rule(source.parts, config.task.test)
         self.identity: dict[str, str | int | float] = {
-            "task": config.task.name.value,
+            "task": config.task.name,
             **selection_identity(config.task),
             **source_identity(source),
             **rule_identity(source.parts, config.task.test),
@@ -331,7 +328,8 @@ class _Examples(Generic[Example]):
             BadDataError: naming the first, where the spec has none cut.
         """
         limit = self._config.max_length
-        if self._config.too_long == "error":
+        own = self._config.own(OwnFields)
+        if isinstance(own, CutFields) and own.too_long == "error":
             place = self._place(self.selected()[part][int(tokens.cut.argmax())])
             raise BadDataError(
                 f"{place}: more than {limit} tokens; raise task.max_length, shorten the text, or set "
@@ -381,16 +379,19 @@ def drawn(
     Raises:
         BadDataError: too few.
     """
-    wanted = {
-        TRAIN: task.train_examples,
-        VALIDATION: task.validation_examples,
-        TEST: task.test_examples,
-    }
     chosen = {}
     for part, units in parts.items():
         strata = np.array([stratum(one) for one in units])
-        chosen[part] = [units[i] for i in balanced_subset(strata, wanted[part], task.split_seed, part)]
+        wanted = _examples_of(part, task)
+        if wanted is not None and task.examples_of(part) is None:
+            wanted = min(wanted, len(units))
+        chosen[part] = [units[i] for i in balanced_subset(strata, wanted, task.split_seed, part)]
     return chosen
+
+
+def _examples_of(part: str, task: configuration.Task) -> int | None:
+    """Returns how many examples of a part are drawn; None = all."""
+    return task.examples_of(part) or task.info.default_examples.get(part)
 
 
 def same_answer(
@@ -438,9 +439,7 @@ class Pace:
 def selection_identity(task: configuration.Task) -> dict[str, str | int | float]:
     """What decides which examples of the dataset a run sees."""
     return {
-        "train_examples": task.train_examples or "all",
-        "validation_examples": task.validation_examples or "all",
-        "test_examples": task.test_examples or "all",
+        **{f"{part}_examples": _examples_of(part, task) or "all" for part in (TRAIN, VALIDATION, TEST)},
         "overlap": overlap_policy(task),
         "validation_fraction": task.validation_fraction,
         "split_seed": task.split_seed,

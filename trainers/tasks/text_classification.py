@@ -26,9 +26,8 @@ Labelled = tuple[str, int]
 
 
 class TextClassification(DatasetTask[Labelled]):
-    """Text in, class out. A task of this kind says its classes, their spellings and its hub id."""
+    """Text in, class out. A task of this kind declares its classes and their spellings."""
 
-    headline = "accuracy"
     classes: ClassVar[tuple[str, ...]]
     """Names of the classes, by number."""
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainers.data.layouts import Part
 from trainers.data.parts import TRAIN, named_parts
 from trainers.data.rows import Row
-from trainers.data.sources import Part
 from trainers.errors import BadDataError
 
 _OFFICIAL = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"(version|data)"\s*:')

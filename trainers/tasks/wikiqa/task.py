@@ -1,4 +1,4 @@
-"""Which sentences answer a question: WikiQA (Yang, Yih and Meek, 2015)."""
+"""Sentences that answer a question, ranked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 from trainers import config as configuration
 from trainers.data.batches import Batch
-from trainers.data.layouts import OFFICIAL
 from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out
@@ -23,7 +22,13 @@ from trainers.models.heads import ClassHead, Head
 from trainers.tasks.base import Judged, Scoring
 from trainers.tasks.dataset import DatasetTask, drawn, same_answer
 from trainers.tasks.losses import class_loss
-from trainers.tasks.ranking import average_precisions, best_f1_threshold, positive_class, ranking, ranks_of
+from trainers.tasks.wikiqa.ranking import (
+    average_precisions,
+    best_f1_threshold,
+    positive_class,
+    ranking,
+    ranks_of,
+)
 
 _CLASSES = ("other", "answer")
 
@@ -48,9 +53,6 @@ class Pair:
 class WikiQa(DatasetTask[Pair]):
     """Tell the sentences that answer from the others; sizes count questions, an example is a sentence."""
 
-    headline = "map"
-    hub_id = "microsoft/wiki_qa"
-    layouts = OFFICIAL[configuration.TaskName.wikiqa]
     spellings = {"0": 0, "1": 1}  # noqa: RUF012
 
     def example(self, row: Row, task: configuration.Task) -> Pair:

@@ -1,4 +1,4 @@
-"""Questions about a text that may not answer them: SQuAD 2.0 (Rajpurkar, Jia and Liang, 2018)."""
+"""Answers to questions as spans of their contexts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from trainers import config as configuration
 from trainers.data.batches import Batch
-from trainers.data.layouts import OFFICIAL
 from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out_groups
@@ -24,20 +23,16 @@ from trainers.errors import BadDataError
 from trainers.models.heads import Head, SpanHead
 from trainers.tasks.base import Scoring
 from trainers.tasks.dataset import DatasetTask
-from trainers.tasks.squad_scoring import GoldQuestions, SpanScoring
-from trainers.tasks.squad_windows import Answer, Question, tokenise_windows
+from trainers.tasks.squad_v2 import SpanFields
+from trainers.tasks.squad_v2.scoring import GoldQuestions, SpanScoring
+from trainers.tasks.squad_v2.windows import Answer, Question, tokenise_windows
 
 _STRIDE = 128
-_MAX_ANSWER_TOKENS = 30
 _QUESTIONS = "questions.json"
 
 
 class SquadV2(DatasetTask[Question]):
     """Find the span that answers, or none; an example is a window, sizes count questions."""
-
-    headline = "f1"
-    hub_id = "rajpurkar/squad_v2"
-    layouts = OFFICIAL[configuration.TaskName.squad_v2]
 
     def example(self, row: Row, task: configuration.Task) -> Question:
         """See `DatasetTask.example`; the fields are `id question context answers`, perhaps `title`."""
@@ -137,7 +132,7 @@ class SquadV2(DatasetTask[Question]):
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
         """See `DatasetTask.scoring`."""
         questions = GoldQuestions(folder / f"{part}.{_QUESTIONS}")
-        return SpanScoring(tokens, questions, task.max_answer_tokens or _MAX_ANSWER_TOKENS)
+        return SpanScoring(tokens, questions, task.own(SpanFields).max_answer_tokens)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Mean of the cross-entropies of first and last token, summed over windows; padding cannot win."""
@@ -150,7 +145,7 @@ class SquadV2(DatasetTask[Question]):
 
 
 def _stride(task: configuration.Task) -> int:
-    return task.stride or min(_STRIDE, task.max_length // 3)
+    return task.own(SpanFields).stride or min(_STRIDE, task.max_length // 3)
 
 
 def _answers(row: Row, context: str) -> tuple[Answer, ...]:

@@ -15,10 +15,10 @@ import torch
 
 from trainers.data.batches import Batch
 from trainers.data.tokens import TokenSet
-from trainers.tasks import squad_rules
 from trainers.tasks.base import Judged
-from trainers.tasks.squad_rules import GoldAnswers
-from trainers.tasks.squad_windows import Question
+from trainers.tasks.squad_v2 import rules
+from trainers.tasks.squad_v2.rules import GoldAnswers
+from trainers.tasks.squad_v2.windows import Question
 
 N_BEST = 20
 """Spans that are kept of each window."""
@@ -176,7 +176,7 @@ class SpanScoring:
         golds = self._questions.golds
         has_answer = np.array([gold.has_answer for gold in golds])
         f1 = np.array([gold.f1(text) for gold, text in zip(golds, texts, strict=True)])
-        scores = squad_rules.with_threshold(f1, null_scores, has_answer, carried["null_threshold"])
+        scores = rules.with_threshold(f1, null_scores, has_answer, carried["null_threshold"])
         return Judged(np.arange(len(given)), scores, given, self._questions.texts)
 
     def score(
@@ -189,12 +189,12 @@ class SpanScoring:
         exact = np.array([gold.exact(text) for gold, text in zip(golds, texts, strict=True)])
         f1 = np.array([gold.f1(text) for gold, text in zip(golds, texts, strict=True)])
         if carried is None:
-            threshold = squad_rules.best_threshold(f1, null_scores, has_answer)
+            threshold = rules.best_threshold(f1, null_scores, has_answer)
         else:
             threshold = carried["null_threshold"]
-        figures = squad_rules.figures(
-            squad_rules.with_threshold(exact, null_scores, has_answer, threshold),
-            squad_rules.with_threshold(f1, null_scores, has_answer, threshold),
+        figures = rules.figures(
+            rules.with_threshold(exact, null_scores, has_answer, threshold),
+            rules.with_threshold(f1, null_scores, has_answer, threshold),
             has_answer,
         )
         if has_answer.any():
@@ -224,7 +224,7 @@ def answers(candidates: Candidates, contexts: Sequence[str]) -> tuple[list[str],
         scores[i] = -np.inf
         for span in range(int(candidates.offsets[i]), int(candidates.offsets[i + 1])):
             text = context[candidates.begin[span] : candidates.end[span]]
-            told = bool(squad_rules.normalise(text))
+            told = bool(rules.normalise(text))
             if told or not texts[i]:
                 texts[i], scores[i] = text, candidates.scores[span]
             if told:

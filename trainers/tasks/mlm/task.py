@@ -1,4 +1,4 @@
-"""Masked language modelling over plain text (Devlin et al., 2019): some tokens are hidden and guessed.
+"""Plain text as sequences whose hidden tokens are guessed.
 
 The text is read once, tokenised and packed into sequences of one length that lie in one mapped
 file; neither step holds more of it in memory than a piece. What is hidden is drawn anew each epoch.
@@ -27,7 +27,6 @@ from trainers.data.batches import Batch
 from trainers.data.cache import cached_folder
 from trainers.data.encoding import encoder_of, token_dtype
 from trainers.data.fingerprint import digest_of, digest_text
-from trainers.data.layouts import OFFICIAL
 from trainers.data.masking import Masking
 from trainers.data.packing import Packer
 from trainers.data.parts import TEST, TRAIN, VALIDATION, SplitRule, rule_identity, split_rule
@@ -39,13 +38,11 @@ from trainers.models.heads import VocabularyHead
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Judged, Prepared, Task
 from trainers.tasks.dataset import Pace, overlap_policy, padding_id
+from trainers.tasks.mlm import MaskFields
 
-EXAMPLES: Mapping[str, int] = {TRAIN: 65_536, VALIDATION: 8_192, TEST: 8_192}
-"""Sequences of each part when the spec does not say."""
 _LAYOUT = 2
 """Grows when the cache's content changes for the same input."""
 _UNITS, _NOTES = "test.units.json", "notes.json"
-_MASKED_FRACTION = 0.15
 _BATCH_CHARACTERS = 1 << 20
 """Text that is tokenised at a time."""
 _SAMPLE_CHARACTERS = 16 << 20
@@ -53,18 +50,12 @@ _SAMPLE_CHARACTERS = 16 << 20
 
 
 class Mlm(Task):
-    """Sequences of `task.max_length` tokens; `Salesforce/wikitext` on the hub."""
-
-    headline = "validation_loss"
-    higher_is_better = False
-    timed = True
-    hub_id = "Salesforce/wikitext:wikitext-2-raw-v1"
-    layouts = OFFICIAL[configuration.TaskName.mlm]
+    """Sequences of `task.max_length` tokens."""
 
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
         """See `Task.prepare`. What is already in the cache is neither read nor tokenised."""
         task = config.task
-        corpus = _Corpus(open_source(task, config.workspace, hub_id=self.hub_id, layouts=self.layouts), task)
+        corpus = _Corpus(open_source(task, config.workspace), task)
         cache = Path(config.workspace.cache)
         file = _tokenizer_file(origin, corpus, cache, report)
         tokenizer = tokenizers.load(file.parent)
@@ -93,7 +84,7 @@ class Mlm(Task):
             report(line)
         parts = {part: TokenSet.open(folder, part) for part in corpus.parts}
         test = parts.get(TEST)
-        fraction, whole_word = task.masked_fraction or _MASKED_FRACTION, bool(task.whole_word)
+        own = task.own(MaskFields)
         return Prepared(
             parts[TRAIN],
             parts[VALIDATION],
@@ -102,13 +93,13 @@ class Mlm(Task):
             padding_id(tokenizer, file),
             {
                 **identity,
-                "masked_fraction": fraction,
-                "whole_word": whole_word,
+                "masked_fraction": own.masked_fraction,
+                "whole_word": own.whole_word,
                 **{f"{part}.selected": len(tokens) for part, tokens in parts.items()},
             },
             VocabularyHead(),
             GuessScoring(len(parts[VALIDATION])),
-            Masking(tokenizer, fraction=fraction, whole_word=whole_word),
+            Masking(tokenizer, fraction=own.masked_fraction, whole_word=own.whole_word),
             test=test,
             test_scoring=None if test is None else GuessScoring(len(test), losses=True),
             test_units=None if test is None else folder / _UNITS,
@@ -200,7 +191,7 @@ class _Corpus:
         self.parts = (TRAIN, VALIDATION) if self._rule is SplitRule.none else (TRAIN, VALIDATION, TEST)
         self.name = source.name
         self.identity: dict[str, str | int | float] = {
-            "task": task.name.value,
+            "task": task.name,
             "validation_fraction": task.validation_fraction if self._divided else "own part",
             "split_seed": task.split_seed if self._divided else "own part",
             "overlap": overlap_policy(task),
@@ -334,14 +325,8 @@ def _sequence_names(tokens: TokenSet) -> list[str]:
     return names
 
 
-def _asked(task: configuration.Task, part: str) -> int | None:
-    sizes = {TRAIN: task.train_examples, VALIDATION: task.validation_examples, TEST: task.test_examples}
-    return sizes[part]
-
-
 def _wanted(task: configuration.Task, part: str) -> int:
-    asked = _asked(task, part)
-    return EXAMPLES[part] if asked is None else asked
+    return task.examples_of(part) or task.info.default_examples[part]
 
 
 def _tokenizer_file(origin: Origin, corpus: _Corpus, cache: Path, report: Callable[[str], None]) -> Path:
@@ -404,7 +389,7 @@ def _pack(
                 done += 1
         if not done:
             raise source.corpus.nothing(part)
-        asked = _asked(task, part)
+        asked = task.examples_of(part)
         if asked is not None and done < asked:
             raise BadDataError(
                 f"{part}_examples asks for {asked}, but the {part} part packs into {done} sequences of "

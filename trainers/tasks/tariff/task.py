@@ -1,4 +1,4 @@
-"""Customs codes from descriptions of goods, at a chosen number of digits."""
+"""Descriptions of goods as a classification by the beginning of their code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from trainers import config as configuration
 from trainers.data.batches import Batch
-from trainers.data.layouts import OFFICIAL
 from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out_by_text, normal
 from trainers.data.tokens import TokenSet, tokenise
@@ -26,9 +25,8 @@ from trainers.models.heads import ClassHead, Head
 from trainers.tasks.base import Judged, Scoring
 from trainers.tasks.dataset import DatasetTask, same_answer
 from trainers.tasks.scores import classification
+from trainers.tasks.tariff import CodeFields
 
-LEVEL = 6
-"""Digits when the spec does not say: what all countries have in common."""
 UNSEEN = -1
 """Class of a validation example whose code no training example has."""
 _TOP = 5
@@ -54,14 +52,11 @@ class Phrase:
 class Tariff(DatasetTask[Phrase]):
     """One class per code of `task.level` digits that the training part has."""
 
-    headline = "accuracy"
-    hub_id = ""
-    layouts = OFFICIAL[configuration.TaskName.tariff]
     left_out = "the code has fewer digits than task.level"
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
         """The level."""
-        return {"level": task.level or LEVEL}
+        return {"level": _level(task)}
 
     def example(self, row: Row, task: configuration.Task) -> Phrase | None:
         """See `DatasetTask.example`; the fields are `text` and `code`. None when the code is too short."""
@@ -76,7 +71,7 @@ class Tariff(DatasetTask[Phrase]):
                 f"{written!r} is no customs code; write 2, 4, 6, 8 or 10 digits with their leading zero, "
                 "such as 0101.21",
             )
-        level = task.level or LEVEL
+        level = _level(task)
         return Phrase(text, digits[:level]) if len(digits) >= level else None
 
     def stratum(self, example: Phrase) -> int:
@@ -96,7 +91,7 @@ class Tariff(DatasetTask[Phrase]):
             np.array([self.stratum(one) for one in whole]),
             task.validation_fraction,
             task.split_seed,
-            advice="lower task.level or add examples" if (task.level or LEVEL) > 2 else "add examples",
+            advice="lower task.level or add examples" if _level(task) > 2 else "add examples",
         )
 
     def draw(
@@ -112,7 +107,7 @@ class Tariff(DatasetTask[Phrase]):
 
     def review(self, parts: Mapping[str, Sequence[Phrase]], task: configuration.Task) -> Iterator[str]:
         """See `DatasetTask.review`."""
-        level = task.level or LEVEL
+        level = _level(task)
         yield from same_answer(
             parts,
             lambda one: f"code {one.code} at level {level}",
@@ -150,7 +145,7 @@ class Tariff(DatasetTask[Phrase]):
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
         """See `DatasetTask.scoring`."""
         codes = [int(code) for code in _codes_in(folder)]
-        return CodeScoring(tokens.columns["code"], codes, task.level or LEVEL)
+        return CodeScoring(tokens.columns["code"], codes, _level(task))
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Cross-entropy, summed over the batch.
@@ -212,6 +207,10 @@ class CodeScoring:
             scores[f"accuracy_level_{level}"] = float(same.mean())
         scores["unseen_pct"] = 100.0 * float(np.mean(~np.isin(self._right, self._codes)))
         return scores
+
+
+def _level(task: configuration.Task) -> int:
+    return task.own(CodeFields).level
 
 
 def _codes_in(folder: Path) -> tuple[str, ...]:

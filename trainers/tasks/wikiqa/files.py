@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trainers.data.formats import read_lines
+from trainers.data.layouts import Part, table
 from trainers.data.parts import TRAIN, named_parts
 from trainers.data.rows import Row
-from trainers.data.sources import Part, table
 from trainers.errors import BadDataError
 
 _COLUMNS = ("question", "sentence", "label")

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from trainers.data.formats import read_csv, read_text
+from trainers.data.layouts import Part
 from trainers.data.rows import Row
-from trainers.data.sources import Part
 from trainers.errors import BadDataError
 
 Reader = Callable[[Path], Iterator[Row]]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainers.data.formats import READERS, ending, read_plain
+from trainers.data.layouts import Part, tables
 from trainers.data.parts import TRAIN, named_parts
-from trainers.data.sources import Part, tables
 
 _PLAIN = (".txt", ".txt.gz")
 

@@ -1,0 +1,132 @@
+"""What is known of a task before it is loaded. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from trainers.data.layouts import Layout
+from trainers.models.heads import Head
+from trainers.reporting import Figure
+
+if TYPE_CHECKING:
+    from trainers.tasks.base import Task
+
+NO_LOSS = 0.005
+"""Difference in a score (half a point) that counts as no loss unless a question says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score(Figure):
+    """A figure that an evaluation ends with.
+
+    Attributes:
+        margin: difference that counts as none unless a question says otherwise; None = no default.
+        drawn: whether a report draws it over steps.
+        tuned: a threshold that is chosen on the validation part and applied to the test part.
+    """
+
+    margin: float | None = None
+    drawn: bool = False
+    tuned: bool = False
+
+
+VALIDATION_LOSS = Score("nat", better="lower", drawn=True)
+"""Every task reports it, under the name `validation_loss`."""
+FRACTION = Score("1", better="higher", share="all")
+"""A mean over all evaluated units of what is between 0 and 1."""
+MAIN_FRACTION = Score("1", better="higher", share="all", margin=NO_LOSS, drawn=True)
+"""A fraction by which configurations are compared."""
+CLASS_SCORES: Mapping[str, Score] = MappingProxyType(
+    {
+        "accuracy": MAIN_FRACTION,
+        "f1": MAIN_FRACTION,
+        "precision_macro": FRACTION,
+        "recall_macro": FRACTION,
+    }
+)
+"""What `trainers.tasks.scores.classification` computes."""
+
+
+class OwnFields(BaseModel):
+    """Fields of the spec's section `task` that a task has and others lack, with their defaults.
+
+    A docstring follows each field. In a spec every field may be left out. Tasks that share a field
+    inherit it from a common class.
+    """
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    def check(self, max_length: int) -> None:
+        """Refuses values that contradict each other or `task.max_length`.
+
+        Raises:
+            ValueError: naming field, value, constraint and fix.
+        """
+
+
+class CutFields(OwnFields):
+    """Fields of tasks that cut long texts."""
+
+    too_long: Literal["cut", "error"] = "cut"
+    """What a text of more tokens is, cut or an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskInfo:
+    """A task: its data, what is learned, and how that is judged.
+
+    Attributes:
+        name: value of `task.name`, in specs and stored data; never changed.
+        summary: what is learned, in a few words.
+        implementation: `module:class` of its `trainers.tasks.base.Task`, imported when a run starts.
+        head: what its models end in.
+        scores: what its evaluation ends with, by name; `validation_loss` is added.
+        headline: the score by which checkpoints and runs are judged first.
+        own_fields: its fields of the section `task`, beside those of every task.
+        usual_length: default of `task.max_length`; None = the longest.
+        counted: what `task.train_examples` and its siblings count.
+        layouts: official file formats, tried before tables of rows.
+        hub_id: dataset that is used when `task.path` is unset; empty = there is none.
+        hub_examples: training examples of that dataset, for forecasts; None = not known unread.
+        default_examples: how many examples of each part are drawn when the spec does not say; empty = all.
+    """
+
+    name: str
+    summary: str
+    implementation: str
+    head: type[Head]
+    scores: Mapping[str, Score]
+    headline: str
+    own_fields: type[OwnFields] = OwnFields
+    usual_length: int | None = None
+    counted: str = "examples"
+    layouts: tuple[Layout, ...] = ()
+    hub_id: str = ""
+    hub_examples: int | None = None
+    default_examples: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        scores = MappingProxyType({"validation_loss": VALIDATION_LOSS, **self.scores})
+        object.__setattr__(self, "scores", scores)
+        if self.headline not in scores or scores[self.headline].better is None:
+            raise ValueError(
+                f"task {self.name}: the headline {self.headline} is not a score with a direction; "
+                f"choose one of {', '.join(name for name, score in scores.items() if score.better)}"
+            )
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Direction of the headline."""
+        return self.scores[self.headline].better == "higher"
+
+    def load(self) -> type[Task]:
+        """Imports the task's class, and with it torch."""
+        module, _, name = self.implementation.partition(":")
+        loaded: type[Task] = getattr(importlib.import_module(module), name)
+        return loaded

@@ -1,0 +1,39 @@
+"""Masked language modelling over plain text (Devlin et al., 2019): some tokens are hidden and guessed."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from trainers.data.parts import TEST, TRAIN, VALIDATION
+from trainers.models.heads import VocabularyHead
+from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo
+from trainers.tasks.mlm.files import plain_texts
+
+
+class MaskFields(OwnFields):
+    """What is hidden."""
+
+    masked_fraction: float = Field(default=0.15, gt=0.0, lt=1.0)
+    """Share of a sequence's tokens that are to be guessed."""
+    whole_word: bool = False
+    """Mask all pieces of a word together."""
+
+
+MLM = TaskInfo(
+    name="mlm",
+    summary="hidden tokens of plain text",
+    implementation="trainers.tasks.mlm.task:Mlm",
+    head=VocabularyHead,
+    scores={
+        "accuracy": MAIN_FRACTION,
+        "mrr": MAIN_FRACTION,
+        "sequence_ms": Score("ms", better="lower"),
+    },
+    headline="validation_loss",
+    own_fields=MaskFields,
+    usual_length=128,
+    counted="sequences",
+    layouts=(plain_texts,),
+    hub_id="Salesforce/wikitext:wikitext-2-raw-v1",
+    default_examples={TRAIN: 65_536, VALIDATION: 8_192, TEST: 8_192},
+)

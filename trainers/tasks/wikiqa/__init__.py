@@ -1,0 +1,29 @@
+"""Which sentences answer a question: WikiQA (Yang, Yih and Meek, 2015)."""
+
+from __future__ import annotations
+
+from trainers.models.heads import ClassHead
+from trainers.tasks.info import FRACTION, MAIN_FRACTION, CutFields, Score, TaskInfo
+from trainers.tasks.wikiqa.files import official
+
+WIKIQA = TaskInfo(
+    name="wikiqa",
+    summary="which sentences answer a question",
+    implementation="trainers.tasks.wikiqa.task:WikiQa",
+    head=ClassHead,
+    scores={
+        "map": MAIN_FRACTION,
+        "mrr": MAIN_FRACTION,
+        "precision": FRACTION,
+        "recall": FRACTION,
+        "f1": MAIN_FRACTION,
+        "accuracy": MAIN_FRACTION,
+        "threshold": Score("1", tuned=True),
+    },
+    headline="map",
+    own_fields=CutFields,
+    counted="questions",
+    layouts=(official,),
+    hub_id="microsoft/wiki_qa",
+    hub_examples=20_360,
+)
