@@ -1,0 +1,52 @@
+"""What of the task needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.extending.loudness import CLASSES, LoudnessFields
+from trainers import config as configuration
+from trainers.data.rows import Row
+from trainers.data.tokens import TokenSet
+from trainers.tasks.base import Judged, Scoring
+from trainers.tasks.text_classification import ClassScoring, Labelled, TextClassification
+
+
+class Loudness(TextClassification):
+    """Calm or loud."""
+
+    classes = CLASSES
+    spellings = {"calm": 0, "loud": 1}  # noqa: RUF012
+
+    def example(self, row: Row, task: configuration.Task) -> Labelled:
+        """See `DatasetTask.example`."""
+        text, label = super().example(row, task)
+        return text + "!" * (label * task.own(LoudnessFields).marks), label
+
+    def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
+        """See `DatasetTask.settings`."""
+        return {"marks": task.own(LoudnessFields).marks}
+
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
+        """See `DatasetTask.scoring`."""
+        return ErrorScoring(tokens.labels, self.classes)
+
+
+class ErrorScoring(ClassScoring):
+    """Share of wrong answers."""
+
+    def score(
+        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """See `Scoring.score`."""
+        accuracy = super().score(observed, carried)["accuracy"]
+        return {"error_rate": 1.0 - accuracy, "cut_off": 0.5}
+
+    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+        """See `Scoring.judge`."""
+        judged = super().judge(observed, carried)
+        return Judged(judged.numbers, 1.0 - judged.scores, judged.predictions, judged.truths)
