@@ -26,6 +26,8 @@ UPGRADE_LOCK = 7305410
 """PostgreSQL advisory lock: one process migrates at a time."""
 UPGRADE_TIMEOUT_S = 60.0
 """How long a process waits while another migrates."""
+MIGRATIONS = Path(__file__).with_name("migrations")
+"""Alembic's folder: `env.py`, and one module per revision under `versions`."""
 
 
 def upgrade(settings: Settings) -> None:
@@ -182,7 +184,7 @@ def _revision(connection: Connection) -> str | None:
 
 def _config(connection: Connection | None) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+    config.set_main_option("script_location", str(MIGRATIONS))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     return config

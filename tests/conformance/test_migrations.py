@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from alembic.command import upgrade as command_upgrade
 
 from service.db import migrate
 from service.db.engine import Database
@@ -57,43 +57,30 @@ def test_upgrade_twice_keeps_what_is_there(empty: Settings) -> None:
     store.close()
 
 
-def test_runs_of_the_first_form_keep_their_score(empty: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migrate, "newest_revision", lambda: "0001")
-    monkeypatch.setattr(migrate.command, "upgrade", lambda config, _: command_upgrade(config, "0001"))
+def test_rows_of_an_older_form_stay(empty: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     migrate.upgrade(empty)
-    monkeypatch.undo()
     database = Database(empty.resolved_database_url())
-    database.write(lambda c: c.execute(sa.text(_EXPERIMENT_OF_0001)))
-    for index, accuracy in enumerate(("0.75", "NULL")):
-        database.write(
-            lambda c, i=index, a=accuracy: c.execute(sa.text(_RUN_OF_0001.format(index=i, accuracy=a)))
-        )
+    database.write(lambda c: c.execute(sa.text("INSERT INTO metric_names (name) VALUES ('x')")))
+    older = migrate.newest_revision()
+    later = shutil.copytree(migrate.MIGRATIONS, tmp_path / "migrations")
+    (later / "versions" / "9000_later.py").write_text(_LATER.format(older=older))
+    monkeypatch.setattr(migrate, "MIGRATIONS", later)
+    assert f"revision {older}, this program needs 9000; run: stillhouse db upgrade" in migrate.check(empty)[0]
+    migrate.upgrade(empty)
+    with database.readers.connect() as connection:
+        assert connection.execute(sa.text("SELECT name, later FROM metric_names")).all() == [("x", 7)]
     database.close()
-    assert f"revision 0001, this program needs {migrate.newest_revision()}" in migrate.check(empty)[0]
-    store = Store.open(empty, migrate=True)
-    first, second = store.runs(experiment_id=1).items
-    assert (first.headline, first.score, first.teacher) == ("accuracy", 0.75, None)
-    assert (second.headline, second.score) == (None, None)
-    assert store.references(1) == []
-    store.close()
-    assert migrate.check(empty) == []
 
 
-_EXPERIMENT_OF_0001 = """
-    INSERT INTO experiments (
-      id, name, owner, state, priority, attempt, spec_sha256, run_count, event_count, not_before_s,
-      created_s, queued_s
-    ) VALUES (1, 'old', 'ada', 'succeeded', 50, 1, 'x', 2, 0, 0, 1, 1)
-"""
-_RUN_OF_0001 = """
-    INSERT INTO runs (
-      experiment_id, "index", cell, seed, point, state, attempt, own_failures, infrastructure_failures,
-      not_before_s, step, task, student, precision, optimizer, implementation, global_batch_size, strategy,
-      workers, hardware, devices, price_usd_per_hour, power_w, accuracy
-    ) VALUES (
-      1, {index}, 'c', 0, '{{}}', 'succeeded', 1, 0, 0, 0, 9, 'imdb', 'tiny', 'fp32', 'adamw', 'auto', 16,
-      'single', 1, 'cpu', 1, 0.05, 7.5, {accuracy}
-    )
+_LATER = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "9000", "{older}"
+
+
+def upgrade() -> None:
+    op.add_column("metric_names", sa.Column("later", sa.Integer(), nullable=False, server_default="7"))
 """
 
 

@@ -1,4 +1,4 @@
-"""All tables, as they were first released."""
+"""All tables."""
 
 from __future__ import annotations
 
@@ -180,6 +180,45 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("experiment_id", name=op.f("pk_experiment_specs")),
     )
     op.create_table(
+        "placements",
+        sa.Column("experiment_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("experiment_attempt", sa.Integer(), nullable=False),
+        sa.Column("hardware", sa.Text(), nullable=False),
+        sa.Column("workers", sa.Integer(), nullable=False),
+        sa.Column("devices", sa.Integer(), nullable=False),
+        sa.Column("price_usd_per_hour", _REAL, nullable=False),
+        sa.Column("power_w", _REAL, nullable=False),
+        sa.Column("placed_s", _REAL, nullable=False),
+        sa.Column("ready_s", _REAL, nullable=True),
+        sa.Column("released_s", _REAL, nullable=True),
+        sa.Column("seen_s", _REAL, nullable=False),
+        sa.ForeignKeyConstraint(
+            ["experiment_id"], ["experiments.id"], name=op.f("fk_placements_experiment_id")
+        ),
+        sa.PrimaryKeyConstraint("experiment_id", "id", name=op.f("pk_placements")),
+        sqlite_with_rowid=False,
+    )
+    op.create_index(
+        "ix_placements_held",
+        "placements",
+        ["experiment_id"],
+        unique=False,
+        sqlite_where=sa.text("released_s IS NULL"),
+        postgresql_where=sa.text("released_s IS NULL"),
+    )
+    op.create_table(
+        "run_references",
+        sa.Column("experiment_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("run_id", _ID, autoincrement=False, nullable=False),
+        sa.ForeignKeyConstraint(
+            ["experiment_id"], ["experiments.id"], name=op.f("fk_run_references_experiment_id")
+        ),
+        sa.PrimaryKeyConstraint("experiment_id", "run_id", name=op.f("pk_run_references")),
+        sqlite_with_rowid=False,
+    )
+    op.create_index(op.f("ix_run_references_run_id"), "run_references", ["run_id"], unique=False)
+    op.create_table(
         "runs",
         sa.Column("id", _ID, autoincrement=True, nullable=False),
         sa.Column("experiment_id", _ID, nullable=False),
@@ -226,6 +265,27 @@ def upgrade() -> None:
         sa.Column("samples_per_s", _REAL, nullable=True),
         sa.Column("tokens_per_s", _REAL, nullable=True),
         sa.Column("peak_memory_mib", _REAL, nullable=True),
+        sa.Column("teacher", sa.Text(), nullable=True),
+        sa.Column("exact_match", _REAL, nullable=True),
+        sa.Column("map", _REAL, nullable=True),
+        sa.Column("mrr", _REAL, nullable=True),
+        sa.Column("top5_accuracy", _REAL, nullable=True),
+        sa.Column("mfu_pct", _REAL, nullable=True),
+        sa.Column("headline", sa.Text(), nullable=True),
+        sa.Column("score", _REAL, nullable=True),
+        sa.Column("best_score", _REAL, nullable=True),
+        sa.Column("best_step", sa.BigInteger(), nullable=True),
+        sa.Column("best_checkpoint", sa.Text(), nullable=True),
+        sa.Column("config_sha256", sa.Text(), nullable=True),
+        sa.Column("reused_from", _ID, nullable=True),
+        sa.Column("waits_for", sa.Text(), nullable=True),
+        sa.Column("neighbours_foreign_pct", _REAL, nullable=True),
+        sa.Column("neighbours_other_experiment_pct", _REAL, nullable=True),
+        sa.Column("neighbours_same_experiment_pct", _REAL, nullable=True),
+        sa.Column("first_attempt", sa.Integer(), nullable=False, server_default="1"),
+        sa.Column("test_score", _REAL, nullable=True),
+        sa.Column("validation_examples", sa.BigInteger(), nullable=True),
+        sa.Column("test_examples", sa.BigInteger(), nullable=True),
         sa.ForeignKeyConstraint(["experiment_id"], ["experiments.id"], name=op.f("fk_runs_experiment_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_runs")),
         sa.UniqueConstraint("experiment_id", "index", name=op.f("uq_runs_experiment_id_index")),
@@ -240,10 +300,27 @@ def upgrade() -> None:
         sqlite_where=sa.text("cancel_requested_s IS NOT NULL"),
         postgresql_where=sa.text("cancel_requested_s IS NOT NULL"),
     )
+    op.create_index(
+        "ix_runs_config",
+        "runs",
+        ["config_sha256", "seed"],
+        unique=False,
+        sqlite_where=sa.text("state = 'succeeded'"),
+        postgresql_where=sa.text("state = 'succeeded'"),
+    )
     op.create_index("ix_runs_cost_usd_id", "runs", ["cost_usd", "id"], unique=False)
     op.create_index("ix_runs_energy_kwh_id", "runs", ["energy_kwh", "id"], unique=False)
     op.create_index("ix_runs_experiment_id_state", "runs", ["experiment_id", "state"], unique=False)
+    op.create_index(
+        "ix_runs_reused_from",
+        "runs",
+        ["reused_from"],
+        unique=False,
+        sqlite_where=sa.text("reused_from IS NOT NULL"),
+        postgresql_where=sa.text("reused_from IS NOT NULL"),
+    )
     op.create_index("ix_runs_samples_per_s_id", "runs", ["samples_per_s", "id"], unique=False)
+    op.create_index("ix_runs_score_id", "runs", ["score", "id"], unique=False)
     op.create_index("ix_runs_state_id", "runs", ["state", "id"], unique=False)
     op.create_index("ix_runs_total_time_s_id", "runs", ["total_time_s", "id"], unique=False)
     op.create_table(
@@ -261,6 +338,11 @@ def upgrade() -> None:
         sa.Column("failure_class", sa.String(32), nullable=True),
         sa.Column("failure_message", sa.Text(), nullable=True),
         sa.Column("facts", sa.Text(), nullable=True),
+        sa.Column("seen_s", _REAL, nullable=True),
+        sa.Column("resumed_from_s", _REAL, nullable=True),
+        sa.Column("workers", sa.Integer(), nullable=True),
+        sa.Column("placement", sa.Text(), nullable=True),
+        sa.Column("summary", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_attempts_run_id")),
         sa.PrimaryKeyConstraint("run_id", "number", name=op.f("pk_attempts")),
         sqlite_with_rowid=False,
@@ -273,25 +355,3 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_run_summaries_run_id")),
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_run_summaries")),
     )
-
-
-def downgrade() -> None:
-    """Drop everything."""
-    for table in (
-        "run_summaries",
-        "attempts",
-        "runs",
-        "experiment_specs",
-        "events",
-        "cell_specs",
-        "schedulers",
-        "points",
-        "metric_names",
-        "measurements",
-        "log_lines",
-        "latest_points",
-        "idempotency_keys",
-        "experiments",
-        "cluster_snapshots",
-    ):
-        op.drop_table(table)
