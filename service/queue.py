@@ -18,6 +18,7 @@ from service.cluster import ClusterSnapshot, unsatisfiable
 from service.db import schema, statements
 from service.db.errors import NotFound
 from service.db.group_commit import GroupCommit
+from service.events import EventKind
 from service.hardware import CATALOGUE, Hardware
 from service.records import Experiment, QueueEntry, _Record
 from service.spec import ExperimentSpec
@@ -188,7 +189,9 @@ class Queue:
             row = connection.execute(
                 statements.ADVANCE_EVENTS, {"experiment": experiment_id, "count": 1}
             ).one()
-            new = NewEvent("experiment.adopted", f"lease ran out; adopted by {scheduler}", attempt=attempt)
+            new = NewEvent(
+                EventKind.experiment_adopted, f"lease ran out; adopted by {scheduler}", attempt=attempt
+            )
             insert_events(connection, experiment_id, row.event_count, [new], now)
             return True
 

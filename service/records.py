@@ -209,7 +209,7 @@ class Event(_Record):
     attempt: int | None
     at_s: float
     kind: str
-    """Dotted word: `experiment.submitted`, `run.started`, `run.failed`, ..."""
+    """An `EventKind`; a newer server may send others."""
     message: str
     data: dict[str, Any] | None
 

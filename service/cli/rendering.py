@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from service.events import EventKind
 from service.formats import (
     ago,
     axis_value,
@@ -45,7 +46,7 @@ _STYLES = {
 }
 
 
-_ROUTINE = frozenset({"run.starting", "run.succeeded"})
+_ROUTINE = frozenset({EventKind.run_starting, EventKind.run_succeeded})
 _RUNS_IN_STORY = 50
 
 
@@ -308,7 +309,7 @@ def _drift(runs: Sequence[Run]) -> list[str]:
 
 def _is_routine(event: Event) -> bool:
     """Whether an event says only that a run goes as it should; a later attempt's start is worth telling."""
-    if event.kind == "run.started":
+    if event.kind == EventKind.run_started:
         return (event.attempt or 1) == 1
     return event.kind in _ROUTINE
 

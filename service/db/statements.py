@@ -39,6 +39,7 @@ from service.db.schema import (
     runs,
     schedulers,
 )
+from service.events import EventKind
 from service.grid import REFERENCE_CELL
 from service.records import Experiment, Run
 from service.states import (
@@ -553,7 +554,7 @@ def _claim_events(c: Any) -> Select[Any]:
     number = sa.cast(c.attempt, sa.Text)
     message = sa.literal("claimed by ").concat(c.lease_owner).concat(", attempt ").concat(number)
     document = sa.literal('{"submission_id":"').concat(c.submission_id).concat('"}')
-    kind = sa.literal("experiment.claimed")
+    kind = sa.literal(str(EventKind.experiment_claimed))
     return select(c.id, c.event_count, c.attempt, bindparam("now", type_=Real), kind, message, document)
 
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from service.events import EventKind
 from service.execution import driver_settings
 from service.execution.early_stops import EarlyStops
 from service.execution.exchange import ExchangeClient
@@ -263,9 +264,9 @@ class Driver:
         logging.shutdown()
         os._exit(STALE_EXIT_CODE)
 
-    def _note(self, message: str) -> None:
+    def _note(self, message: str, kind: EventKind = EventKind.experiment_note) -> None:
         logger.warning("%s", message)
-        patiently(lambda: self._store.note(self._id, self._attempt, message))
+        patiently(lambda: self._store.note(self._id, self._attempt, message, kind=kind))
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from service.events import EventKind
 from service.execution import driver_settings
 from service.execution.ray_jobs import DashboardRayJobs, JobRefused, RayJob, RayJobs, RayUnreachable
 from service.failures import FailureCounts, decide_retry
@@ -293,9 +294,9 @@ def lost_attempts(store: Store, experiment_id: int) -> int:
     lost = after = 0
     while events := store.events(experiment_id, after=after):
         for event in events:
-            if event.kind in ("experiment.retried", "experiment.resumed"):
+            if event.kind in (EventKind.experiment_retried, EventKind.experiment_resumed):
                 lost = 0
-            elif event.kind == "experiment.released":
+            elif event.kind == EventKind.experiment_released:
                 lost += 1
         after = events[-1].number
     return lost

@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from service.cluster import NODE_ID, ClusterSnapshot, fits, in_words, unsatisfiable
+from service.events import EventKind
 from service.execution.assignment import Assignment, Ending, Ready, Turn
 from service.execution.run_plan import Shape, run_config, shapes_of
 from service.execution.suggestions import Suggestions
@@ -37,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 LIST_EVERY_S = 5.0
 """How often the list of queued runs is read again: people may have queued some of them anew."""
-HELD = "held: "
-"""How the event begins that says that a budget was reached and somebody must resume."""
 CAPACITY_EVERY_S = 2.0
 """How often the cluster is looked at while runs wait for it."""
 _SHAPING = ("hardware", "resources.", "parallel.", "batch.", "measure")
@@ -79,7 +78,7 @@ class Sweep:
         spec: of the experiment.
         catalogue: known hardware.
         capacity: looks at the cluster.
-        note: tells people something, once per text.
+        note: adds an event to the experiment.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Sweep:
         catalogue: Mapping[str, Hardware],
         *,
         capacity: Callable[[], ClusterSnapshot],
-        note: Callable[[str], None] = lambda message: None,
+        note: Callable[[str, EventKind], None] = lambda message, kind: None,
     ) -> None:
         self._store = store
         self._settings = settings
@@ -287,8 +286,11 @@ class Sweep:
         if self.budget_reached is None:
             self.budget_reached = self._over_budget()
             if self.budget_reached is not None:
-                held = self._spec.budget.when_reached == "hold"
-                self._note(f"{HELD if held else ''}{self.budget_reached}; no further run is started")
+                message = f"{self.budget_reached}; no further run is started"
+                if self._spec.budget.when_reached == "hold":
+                    self._note(f"held: {message}", EventKind.experiment_held)
+                else:
+                    self._note(message, EventKind.experiment_note)
         return self.budget_reached is not None
 
     def ended(self, turn: Turn, ending: Ending) -> None:
@@ -509,7 +511,7 @@ class Sweep:
         if waits or "hardware" in run.point or run.started_s is not None:
             if missing not in self._noted:
                 self._noted.add(missing)
-                self._note(f"runs wait for capacity: {missing}")
+                self._note(f"runs wait for capacity: {missing}", EventKind.experiment_note)
             return
         self._fail(run, missing)
 
@@ -598,8 +600,8 @@ def _holds(store: Store, experiment_id: int) -> int:
     holds, after, said = 0, 0, False
     while events := store.events(experiment_id, after=after):
         for event in events:
-            said = said or event.message.startswith(HELD)
-            if said and event.kind == f"experiment.{ExperimentState.paused}":
+            said = said or event.kind == EventKind.experiment_held
+            if said and event.kind == EventKind.experiment_paused:
                 holds, said = holds + 1, False
         after = events[-1].number
     return holds

@@ -13,6 +13,7 @@ from service.db import reuse_statements, schema, statements
 from service.db.engine import Database
 from service.db.errors import NotFound, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES
+from service.events import EventKind
 from service.records import Experiment, Run
 from service.settings import Settings
 
@@ -21,7 +22,7 @@ from service.settings import Settings
 class NewEvent:
     """An event before it has its number."""
 
-    kind: str
+    kind: EventKind
     message: str
     run_id: int | None = None
     attempt: int | None = None
@@ -91,7 +92,7 @@ def insert_events(
                     "run_id": event.run_id,
                     "attempt": event.attempt,
                     "at_s": now,
-                    "kind": event.kind,
+                    "kind": str(event.kind),
                     "message": storable(event.message),
                     "data": event.data,
                 }

@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from service.db import placement_statements, schema, statements
 from service.db.errors import Conflict, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES, ACTIVE_RUN_STATES
+from service.events import EventKind
 from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, ExperimentState, RunState
 from service.store.base import (
     NewEvent,
@@ -99,7 +100,7 @@ class Driving(Part):
                 )
             )
             new = NewEvent(
-                "experiment.started",
+                EventKind.experiment_started,
                 f"driver started on {node}, process {pid}, attempt {attempt}",
                 attempt=attempt,
                 data={"node": node, "pid": pid},
@@ -201,7 +202,7 @@ class Driving(Part):
                 )
             )
             with_workers = "" if has == had else f" with {has} worker{'' if has == 1 else 's'}, before {had}"
-            new = NewEvent("run.starting", f"attempt {number} starts{with_workers}", run_id, number)
+            new = NewEvent(EventKind.run_starting, f"attempt {number} starts{with_workers}", run_id, number)
             announce(connection, experiment_id, [new], now)
             return number
 
@@ -265,7 +266,7 @@ class Driving(Part):
             resumed = f"resumed from step {resumed_from_step}" if resumed_from_step else "from the beginning"
             new = [
                 NewEvent(
-                    "run.started",
+                    EventKind.run_started,
                     f"attempt {attempt}, {total_steps} steps, {resumed}",
                     run_id,
                     attempt,
@@ -371,7 +372,7 @@ class Driving(Part):
                 target = ExperimentState.cancelled
             _end_experiment(connection, experiment_id, target, row, failure, now)
             message = str(target) if failure is None else f"{target}: {failure[0]}: {failure[1]}"
-            new = NewEvent(f"experiment.{target}", message[:LONGEST_MESSAGE], attempt=attempt)
+            new = NewEvent(EventKind.of_experiment(target), message[:LONGEST_MESSAGE], attempt=attempt)
             insert_events(connection, experiment_id, row.event_count, [new], now)
             return target
 
@@ -424,10 +425,11 @@ class Driving(Part):
                         **_failure_values(failure),
                     )
                 )
-                kind, message = "experiment.released", f"queued again, not before {delay_s:g} s from now"
+                kind = EventKind.experiment_released
+                message = f"queued again, not before {delay_s:g} s from now"
             else:
                 _end_experiment(connection, experiment_id, target, row, failure, now)
-                kind, message = f"experiment.{target}", str(target)
+                kind, message = EventKind.of_experiment(target), str(target)
             if failure is not None:
                 message += f"; {failure[0]}: {failure[1]}"
             new = NewEvent(kind, message[:LONGEST_MESSAGE], attempt=attempt)
@@ -436,8 +438,15 @@ class Driving(Part):
 
         return self.database.write(body)
 
-    def note(self, experiment_id: int, attempt: int, message: str) -> None:
-        """Tell people something about a running experiment, as an event.
+    def note(
+        self,
+        experiment_id: int,
+        attempt: int,
+        message: str,
+        *,
+        kind: EventKind = EventKind.experiment_note,
+    ) -> None:
+        """Adds an event to a running experiment.
 
         Raises:
             StaleAttempt: another attempt is current, or this one has ended.
@@ -447,7 +456,7 @@ class Driving(Part):
         def body(connection: Connection) -> None:
             row = lock_experiment(connection, experiment_id)
             check_experiment_attempt(experiment_id, attempt, row)
-            new = NewEvent("experiment.note", message[:LONGEST_MESSAGE], attempt=attempt)
+            new = NewEvent(kind, message[:LONGEST_MESSAGE], attempt=attempt)
             announce(connection, experiment_id, [new], now)
 
         self.database.write(body)
@@ -501,7 +510,7 @@ class Driving(Part):
                         run.id, run.attempt, RunState.failed, ended_s=now, **_failure_values(failure)
                     )
                 )
-                new.append(NewEvent("run.lost", failure[1], run.id, run.attempt))
+                new.append(NewEvent(EventKind.run_lost, failure[1], run.id, run.attempt))
             if new:
                 announce(connection, experiment_id, new, now)
             return [run.id for run in left]
@@ -582,9 +591,9 @@ def _end_event(
     why = "" if failure is None else f": {failure[0]}: {failure[1]}"
     if target is RunState.queued:
         message = f"attempt {attempt} failed{why}; tried again in {retry_delay_s or 0:g} s"
-        return NewEvent("run.retrying", message[:LONGEST_MESSAGE], run_id, attempt)
+        return NewEvent(EventKind.run_retrying, message[:LONGEST_MESSAGE], run_id, attempt)
     data = None if failure is None else {"failure_class": str(failure[0])}
-    return NewEvent(f"run.{target}", f"{target}{why}"[:LONGEST_MESSAGE], run_id, attempt, data)
+    return NewEvent(EventKind.of_run(target), f"{target}{why}"[:LONGEST_MESSAGE], run_id, attempt, data)
 
 
 def storable_figures(summary: Mapping[str, float | int | str | None]) -> dict[str, Any]:

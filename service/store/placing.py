@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import Connection
 
 from service.db import placement_statements, schema, statements
+from service.events import EventKind
 from service.records import Placement
 from service.store.base import (
     NewEvent,
@@ -65,7 +66,7 @@ class Placing(Part):
         now = self.clock()
         texts = {run_id: None if text is None else storable(text) for run_id, text in reasons.items()}
         new = [
-            NewEvent("run.waiting", f"waits for {text}", run_id)
+            NewEvent(EventKind.run_waiting, f"waits for {text}", run_id)
             for run_id, text in texts.items()
             if text is not None
         ]

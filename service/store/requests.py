@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from service.db import reuse_statements, statements
 from service.db.errors import Conflict
 from service.db.schema import NEIGHBOUR_COLUMNS, SUMMARY_COLUMNS
+from service.events import EventKind
 from service.neighbours import disturbances
 from service.records import Experiment, Run
 from service.states import (
@@ -77,13 +78,15 @@ class Requesting(Part):
                         experiment_id, RunState.cancelled, sources=_WAITING_RUN, ended_s=now, phase=None
                     )
                 )
-                announce(connection, experiment_id, [NewEvent("experiment.cancelled", "cancelled")], now)
+                announce(
+                    connection, experiment_id, [NewEvent(EventKind.experiment_cancelled, "cancelled")], now
+                )
             elif row.state not in TERMINAL_EXPERIMENT_STATES and row.cancel_requested_s is None:
                 connection.execute(statements.set_experiment(experiment_id, cancel_requested_s=now))
                 announce(
                     connection,
                     experiment_id,
-                    [NewEvent("experiment.cancel_requested", "cancellation requested")],
+                    [NewEvent(EventKind.experiment_cancel_requested, "cancellation requested")],
                     now,
                 )
             return read_experiment(connection, experiment_id)
@@ -112,13 +115,13 @@ class Requesting(Part):
                 connection.execute(
                     statements.move_runs(experiment_id, RunState.paused, sources={RunState.queued})
                 )
-                announce(connection, experiment_id, [NewEvent("experiment.paused", "paused")], now)
+                announce(connection, experiment_id, [NewEvent(EventKind.experiment_paused, "paused")], now)
             elif row.state is not ExperimentState.paused and row.pause_requested_s is None:
                 connection.execute(statements.set_experiment(experiment_id, pause_requested_s=now))
                 announce(
                     connection,
                     experiment_id,
-                    [NewEvent("experiment.pause_requested", "pause requested")],
+                    [NewEvent(EventKind.experiment_pause_requested, "pause requested")],
                     now,
                 )
             return read_experiment(connection, experiment_id)
@@ -142,10 +145,17 @@ class Requesting(Part):
                 raise Conflict(f"experiment {experiment_id} is being cancelled; use retry when it has ended")
             if row.state is ExperimentState.paused:
                 self._queue_again(connection, experiment_id, {RunState.paused}, now)
-                announce(connection, experiment_id, [NewEvent("experiment.resumed", "queued again")], now)
+                announce(
+                    connection, experiment_id, [NewEvent(EventKind.experiment_resumed, "queued again")], now
+                )
             elif row.pause_requested_s is not None:
                 connection.execute(statements.set_experiment(experiment_id, pause_requested_s=None))
-                announce(connection, experiment_id, [NewEvent("experiment.resumed", "pause taken back")], now)
+                announce(
+                    connection,
+                    experiment_id,
+                    [NewEvent(EventKind.experiment_resumed, "pause taken back")],
+                    now,
+                )
             return read_experiment(connection, experiment_id)
 
         return self.database.write(body)
@@ -172,7 +182,7 @@ class Requesting(Part):
             announce(
                 connection,
                 experiment_id,
-                [NewEvent("experiment.retried", f"{queued} runs queued again")],
+                [NewEvent(EventKind.experiment_retried, f"{queued} runs queued again")],
                 now,
             )
             return read_experiment(connection, experiment_id)
@@ -215,7 +225,7 @@ class Requesting(Part):
             connection.execute(statements.forget_summaries(again))
             new = [
                 NewEvent(
-                    "run.kept",
+                    EventKind.run_kept,
                     f"not measured again: run {user} reuses its figures",
                     id,
                     runs[id].attempt,
@@ -236,7 +246,7 @@ class Requesting(Part):
                 by = ", ".join(kind.words for kind in causes[id])
                 new.append(
                     NewEvent(
-                        "run.retried",
+                        EventKind.run_retried,
                         f"queued again, from the beginning: disturbed by {by}",
                         id,
                         runs[id].attempt,
@@ -244,7 +254,9 @@ class Requesting(Part):
                 )
             count = len(again)
             new.append(
-                NewEvent("experiment.retried", f"{count} disturbed run{'s' * (count != 1)} queued again")
+                NewEvent(
+                    EventKind.experiment_retried, f"{count} disturbed run{'s' * (count != 1)} queued again"
+                )
             )
             announce(connection, experiment_id, new, now)
             return read_experiment(connection, experiment_id)
@@ -305,7 +317,13 @@ class Requesting(Part):
             announce(
                 connection,
                 experiment_id,
-                [NewEvent("experiment.priority", f"priority set to {priority}", data={"priority": priority})],
+                [
+                    NewEvent(
+                        EventKind.experiment_priority,
+                        f"priority set to {priority}",
+                        data={"priority": priority},
+                    )
+                ],
                 now,
             )
             return read_experiment(connection, experiment_id)
@@ -360,10 +378,10 @@ class Requesting(Part):
                         run_id, RunState.cancelled, sources=_WAITING_RUN, cancel_requested_s=now, ended_s=now
                     )
                 )
-                new = NewEvent("run.cancelled", "cancelled", run_id, run.attempt)
+                new = NewEvent(EventKind.run_cancelled, "cancelled", run_id, run.attempt)
             elif run.state not in TERMINAL_RUN_STATES and run.cancel_requested_s is None:
                 connection.execute(statements.set_run(run_id, cancel_requested_s=now))
-                new = NewEvent("run.cancel_requested", "cancellation requested", run_id, run.attempt)
+                new = NewEvent(EventKind.run_cancel_requested, "cancellation requested", run_id, run.attempt)
             else:
                 return run
             announce(connection, experiment_id, [new], now)
@@ -406,9 +424,9 @@ class Requesting(Part):
                     **_AFRESH,
                 )
             )
-            new = [NewEvent("run.retried", "queued again", run_id, run.attempt)]
+            new = [NewEvent(EventKind.run_retried, "queued again", run_id, run.attempt)]
             if ended:
-                new.append(NewEvent("experiment.retried", "queued again"))
+                new.append(NewEvent(EventKind.experiment_retried, "queued again"))
             announce(connection, experiment_id, new, now)
             return read_run(connection, run_id)
 

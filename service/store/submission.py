@@ -13,6 +13,7 @@ from service.db import reuse_statements, schema, statements
 from service.db.engine import Database
 from service.db.errors import IdempotencyMismatch, StoreFull, StoreUnavailable
 from service.db.group_commit import GroupCommit
+from service.events import EventKind
 from service.grid import Point
 from service.hardware import lookup
 from service.models import referenced_runs
@@ -237,7 +238,7 @@ class Submission(Part):
                 {"experiment_id": experiment_id, "cell": cell, "canonical": spec.canonical_json()},
             )
             connection.execute(statements.set_runs(experiment_id, indices, **columns))
-            new = NewEvent("experiment.suggested", message, attempt=attempt, data={"point": point})
+            new = NewEvent(EventKind.experiment_suggested, message, attempt=attempt, data={"point": point})
             announce(connection, experiment_id, [new], now)
 
         self.database.write(body)
@@ -385,7 +386,7 @@ def _insert_rows(connection: Connection, fresh: list[tuple[int, _Submitted]], no
                 "run_id": None,
                 "attempt": None,
                 "at_s": now,
-                "kind": "experiment.submitted",
+                "kind": str(EventKind.experiment_submitted),
                 "message": f"submitted by {item.owner} with {len(item.runs):,} runs",
                 "data": None,
             }
@@ -402,7 +403,7 @@ def _reuse_runs(connection: Connection, id: int, item: _Submitted, now: float) -
     sources = {row["id"]: row for row in found}
     taken = {index: sources[source] for index, source in asked.items() if source in sources}
     events = [
-        NewEvent("experiment.note", f"not reused: {why}")
+        NewEvent(EventKind.experiment_note, f"not reused: {why}")
         for why in dict.fromkeys(item.reuse.refused.values())
     ]
     if taken:
@@ -418,7 +419,7 @@ def _reuse_runs(connection: Connection, id: int, item: _Submitted, now: float) -
         own = {row[0]: row[1] for row in connection.execute(statements.run_ids(id))}
         events += [
             NewEvent(
-                "run.reused",
+                EventKind.run_reused,
                 f"run {row['id']} of experiment {row['experiment_id']} had the same settings and data",
                 own[index],
                 data={"run_id": row["id"]},
@@ -427,5 +428,5 @@ def _reuse_runs(connection: Connection, id: int, item: _Submitted, now: float) -
         ]
     if len(taken) == len(item.runs):
         connection.execute(statements.set_experiment(id, state=ExperimentState.succeeded, ended_s=now))
-        events.append(NewEvent("experiment.succeeded", "every run is reused"))
+        events.append(NewEvent(EventKind.experiment_succeeded, "every run is reused"))
     announce(connection, id, events, now)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from service.cluster import ClusterNode, ClusterSnapshot
+from service.events import EventKind
 from service.execution.assignment import Assignment, Ending, Ready, Turn
 from service.execution.sweep import LIST_EVERY_S, ROOM_S, Sweep, Wait
 from service.hardware import CATALOGUE
@@ -70,7 +71,12 @@ def begin(
         queue.claim("s", lease_s=60)
         store.driver_started(experiment.id, 1, "node", 1)
         spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1])
-        sweep = Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=look, note=notes.append)
+
+        def note(message: str, kind: EventKind) -> None:
+            notes.append(message)
+            store.note(experiment.id, 1, message, kind=kind)
+
+        sweep = Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=look, note=note)
         return sweep, experiment
 
     return begin
@@ -412,13 +418,12 @@ def test_a_budget_of_runs_ends_the_sweep(begin: Begin, store: Store, notes: list
 
 
 def test_a_held_budget_pauses_and_is_granted_again_by_a_resume(
-    begin: Begin, store: Store, queue: Queue, settings: Settings, notes: list[str]
+    begin: Begin, store: Store, queue: Queue, settings: Settings
 ) -> None:
     sweep, experiment = begin(3, budget={"runs": 1, "when_reached": "hold"})
     complete(sweep, store, given(sweep))
     assert sweep.next_turn() is Wait.over
     assert sweep.final_state() == (ExperimentState.paused, None)
-    store.note(experiment.id, 1, notes[0])
     dead = Sweep(
         store,
         settings,
@@ -443,7 +448,6 @@ def test_a_held_budget_pauses_and_is_granted_again_by_a_resume(
         spec,
         CATALOGUE,
         capacity=lambda: ClusterSnapshot(0.0, True, None, nodes),
-        note=notes.append,
     )
     complete(again, store, given(again))
     assert again.next_turn() is Wait.over
