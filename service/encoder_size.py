@@ -9,10 +9,9 @@ from pathlib import Path
 
 from service.document import Problem
 from service.models import reference
-from service.paths import PathError, resolve
 from service.settings import Settings
 from trainers.config import Model
-from trainers.data.paths import HUB
+from trainers.data.paths import HUB, UnusablePath, find
 from trainers.models.origin import PRESETS
 
 
@@ -76,8 +75,8 @@ def _in_folder(student: str, roots: Sequence[Path]) -> Path | None:
     if reference(student) is not None:
         return None
     try:
-        return resolve(student, roots) / "config.json"
-    except PathError:
+        return find(student, roots) / "config.json"
+    except UnusablePath:
         return None
 
 

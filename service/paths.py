@@ -1,7 +1,6 @@
-"""Which files a spec may name: folders under the configured roots, presets and hub ids.
+"""What is wrong with the paths that a spec names: folders under the configured roots, presets and hub ids.
 
-One rule for the API, `stillhouse validate` and the driver. Links are resolved before a path is
-compared, so that no link leads out of a root; nothing is opened.
+For the API, `stillhouse validate` and the driver. `trainers.data.paths.find` is the rule.
 """
 
 from __future__ import annotations
@@ -13,42 +12,8 @@ from service.document import Problem
 from service.models import reference
 from service.settings import Settings
 from service.spec import ExperimentSpec
-from trainers.data.paths import HUB, UnusablePath, id_on_hub
+from trainers.data.paths import HUB, OutsideRoots, UnusablePath, find, id_on_hub
 from trainers.models.origin import PRESETS
-
-
-class PathError(ValueError):
-    """A path that a spec may not name; `problem_type` is the stable type."""
-
-    def __init__(self, problem_type: str, message: str) -> None:
-        self.problem_type = problem_type
-        super().__init__(message)
-
-
-def resolve(text: str, roots: Sequence[Path]) -> Path:
-    """The file or folder that `text` means: absolute, or relative to the first root that has it.
-
-    Args:
-        text: path as written in the spec.
-        roots: resolved folders that it may lie in.
-
-    Raises:
-        PathError: `path-outside-roots` or `path-not-found`, naming the path and the roots.
-    """
-    shown = ", ".join(str(root) for root in roots)
-    if "\0" in text:
-        raise PathError("path-not-found", "the path holds a NUL character; remove it")
-    try:
-        candidates = [(root / text).resolve() for root in roots]
-        inside = [path for path, root in zip(candidates, roots, strict=True) if path.is_relative_to(root)]
-        if not inside:
-            raise PathError("path-outside-roots", f"'{text}' lies outside the allowed folders ({shown})")
-        for path in inside:
-            if path.exists():
-                return path
-    except (OSError, RuntimeError, UnicodeError) as error:  # too long, a loop of links, no permission
-        raise PathError("path-not-found", f"'{text}' cannot be read: {error}") from None
-    raise PathError("path-not-found", f"'{text}' does not exist under {shown}")
 
 
 def dataset_problem(text: str, roots: Sequence[Path]) -> Problem | None:
@@ -56,13 +21,15 @@ def dataset_problem(text: str, roots: Sequence[Path]) -> Problem | None:
     if text.startswith(HUB):
         return _id_problem(text, "dataset", "task.path")
     try:
-        path = resolve(text, roots)
+        path = find(text, roots)
         if path.is_dir() and next(path.iterdir(), None) is None:
             return Problem("path-not-found", "task.path", f"'{text}' is an empty folder; put the data in it")
         if path.is_file() and path.stat().st_size == 0:
             return Problem("path-not-found", "task.path", f"'{text}' is an empty file; put the data in it")
-    except PathError as error:
-        return Problem(error.problem_type, "task.path", str(error))
+    except OutsideRoots as error:
+        return Problem("path-outside-roots", "task.path", str(error))
+    except UnusablePath as error:
+        return Problem("path-not-found", "task.path", str(error))
     except OSError as error:
         return Problem("path-not-found", "task.path", f"'{text}' cannot be read: {error.strerror}")
     return None
@@ -85,7 +52,7 @@ def model_problem(text: str, roots: Sequence[Path], field: str = "model.student"
     except ValueError as error:
         return Problem("invalid-value", field, str(error))
     try:
-        path = resolve(text, roots)
+        path = find(text, roots)
         if not path.is_dir():
             return Problem("path-not-found", field, f"'{text}' is a file; name the folder that it lies in")
         if not (path / "config.json").is_file():
@@ -94,13 +61,13 @@ def model_problem(text: str, roots: Sequence[Path], field: str = "model.student"
             return Problem(
                 "model-without-weights", field, f"'{text}' has no model.safetensors; save it there"
             )
-    except PathError as error:
-        message = str(error)
-        if error.problem_type == "path-not-found":
-            message += "; give a folder, hub:<id>, run:<id>"
-            if field == "model.student":
-                message += f", or a preset ({', '.join(PRESETS)})"
-        return Problem(error.problem_type, field, message)
+    except OutsideRoots as error:
+        return Problem("path-outside-roots", field, str(error))
+    except UnusablePath as error:
+        message = f"{error}; give a folder, hub:<id>, run:<id>"
+        if field == "model.student":
+            message += f", or a preset ({', '.join(PRESETS)})"
+        return Problem("path-not-found", field, message)
     except OSError as error:
         return Problem("path-not-found", field, f"'{text}' cannot be read: {error.strerror}")
     return None

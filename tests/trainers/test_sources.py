@@ -327,7 +327,7 @@ def test_missing_path_is_said(open_at):
 
 
 def test_path_with_a_nul_is_said(open_at):
-    with pytest.raises(BadDataError, match="cannot be read"):
+    with pytest.raises(BadDataError, match="holds a NUL character"):
         open_at("a\0b")
 
 

@@ -1,4 +1,8 @@
-"""Which files a run may open: what lies, links resolved, in a configured root."""
+"""Which files a spec may name and a run may open: those in a configured root.
+
+The service refuses a path by this rule when a spec is submitted; a worker applies it again before it opens
+anything.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,10 @@ class UnusablePath(Exception):
     """A path or id that may not be opened or does not exist; the message is one line."""
 
 
+class OutsideRoots(UnusablePath):
+    """A path in none of the folders that it may lie in."""
+
+
 def id_on_hub(text: str, what: str) -> str:
     """The id in `hub:<id>`, which never names a folder of this machine.
 
@@ -42,8 +50,40 @@ def id_on_hub(text: str, what: str) -> str:
     return found
 
 
+def find(text: str, roots: Sequence[Path]) -> Path:
+    """Returns the file or folder that a path means: absolute, or relative to the first root that has it.
+
+    Links are resolved before a path is compared, so that none leads out of a root; nothing is opened.
+
+    Args:
+        text: path as the spec has it.
+        roots: folders that it may lie in.
+
+    Raises:
+        OutsideRoots: it lies in none of them.
+        UnusablePath: it does not exist, or cannot be read.
+    """
+    shown = ", ".join(map(str, roots))
+    if "\0" in text:
+        raise UnusablePath(f"{text!r} holds a NUL character; remove it")
+    try:
+        resolved_roots = [root.resolve() for root in roots]
+        candidates = [(root / text).resolve() for root in resolved_roots]
+        inside = [
+            path for path, root in zip(candidates, resolved_roots, strict=True) if path.is_relative_to(root)
+        ]
+        for path in inside:
+            if path.exists():
+                return path
+    except (OSError, RuntimeError, ValueError) as error:  # Too long, a loop of links, no permission.
+        raise UnusablePath(f"'{text}' cannot be read: {error}") from None
+    if not inside:
+        raise OutsideRoots(f"'{text}' lies outside the allowed folders ({shown})")
+    raise UnusablePath(f"'{text}' does not exist under {shown}")
+
+
 def resolve(text: str, roots: Sequence[str], what: str) -> Path:
-    """The file or folder that `text` means: absolute, or relative to the first root that has it.
+    """Returns what a worker may open, as `find` does.
 
     Args:
         text: path as the spec has it.
@@ -55,21 +95,9 @@ def resolve(text: str, roots: Sequence[str], what: str) -> Path:
     """
     if not roots:
         raise UnusablePath(f"{what} path '{text}' cannot be used: no {what} folder is allowed on this worker")
-    shown = ", ".join(roots)
     try:
-        resolved_roots = [Path(root).resolve() for root in roots]
-        candidates = [(root / text).resolve() for root in resolved_roots]
-        inside = [
-            path for path, root in zip(candidates, resolved_roots, strict=True) if path.is_relative_to(root)
-        ]
-        for path in inside:
-            if path.exists():
-                return path
-    except (OSError, RuntimeError, ValueError) as error:  # a NUL, a loop of links, no permission
-        raise UnusablePath(f"{what} path {text!r} cannot be read: {error}") from None
-    if not inside:
-        raise UnusablePath(
-            f"{what} path '{text}' lies outside the allowed folders ({shown}); "
-            "move it there or allow its folder"
-        )
-    raise UnusablePath(f"{what} path '{text}' does not exist under {shown}; check the path")
+        return find(text, [Path(root) for root in roots])
+    except OutsideRoots as error:
+        raise UnusablePath(f"{what} path {error}; move it there or allow its folder") from None
+    except UnusablePath as error:
+        raise UnusablePath(f"{what} path {error}") from None
