@@ -24,6 +24,7 @@ from service.records import Placement
 from service.states import RunState
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass
 from trainers.telemetry.energy import J_PER_KWH
+from trainers.telemetry.heartbeat import lost_work_s
 
 WINDOW_ENERGY, WINDOW_UTILISATION = "window_energy_kwh", "window_utilisation_pct"
 OVERHEAD_TIME = "overhead_time_s"
@@ -317,7 +318,7 @@ def _charge(attempt: Tried, kept_until_s: float, now_s: float) -> Charge:
     time_s = _time_s(attempt, now_s)
     overhead_s = min(time_s, math.fsum(attempt.measured.overhead_s.values()))
     # Overhead comes before the first step, so what is kept of the attempt holds it first.
-    lost_s = min(time_s - overhead_s, max(0.0, ends_s - max(kept_until_s, attempt.started_s)))
+    lost_s = min(time_s - overhead_s, lost_work_s(attempt.started_s, ends_s, kept_until_s))
     usd_per_s = attempt.price_usd_per_hour / 3600
     return Charge(
         attempt=attempt.number,

@@ -32,7 +32,11 @@ class StaleAttempt(StoreError):
     """The writer's attempt is not the current one: it changed no row and must stop."""
 
 
-class StoreUnavailable(StoreError):
+class StoreOutage(StoreError):
+    """The database takes nothing at present; the same call can be repeated later."""
+
+
+class StoreUnavailable(StoreOutage):
     """The database is locked or away; nothing was changed by what is reported so, try again later.
 
     The one exception: when the connection breaks during the commit itself nobody knows. Repeat
@@ -42,7 +46,7 @@ class StoreUnavailable(StoreError):
     retry_after_s = 2
 
 
-class StoreFull(StoreError):
+class StoreFull(StoreOutage):
     """The disk of the database is full; nothing was changed."""
 
 

@@ -18,13 +18,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from service.events import EventKind
 from service.execution import driver_settings
 from service.execution.early_stops import EarlyStops
 from service.execution.exchange import ExchangeClient
+from service.execution.outages import Repeated, wait_out
 from service.execution.placement_watch import PlacementWatch
 from service.execution.processes import MARK, mark_of
 from service.execution.report import STALE_EXIT_CODE
@@ -35,14 +36,7 @@ from service.models import experiment_folder
 from service.settings import Settings
 from service.spec import ExperimentSpec
 from service.states import ExperimentState
-from service.store import (
-    Conflict,
-    Requests,
-    StaleAttempt,
-    Store,
-    StoreFull,
-    StoreUnavailable,
-)
+from service.store import Conflict, Requests, StaleAttempt, Store
 from trainers.errors import FailureClass
 from trainers.reporting import StopReason
 
@@ -54,9 +48,7 @@ JUDGE_S = 1.0
 """How often running runs are looked at by a search that ends some early."""
 GRACE_S = 30.0
 """How long runs may take to stop at a step boundary before their processes are ended."""
-_RETRY_S = 0.5
 _CATCH_UP_S = 3600.0
-_AWAY = (StoreUnavailable, StoreFull)
 
 
 class Heartbeat:
@@ -73,42 +65,23 @@ class Heartbeat:
     ) -> None:
         self._beat = beat
         self._heard = heard
-        self._lost = lost
-        self._stop = threading.Event()
         self._last = Requests(False, False, frozenset())
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        # Training continues through an outage; whether the lease held is seen when the database is back.
+        self._repeated = Repeated(self._renew, BEAT_S, "heartbeat", on_stale=lost)
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        self._repeated.start()
 
     def stop(self) -> None:
         """End; the lease is not renewed any more."""
-        self._stop.set()
-        self._thread.join()
+        self._repeated.stop()
 
-    def _run(self) -> None:
-        while not self._stop.wait(BEAT_S):
-            try:
-                requests = self._beat()
-            except StaleAttempt:
-                if not self._stop.is_set():
-                    self._lost()
-                return
-            except _AWAY as error:
-                # Training goes on; whether the lease held is seen when the database is back.
-                logger.warning("the lease could not be renewed: %s", error)
-                continue
-            except Exception:
-                logger.exception("the lease could not be renewed")
-                continue
-            if requests != self._last or any((requests.cancel, requests.pause, requests.cancel_runs)):
-                try:
-                    self._heard(requests)
-                except Exception:
-                    logger.exception("a request could not be passed on; it is tried again")
-                    continue
-            self._last = requests
+    def _renew(self) -> None:
+        requests = self._beat()
+        if requests != self._last or any((requests.cancel, requests.pause, requests.cancel_runs)):
+            self._heard(requests)
+        self._last = requests
 
 
 class Driver:
@@ -145,8 +118,9 @@ class Driver:
             StaleAttempt: another attempt is current; nothing was written after that.
             Exception: a bug of ours or of Ray; the caller decides about another attempt.
         """
-        patiently(
-            lambda: self._store.driver_started(self._id, self._attempt, socket.gethostname(), os.getpid())
+        wait_out(
+            lambda: self._store.driver_started(self._id, self._attempt, socket.gethostname(), os.getpid()),
+            "the start of the driver",
         )
         heartbeat = Heartbeat(
             lambda: self._store.renew_lease(self._id, self._attempt, self._settings.lease_s),
@@ -158,7 +132,10 @@ class Driver:
             state, failure = self._carry_out()
         finally:
             heartbeat.stop()
-        patiently(lambda: self._store.finish_experiment(self._id, self._attempt, state, failure=failure))
+        wait_out(
+            lambda: self._store.finish_experiment(self._id, self._attempt, state, failure=failure),
+            "the end of the experiment",
+        )
         logger.info("experiment %d: %s", self._id, state)
 
     def _carry_out(self) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
@@ -187,7 +164,10 @@ class Driver:
         # What an earlier attempt has acknowledged must arrive before its runs get new attempts.
         if not exchange.wait_until_caught_up(_CATCH_UP_S):
             raise TimeoutError("points of an earlier attempt could not be brought into the database")
-        patiently(lambda: self._store.reset_runs_of_dead_attempt(self._id, self._attempt))
+        wait_out(
+            lambda: self._store.reset_runs_of_dead_attempt(self._id, self._attempt),
+            "the sweep",
+        )
         sweep = Sweep(
             self._store,
             self._settings,
@@ -206,7 +186,8 @@ class Driver:
             lambda: sweep.rates,
             lambda changed: self._store.record_placements(self._id, self._attempt, changed),
         )
-        with watch, _repeated(lambda: self._judge(stops), JUDGE_S if stops.wanted else None):
+        judging = Repeated(lambda: self._judge(stops), JUDGE_S, "early stops")
+        with watch, judging if stops.wanted else contextlib.nullcontext():
             run_sweep(
                 sweep,
                 exchange,
@@ -266,44 +247,7 @@ class Driver:
 
     def _note(self, message: str, kind: EventKind = EventKind.experiment_note) -> None:
         logger.warning("%s", message)
-        patiently(lambda: self._store.note(self._id, self._attempt, message, kind=kind))
-
-
-@contextlib.contextmanager
-def _repeated(look: Callable[[], None], every_s: float | None) -> Iterator[None]:
-    """Call `look` in a thread while the block runs; None = never."""
-    if every_s is None:
-        yield
-        return
-    over = threading.Event()
-
-    def repeat() -> None:
-        while not over.wait(every_s):
-            try:
-                look()
-            except _AWAY as error:
-                logger.warning("the database is away; no run is judged: %s", error)
-            except Exception:
-                logger.exception("running runs could not be judged; it is tried again")
-
-    thread = threading.Thread(target=repeat, name="early-stops", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def patiently(write: Callable[[], object]) -> None:
-    """Repeat a write while the database is away."""
-    while True:
-        try:
-            write()
-            return
-        except _AWAY as error:
-            logger.warning("the database is away: %s", error)
-            time.sleep(_RETRY_S)
+        wait_out(lambda: self._store.note(self._id, self._attempt, message, kind=kind), "a note")
 
 
 def _fail(store: Store, experiment_id: int, attempt: int, error: Exception) -> None:
@@ -323,15 +267,6 @@ def _fail(store: Store, experiment_id: int, attempt: int, error: Exception) -> N
         store.finish_experiment(experiment_id, attempt, ExperimentState.failed, failure=failure)
 
 
-def _open(settings: Settings) -> Store:
-    while True:
-        try:
-            return Store.open(settings)
-        except _AWAY as error:
-            logger.warning("the database is away: %s", error)
-            time.sleep(_RETRY_S)
-
-
 def main() -> int:
     """The process: 0 when the experiment was brought to an end, or belongs to another attempt."""
     parser = argparse.ArgumentParser(prog="python -m service.execution.driver", description=__doc__)
@@ -344,7 +279,7 @@ def main() -> int:
     for chatty in ("alembic", "ray.tune.analysis.experiment_analysis"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
     settings = driver_settings.read(options.settings)
-    store = _open(settings)
+    store = wait_out(lambda: Store.open(settings), "the driver")
     try:
         Driver(store, settings, options.settings, options.experiment, options.attempt).run()
     except StaleAttempt as error:
@@ -353,7 +288,9 @@ def main() -> int:
         logger.exception("the driver failed")
         failed = error
         try:
-            patiently(lambda: _fail(store, options.experiment, options.attempt, failed))
+            wait_out(
+                lambda: _fail(store, options.experiment, options.attempt, failed), "the driver's failure"
+            )
         except (StaleAttempt, Conflict) as ended:
             logger.error("%s", ended)
         return 1

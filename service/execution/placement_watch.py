@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from service.execution.assignment import Ready
+from service.execution.outages import Repeated, wait_out
 from service.execution.run_plan import Shape
 from service.records import Placement
-from service.store import StaleAttempt, StoreFull, StoreUnavailable
+from service.store import StoreOutage
 from trainers.config import Rates
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,6 @@ LOOK_S = 0.25
 """How often the cluster is looked at: how precisely the release of devices is known."""
 SEEN_S = 5.0
 """How often a placement is stored as still held."""
-_RETRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +80,20 @@ class PlacementWatch:
         self._shapes: dict[str, Shape] = {}
         self._unstored: set[str] = set()
         self._ready_s: dict[str, float] = {}
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="placements", daemon=True)
+        self._repeated = Repeated(self.look, LOOK_S, "placements")
 
     def __enter__(self) -> PlacementWatch:
-        self._thread.start()
+        self._repeated.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
+        self._repeated.stop()
         now = self._clock()
         with self._lock:
             for id, placement in list(self._held.items()):
                 if placement.released_s is None:
                     self._change(replace(placement, released_s=now, seen_s=now), id)
-        while not self._store():
-            time.sleep(_RETRY_S)
+        wait_out(self._store, "the end of placements")
 
     def ready(self, ready: Ready) -> None:
         """Take a trial's report that its workers could begin; the first of a placement counts."""
@@ -131,7 +128,10 @@ class PlacementWatch:
                     known = replace(known, seen_s=now)
                 if known != placement:
                     self._change(known, id)
-        self._store()
+        try:
+            self._store()
+        except StoreOutage as error:
+            logger.warning("the database is unavailable; placements are stored later: %s", error)
 
     def _priced(self, group: PlacementGroup, now: float) -> Placement | None:
         for shape, rates in self._rates():
@@ -156,30 +156,16 @@ class PlacementWatch:
         self._held[id] = placement
         self._unstored.add(id)
 
-    def _store(self) -> bool:
-        """Stores what has changed; False while the database is unavailable."""
+    def _store(self) -> None:
+        """Stores what has changed."""
         with self._lock:
             changed = [self._held[id] for id in sorted(self._unstored)]
         if not changed:
-            return True
-        try:
-            self._record(changed)
-        except (StoreUnavailable, StoreFull) as error:
-            logger.warning("the database is unavailable; placements are stored later: %s", error)
-            return False
+            return
+        self._record(changed)
         with self._lock:
             for placement in changed:
                 if self._held.get(placement.id) == placement:
                     self._unstored.discard(placement.id)
                     if placement.released_s is not None:
                         del self._held[placement.id]
-        return True
-
-    def _watch(self) -> None:
-        while not self._over.wait(LOOK_S):
-            try:
-                self.look()
-            except StaleAttempt:
-                return  # The heartbeat ends the driver.
-            except Exception:
-                logger.exception("placements could not be looked at; trying again")

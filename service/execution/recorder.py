@@ -18,7 +18,7 @@ from pathlib import Path
 
 from service.execution.report import Answer, Report, merge
 from service.execution.spool import Spool, SpoolBusy
-from service.store import Conflict, NotFound, StaleAttempt, Store, StoreFull, StoreUnavailable
+from service.store import Conflict, NotFound, StaleAttempt, Store, StoreOutage
 from trainers.reporting import StopReason
 
 logger = logging.getLogger(__name__)
@@ -28,8 +28,6 @@ GATHER_S = 0.05
 RETRY_S = 1.0
 """Pause between attempts to reach a database that is away."""
 _REPLAY_REPORTS = 500
-
-_AWAY = (StoreUnavailable, StoreFull)
 
 
 class Recorder:
@@ -146,7 +144,7 @@ class Recorder:
                 self._replay()
                 self._write(reports)
                 return True
-            except _AWAY as error:
+            except StoreOutage as error:
                 if self._away_until_s == 0.0:
                     logger.warning("the database is away, points go to %s: %s", self._spool.path, error)
                 self._away_until_s = time.monotonic() + RETRY_S

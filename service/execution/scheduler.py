@@ -38,7 +38,7 @@ from service.queue import Queue
 from service.records import Experiment
 from service.settings import Settings
 from service.states import ExperimentState
-from service.store import Conflict, StaleAttempt, Store, StoreFull, StoreUnavailable
+from service.store import Conflict, StaleAttempt, Store, StoreOutage
 from trainers.errors import FailureClass
 
 logger = logging.getLogger(__name__)
@@ -125,14 +125,14 @@ class Scheduler:
             away = False
             try:
                 away = self.run_once().ray_away
-            except (StoreUnavailable, StoreFull) as error:
+            except StoreOutage as error:
                 away = True
                 logger.warning("the database is away: %s", error)
             failures = failures + 1 if away else 0
             stop.wait(min(LONGEST_PAUSE_S, PASS_EVERY_S * 2.0 ** min(failures, 10)))
         try:
             self._queue.leave(self.name)
-        except (StoreUnavailable, StoreFull) as error:
+        except StoreOutage as error:
             logger.warning("could not sign off, which a lease's time does too: %s", error)
         logger.info("%s ends; what runs goes on, and the next scheduler adopts it", self.name)
 

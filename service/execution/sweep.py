@@ -18,6 +18,7 @@ from pathlib import Path
 from service.cluster import NODE_ID, ClusterSnapshot, fits, in_words, unsatisfiable
 from service.events import EventKind
 from service.execution.assignment import Assignment, Ending, Ready, Turn
+from service.execution.outages import RETRY_S, wait_out
 from service.execution.run_plan import Shape, run_config, shapes_of
 from service.execution.suggestions import Suggestions
 from service.failures import FailureCounts, decide_retry
@@ -28,7 +29,7 @@ from service.search.pruning import does_not_fit
 from service.settings import Settings
 from service.spec import Budget, ExperimentSpec
 from service.states import RUN_STATES_WITH_RESULT, ExperimentState, RunState
-from service.store import Conflict, Held, NotFound, Store, StoreFull, StoreUnavailable
+from service.store import Conflict, Held, NotFound, Store, StoreOutage
 from trainers.checkpoints.manifest import verify
 from trainers.config import Precision, Rates
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass
@@ -44,8 +45,8 @@ _SHAPING = ("hardware", "resources.", "parallel.", "batch.", "measure")
 """Axes that decide about how many workers a run may have, and what each takes."""
 ROOM_S = 2.0
 """A run that is not placed after this time waits for room, and says so."""
-_RETRY_S = 0.2
-_START_RECORDED_S = 60.0
+_START_RECORDED_LOOKS = 300
+"""How often, every `RETRY_S`, the end of a run is tried whose start is not recorded yet: a minute."""
 
 
 class Wait(Enum):
@@ -154,7 +155,7 @@ class Sweep:
             return Wait.later
         try:
             return self._next()
-        except (StoreUnavailable, StoreFull) as error:
+        except StoreOutage as error:
             logger.warning("the database is unavailable; no run is started: %s", error)
             return Wait.later
 
@@ -172,12 +173,7 @@ class Sweep:
         Raises:
             StaleAttempt: the experiment's attempt is over.
         """
-        while True:
-            try:
-                return self._open(turn, ready)
-            except (StoreUnavailable, StoreFull) as error:
-                logger.warning("the database is unavailable; a run waits for its attempt: %s", error)
-            time.sleep(_RETRY_S)
+        return wait_out(lambda: self._open(turn, ready), "a run's attempt")
 
     def wanted(self, turn: Turn) -> bool:
         """Whether a run that is not placed yet is still to run, where its turn says."""
@@ -241,7 +237,7 @@ class Sweep:
             }
             changed |= dict.fromkeys(self._waiting.keys() - reasons.keys())
             self._store.set_waiting(self._experiment_id, self._attempt, changed)
-        except (StoreUnavailable, StoreFull) as error:
+        except StoreOutage as error:
             logger.warning("the database is unavailable; what runs wait for is not stored: %s", error)
             return
         self._waiting = reasons
@@ -309,19 +305,15 @@ class Sweep:
         del self._live[turn.run_id]
         if ending.failure is not None:
             self._snapshot_s = float("-inf")  # Its node may have gone with it: look before the next attempt.
-        deadline = time.monotonic() + _START_RECORDED_S
-        while True:
+        for _ in range(_START_RECORDED_LOOKS):
             try:
-                self._write_ending(live, ending)
+                wait_out(lambda: self._write_ending(live, ending), "a run's end")
                 return
-            except (StoreUnavailable, StoreFull) as error:
-                logger.warning("the database is unavailable; an ending waits: %s", error)
-                deadline = time.monotonic() + _START_RECORDED_S
             except _StartNotRecorded:
                 # The database was unavailable, and the recorder has not yet brought what it kept.
-                if time.monotonic() > deadline:
-                    ending = Ending("failed", failure=(FailureClass.lost, "no report of its start came"))
-            time.sleep(_RETRY_S)
+                time.sleep(RETRY_S)
+        lost = Ending("failed", failure=(FailureClass.lost, "no report of its start came"))
+        wait_out(lambda: self._write_ending(live, lost), "a run's end")
 
     def final_state(self) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
         """Where the experiment goes, now that nothing is live and nothing will be handed out."""

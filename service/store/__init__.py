@@ -24,6 +24,7 @@ from service.db.errors import (
     StaleAttempt,
     StoreError,
     StoreFull,
+    StoreOutage,
     StoreUnavailable,
     UnusableDatabase,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreFull",
+    "StoreOutage",
     "StoreUnavailable",
     "Totals",
     "UnusableDatabase",

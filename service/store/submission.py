@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from service.db import reuse_statements, schema, statements
 from service.db.engine import Database
-from service.db.errors import IdempotencyMismatch, StoreFull, StoreUnavailable
+from service.db.errors import IdempotencyMismatch, StoreOutage
 from service.db.group_commit import GroupCommit
 from service.events import EventKind
 from service.grid import Point
@@ -269,7 +269,7 @@ class Submission(Part):
         """Commit a group; when the database refuses it, each on its own, so that one fails alone."""
         try:
             return self.database.write(lambda connection: _insert_group(connection, group, self.clock()))
-        except (StoreUnavailable, StoreFull):
+        except StoreOutage:
             raise
         except Exception as error:
             if len(group) == 1:
@@ -278,7 +278,7 @@ class Submission(Part):
         for item in group:
             try:
                 answers += self._store([item])
-            except (StoreUnavailable, StoreFull) as error:
+            except StoreOutage as error:
                 answers.append(error)
         return answers
 

@@ -28,6 +28,16 @@ class TimeBefore:
     queue_s: float = 0.0
 
 
+def lost_work_s(began_s: float, ended_s: float, kept_until_s: float) -> float:
+    """Returns how long an attempt worked of which nothing is kept; the ledger charges by the same rule.
+
+    Args:
+        began_s, ended_s: when it worked, Unix time.
+        kept_until_s: when the state was saved that later work continues from; -inf = none was.
+    """
+    return max(0.0, ended_s - max(began_s, kept_until_s))
+
+
 class Heartbeat:
     """The null form: of every worker but rank 0."""
 
@@ -81,7 +91,5 @@ class HeartbeatFile(Heartbeat):
         if since_s is None:
             known = [began_s for began_s, _ in lives] + ([] if submitted_s is None else [submitted_s])
             since_s = min(known, default=self._began_s)
-        lost_s = sum(
-            max(0.0, min(seen_s, self._began_s) - max(began_s, since_s)) for began_s, seen_s in lives
-        )
+        lost_s = sum(lost_work_s(began_s, min(seen_s, self._began_s), since_s) for began_s, seen_s in lives)
         return TimeBefore(lost_s, max(0.0, self._began_s - since_s - lost_s))

@@ -1,0 +1,83 @@
+"""What the driver's threads do while the database is unavailable: wait and repeat."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Self, TypeVar
+
+from service.store import StaleAttempt, StoreOutage
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+Result = TypeVar("Result")
+
+
+def wait_out(call: Callable[[], Result], what: str) -> Result:
+    """Repeats a call while the database is unavailable, and returns its result.
+
+    Args:
+        call: safe to repeat, as every call of the store is.
+        what: waits meanwhile; for the log.
+    """
+    while True:
+        try:
+            return call()
+        except StoreOutage as error:
+            logger.warning("the database is unavailable; %s waits: %s", what, error)
+        time.sleep(RETRY_S)
+
+
+class Repeated:
+    """Calls a function from time to time in a thread, whatever it raises.
+
+    Args:
+        step: the function. `StaleAttempt` ends the repetition.
+        every_s: pause between two calls.
+        name: of the thread, and in the log.
+        on_stale: called when `step` has raised `StaleAttempt`.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[], None],
+        every_s: float,
+        name: str,
+        *,
+        on_stale: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._step, self._every_s, self._name, self._on_stale = step, every_s, name, on_stale
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread; the first call comes after a pause."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, after the call that is under way."""
+        self._over.set()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every_s):
+            try:
+                self._step()
+            except StaleAttempt:
+                if not self._over.is_set():
+                    self._on_stale()
+                return
+            except StoreOutage as error:
+                logger.warning("%s: the database is unavailable, trying again: %s", self._name, error)
+            except Exception:
+                logger.exception("%s failed, trying again", self._name)
