@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import signal
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +12,7 @@ import typer
 
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, note, print_json, say
+from service.cli.stop_requests import stop_requests
 
 _LOOK_EVERY_S = 0.5
 
@@ -110,7 +108,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Run eight small trainings from nothing to a comparison, in a temporary folder."""
-    from service import demo as demonstration
+    from service.cli import demonstration
 
     if texts is not None:
         demonstration.write_texts(texts)
@@ -123,41 +121,6 @@ def demo(
         succeeded = demonstration.run(stop, as_json=as_json)
     if not succeeded:
         raise typer.Exit(ExitCode.not_succeeded)
-
-
-class StopRequests:
-    """Ctrl-C, SIGTERM and a closed terminal, as an event or as an exception.
-
-    Attributes:
-        asked: set when somebody asked.
-        interrupts: True = asking raises KeyboardInterrupt at once, for work that cannot look at
-            the event; asking a second time by Ctrl-C always does.
-    """
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-        self.interrupts = True
-
-    def ask(self, number: int, _: object) -> None:
-        """The signal handler."""
-        again = self.asked.is_set() and number == signal.SIGINT
-        self.asked.set()
-        if self.interrupts or again:
-            raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def stop_requests() -> Iterator[StopRequests]:
-    """Take the signals that ask this process to stop, for the time of the block."""
-    requests = StopRequests()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    for number in before:
-        signal.signal(number, requests.ask)
-    try:
-        yield requests
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def shown_database(url: str) -> str:

@@ -28,9 +28,11 @@ from service.execution.exchange import ExchangeClient
 from service.execution.outages import Repeated, wait_out
 from service.execution.placement_watch import PlacementWatch
 from service.execution.processes import MARK, mark_of
+from service.execution.ray_cluster import look_at_cluster, look_at_placements
 from service.execution.report import STALE_EXIT_CODE
 from service.execution.scheduler import lost_attempts
 from service.execution.sweep import Sweep
+from service.execution.tuning import run_sweep
 from service.failures import FailureCounts, decide_retry
 from service.models import experiment_folder
 from service.settings import Settings
@@ -140,8 +142,6 @@ class Driver:
 
     def _carry_out(self) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
         import ray
-
-        from service.execution.tuning import look_at_cluster, look_at_placements, run_sweep
 
         # Ray Train's own actors look for the cluster by themselves, and give up on cleaning after
         # a group when the machine has two. The job's address says which is meant.

@@ -37,7 +37,7 @@ class ProcessNotClean(Exception):
     """The run failed in a way that may have left something behind: the next gets a new process."""
 
 
-def trial(config: Mapping[str, Any], *, exchange: ExchangeClient, storage: str, names: str) -> None:
+def run_trial(config: Mapping[str, Any], *, exchange: ExchangeClient, storage: str, names: str) -> None:
     """Get the workers ready, have an attempt opened, carry it out, and report its `Ending` to Tune.
 
     Args:

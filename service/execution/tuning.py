@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from service.cluster import ClusterNode, ClusterSnapshot
 from service.execution.assignment import Ending, Grant, Ready, Turn
 from service.execution.exchange import ExchangeClient
-from service.execution.placement_watch import PlacementGroup, PlacementWatch
+from service.execution.placement_watch import PlacementWatch
+from service.execution.ray_cluster import own_node_resource
 from service.execution.run_plan import Shape
 from service.execution.sweep import Sweep, Wait
+from service.execution.training import failure_of
+from service.execution.trial import run_trial
 from trainers.errors import FailureClass
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ def run_sweep(
     os.environ.update(_ENVIRONMENT)
     from ray import tune
 
-    node_resource = _own_node_resource()
+    node_resource = own_node_resource()
     slots: dict[Shape, int] = {}
 
     def resources(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
@@ -105,7 +107,7 @@ def run_sweep(
 
     searcher = _searcher(OnlyHere(sweep), OnlyHere(exchange), OnlyHere(watch))
     trainable = tune.with_parameters(
-        _trial(), exchange=exchange, storage=str(folder / "train"), names=f"stillhouse-{name}"
+        run_trial, exchange=exchange, storage=str(folder / "train"), names=f"stillhouse-{name}"
     )
     tune.Tuner(
         tune.with_resources(trainable, resources),
@@ -128,81 +130,9 @@ def run_sweep(
     ).fit()
 
 
-def look_at_cluster() -> ClusterSnapshot:
-    """The nodes of the cluster that this process is connected to."""
-    import ray
-    from ray._private.state import available_resources_per_node
-
-    available = available_resources_per_node()
-    nodes = tuple(
-        ClusterNode(
-            id=node["NodeID"],
-            name=node["NodeManagerHostname"],
-            alive=node["Alive"],
-            resources=dict(node["Resources"]),
-            # A resource that is used up is not listed.
-            available={
-                name: available[node["NodeID"]].get(name, 0.0) if node["NodeID"] in available else amount
-                for name, amount in node["Resources"].items()
-            },
-            labels=dict(node["Labels"]),
-        )
-        for node in ray.nodes()
-    )
-    return ClusterSnapshot(time.time(), True, None, nodes)
-
-
-def look_at_placements() -> tuple[PlacementGroup, ...]:
-    """The placement groups of this job that hold their resources now."""
-    import ray
-    from ray._private.state import state
-    from ray.core.generated.gcs_pb2 import PlacementGroupTableData
-
-    # The public table has neither whose a group is nor when it was created.
-    own = ray.get_runtime_context().get_job_id()
-    labels = {node["NodeID"]: dict(node["Labels"]) for node in ray.nodes()}
-    found = []
-    for serialised in state._connect_and_get_accessor().get_placement_group_table():
-        group = PlacementGroupTableData.FromString(serialised)
-        if group.creator_job_id.hex() != own or group.state != PlacementGroupTableData.CREATED:
-            continue
-        created_ns = (
-            group.stats.creation_request_received_ns + 1000 * group.stats.end_to_end_creation_latency_us
-        )
-        found.append(
-            PlacementGroup(
-                id=group.placement_group_id.hex(),
-                created_s=created_ns / 1e9,
-                bundles=tuple(dict(bundle.unit_resources) for bundle in group.bundles),
-                labels=labels.get(group.bundles[0].node_id.hex(), {}),
-            )
-        )
-    return tuple(found)
-
-
-def _own_node_resource() -> str:
-    import ray
-
-    own = ray.get_runtime_context().get_node_id()
-    for node in ray.nodes():
-        if node["NodeID"] == own:
-            for name in node["Resources"]:
-                if name.startswith("node:") and not name.startswith("node:__"):
-                    return str(name)
-    raise RuntimeError("the driver's own node has no resource named after it")
-
-
-def _trial() -> Callable[..., None]:
-    from service.execution.trial import trial
-
-    return trial
-
-
 def _failure_of(trial: Any) -> tuple[FailureClass, str]:
     """Why a trial ended that has reported no ending, from the error that Tune has kept in a file."""
     from ray import cloudpickle
-
-    from service.execution.training import failure_of
 
     path = trial.pickled_error_file
     if path is None or not Path(path).exists():

@@ -26,6 +26,7 @@ from service.cluster import fits
 from service.execution.assignment import Assignment, Ending, Ready
 from service.execution.exchange import ExchangeClient, patiently
 from service.execution.mailbox import Delivery, Order, Place
+from service.execution.ray_cluster import look_at_cluster
 from service.execution.run_plan import Shape
 from service.execution.sink import ray_node_id
 from service.execution.training import ending_of, train_one
@@ -296,8 +297,6 @@ class _Room:
         Raises:
             WorkerGroupFailed: there has been no room for a while.
         """
-        from service.execution.tuning import look_at_cluster
-
         now = time.monotonic()
         if now - self._looked_s < _ROOM_EVERY_S:
             return

@@ -17,13 +17,13 @@ from service.cli.exits import ExitCode, Failure
 from service.cli.following import follow_experiment
 from service.cli.output import console, note, print_json, say
 from service.cli.rendering import print_comparison
-from service.cli.serving import StopRequests
+from service.cli.stop_requests import StopRequests
 from service.client import Client
 from service.local_service import LocalService, ServiceStartError
 from service.settings import Settings
 from service.states import RunState
 
-SPEC = Path(__file__).parents[1] / "examples" / "demo.yaml"
+SPEC = Path(__file__).parents[2] / "examples" / "demo.yaml"
 TRAIN_TEXTS = 800
 TEST_TEXTS = 400
 TEXTS_SEED = 0
