@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from service.execution.assignment import Ending, Grant, Ready, Turn
+from service.execution.choosing import Wait
 from service.execution.exchange import ExchangeClient
 from service.execution.placement_watch import PlacementWatch
 from service.execution.ray_cluster import own_node_resource
 from service.execution.run_plan import Shape
-from service.execution.sweep import Sweep, Wait
+from service.execution.sweep import Sweep
 from service.execution.training import failure_of
 from service.execution.trial import run_trial
 from trainers.errors import FailureClass

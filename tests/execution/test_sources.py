@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.execution.sweep import Wait
+from service.execution.choosing import Wait
 from service.models import checkpoints_folder
 from service.queue import Queue
 from service.records import Run
@@ -17,6 +17,7 @@ from service.store import Store
 from tests.execution.conftest import Submit
 from tests.execution.test_sweep import Begin, complete, given
 from tests.execution.test_sweep import begin as begin
+from tests.execution.test_sweep import look as look
 from tests.execution.test_sweep import notes as notes
 from tests.execution.test_sweep import resources as resources
 from tests.execution.test_sweep import taken as taken

@@ -11,7 +11,8 @@ import pytest
 from service.cluster import ClusterNode, ClusterSnapshot
 from service.events import EventKind
 from service.execution.assignment import Assignment, Ending, Ready, Turn
-from service.execution.sweep import LIST_EVERY_S, ROOM_S, Sweep, Wait
+from service.execution.choosing import LIST_EVERY_S, Wait
+from service.execution.sweep import ROOM_S, Sweep
 from service.hardware import CATALOGUE
 from service.queue import Queue
 from service.records import Experiment
@@ -48,16 +49,8 @@ def taken() -> set[int]:
 
 
 @pytest.fixture
-def begin(
-    store: Store,
-    queue: Queue,
-    settings: Settings,
-    submit: Submit,
-    notes: list[str],
-    resources: list[dict[str, float]],
-    taken: set[int],
-) -> Begin:
-    """Submit, claim and begin the sweep of an experiment."""
+def look(resources: list[dict[str, float]], taken: set[int]) -> Callable[[], ClusterSnapshot]:
+    """The cluster as it is."""
 
     def look() -> ClusterSnapshot:
         nodes = tuple(
@@ -65,6 +58,20 @@ def begin(
             for n, each in enumerate(resources)
         )
         return ClusterSnapshot(0.0, True, None, nodes)
+
+    return look
+
+
+@pytest.fixture
+def begin(
+    store: Store,
+    queue: Queue,
+    settings: Settings,
+    submit: Submit,
+    notes: list[str],
+    look: Callable[[], ClusterSnapshot],
+) -> Begin:
+    """Submit, claim and begin the sweep of an experiment."""
 
     def begin(runs: int = 2, **fields: Any) -> tuple[Sweep, Experiment]:
         experiment = submit(runs, **fields)
@@ -501,7 +508,7 @@ def test_configurations_are_suggested_one_after_the_other_for_all_seeds(begin: B
 
 
 def test_a_driver_that_starts_anew_suggests_what_the_first_would_have(
-    begin: Begin, store: Store, settings: Settings, queue: Queue, resources: list[dict[str, float]]
+    begin: Begin, store: Store, settings: Settings, look: Callable[[], ClusterSnapshot]
 ) -> None:
     points: list[list[dict[str, Any]]] = []
     for dies in (False, True):
@@ -511,7 +518,6 @@ def test_a_driver_that_starts_anew_suggests_what_the_first_would_have(
             complete(sweep, store, only, Ending("completed", summary={"validation_loss": 1.0 / (number + 1)}))
             if dies:
                 spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1])
-                look = sweep._look
                 sweep = Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=look)
         assert sweep.next_turn() is Wait.over
         assert sweep.final_state()[0] is ExperimentState.succeeded
