@@ -24,7 +24,7 @@ from pathlib import Path
 from service.events import EventKind
 from service.execution import driver_settings
 from service.execution.early_stops import EarlyStops
-from service.execution.exchange import ExchangeClient
+from service.execution.experiment_actor import ExperimentActorClient
 from service.execution.outages import Repeated, wait_out
 from service.execution.placement_watch import PlacementWatch
 from service.execution.processes import MARK, mark_of
@@ -92,7 +92,7 @@ class Driver:
     Args:
         store: the database.
         settings: of the installation.
-        settings_path: where the exchange reads them.
+        settings_path: where the experiment's actor reads them.
         experiment_id: the experiment.
         attempt: the experiment's attempt.
     """
@@ -106,7 +106,7 @@ class Driver:
         self._id = experiment_id
         self._attempt = attempt
         self._folder = experiment_folder(settings, experiment_id)
-        self._exchange: ExchangeClient | None = None
+        self._actor: ExperimentActorClient | None = None
         self._sweep: Sweep | None = None
         self._asked_s: float | None = None
         self._asking = threading.Lock()
@@ -158,11 +158,11 @@ class Driver:
         )
         _, canonical = self._store.experiment_spec(self._id)
         spec = ExperimentSpec.model_validate_json(canonical)
-        exchange = ExchangeClient.start(self._settings_path, self._id, self._attempt)
+        actor = ExperimentActorClient.start(self._settings_path, self._id, self._attempt)
         # Takes about as long as the actor does to start.
         importlib.import_module("ray.tune")
         # What an earlier attempt has acknowledged must arrive before its runs get new attempts.
-        if not exchange.wait_until_caught_up(_CATCH_UP_S):
+        if not actor.wait_until_caught_up(_CATCH_UP_S):
             raise TimeoutError("points of an earlier attempt could not be brought into the database")
         wait_out(
             lambda: self._store.reset_runs_of_dead_attempt(self._id, self._attempt),
@@ -178,7 +178,7 @@ class Driver:
             capacity=look_at_cluster,
             note=self._note,
         )
-        self._exchange, self._sweep = exchange, sweep
+        self._actor, self._sweep = actor, sweep
         folder = self._folder / "ray"
         stops = EarlyStops(self._store, self._id, spec, self._note)
         watch = PlacementWatch(
@@ -190,19 +190,19 @@ class Driver:
         with watch, judging if stops.wanted else contextlib.nullcontext():
             run_sweep(
                 sweep,
-                exchange,
+                actor,
                 watch,
                 folder=folder,
                 name=f"{self._id}-{self._attempt}",
                 reuse=spec.isolation == "shared",
                 give_up=self._give_up,
             )
-        exchange.close()
+        actor.close()
         shutil.rmtree(folder, ignore_errors=True)
         return sweep.final_state()
 
     def _hear(self, requests: Requests) -> None:
-        if self._exchange is None or self._sweep is None:
+        if self._actor is None or self._sweep is None:
             raise RuntimeError("requests are heard once the sweep has begun")
         everything: StopReason | None = None
         if requests.cancel:
@@ -229,11 +229,11 @@ class Driver:
 
     def _ask(self) -> None:
         """Pass on to the workers all that is asked of them; the caller holds the lock."""
-        assert self._exchange is not None
+        assert self._actor is not None
         assert self._sweep is not None
         runs = dict.fromkeys(self._early, StopReason.early_stop)
         runs |= dict.fromkeys(self._requests.cancel_runs, StopReason.cancel)
-        self._exchange.request_stops(self._sweep.stopping, runs)
+        self._actor.request_stops(self._sweep.stopping, runs)
 
     def _give_up(self) -> bool:
         """Whether runs have not stopped long after they were asked to."""

@@ -1,7 +1,7 @@
 """Grants from the driver to trials, and assignments from a trial to its worker group and endings back.
 
-Plain Python, held by the exchange actor. All sides repeat what they know, so that nothing is lost when the
-actor is killed and restarts with an empty mailbox.
+Plain Python, held by the experiment's actor. All sides repeat what they know, so that nothing is lost when
+the actor is killed and restarts with an empty mailbox.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from service.execution.assignment import Assignment, Ending, Grant
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WorkOrder:
     """The n-th thing a group is asked to do: an assignment, or to end (None)."""
 
     number: int
@@ -29,7 +29,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerAddress:
     """Where a worker of a group runs.
 
     Attributes:
@@ -56,9 +56,9 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._grants: dict[str, Grant] = {}
-        self._ready: dict[str, dict[int, Place]] = {}
-        self._places: dict[str, dict[int, Place]] = {}
-        self._orders: dict[str, Order] = {}
+        self._ready: dict[str, dict[int, WorkerAddress]] = {}
+        self._arrived: dict[str, dict[int, WorkerAddress]] = {}
+        self._orders: dict[str, WorkOrder] = {}
         self._deliveries: dict[str, Delivery] = {}
 
     def grant(self, grants: Mapping[str, Grant]) -> None:
@@ -69,41 +69,43 @@ class Mailbox:
         """The trial's side: the driver's answer, once there is one."""
         return self._grants.get(trial)
 
-    def ask(self, group: str, order: Order) -> Ending | None:
+    def ask(self, group: str, order: WorkOrder) -> Ending | None:
         """The trial's side: this is wanted; what came of it, once that is known."""
         self._orders[group] = order
         delivery = self._deliveries.get(group)
         return delivery.ending if delivery is not None and delivery.number == order.number else None
 
-    def ready(self, group: str) -> tuple[Place, ...]:
+    def ready(self, group: str) -> tuple[WorkerAddress, ...]:
         """The trial's side: where those workers run that wait for orders, by rank."""
         ready = self._ready.get(group, {})
         return tuple(ready[rank] for rank in sorted(ready))
 
-    def serve(self, group: str, place: Place, done: Delivery | None, number: int) -> Order | None:
+    def serve(
+        self, group: str, worker: WorkerAddress, done: Delivery | None, number: int
+    ) -> WorkOrder | None:
         """The worker's side: `done` came of the last order; the order after `number`, once there is one.
 
         Args:
             group: of the worker.
-            place: of the worker; it is ready from its first call on.
+            worker: this one; it is ready from its first call on.
             done: from rank 0, the last delivery, repeated until an order follows; None from others.
             number: of the last order that this worker has carried out.
         """
-        self._ready.setdefault(group, {})[place.rank] = place
+        self._ready.setdefault(group, {})[worker.rank] = worker
         if done is not None:
             self._deliveries[group] = done
         order = self._orders.get(group)
         return order if order is not None and order.number > number else None
 
-    def arrive(self, group: str, place: Place) -> tuple[Place, ...]:
+    def arrive(self, group: str, worker: WorkerAddress) -> tuple[WorkerAddress, ...]:
         """The worker's side: it runs here; where those run that have arrived, by rank."""
-        places = self._places.setdefault(group, {})
-        places[place.rank] = place
-        return tuple(places[rank] for rank in sorted(places))
+        workers = self._arrived.setdefault(group, {})
+        workers[worker.rank] = worker
+        return tuple(workers[rank] for rank in sorted(workers))
 
     def forget(self, group: str) -> None:
         """The group has ended."""
         self._ready.pop(group, None)
-        self._places.pop(group, None)
+        self._arrived.pop(group, None)
         self._orders.pop(group, None)
         self._deliveries.pop(group, None)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.execution.mailbox import Place
+from service.execution.mailbox import WorkerAddress
 from service.execution.processes import MARK, SERVICE, Machine, Process, ProcessTable
 from service.neighbours import Neighbour, of_cpus, of_time
 from trainers.device_kinds import DEVICE_KINDS
@@ -223,7 +223,7 @@ class Watch:
 
 
 def watcher(
-    report: Callable[[Sequence[Measurement]], None], device: str, rank: int, places: Sequence[Place]
+    report: Callable[[Sequence[Measurement]], None], device: str, rank: int, workers: Sequence[WorkerAddress]
 ) -> Watch | None:
     """The watch of a worker: the first of its group on each machine has one.
 
@@ -231,14 +231,14 @@ def watcher(
         report: takes measurements.
         device: kind of the devices of the run.
         rank: of the worker in its group.
-        places: of the group's workers, by rank; empty for a worker that is alone.
+        workers: of the group, by rank; empty for a worker that is alone.
     """
-    if not places:
+    if not workers:
         return Watch(report, device, roots=[os.getpid()])
-    here = [place for place in places if place.host == places[rank].host]
-    if min(place.rank for place in here) != rank:
+    here = [worker for worker in workers if worker.host == workers[rank].host]
+    if min(worker.rank for worker in here) != rank:
         return None
-    return Watch(report, device, roots=[place.pid for place in here])
+    return Watch(report, device, roots=[worker.pid for worker in here])
 
 
 @functools.cache

@@ -37,7 +37,7 @@ _RAY_PARTS = (
 _RAY_TITLES = (
     b"ray::IDLE", b"ray::DashboardAgent", b"ray::RuntimeEnvAgent", b"ray::JobSupervisor", b"ray-dashboard",
 )  # fmt: skip
-_EXCHANGE = b"ray::Exchange"
+_EXPERIMENT_ACTOR = b"ray::ExperimentActor"
 """The actor that writes what an experiment's runs report: the service's, although it has the mark."""
 _SCRIPT = b"stillhouse"
 
@@ -164,7 +164,7 @@ class ProcessTable:
             name, _, value = entry.partition(b"=")
             if name == MARK.encode():
                 title = self._bytes(pid, "cmdline")
-                return SERVICE if title.startswith(_EXCHANGE) else value.decode(errors="replace")
+                return SERVICE if title.startswith(_EXPERIMENT_ACTOR) else value.decode(errors="replace")
         return SERVICE if _is_service(self._bytes(pid, "cmdline")) else None
 
     def _bytes(self, pid: int, name: str) -> bytes:

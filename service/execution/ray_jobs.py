@@ -1,16 +1,15 @@
 """Ray Jobs as the scheduler needs them: submit, look, stop; and nothing about experiments.
 
-`RayJobs` is the interface. `DashboardRayJobs` speaks to a real cluster, `FakeRayJobs` keeps jobs
-in memory; both pass the same conformance suite (`tests/execution/test_ray_jobs.py`). Every
-method raises `RayUnreachable` when Ray does not answer: that is never a statement about a job.
+`RayJobs` is the interface, `DashboardRayJobs` the jobs of a real cluster. Every method raises
+`RayUnreachable` when Ray does not answer: that is never a statement about a job.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -127,7 +126,7 @@ class DashboardRayJobs:
         self._client: Any = None
 
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
-        """See `RayJobs.submit`."""
+        """Starts a job through the dashboard, unless it knows the id."""
         try:
             self._call(
                 "submit_job", entrypoint=entrypoint, submission_id=submission_id, metadata=dict(metadata)
@@ -137,7 +136,7 @@ class DashboardRayJobs:
                 raise JobRefused(_last_line(answer.text)) from None
 
     def status(self, submission_id: str) -> RayJob | None:
-        """See `RayJobs.status`."""
+        """Asks the dashboard what became of a job."""
         try:
             found = self._call("get_job_info", submission_id)
         except _Answer as answer:
@@ -149,7 +148,7 @@ class DashboardRayJobs:
         )
 
     def stop(self, submission_id: str) -> None:
-        """See `RayJobs.stop`."""
+        """Asks the dashboard to end a job."""
         try:
             self._call("stop_job", submission_id)
         except _Answer as answer:
@@ -157,7 +156,7 @@ class DashboardRayJobs:
                 raise RayUnreachable(_last_line(answer.text)) from None
 
     def logs(self, submission_id: str) -> str:
-        """See `RayJobs.logs`."""
+        """Returns the end of the job's log."""
         try:
             return str(self._call("get_job_logs", submission_id))[-_LOG_BYTES:]
         except _Answer as answer:
@@ -166,7 +165,7 @@ class DashboardRayJobs:
             raise RayUnreachable(_last_line(answer.text)) from None
 
     def cluster(self, at_s: float) -> ClusterSnapshot:
-        """See `RayJobs.cluster`."""
+        """Returns the cluster's nodes and what they have free."""
         try:
             nodes = self._get("/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
             usage = _usage(self._get("/api/cluster_status"))
@@ -264,86 +263,6 @@ def _first_line(text: str) -> str:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.strip().splitlines() if line.strip(" .")]
     return lines[-1] if lines else ""
-
-
-@dataclass(slots=True)
-class _FakeJob:
-    job: RayJob
-    entrypoint: str
-    looked_at: int = 0
-    output: str = ""
-
-
-class FakeRayJobs:
-    """Jobs in memory: a job runs from the second look at it until `end` is called.
-
-    Args:
-        nodes: what `cluster` answers.
-    """
-
-    def __init__(self, nodes: tuple[ClusterNode, ...] = ()) -> None:
-        self.nodes = nodes
-        self.unreachable = False
-        """Set to make every call behave as if Ray were away."""
-        self.after_submit: Callable[[], None] = lambda: None
-        """Called when a job has been taken, before `submit` returns: raise here to die there."""
-        self.submitted: list[str] = []
-        """Submission ids in the order in which jobs were really started."""
-        self._jobs: dict[str, _FakeJob] = {}
-
-    def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
-        """See `RayJobs.submit`."""
-        self._check()
-        if submission_id not in self._jobs:
-            job = RayJob(submission_id, JobState.pending, "", dict(metadata))
-            self._jobs[submission_id] = _FakeJob(job, entrypoint)
-            self.submitted.append(submission_id)
-        self.after_submit()
-
-    def status(self, submission_id: str) -> RayJob | None:
-        """See `RayJobs.status`."""
-        self._check()
-        found = self._jobs.get(submission_id)
-        if found is None:
-            return None
-        found.looked_at += 1
-        if found.job.state is JobState.pending and found.looked_at > 1:
-            found.job = replace(found.job, state=JobState.running)
-        return found.job
-
-    def stop(self, submission_id: str) -> None:
-        """See `RayJobs.stop`."""
-        self._check()
-        found = self._jobs.get(submission_id)
-        if found is not None and not found.job.state.ended:
-            found.job = replace(found.job, state=JobState.stopped, message="stopped")
-
-    def logs(self, submission_id: str) -> str:
-        """See `RayJobs.logs`."""
-        self._check()
-        found = self._jobs.get(submission_id)
-        return found.output if found else ""
-
-    def cluster(self, at_s: float) -> ClusterSnapshot:
-        """See `RayJobs.cluster`."""
-        if self.unreachable:
-            return ClusterSnapshot(at_s, False, None, ())
-        return ClusterSnapshot(at_s, True, None, self.nodes)
-
-    def end(self, submission_id: str, *, code: int = 0, output: str = "") -> None:
-        """The job's process ends with this code, having printed this."""
-        found = self._jobs[submission_id]
-        state = JobState.succeeded if code == 0 else JobState.failed
-        found.job = replace(found.job, state=state, message=f"exit code {code}")
-        found.output += output
-
-    def forget(self) -> None:
-        """A new head: it knows no job."""
-        self._jobs.clear()
-
-    def _check(self) -> None:
-        if self.unreachable:
-            raise RayUnreachable("Ray is away")
 
 
 def wait_until_ended(

@@ -1,6 +1,6 @@
 """The recorder of one experiment: takes the workers' reports and writes them in batches.
 
-Plain Python; `service.execution.exchange` makes a Ray actor of it. A report is acknowledged
+Plain Python; `service.execution.experiment_actor` makes a Ray actor of it. A report is acknowledged
 when its rows are committed or, while the database is away, on the local disk. What lies on the
 disk is written first, in order, when the database is back. A worker has one report under way at
 a time and keeps collecting meanwhile, so what waits here is bounded by the number of workers.

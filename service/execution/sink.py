@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Literal
 
-from service.execution.mailbox import Place
+from service.execution.mailbox import WorkerAddress
 from service.execution.report import Answer, Report, Started
 from service.records import LogLine, MeasurementRow
 from service.store import AliveRow, CheckpointRow, PointBatch, ProgressRow, RecordBatch
@@ -46,7 +46,7 @@ class RecorderSink:
         run_id: the run.
         attempt: its attempt.
         rank: of this worker; those beyond 0 hear of stops and report their machine alone.
-        places: of the worker and its peers, by rank; empty for a worker that is alone.
+        workers: this one and its peers, by rank; empty for a worker that is alone.
         on_stale: called once when another attempt has become the current one.
     """
 
@@ -57,14 +57,14 @@ class RecorderSink:
         attempt: int,
         *,
         rank: int = 0,
-        places: Sequence[Place] = (),
+        workers: Sequence[WorkerAddress] = (),
         on_stale: Callable[[], None] = lambda: None,
     ) -> None:
         self._send = send
         self._run_id = run_id
         self._attempt = attempt
         self._rank = rank
-        self._places = places
+        self._workers = workers
         self._on_stale = on_stale
         self._changed = threading.Condition()
         self._started: Started | None = None
@@ -98,18 +98,18 @@ class RecorderSink:
     # -- Sink ------------------------------------------------------------------------------------
 
     def started(self, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, object]) -> None:
-        """See `Sink.started`; adds the worker's host and process, and those of its peers."""
+        """Reports the start, with the worker's host and process and those of its peers."""
         known: dict[str, object] = {
             **facts,
             "worker_node": socket.gethostname(),
             "ray_node_id": ray_node_id(),
             "worker_pid": os.getpid(),
-            **({"worker_places": [asdict(place) for place in self._places]} if self._places else {}),
+            **({"worker_places": [asdict(worker) for worker in self._workers]} if self._workers else {}),
         }
         self._add(lambda: setattr(self, "_started", Started(total_steps, resumed_from_step, known)))
 
     def points(self, points: Sequence[Point]) -> None:
-        """See `Sink.points`."""
+        """Adds points to the next report."""
 
         def add() -> None:
             for point in points:
@@ -124,14 +124,14 @@ class RecorderSink:
         self._add(add)
 
     def progress(self, *, step: int, total_steps: int, phase: str) -> None:
-        """See `Sink.progress`; only the newest is sent."""
+        """Replaces the progress in the next report; before a checkpoint, waits for the points that lead to it."""
         row = ProgressRow(self._run_id, self._attempt, step, total_steps, phase)
         self._add(lambda: setattr(self, "_progress", row))
         if phase == "saving" and self._rank == 0 and not self.flush(SAVING_S):
             logger.warning("a checkpoint is written before the recorder has the points that lead to it")
 
     def measurement(self, measurement: Measurement) -> None:
-        """See `Sink.measurement`."""
+        """Adds a measurement to the next report."""
         self._add(lambda: self._measurements.append(self._row(measurement)))
 
     def of_machine(self, measurements: Sequence[Measurement]) -> None:
@@ -153,7 +153,7 @@ class RecorderSink:
         )
 
     def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None:
-        """See `Sink.log`."""
+        """Adds a line of the log to the next report."""
 
         def add() -> None:
             self._log_count += 1
@@ -164,13 +164,13 @@ class RecorderSink:
         self._add(add)
 
     def checkpoint(self, *, step: int, path: str, verified: bool) -> None:
-        """See `Sink.checkpoint`; one that was not verified is not recorded."""
+        """Adds a checkpoint to the next report, if it was verified."""
         if verified:
             row = CheckpointRow(self._run_id, self._attempt, step, path)
             self._add(lambda: self._checkpoints.append(row))
 
     def flush(self, timeout_s: float) -> bool:
-        """See `Sink.flush`; True at once for an attempt that is not the current one any more."""
+        """Waits until all is acknowledged; True at once for an attempt that is not current any more."""
         with self._changed:
             wanted = self._unsent
             self._flushing = True

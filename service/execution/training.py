@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.execution.assignment import Assignment, Ending
-from service.execution.exchange import ExchangeClient
-from service.execution.mailbox import Place
+from service.execution.experiment_actor import ExperimentActorClient
+from service.execution.mailbox import WorkerAddress
 from service.execution.neighbours import watcher
 from service.execution.report import STALE_EXIT_CODE
 from service.execution.sink import RecorderSink
@@ -24,15 +24,19 @@ _FLUSH_S = 5.0
 
 
 def train_one(
-    exchange: ExchangeClient, assignment: Assignment, *, rank: int = 0, places: Sequence[Place] = ()
+    actor: ExperimentActorClient,
+    assignment: Assignment,
+    *,
+    rank: int = 0,
+    workers: Sequence[WorkerAddress] = (),
 ) -> Outcome:
     """Train one assignment in this process; all that was reported is safe when this returns.
 
     Args:
-        exchange: the experiment's exchange.
+        actor: of the experiment.
         assignment: what to train.
         rank: of this worker in its group.
-        places: of the group's workers, by rank; empty for a worker that is alone.
+        workers: of the group, by rank; empty for a worker that is alone.
 
     Raises:
         Exception: whatever ended the training; its traceback is in the run's log.
@@ -40,14 +44,14 @@ def train_one(
     from trainers.entrypoint import train
 
     sink = RecorderSink(
-        exchange.report,
+        actor.report,
         assignment.run_id,
         assignment.attempt,
         rank=rank,
-        places=places,
+        workers=workers,
         on_stale=_end_process,
     )
-    watch = watcher(sink.of_machine, assignment.shape.device, rank, places)
+    watch = watcher(sink.of_machine, assignment.shape.device, rank, workers)
     try:
         try:
             outcome: Outcome = train(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from service.execution.assignment import Assignment, Ending, Ready, Turn
-from service.execution.exchange import ExchangeClient, patiently
+from service.execution.experiment_actor import ExperimentActorClient, patiently
 from service.execution.training import ending_of, failure_of, failure_of_group, train_one
 from service.execution.worker_group import WorkerGroup, WorkerGroupFailed, placement_id
 from trainers.errors import FailureClass
@@ -37,12 +37,12 @@ class ProcessNotClean(Exception):
     """The run failed in a way that may have left something behind: the next gets a new process."""
 
 
-def run_trial(config: Mapping[str, Any], *, exchange: ExchangeClient, storage: str, names: str) -> None:
+def run_trial(config: Mapping[str, Any], *, actor: ExperimentActorClient, storage: str, names: str) -> None:
     """Get the workers ready, have an attempt opened, carry it out, and report its `Ending` to Tune.
 
     Args:
         config: holds the `Turn` under `turn`.
-        exchange: the experiment's exchange.
+        actor: of the experiment.
         storage: folder for Ray Train's own files.
         names: beginning of the names of worker groups.
 
@@ -57,18 +57,16 @@ def run_trial(config: Mapping[str, Any], *, exchange: ExchangeClient, storage: s
     turn: Turn = config["turn"]
     try:
         ready = (
-            _alone_ready(turn)
-            if turn.shape.workers == 1
-            else _group_ready(exchange, turn, Path(storage), names)
+            _alone_ready(turn) if turn.shape.workers == 1 else _group_ready(actor, turn, Path(storage), names)
         )
     except WorkerGroupFailed as error:
         ending = _group_failed(turn, error)
     else:
         tune.report({"ready": ready})
-        assignment = _granted(exchange, turn)
+        assignment = _granted(actor, turn)
         if assignment is None:
             return
-        ending = _alone(exchange, assignment) if turn.shape.workers == 1 else _in_group(assignment)
+        ending = _alone(actor, assignment) if turn.shape.workers == 1 else _in_group(assignment)
     tune.report({"ending": ending})
     if ending.failure is None:
         return
@@ -78,10 +76,10 @@ def run_trial(config: Mapping[str, Any], *, exchange: ExchangeClient, storage: s
         raise ProcessNotClean(ending.failure[1])
 
 
-def _granted(exchange: ExchangeClient, turn: Turn) -> Assignment | None:
+def _granted(actor: ExperimentActorClient, turn: Turn) -> Assignment | None:
     """Wait for the driver's answer; None = the run is not wanted any more."""
     while True:
-        grant = patiently(lambda: exchange.granted(turn.name))
+        grant = patiently(lambda: actor.granted(turn.name))
         if grant is not None:
             return grant.assignment
         time.sleep(_LOOK_S)
@@ -95,15 +93,15 @@ def _alone_ready(turn: Turn) -> Ready:
     return Ready(placement_id(), time.time())
 
 
-def _alone(exchange: ExchangeClient, assignment: Assignment) -> Ending:
+def _alone(actor: ExperimentActorClient, assignment: Assignment) -> Ending:
     try:
-        return ending_of(train_one(exchange, assignment))
+        return ending_of(train_one(actor, assignment))
     except Exception as error:
         logger.exception("run %d failed", assignment.run_id)
         return Ending("failed", failure=failure_of(error))
 
 
-def _group_ready(exchange: ExchangeClient, turn: Turn, storage: Path, names: str) -> Ready:
+def _group_ready(actor: ExperimentActorClient, turn: Turn, storage: Path, names: str) -> Ready:
     """Open a group for the turn, unless one of its shape is open; returns once its workers wait for orders.
 
     Raises:
@@ -114,7 +112,7 @@ def _group_ready(exchange: ExchangeClient, turn: Turn, storage: Path, names: str
         _group.close()
         _group = None
     if _group is None:
-        _group = WorkerGroup(exchange, turn.shape, f"{names}-{turn.name}", storage)
+        _group = WorkerGroup(actor, turn.shape, f"{names}-{turn.name}", storage)
     return _group.wait_until_ready()
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from service.execution.assignment import Ending, Grant, Ready, Turn
 from service.execution.choosing import Wait
-from service.execution.exchange import ExchangeClient
+from service.execution.experiment_actor import ExperimentActorClient
 from service.execution.placement_watch import PlacementWatch
 from service.execution.ray_cluster import own_node_resource
 from service.execution.run_plan import Shape
@@ -69,7 +69,7 @@ class OnlyHere(Generic[Kept]):
 
 def run_sweep(
     sweep: Sweep,
-    exchange: ExchangeClient,
+    actor: ExperimentActorClient,
     watch: PlacementWatch,
     *,
     folder: Path,
@@ -81,7 +81,7 @@ def run_sweep(
 
     Args:
         sweep: what to run.
-        exchange: the experiment's exchange.
+        actor: of the experiment.
         watch: of the devices that the trials hold.
         folder: for Tune's and Train's own files.
         name: unique among all sweeps in the folder.
@@ -106,9 +106,9 @@ def run_sweep(
         slot = slots.setdefault(shape, len(slots) + 1)
         return tune.PlacementGroupFactory([{node_resource: _SLOT * slot}])
 
-    searcher = _searcher(OnlyHere(sweep), OnlyHere(exchange), OnlyHere(watch))
+    searcher = _searcher(OnlyHere(sweep), OnlyHere(actor), OnlyHere(watch))
     trainable = tune.with_parameters(
-        run_trial, exchange=exchange, storage=str(folder / "train"), names=f"stillhouse-{name}"
+        run_trial, actor=actor, storage=str(folder / "train"), names=f"stillhouse-{name}"
     )
     tune.Tuner(
         tune.with_resources(trainable, resources),
@@ -177,7 +177,7 @@ def _in_order(sweep: OnlyHere[Sweep]) -> Any:
 
 
 def _searcher(
-    sweep: OnlyHere[Sweep], exchange: OnlyHere[ExchangeClient], watch: OnlyHere[PlacementWatch]
+    sweep: OnlyHere[Sweep], actor: OnlyHere[ExperimentActorClient], watch: OnlyHere[PlacementWatch]
 ) -> Any:
     """Built here, because its base classes come with Ray."""
     from ray.exceptions import RayError
@@ -217,12 +217,12 @@ def _searcher(
                 sweep.value.tell_waiting(watch.value.starting())
 
         def remind(self) -> None:
-            """Repeat all grants: an exchange that was restarted knows none."""
+            """Repeat all grants: an actor that was restarted knows none."""
             self.reminded_s = time.monotonic()
             try:
-                exchange.value.grant(self.grants)
+                actor.value.grant(self.grants)
             except RayError as error:
-                logger.warning("the exchange does not answer; grants are sent again: %s", error)
+                logger.warning("the experiment's actor does not answer; grants are sent again: %s", error)
 
     class QueuedRuns(Searcher):  # type: ignore[misc, unused-ignore]
         """Suggests the run whose turn is next, and opens its attempt when its workers are ready."""

@@ -24,8 +24,8 @@ from typing import Any
 
 from service.cluster import fits
 from service.execution.assignment import Assignment, Ending, Ready
-from service.execution.exchange import ExchangeClient, patiently
-from service.execution.mailbox import Delivery, Order, Place
+from service.execution.experiment_actor import ExperimentActorClient, patiently
+from service.execution.mailbox import Delivery, WorkerAddress, WorkOrder
 from service.execution.ray_cluster import look_at_cluster
 from service.execution.run_plan import Shape
 from service.execution.sink import ray_node_id
@@ -73,15 +73,15 @@ class WorkerGroup:
     """A group of workers, open until `close` or a failure.
 
     Args:
-        exchange: the experiment's exchange.
+        actor: of the experiment.
         shape: of the runs that it serves.
         name: unique among all groups: Ray Train would resume a name it knows.
         storage: folder for Ray Train's own files.
     """
 
-    def __init__(self, exchange: ExchangeClient, shape: Shape, name: str, storage: Path) -> None:
+    def __init__(self, actor: ExperimentActorClient, shape: Shape, name: str, storage: Path) -> None:
         self.shape = shape
-        self._exchange = exchange
+        self._actor = actor
         self._name = f"{name}-{uuid.uuid4().hex[:8]}"
         self._storage = storage
         self._order = 0
@@ -107,10 +107,10 @@ class WorkerGroup:
         while True:
             room.check()
             ended = self._ended.is_set()
-            places = patiently(lambda: self._exchange.ready(self._name))
-            if len(places) == self.shape.workers:
+            workers = patiently(lambda: self._actor.ready(self._name))
+            if len(workers) == self.shape.workers:
                 if self._ready is None:
-                    self._ready = Ready(places[0].placement, time.time())
+                    self._ready = Ready(workers[0].placement, time.time())
                 return self._ready
             if ended:
                 raise _failed(self._error)
@@ -125,15 +125,15 @@ class WorkerGroup:
         import ray
 
         self._order += 1
-        order = Order(self._order, assignment)
+        order = WorkOrder(self._order, assignment)
         room = _Room(self.shape)
         while True:
             room.check()
             ended = self._ended.is_set()  # Before the look: a result may come just before the end.
             try:
-                ending = self._exchange.ask(self._name, order)
+                ending = self._actor.ask(self._name, order)
             except ray.exceptions.RayError as error:
-                logger.warning("the exchange does not answer, it is asked again: %s", error)
+                logger.warning("the experiment's actor does not answer, it is asked again: %s", error)
                 self._ended.wait(_AWAY_S)
                 continue
             if ending is not None:
@@ -153,11 +153,13 @@ class WorkerGroup:
         try:
             if self.open:
                 self._order += 1
-                self._exchange.ask(self._name, Order(self._order, None))
+                self._actor.ask(self._name, WorkOrder(self._order, None))
             self._ended.wait(_END_TIMEOUT_S)
-            self._exchange.forget(self._name)
+            self._actor.forget(self._name)
         except ray.exceptions.RayError as error:
-            logger.warning("the exchange does not answer; Ray ends the group with this process: %s", error)
+            logger.warning(
+                "the experiment's actor does not answer; Ray ends the group with this process: %s", error
+            )
         return not self.open
 
     def _fit(self) -> None:
@@ -170,7 +172,7 @@ class WorkerGroup:
         trainer = DataParallelTrainer(
             _serve,
             train_loop_config={
-                "exchange": self._exchange,
+                "actor": self._actor,
                 "group": self._name,
                 "storage": str(self._storage),
                 "device": self.shape.device,
@@ -203,32 +205,34 @@ def _serve(config: Mapping[str, Any]) -> None:
     from service.execution.process_group import process_group
     from trainers.entrypoint import make_ready
 
-    exchange: ExchangeClient = config["exchange"]
+    actor: ExperimentActorClient = config["actor"]
     group: str = config["group"]
     rank = ray.train.get_context().get_world_rank()
     make_ready(config["device"])
-    places = _meet(exchange, group, Path(config["storage"]), rank)
-    with process_group(places[0].address, places[0].port, device=config["device"]):
-        _take_orders(exchange, group, rank, places)
+    workers = _meet(actor, group, Path(config["storage"]), rank)
+    with process_group(workers[0].address, workers[0].port, device=config["device"]):
+        _take_orders(actor, group, rank, workers)
 
 
-def _take_orders(exchange: ExchangeClient, group: str, rank: int, places: tuple[Place, ...]) -> None:
+def _take_orders(
+    actor: ExperimentActorClient, group: str, rank: int, workers: tuple[WorkerAddress, ...]
+) -> None:
     number, done = 0, None
     waited_since = time.monotonic()
     while True:
-        order = patiently(partial(exchange.serve, group, places[rank], done, number))
+        order = patiently(partial(actor.serve, group, workers[rank], done, number))
         if order is None:
             time.sleep(_LOOK_S if time.monotonic() - waited_since < 10 else _LOOK_LONG_S)
             continue
         if order.assignment is None:
             return
-        outcome = train_one(exchange, order.assignment, rank=rank, places=places)
+        outcome = train_one(actor, order.assignment, rank=rank, workers=workers)
         number = order.number
         done = Delivery(number, ending_of(outcome)) if rank == 0 else None
         waited_since = time.monotonic()
 
 
-def _meet(exchange: ExchangeClient, group: str, storage: Path, rank: int) -> tuple[Place, ...]:
+def _meet(actor: ExperimentActorClient, group: str, storage: Path, rank: int) -> tuple[WorkerAddress, ...]:
     """Wait for the group's other workers, and see that all of them share the storage.
 
     Returns:
@@ -242,19 +246,19 @@ def _meet(exchange: ExchangeClient, group: str, storage: Path, rank: int) -> tup
     from ray.train._internal.utils import get_address_and_port
 
     address, port = get_address_and_port()
-    own = Place(rank, ray_node_id(), socket.gethostname(), os.getpid(), address, port, placement_id())
+    own = WorkerAddress(rank, ray_node_id(), socket.gethostname(), os.getpid(), address, port, placement_id())
     mark = storage / f"{group}.seen-by-all"
     if rank == 0:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
     world = ray.train.get_context().get_world_size()
     deadline = time.monotonic() + _MEET_S
-    while len(places := patiently(partial(exchange.arrive, group, own))) < world:
+    while len(workers := patiently(partial(actor.arrive, group, own))) < world:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{world - len(places)} of {world} workers did not come to the group")
+            raise TimeoutError(f"{world - len(workers)} of {world} workers did not come to the group")
         time.sleep(_LOOK_S)
-    see_mark(mark, own.host, places[0].host, _SEEN_S)
-    return places
+    see_mark(mark, own.host, workers[0].host, _SEEN_S)
+    return workers
 
 
 def see_mark(mark: Path, own: str, writer: str, patience_s: float) -> None:

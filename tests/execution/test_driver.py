@@ -60,7 +60,7 @@ def test_a_request_that_could_not_be_passed_on_is_passed_on_later() -> None:
     def hear(requests: Requests) -> None:
         tries.append(1)
         if len(tries) < 3:
-            raise ConnectionError("the exchange starts anew")
+            raise ConnectionError("the actor restarts")
         told.set()
 
     heartbeat = Heartbeat(beating(Requests(False, True, frozenset())), hear, lambda: None)

@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 from service.execution.assignment import Ending
-from service.execution.mailbox import Delivery, Mailbox, Order, Place
+from service.execution.mailbox import Delivery, Mailbox, WorkerAddress, WorkOrder
 
 ENDING = Ending("completed")
-PLACE = Place(0, None, "host", 1, "10.0.0.1", 7)
+WORKER = WorkerAddress(0, None, "host", 1, "10.0.0.1", 7)
 
 
 def test_an_order_reaches_each_worker_once() -> None:
     mailbox = Mailbox()
-    assert mailbox.serve("g", PLACE, None, 0) is None
-    order = Order(1, None)
+    assert mailbox.serve("g", WORKER, None, 0) is None
+    order = WorkOrder(1, None)
     assert mailbox.ask("g", order) is None
-    assert mailbox.serve("g", PLACE, None, 0) == order
-    assert mailbox.serve("g", PLACE, None, 0) == order  # Another rank.
-    assert mailbox.serve("g", PLACE, None, 1) is None
+    assert mailbox.serve("g", WORKER, None, 0) == order
+    assert mailbox.serve("g", WORKER, None, 0) == order  # Another rank.
+    assert mailbox.serve("g", WORKER, None, 1) is None
 
 
 def test_the_ending_comes_back_for_its_order_alone() -> None:
     mailbox = Mailbox()
-    mailbox.ask("g", Order(1, None))
-    mailbox.serve("g", PLACE, Delivery(1, ENDING), 1)
-    assert mailbox.ask("g", Order(1, None)) == ENDING
-    assert mailbox.ask("g", Order(2, None)) is None
-    assert mailbox.serve("g", PLACE, Delivery(1, ENDING), 1) == Order(2, None)
-    assert mailbox.ask("g", Order(2, None)) is None
+    mailbox.ask("g", WorkOrder(1, None))
+    mailbox.serve("g", WORKER, Delivery(1, ENDING), 1)
+    assert mailbox.ask("g", WorkOrder(1, None)) == ENDING
+    assert mailbox.ask("g", WorkOrder(2, None)) is None
+    assert mailbox.serve("g", WORKER, Delivery(1, ENDING), 1) == WorkOrder(2, None)
+    assert mailbox.ask("g", WorkOrder(2, None)) is None
 
 
 def test_an_emptied_mailbox_fills_itself_again() -> None:
     before = Mailbox()
-    before.ask("g", Order(3, None))
+    before.ask("g", WorkOrder(3, None))
     after = Mailbox()  # The actor was killed while order 3 was carried out.
-    assert after.serve("g", PLACE, Delivery(3, ENDING), 3) is None
-    assert after.ask("g", Order(3, None)) == ENDING
+    assert after.serve("g", WORKER, Delivery(3, ENDING), 3) is None
+    assert after.ask("g", WorkOrder(3, None)) == ENDING
 
 
 def test_groups_do_not_see_each_other() -> None:
     mailbox = Mailbox()
-    mailbox.ask("a", Order(1, None))
-    assert mailbox.serve("b", PLACE, None, 0) is None
+    mailbox.ask("a", WorkOrder(1, None))
+    assert mailbox.serve("b", WORKER, None, 0) is None
     mailbox.forget("a")
-    assert mailbox.serve("a", PLACE, None, 0) is None
+    assert mailbox.serve("a", WORKER, None, 0) is None

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.execution.mailbox import Place
+from service.execution.mailbox import WorkerAddress
 from service.execution.neighbours import (
     OTHERS_SHARE,
     Company,
@@ -216,8 +216,8 @@ def test_burners_of_each_kind_are_seen_for_their_share_of_the_time(spin: Callabl
 
 
 def test_only_the_first_worker_on_a_machine_looks() -> None:
-    places = [Place(rank, "n", host, os.getpid(), "a", 1) for rank, host in enumerate("aabb")]
-    watches = [watcher(ignore, "cpu", rank, places) for rank in range(4)]
+    workers = [WorkerAddress(rank, "n", host, os.getpid(), "a", 1) for rank, host in enumerate("aabb")]
+    watches = [watcher(ignore, "cpu", rank, workers) for rank in range(4)]
     assert [watch is not None for watch in watches] == [True, False, True, False]
     for watch in watches:
         if watch is not None:

@@ -12,12 +12,12 @@ from service.cluster import ClusterNode
 from service.execution.local_ray import LocalRay
 from service.execution.ray_jobs import (
     DashboardRayJobs,
-    FakeRayJobs,
     JobState,
     RayJobs,
     RayUnreachable,
     wait_until_ended,
 )
+from tests.execution.fake_ray_jobs import FakeRayJobs
 
 _numbers = itertools.count()
 TIMEOUT_S = 90.0

@@ -125,7 +125,7 @@ def test_a_killed_recorder_loses_no_point(running: Running) -> None:
     recorders = [
         process
         for process in psutil.process_iter(["cmdline"])
-        if "ray::Exchange" in str(process.info["cmdline"])
+        if "ray::ExperimentActor" in str(process.info["cmdline"])
     ]
     assert recorders
     for process in recorders:

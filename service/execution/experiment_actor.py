@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from service.execution import driver_settings
 from service.execution.assignment import Ending, Grant
-from service.execution.mailbox import Delivery, Mailbox, Order, Place
+from service.execution.mailbox import Delivery, Mailbox, WorkerAddress, WorkOrder
 from service.execution.recorder import Recorder
 from service.execution.report import Answer, Report
 from service.models import experiment_folder
@@ -27,7 +27,7 @@ _UNAVAILABLE_S = 0.5
 Answered = TypeVar("Answered")
 
 
-class Exchange:
+class ExperimentActor:
     """What runs in the actor.
 
     Args:
@@ -47,51 +47,53 @@ class Exchange:
         self._mailbox = Mailbox()
 
     async def report(self, report: Report) -> Answer:
-        """See `Recorder.submit`."""
+        """Takes a worker's report; the answer comes when its rows are safe."""
         return await asyncio.wrap_future(self._recorder.submit(report))
 
     async def request_stops(self, everything: StopReason | None, runs: Mapping[int, StopReason]) -> None:
-        """See `Recorder.request_stops`."""
+        """Replaces what is asked to stop: all runs, or some by id."""
         self._recorder.request_stops(everything, runs)
 
     async def caught_up(self) -> bool:
         """Whether what earlier attempts spooled on this node is in the database."""
         return self._recorder.wait_until_caught_up(0.0)
 
-    async def ask(self, group: str, order: Order) -> Ending | None:
-        """See `Mailbox.ask`."""
+    async def ask(self, group: str, order: WorkOrder) -> Ending | None:
+        """Takes a trial's order to its group; returns its ending once there is one."""
         return self._mailbox.ask(group, order)
 
     async def grant(self, grants: Mapping[str, Grant]) -> None:
-        """See `Mailbox.grant`."""
+        """Replaces the driver's answers to the trials that are ready."""
         self._mailbox.grant(grants)
 
     async def granted(self, trial: str) -> Grant | None:
-        """See `Mailbox.granted`."""
+        """Returns the driver's answer to a trial, once there is one."""
         return self._mailbox.granted(trial)
 
-    async def ready(self, group: str) -> tuple[Place, ...]:
-        """See `Mailbox.ready`."""
+    async def ready(self, group: str) -> tuple[WorkerAddress, ...]:
+        """Returns the workers of a group that wait for orders, by rank."""
         return self._mailbox.ready(group)
 
-    async def serve(self, group: str, place: Place, done: Delivery | None, number: int) -> Order | None:
-        """See `Mailbox.serve`."""
-        return self._mailbox.serve(group, place, done, number)
+    async def serve(
+        self, group: str, worker: WorkerAddress, done: Delivery | None, number: int
+    ) -> WorkOrder | None:
+        """Takes a worker's last delivery, and returns the order after `number` once there is one."""
+        return self._mailbox.serve(group, worker, done, number)
 
-    async def arrive(self, group: str, place: Place) -> tuple[Place, ...]:
-        """See `Mailbox.arrive`."""
-        return self._mailbox.arrive(group, place)
+    async def arrive(self, group: str, worker: WorkerAddress) -> tuple[WorkerAddress, ...]:
+        """Adds a worker of a group, and returns those that have arrived, by rank."""
+        return self._mailbox.arrive(group, worker)
 
     async def forget(self, group: str) -> None:
-        """See `Mailbox.forget`."""
+        """Removes a group that has ended."""
         self._mailbox.forget(group)
 
     async def close(self) -> None:
-        """Write what waits; nothing is accepted afterwards."""
+        """Writes what waits; nothing is accepted afterwards."""
         await asyncio.to_thread(self._recorder.close)
 
 
-class ExchangeClient:
+class ExperimentActorClient:
     """Calls the actor from any process of the experiment; picklable.
 
     Every call waits at most a minute and raises what Ray raises (`ray.exceptions.RayError`).
@@ -104,19 +106,19 @@ class ExchangeClient:
         self._actor = actor
 
     @classmethod
-    def start(cls, settings_path: Path, experiment_id: int, attempt: int) -> ExchangeClient:
+    def start(cls, settings_path: Path, experiment_id: int, attempt: int) -> ExperimentActorClient:
         """Start the actor on this node."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         node = ray.get_runtime_context().get_node_id()
         actor = (
-            ray.remote(Exchange)
+            ray.remote(ExperimentActor)
             .options(
                 num_cpus=0,
                 max_restarts=-1,
                 max_concurrency=1000,
-                name=f"stillhouse-exchange-{experiment_id}-{attempt}",
+                name=f"stillhouse-experiment-{experiment_id}-{attempt}",
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             )
             .remote(str(settings_path), experiment_id, attempt)
@@ -124,12 +126,12 @@ class ExchangeClient:
         return cls(actor)
 
     def report(self, report: Report) -> Answer:
-        """See `Exchange.report`."""
+        """Takes a worker's report; the answer comes when its rows are safe."""
         answer: Answer = self._call("report", report)
         return answer
 
     def request_stops(self, everything: StopReason | None, runs: Mapping[int, StopReason]) -> None:
-        """See `Exchange.request_stops`."""
+        """Replaces what is asked to stop: all runs, or some by id."""
         self._call("request_stops", everything, dict(runs))
 
     def wait_until_caught_up(self, timeout_s: float) -> bool:
@@ -141,41 +143,43 @@ class ExchangeClient:
             time.sleep(0.05)
         return True
 
-    def ask(self, group: str, order: Order) -> Ending | None:
-        """See `Exchange.ask`."""
+    def ask(self, group: str, order: WorkOrder) -> Ending | None:
+        """Takes a trial's order to its group; returns its ending once there is one."""
         ending: Ending | None = self._call("ask", group, order)
         return ending
 
     def grant(self, grants: Mapping[str, Grant]) -> None:
-        """See `Exchange.grant`."""
+        """Replaces the driver's answers to the trials that are ready."""
         self._call("grant", dict(grants))
 
     def granted(self, trial: str) -> Grant | None:
-        """See `Exchange.granted`."""
+        """Returns the driver's answer to a trial, once there is one."""
         grant: Grant | None = self._call("granted", trial)
         return grant
 
-    def ready(self, group: str) -> tuple[Place, ...]:
-        """See `Exchange.ready`."""
-        places: tuple[Place, ...] = self._call("ready", group)
-        return places
+    def ready(self, group: str) -> tuple[WorkerAddress, ...]:
+        """Returns the workers of a group that wait for orders, by rank."""
+        workers: tuple[WorkerAddress, ...] = self._call("ready", group)
+        return workers
 
-    def serve(self, group: str, place: Place, done: Delivery | None, number: int) -> Order | None:
-        """See `Exchange.serve`."""
-        order: Order | None = self._call("serve", group, place, done, number)
+    def serve(
+        self, group: str, worker: WorkerAddress, done: Delivery | None, number: int
+    ) -> WorkOrder | None:
+        """Takes a worker's last delivery, and returns the order after `number` once there is one."""
+        order: WorkOrder | None = self._call("serve", group, worker, done, number)
         return order
 
-    def arrive(self, group: str, place: Place) -> tuple[Place, ...]:
-        """See `Exchange.arrive`."""
-        places: tuple[Place, ...] = self._call("arrive", group, place)
-        return places
+    def arrive(self, group: str, worker: WorkerAddress) -> tuple[WorkerAddress, ...]:
+        """Adds a worker of a group, and returns those that have arrived, by rank."""
+        workers: tuple[WorkerAddress, ...] = self._call("arrive", group, worker)
+        return workers
 
     def forget(self, group: str) -> None:
-        """See `Exchange.forget`."""
+        """Removes a group that has ended."""
         self._call("forget", group)
 
     def close(self) -> None:
-        """See `Exchange.close`."""
+        """Writes what waits; nothing is accepted afterwards."""
         self._call("close")
 
     def _call(self, method: str, *arguments: Any) -> Any:
@@ -185,7 +189,7 @@ class ExchangeClient:
 
 
 def patiently(ask: Callable[[], Answered], patience_s: float = 120.0) -> Answered:
-    """Ask the exchange, over a restart of it.
+    """Ask the experiment's actor, over a restart of it.
 
     Raises:
         RayError: it has not answered for that long.
