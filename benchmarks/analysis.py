@@ -44,9 +44,9 @@ from benchmarks import families
 from benchmarks.options import Benchmark
 from benchmarks.simulated import open_store, sweep
 from service.analysis.claims import compare
-from service.analysis.evidence import Evidence
 from service.analysis.metrics import better_of
 from service.analysis.question import Question
+from service.analysis.run_table import RunTable
 from service.execution.ray_jobs import FakeRayJobs
 from service.execution.scheduler import Scheduler
 from service.queue import Queue
@@ -77,7 +77,7 @@ _SEEDS = 25
 _FIGURES = 40
 
 
-def ten_thousand_runs() -> Evidence:
+def ten_thousand_runs() -> RunTable:
     """10,000 runs with 40 figures each."""
     generator = np.random.default_rng(0)
     names = [
@@ -101,24 +101,24 @@ def ten_thousand_runs() -> Evidence:
         }  # fmt: skip
         runs.append(Run(**{**empty, **known}))
         summaries[number] = figures
-    return Evidence(experiments=(), runs=tuple(runs), summaries=summaries)
+    return RunTable(experiments=(), runs=tuple(runs), summaries=summaries)
 
 
-def analyse(evidence: Evidence) -> None:
+def analyse(run_table: RunTable) -> None:
     """Every answer, once."""
-    question = Question(evidence)
-    everything = list(evidence.figure_names())
+    question = Question(run_table)
+    everything = list(run_table.figure_names())
     assert len(everything) == _FIGURES
     # Nothing declares which direction of the simulated figures wins.
     directed = [name if better_of(name) else f"{name}:lower" for name in everything]
-    assert len(question.compare(metrics=directed).rows) == len(evidence.runs) // _SEEDS
+    assert len(question.compare(metrics=directed).rows) == len(run_table.runs) // _SEEDS
     for axis in ("precision", "batch.global_size", "optimizer.name"):
         assert question.compare(by=[axis], claims=True).claims
     assert question.score().sensitivity
     assert question.frontier().members
     assert len(question.effects().items) == 4
     assert question.recommend().over_runner_up is not None
-    assert len(question.speedup().rows) == len(evidence.runs) // _SEEDS
+    assert len(question.speedup().rows) == len(run_table.runs) // _SEEDS
 
 
 @contextmanager
@@ -270,9 +270,9 @@ def main() -> None:
     given = parser.parse_args()
     of_families, details = measure_families(given.families)
     figures: dict[str, Any] = of_families | measure_rates(given.pairs)
-    evidence = ten_thousand_runs()
+    run_table = ten_thousand_runs()
     figures["analyse_10000_runs_s"] = min(
-        _timed(lambda: analyse(evidence)) for _ in range(1 if given.smoke else 3)
+        _timed(lambda: analyse(run_table)) for _ in range(1 if given.smoke else 3)
     )
     figures |= measure_report()
     figures |= measure_scheduler()

@@ -269,12 +269,12 @@ def speedup_experiment(
 ) -> SpeedupShape:
     """How many times better each is, with intervals, and how soon each reaches a target value."""
     from service.analysis.words import one_assignment
-    from service.evidence import read_curves
+    from service.run_tables import read_curves
 
     question = _question(store, experiment_id, also, selection)
     wanted = one_assignment(target, "target")
     name = question.metric(wanted[0]).name if wanted else question.validated_by.name
-    curves = read_curves(store, question.evidence.finished, [name])
+    curves = read_curves(store, question.run_table.finished, [name])
     answer = question.speedup(
         baseline=baseline,
         metrics=metric or (),
@@ -334,11 +334,11 @@ def _question(
     settings: Settings | None = None,
 ) -> Question:
     """With settings, claims go over the examples too, where runs kept what they made of each."""
-    from service.analysis.evidence import no_scores
     from service.analysis.question import Question
-    from service.evidence import read_evidence
+    from service.analysis.run_table import no_scores
     from service.predictions import known_scores
+    from service.run_tables import read_run_table
 
     ids = [experiment_id, *(also or ())]
     scores = no_scores if settings is None else partial(known_scores, store, settings)
-    return Question(read_evidence(store, ids, selection, unit_scores=scores))
+    return Question(read_run_table(store, ids, selection, unit_scores=scores))

@@ -10,8 +10,8 @@ from typing import Any
 
 from service.analysis.candidates import label_of
 from service.analysis.errors import AnalysisError
-from service.analysis.evidence import Column
 from service.analysis.recommend import Configuration
+from service.analysis.run_table import Column
 from service.records import Run
 from service.states import RunState
 

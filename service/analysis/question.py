@@ -1,7 +1,7 @@
 """Questions that people ask of an experiment, answered from its runs.
 
 Pure. REST, the command line and the report all come here, so that they say the same numbers. A
-`Question` is made of evidence, which must be comparable; each method is one answer.
+`Question` is made of a `RunTable` of comparable runs; each method is one answer.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ Curves = Mapping[int, Sequence[PointRow]]
 
 
 class Question(Rows):
-    """Evidence that can be asked.
+    """A run table that can be asked.
 
     Args:
-        evidence: the runs.
+        run_table: the runs.
 
     Raises:
         AnalysisError: there is no run.
@@ -105,17 +105,17 @@ class Question(Rows):
             if pair[0] == pair[1]:
                 raise BadQuestion("b", "a and b are the same; a comparison needs two sides")
         axes = self._axes(by) if by or pair is None else tuple(pair[0])
-        table = compare(self.evidence.runs, by=axes, metrics=chosen, column=self._column)
+        table = compare(self.run_table.runs, by=axes, metrics=chosen, column=self._column)
         shared = Counter(
             label_of({axis: run.point.get(axis) for axis in axes})
-            for run in self.evidence.runs
-            if run.id in self.evidence.shared
+            for run in self.run_table.runs
+            if run.id in self.run_table.shared
         )
         causes: dict[str, list[tuple[Neighbour, ...]]] = {}
-        for run in self.evidence.runs:
-            if run.id in self.evidence.disturbed:
+        for run in self.run_table.runs:
+            if run.id in self.run_table.disturbed:
                 label = label_of({axis: run.point.get(axis) for axis in axes})
-                causes.setdefault(label, []).append(self.evidence.disturbed[run.id])
+                causes.setdefault(label, []).append(self.run_table.disturbed[run.id])
         rows = tuple(
             ComparedRow(
                 label_of(row.point),
@@ -369,7 +369,7 @@ class Question(Rows):
         items: list[FittedEffects] = []
         unanswered: dict[str, str] = {}
         for metric in chosen:
-            column, runs = self._column(metric.name).tolist(), self.evidence.runs
+            column, runs = self._column(metric.name).tolist(), self.run_table.runs
             rows = [Observation(runs[at].point, column[at]) for at in self._having(metric.name)]
             try:
                 model = effects(

@@ -19,11 +19,11 @@ from service.analysis.cells import Side, cells_of, configurations
 from service.analysis.claims import UnitScores
 from service.analysis.drift import drifts
 from service.analysis.errors import AnalysisError, BadQuestion
-from service.analysis.evidence import Column, Evidence
 from service.analysis.metrics import MARGINS, better_of, metric_of
 from service.analysis.recommend import Configuration, Constraint
 from service.analysis.records import Criterion
 from service.analysis.resolution import Resolution, resolution_of
+from service.analysis.run_table import Column, RunTable
 from service.comparison import Metric, default_metrics, evaluation_metrics
 from service.formats import axis_value
 from service.headlines import answer_headlines, headline, shared_headline
@@ -43,16 +43,16 @@ class Rows:
     """Comparable runs, read by column.
 
     Args:
-        evidence: the runs.
+        run_table: the runs.
 
     Raises:
         AnalysisError: there is no run.
         NotComparable: the runs are of different tasks or data.
     """
 
-    def __init__(self, evidence: Evidence) -> None:
-        evidence.check_comparable()
-        self.evidence = evidence
+    def __init__(self, run_table: RunTable) -> None:
+        run_table.check_comparable()
+        self.run_table = run_table
         self._columns: dict[str, Column] = {}
         self._read_scores: dict[int, Mapping[str, float] | None] = {}
 
@@ -71,7 +71,7 @@ class Rows:
 
     @functools.cached_property
     def _figure_names(self) -> dict[str, None]:
-        return self.evidence.figure_names()
+        return self.run_table.figure_names()
 
     def _metrics(self, names: Sequence[str]) -> list[Metric]:
         if not names:
@@ -81,11 +81,11 @@ class Rows:
     @functools.cached_property
     def axes(self) -> tuple[str, ...]:
         """Names of all axes that any run has."""
-        return self.evidence.axes
+        return self.run_table.axes
 
     @functools.cached_property
     def _default_metrics(self) -> list[Metric]:
-        runs = self.evidence.runs
+        runs = self.run_table.runs
         names = default_metrics(runs)
         steps = [run.total_steps for run in runs if run.total_steps is not None]
         if steps and not any(steps):
@@ -95,13 +95,13 @@ class Rows:
     @functools.cached_property
     def judged_by(self) -> Metric:
         """The metric by which the runs' task is judged first, on the test part where all runs have one."""
-        name = answer_headlines(self.evidence.runs)[0]
+        name = answer_headlines(self.run_table.runs)[0]
         return Metric(name, better_of(name) or "higher")
 
     @functools.cached_property
     def validated_by(self) -> Metric:
         """The same on the validation part, which has a value at each evaluation."""
-        name = shared_headline(self.evidence.runs) or headline(self.evidence.runs[0])
+        name = shared_headline(self.run_table.runs) or headline(self.run_table.runs[0])
         return Metric(name, better_of(name) or "higher")
 
     def _axes(self, by: Sequence[str]) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ class Rows:
                 )
             axis = self._axis(name.strip(), parameter)
             values = dict.fromkeys(
-                axis_value(run.point[axis]) for run in self.evidence.runs if axis in run.point
+                axis_value(run.point[axis]) for run in self.run_table.runs if axis in run.point
             )
             if written.strip() not in values:
                 raise BadQuestion(
@@ -169,24 +169,24 @@ class Rows:
 
     def _cells(self, metrics: Iterable[Metric]) -> list[Configuration]:
         names = [metric.name for metric in metrics]
-        return configurations(self.evidence.runs, self._positions, names, self._column)
+        return configurations(self.run_table.runs, self._positions, names, self._column)
 
     @functools.cached_property
     def _finished(self) -> list[Run]:
-        return self.evidence.finished
+        return self.run_table.finished
 
     @functools.cached_property
     def _is_finished(self) -> npt.NDArray[np.bool_]:
-        return np.array([run.state is RunState.succeeded for run in self.evidence.runs], dtype=bool)
+        return np.array([run.state is RunState.succeeded for run in self.run_table.runs], dtype=bool)
 
     @functools.cached_property
     def _positions(self) -> list[list[int]]:
-        return cells_of(self.evidence.runs)
+        return cells_of(self.run_table.runs)
 
     def _column(self, name: str) -> Column:
         """A figure of all runs; NaN where a run has none."""
         if name not in self._columns:
-            self._columns[name] = self.evidence.column(name)
+            self._columns[name] = self.run_table.column(name)
         return self._columns[name]
 
     def _resolution(self, metric: str) -> Resolution:
@@ -211,13 +211,13 @@ class Rows:
         if id not in self._read_scores:
             scores = None
             if sum(len(of) for of in self._read_scores.values() if of) < MOST_SCORES:
-                scores = self.evidence.unit_scores(self._runs_by_id[id])
+                scores = self.run_table.unit_scores(self._runs_by_id[id])
             self._read_scores[id] = scores
         return self._read_scores[id]
 
     @functools.cached_property
     def _runs_by_id(self) -> dict[int, Run]:
-        return {run.id: run for run in self.evidence.runs}
+        return {run.id: run for run in self.run_table.runs}
 
     def _having(self, name: str) -> list[int]:
         """Positions of the finished runs that have a figure."""
@@ -264,22 +264,22 @@ class Rows:
         notes = self._part_notes(metrics)
         for metric in metrics:
             absent = self._is_finished & np.isnan(self._column(metric.name))
-            without = [self.evidence.runs[at] for at in np.flatnonzero(absent).tolist()]
+            without = [self.run_table.runs[at] for at in np.flatnonzero(absent).tolist()]
             if finished and len(without) == len(finished):
                 notes.append(f"no run has {metric.name}")
             elif without:
                 notes.append(f"without {metric.name}: {_runs(without)}")
         if any(metric.name == "energy_kwh" for metric in metrics):
             notes += _energy_notes(finished)
-        if of := [run for run in finished if run.id in self.evidence.shared]:
+        if of := [run for run in finished if run.id in self.run_table.shared]:
             notes.append(
                 f"{len(of)} of {len(finished)} runs shared a device with other runs (queue.share_device); "
                 f"their times hold that: {_runs(of)}"
             )
         notes += self._disturbance_notes()
-        if self.evidence.with_overhead:
+        if self.run_table.with_overhead:
             notes.append("time and cost include an even share of each experiment's overhead; energy does not")
-        for _, found in drifts(self.evidence.references):
+        for _, found in drifts(self.run_table.references):
             notes += found.notes()
         seeds = {run.seed for run in finished}
         if len(seeds) == 1:
@@ -299,7 +299,7 @@ class Rows:
                 names, tested = ", ".join(validated), ", ".join(filter(None, map(on_test, validated)))
                 notes.append(f"on validation, which chose the checkpoints: {names}; on test: {tested}")
             return notes
-        rules = {str(self.evidence.data.get(run.id, {}).get("test.rule", "")) for run in finished}
+        rules = {str(self.run_table.data.get(run.id, {}).get("test.rule", "")) for run in finished}
         if all(rule.startswith(SplitRule.none) for rule in rules):
             why = "the spec has task.test: none"
         else:
@@ -325,7 +325,7 @@ class Rows:
         for run in self._finished:
             of_cells.setdefault(label_of(run.point), []).append(run)
         for label, runs in of_cells.items():
-            causes = [self.evidence.disturbed[run.id] for run in runs if run.id in self.evidence.disturbed]
+            causes = [self.run_table.disturbed[run.id] for run in runs if run.id in self.run_table.disturbed]
             if causes:
                 notes.append(f"{label}: {in_words(len(causes), len(runs), counted(causes))}")
         if len(notes) > _MOST_DISTURBED:
@@ -337,7 +337,7 @@ class Rows:
                 "disturbed runs may be slower than their configuration: leave them out with --undisturbed, "
                 "or measure them again with retry --disturbed"
             )
-        if left_out := self.evidence.left_out:
+        if left_out := self.run_table.left_out:
             count = len(left_out)
             notes.append(
                 f"{count} disturbed run{'s are' if count != 1 else ' is'} left out: {_runs(left_out)}"

@@ -124,7 +124,7 @@ class RecorderSink:
         self._add(add)
 
     def progress(self, *, step: int, total_steps: int, phase: str) -> None:
-        """Replaces the progress in the next report; before a checkpoint, waits for the points that lead to it."""
+        """Replaces the progress in the next report; before a checkpoint, waits for the points up to it."""
         row = ProgressRow(self._run_id, self._attempt, step, total_steps, phase)
         self._add(lambda: setattr(self, "_progress", row))
         if phase == "saving" and self._rank == 0 and not self.flush(SAVING_S):

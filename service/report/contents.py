@@ -24,14 +24,14 @@ from service.analysis.answers import (
 )
 from service.analysis.candidates import label_of
 from service.analysis.errors import AnalysisError
-from service.analysis.evidence import Evidence, UnitScores, no_scores
 from service.analysis.question import Question
 from service.analysis.records import Recommendation
+from service.analysis.run_table import RunTable, UnitScores, no_scores
 from service.analysis.score import STRATEGIES
 from service.analysis.selection import EVERYTHING, Selection
-from service.evidence import read_curves, read_evidence
 from service.ledger import Ledger
 from service.records import PointRow, Run
+from service.run_tables import read_curves, read_run_table
 from service.states import RunState
 from service.store import Store
 from service.traces import TracedStep
@@ -67,7 +67,7 @@ class Contents:
     """What a report says.
 
     Attributes:
-        evidence: the runs.
+        run_table: the runs.
         specs: text of each experiment's spec as submitted.
         made_at_s: when the report was made, Unix seconds.
         recommendation, comparison, frontier, effects, speedup: answers, or why there is none.
@@ -80,7 +80,7 @@ class Contents:
         ledgers: what the experiments were charged, all their runs included.
     """
 
-    evidence: Evidence
+    run_table: RunTable
     specs: tuple[str, ...]
     made_at_s: float
     recommendation: Recommendation | Unanswered
@@ -119,12 +119,12 @@ def gather(
         FilterError: the filter cannot be understood.
         AnalysisError: there is no run, or the runs are of different tasks or data.
     """
-    evidence = read_evidence(store, experiment_ids, selection, unit_scores=unit_scores)
-    question = Question(evidence)
-    curves = read_curves(store, evidence.finished, CURVES, max_points=POINTS_PER_CURVE)
-    specs = tuple(store.experiment_spec(experiment.id)[0] for experiment in evidence.experiments)
-    ledgers = [store.ledger(experiment.id) for experiment in evidence.experiments]
-    steps = _steps(evidence.finished, traced)
+    run_table = read_run_table(store, experiment_ids, selection, unit_scores=unit_scores)
+    question = Question(run_table)
+    curves = read_curves(store, run_table.finished, CURVES, max_points=POINTS_PER_CURVE)
+    specs = tuple(store.experiment_spec(experiment.id)[0] for experiment in run_table.experiments)
+    ledgers = [store.ledger(experiment.id) for experiment in run_table.experiments]
+    steps = _steps(run_table.finished, traced)
     return contents(question, specs, curves, ledgers, made_at_s=time.time(), steps=steps)
 
 
@@ -154,14 +154,14 @@ def contents(
     """Answer everything. Pure.
 
     Args:
-        question: the evidence.
+        question: of the runs.
         specs: text of each experiment's spec.
         curves: points by run id and name.
         ledgers: of the experiments.
         made_at_s: now, in Unix seconds.
         steps: traced steps by run id.
     """
-    evidence = question.evidence
+    run_table = question.run_table
     recommendation = _answer(question.recommend)
     comparison = _answer(question.compare)
     effects = _answer(question.effects)
@@ -169,7 +169,7 @@ def contents(
     validated = question.validated_by.name
     evaluated = {run: series[validated] for run, series in curves.items() if validated in series}
     return Contents(
-        evidence=evidence,
+        run_table=run_table,
         specs=tuple(specs),
         made_at_s=made_at_s,
         recommendation=recommendation,
@@ -185,8 +185,8 @@ def contents(
         scores=_answer(lambda: {name: question.score(strategy=name) for name in STRATEGIES}),
         curves=curves,
         steps=steps,
-        breakdown=breakdown(evidence),
-        caveats=tuple(_caveats(evidence, recommendation, comparison, effects)),
+        breakdown=breakdown(run_table),
+        caveats=tuple(_caveats(run_table, recommendation, comparison, effects)),
         ledgers=tuple(ledgers),
     )
 
@@ -198,11 +198,11 @@ def _answer(ask: Callable[[], Answer]) -> Answer | Unanswered:
         return Unanswered(str(error))
 
 
-def breakdown(evidence: Evidence) -> dict[str, dict[str, float]]:
+def breakdown(run_table: RunTable) -> dict[str, dict[str, float]]:
     """Mean seconds of each part of a run's time, by configuration; runs without the parts give none."""
     found: dict[str, dict[str, list[float]]] = {}
-    columns = {part: evidence.column(part).tolist() for part in TIME_PARTS}
-    for position, run in enumerate(evidence.runs):
+    columns = {part: run_table.column(part).tolist() for part in TIME_PARTS}
+    for position, run in enumerate(run_table.runs):
         if run.state is RunState.succeeded:
             for part, column in columns.items():
                 if math.isfinite(column[position]):
@@ -214,12 +214,12 @@ def breakdown(evidence: Evidence) -> dict[str, dict[str, float]]:
 
 
 def _caveats(
-    evidence: Evidence,
+    run_table: RunTable,
     recommendation: Recommendation | Unanswered,
     comparison: ComparisonAnswer | Unanswered,
     effects: EffectsAnswer | Unanswered,
 ) -> list[str]:
-    runs, finished = evidence.runs, evidence.finished
+    runs, finished = run_table.runs, run_table.finished
     caveats: list[str] = []
     going = [run for run in runs if run.ended_s is None]
     if going:
@@ -244,16 +244,16 @@ def _caveats(
     for answer in (recommendation, comparison):
         if not isinstance(answer, Unanswered):
             caveats += answer.notes
-    if len(evidence.environments) > 1:
+    if len(run_table.environments) > 1:
         caveats.append(
-            f"the runs come from {len(evidence.environments)} different environments (see Environment): "
+            f"the runs come from {len(run_table.environments)} different environments (see Environment): "
             "a difference in time may be theirs"
         )
-    known = {run for _, of in evidence.environments for run in of}
+    known = {run for _, of in run_table.environments for run in of}
     silent = [run for run in finished if run.id not in known]
     if silent:
         caveats.append(f"{_count(silent)} did not say where they ran")
-    if any(facts.get("git_dirty") for facts, _ in evidence.environments):
+    if any(facts.get("git_dirty") for facts, _ in run_table.environments):
         caveats.append("some runs used code with uncommitted changes; the commit alone does not give it back")
     if not isinstance(effects, Unanswered):
         for item in effects.items:

@@ -84,7 +84,7 @@ def figures(contents: Contents) -> list[Figure]:
 def _curves(contents: Contents) -> Iterable[Figure]:
     """Mean over seeds with a band of one standard deviation, per configuration."""
     groups: dict[str, list[Run]] = {}
-    for run in contents.evidence.finished:
+    for run in contents.run_table.finished:
         if run.id in contents.curves:
             groups.setdefault(label_of(run.point), []).append(run)
     shown = dict(list(groups.items())[:MOST_CURVES])
@@ -279,7 +279,7 @@ def _level_name(axis: str, level: Any, baseline: Any) -> str:
 def _breakdown(contents: Contents) -> Figure | None:
     if not contents.breakdown:
         return None
-    points = {label_of(run.point): run.point for run in contents.evidence.finished}
+    points = {label_of(run.point): run.point for run in contents.run_table.finished}
     labels = list(contents.breakdown)
     largest = max(sum(parts.values()) for parts in contents.breakdown.values())
     scale = scale_for("total_time_s", [largest])
@@ -308,7 +308,7 @@ def _mark(phase: str) -> dict[str, Any]:
 
 
 def _timeline(contents: Contents) -> Figure | None:
-    started = [run for run in contents.evidence.runs if run.started_s is not None]
+    started = [run for run in contents.run_table.runs if run.started_s is not None]
     if not started:
         return None
     origin = min(run.started_s for run in started if run.started_s is not None)
@@ -363,7 +363,7 @@ def _timeline(contents: Contents) -> Figure | None:
 
 def _steps(contents: Contents) -> Iterable[Figure]:
     """One step of a run: a row per worker, a bar per phase; what waits stands out."""
-    runs = {run.id: run for run in contents.evidence.runs}
+    runs = {run.id: run for run in contents.run_table.runs}
     for id, step in contents.steps.items():
         data: list[Trace] = []
         for phase in dict.fromkeys([*_PHASES, *(bar.phase for bar in step.bars)]):

@@ -43,7 +43,7 @@ def html(contents: Contents) -> Page:
     data = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     scripts = (_plotly(), _read("page.js")) if drawn else ()
     policy = _policy(scripts)
-    names = ", ".join(experiment.name for experiment in contents.evidence.experiments)
+    names = ", ".join(experiment.name for experiment in contents.run_table.experiments)
     text = _template().render(
         title=names,
         made=utc(contents.made_at_s),

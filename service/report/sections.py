@@ -120,8 +120,8 @@ def _answer(contents: Contents) -> Iterable[Block]:
 
 
 def _question(contents: Contents) -> Iterable[Block]:
-    evidence = contents.evidence
-    for experiment, spec in zip(evidence.experiments, contents.specs, strict=True):
+    run_table = contents.run_table
+    for experiment, spec in zip(run_table.experiments, contents.specs, strict=True):
         if said := description_of(spec):
             yield Paragraph(said)
         yield Paragraph(
@@ -133,12 +133,12 @@ def _question(contents: Contents) -> Iterable[Block]:
                 else "."
             )
         )
-    seeds = sorted({run.seed for run in evidence.runs})
+    seeds = sorted({run.seed for run in run_table.runs})
     values = {
-        axis: list(dict.fromkeys(axis_value(run.point.get(axis)) for run in evidence.runs))
-        for axis in evidence.axes
+        axis: list(dict.fromkeys(axis_value(run.point.get(axis)) for run in run_table.runs))
+        for axis in run_table.axes
     }
-    first = evidence.runs[0]
+    first = run_table.runs[0]
     yield Table(
         ["what", "values"],
         [
@@ -155,8 +155,8 @@ def _question(contents: Contents) -> Iterable[Block]:
 
 def _fixed(contents: Contents) -> dict[str, list[str]]:
     """What the runs are, where no axis says it."""
-    axes = {axis.partition(".")[0] for axis in contents.evidence.axes}
-    runs = contents.evidence.runs
+    axes = {axis.partition(".")[0] for axis in contents.run_table.axes}
+    runs = contents.run_table.runs
     columns = {
         "model": ("model", "student"),
         "precision": ("precision", "precision"),
@@ -413,7 +413,7 @@ def _method(contents: Contents) -> Iterable[Block]:
 
 
 def _drift(contents: Contents) -> Iterable[Block]:
-    found = drifts(contents.evidence.references)
+    found = drifts(contents.run_table.references)
     for experiment, of in found:
         yield Paragraph(f"Drift in experiment {experiment}: {of.sentence()}.")
 
@@ -447,7 +447,7 @@ def _ledger(contents: Contents) -> Iterable[Block]:
 
 
 def _environment(contents: Contents) -> Iterable[Block]:
-    environments = contents.evidence.environments
+    environments = contents.run_table.environments
     if not environments:
         yield Paragraph("No run said where it ran.")
         return
@@ -459,7 +459,7 @@ def _environment(contents: Contents) -> Iterable[Block]:
     )
     if len(environments) > len(shown):
         yield Paragraph(f"{len(environments) - len(shown)} more environments are in the bundle.")
-    first = next(iter(contents.evidence.data.values()), None)
+    first = next(iter(contents.run_table.data.values()), None)
     if first:
         yield Table(["data", ""], [[name, _fact(value)] for name, value in first.items()])
 
@@ -475,10 +475,12 @@ def _caveats(contents: Contents) -> Iterable[Block]:
 
 
 def _reproduce(contents: Contents) -> Iterable[Block]:
-    evidence = contents.evidence
-    ids = " ".join(str(experiment.id) for experiment in evidence.experiments)
+    run_table = contents.run_table
+    ids = " ".join(str(experiment.id) for experiment in run_table.experiments)
     commits = list(
-        dict.fromkeys(str(facts["git_commit"]) for facts, _ in evidence.environments if "git_commit" in facts)
+        dict.fromkeys(
+            str(facts["git_commit"]) for facts, _ in run_table.environments if "git_commit" in facts
+        )
     )
     yield Paragraph(
         "Submit the spec again to the same version of the code, with the same data under the configured "
@@ -491,20 +493,20 @@ def _reproduce(contents: Contents) -> Iterable[Block]:
             [
                 *(
                     f"stillhouse submit spec-{experiment.id}.yaml   # sha256 {experiment.spec_sha256[:16]}"
-                    for experiment in evidence.experiments
+                    for experiment in run_table.experiments
                 ),
                 f"stillhouse report {ids} -o report.html",
-                f"stillhouse export {evidence.experiments[0].id} --bundle experiment.zip",
+                f"stillhouse export {run_table.experiments[0].id} --bundle experiment.zip",
             ]
         )
     )
-    for experiment, spec in zip(evidence.experiments, contents.specs, strict=True):
+    for experiment, spec in zip(run_table.experiments, contents.specs, strict=True):
         yield Paragraph(f"spec-{experiment.id}.yaml:")
         yield Code(spec.rstrip())
 
 
 def _short_labels(contents: Contents) -> dict[str, str]:
-    return {label_of(run.point): point_text(run.point) or "all runs" for run in contents.evidence.runs}
+    return {label_of(run.point): point_text(run.point) or "all runs" for run in contents.run_table.runs}
 
 
 def _cut(rows: Any) -> Any:

@@ -17,7 +17,7 @@ from api.routes import answers
 from benchmarks.simulated import FACTS, open_store, sweep
 from service.analysis.question import Question
 from service.analysis.score import STRATEGIES
-from service.evidence import read_curves, read_evidence
+from service.run_tables import read_curves, read_run_table
 from service.settings import Settings
 from service.store import Store
 from tests.api.conftest import BASE_URL
@@ -63,8 +63,8 @@ def get(client: TestClient, question: str, experiment: int = 1, **params: Any) -
 
 def test_rest_says_the_numbers_of_the_analysis(house: tuple[TestClient, Store]) -> None:
     client, store = house
-    evidence = read_evidence(store, [1])
-    question = Question(evidence)
+    run_table = read_run_table(store, [1])
+    question = Question(run_table)
     recommended = get(client, "recommend")
     assert recommended["text"] == question.recommend().text
     claimed = get(client, "compare", **SIDES)["claims"]
@@ -77,7 +77,7 @@ def test_rest_says_the_numbers_of_the_analysis(house: tuple[TestClient, Store]) 
     assert effects["sentences"] == list(question.effects(metrics=["cost_usd"]).items[0].sentences)
     front = get(client, "frontier")
     assert {m["label"] for m in front["members"]} == {m.label for m in question.frontier().members}
-    curves = {run: of["accuracy"] for run, of in read_curves(store, evidence.finished, ["accuracy"]).items()}
+    curves = {run: of["accuracy"] for run, of in read_curves(store, run_table.finished, ["accuracy"]).items()}
     speedup = question.speedup(curves=curves)
     assert speedup.time_to is not None
     over_rest = get(client, "speedup")["time_to"]

@@ -15,7 +15,7 @@ from service.document import SpecError
 from service.hardware import CATALOGUE
 from service.preview import planned_runs
 from service.settings import Settings
-from tests.service.analysis.building import evidence
+from tests.service.analysis.building import run_table
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -64,7 +64,7 @@ def test_effects_separate_the_factors_of_the_research_question() -> None:
 
     axes = read_spec(QUESTION.read_bytes(), CATALOGUE).search.axes
     assert axes == FACTORS
-    runs = evidence({name: list(values) for name, values in FACTORS.items()}, of=planted)
+    runs = run_table({name: list(values) for name, values in FACTORS.items()}, of=planted)
     time, accuracy = Question(runs).effects(metrics=["total_time_s", "accuracy"]).items
     found = {effect.axis: effect for effect in time.model.levels}
     assert {axis: round(effect.effect, 6) for axis, effect in found.items()} == {

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from service.analysis.errors import AnalysisError
-from service.analysis.evidence import Evidence
 from service.analysis.question import Question
+from service.analysis.run_table import RunTable
 from service.analysis.selection import Selection
 from service.db.schema import NEIGHBOUR_COLUMNS
-from service.evidence import read_evidence
 from service.neighbours import Neighbour, disturbances, in_words, of_cpus, of_time
 from service.queue import Queue
 from service.records import MeasurementRow, Run
+from service.run_tables import read_run_table
 from service.spec import ExperimentSpec, validate
 from service.states import RunState
 from service.store import RecordBatch, Store
-from tests.service.analysis.building import evidence, run
+from tests.service.analysis.building import run, run_table
 
 FOREIGN, OTHER, SAME = Neighbour.foreign, Neighbour.other_experiment, Neighbour.same_experiment
 
@@ -76,7 +76,7 @@ def disturbed_by(run: Run) -> dict[str, Any]:
 
 
 def test_every_answer_names_configurations_with_disturbed_runs() -> None:
-    found = evidence(change=disturbed_by)
+    found = run_table(change=disturbed_by)
     question = Question(_judged(found))
     table = question.compare()
     assert [(row.disturbed, dict(row.disturbed_by)) for row in table.rows] == [
@@ -95,14 +95,14 @@ def test_configurations_measured_under_different_conditions_are_named() -> None:
         return {of_time(SAME): 80.0 if run.point["precision"] == "bf16" else 0.0}
 
     axes = {"precision": ["fp32", "bf16"], "batch.global_size": [16]}
-    notes = Question(_judged(evidence(axes, change=company))).compare().notes
+    notes = Question(_judged(run_table(axes, change=company))).compare().notes
     assert (
         "measured under different conditions: precision=bf16, batch.global_size=16 next to runs of the same "
         "experiment; precision=fp32, batch.global_size=16 without"
     ) in notes
 
 
-def _judged(found: Evidence) -> Evidence:
+def _judged(found: RunTable) -> RunTable:
     return replace(found, disturbed=disturbances(found.runs))
 
 
@@ -161,14 +161,14 @@ def finished(store: Store, queue: Queue, asked: ExperimentSpec, shares: list[flo
 
 def test_undisturbed_leaves_them_out_and_says_so(store: Store, queue: Queue, asked: ExperimentSpec) -> None:
     number = finished(store, queue, asked, [0.0, 90.0, 0.0])
-    answer = Question(read_evidence(store, [number], Selection(undisturbed=True))).compare(
+    answer = Question(read_run_table(store, [number], Selection(undisturbed=True))).compare(
         metrics=["cost_usd"]
     )
     (row,) = answer.rows
     assert row.figures["cost_usd"] is not None
     assert (row.figures["cost_usd"].mean, row.figures["cost_usd"].n, row.disturbed) == (1.0, 2, 0)
     assert "1 disturbed run is left out: run:2" in answer.notes
-    everything = Question(read_evidence(store, [number])).compare(metrics=["cost_usd"])
+    everything = Question(read_run_table(store, [number])).compare(metrics=["cost_usd"])
     assert "1 of 3 runs disturbed: foreign processes" in " ".join(everything.notes)
 
 
@@ -177,7 +177,7 @@ def test_when_all_were_disturbed_the_answer_says_what_to_do(
 ) -> None:
     number = finished(store, queue, asked, [90.0, 90.0, 90.0])
     with pytest.raises(AnalysisError, match=rf"3 were disturbed; .*stillhouse retry {number} --disturbed"):
-        Question(read_evidence(store, [number], Selection(undisturbed=True)))
+        Question(read_run_table(store, [number], Selection(undisturbed=True)))
 
 
 def test_metrics_md_defines_what_is_measured_of_neighbours() -> None:

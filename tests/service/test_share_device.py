@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from service.cluster import ClusterNode, fits, worker_resources
-from service.evidence import read_evidence
 from service.execution.run_plan import shapes_of
 from service.hardware import CATALOGUE
 from service.queue import Queue
+from service.run_tables import read_run_table
 from service.spec import ExperimentSpec, SpecError, validate
 from service.states import RunState
 from service.store import Store
@@ -63,6 +63,6 @@ def test_every_answer_says_what_was_shared(store: Store, queue: Queue) -> None:
         facts = {"device_shared": True}
         store.run_started(run.id, number, total_steps=1, resumed_from_step=0, facts=facts)
         store.finish_run(run.id, number, RunState.succeeded, summary={"cost_usd": 1.0, "accuracy": 0.9})
-    answer = Question(read_evidence(store, [experiment.id])).compare()
+    answer = Question(read_run_table(store, [experiment.id])).compare()
     assert [row.shared for row in answer.rows] == [1, 1]
     assert any(note.startswith("2 of 2 runs shared a device") for note in answer.notes)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from service.analysis.evidence import Evidence
+from service.analysis.run_table import RunTable
 from service.records import Run
 from service.states import RunState
 
@@ -38,13 +38,13 @@ def run(id: int, point: Mapping[str, Any], seed: int, **values: Any) -> Run:
     return Run(**{**dict.fromkeys(field.name for field in fields(Run)), **known, **values})
 
 
-def evidence(
+def run_table(
     axes: Mapping[str, Sequence[Any]] | None = None,
     seeds: int = 3,
     of: Figures = figures,
     change: Callable[[Run], Mapping[str, Any]] = lambda run: {},
     **more: Any,
-) -> Evidence:
+) -> RunTable:
     """A whole grid.
 
     Args:
@@ -52,7 +52,7 @@ def evidence(
         seeds: per cell.
         of: figures of a point and seed.
         change: values to replace in some runs.
-        more: other parts of the evidence.
+        more: other fields of the table.
     """
     axes = GRID if axes is None else axes
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
@@ -62,4 +62,4 @@ def evidence(
         changed = change(made)
         runs.append(run(number, point, seed, **{**of(point, seed), **changed}) if changed else made)
     judged_on = {made.id: {"validation_examples": 25_000} for made in runs}
-    return Evidence(**{"experiments": (), "runs": tuple(runs), "summaries": judged_on, **more})
+    return RunTable(**{"experiments": (), "runs": tuple(runs), "summaries": judged_on, **more})

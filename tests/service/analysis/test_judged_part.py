@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from service.analysis.errors import BadQuestion
-from service.analysis.evidence import Evidence
 from service.analysis.question import Question
+from service.analysis.run_table import RunTable
 from service.records import PointRow, Run
-from tests.service.analysis.building import evidence, figures
+from tests.service.analysis.building import figures, run_table
 
 Figures = dict[str, Any]
 
@@ -23,11 +23,11 @@ def scored(point: Mapping[str, Any], seed: int) -> Figures:
     return {**of, "test_score": test_score, "validation_examples": 1000, "test_examples": 2500}
 
 
-def evidence_on_test(**more: Any) -> Evidence:
+def evidence_on_test(**more: Any) -> RunTable:
     """A grid whose runs have scored their test parts."""
-    made = evidence(of=scored, **more)
+    made = run_table(of=scored, **more)
     summaries = {run.id: {"test_accuracy": run.test_score} for run in made.runs}
-    return Evidence((), made.runs, summaries, made.data)
+    return RunTable((), made.runs, summaries, made.data)
 
 
 def test_the_headline_of_every_answer_is_that_of_the_test_part() -> None:
@@ -56,7 +56,7 @@ def test_the_headline_of_every_answer_is_that_of_the_test_part() -> None:
 def test_every_answer_says_which_part_it_is_about(ask: Any) -> None:
     assert "judged by accuracy on test (2,500 examples)" in ask(Question(evidence_on_test())).notes
     rules = {id: {"test.rule": "none (version 1)"} for id in range(1, 13)}
-    untested = evidence(data=rules)
+    untested = run_table(data=rules)
     assert (
         "judged by accuracy on validation (25,000 examples): the spec has task.test: none"
         in ask(Question(untested)).notes
@@ -72,7 +72,7 @@ def test_runs_without_test_figures_among_others_make_validation_the_part() -> No
     def change(run: Run) -> Figures:
         return {"test_score": None} if run.id == 2 else {}
 
-    question = Question(evidence(of=scored, change=change))
+    question = Question(run_table(of=scored, change=change))
     assert question.judged_by.name == "accuracy"
     assert any(note.endswith("without test figures: run:2") for note in question.compare().notes)
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
-from service.analysis.evidence import Evidence
 from service.analysis.question import Question
+from service.analysis.run_table import RunTable
 from service.records import PointRow, Run
 from service.states import RunState
-from tests.service.analysis.building import evidence, figures
+from tests.service.analysis.building import figures, run_table
 from trainers.errors import FailureClass
 
 
@@ -30,7 +30,7 @@ def failed(run: Any) -> dict[str, Any]:
 
 
 def test_two_sides_are_claimed_over_matched_cells_by_seed() -> None:
-    answer = Question(evidence()).compare(a="precision=bf16", b="precision=fp32", metrics=["cost_usd"])
+    answer = Question(run_table()).compare(a="precision=bf16", b="precision=fp32", metrics=["cost_usd"])
     assert answer.axes == ("precision",)
     [pair] = answer.claims
     assert pair.claim is not None
@@ -42,20 +42,20 @@ def test_two_sides_are_claimed_over_matched_cells_by_seed() -> None:
 
 
 def test_accuracy_is_called_equivalent_within_the_default_margin() -> None:
-    answer = Question(evidence()).compare(a="precision=bf16", b="precision=fp32", metrics=["accuracy"])
+    answer = Question(run_table()).compare(a="precision=bf16", b="precision=fp32", metrics=["accuracy"])
     assert answer.claims[0].claim is not None
     assert answer.claims[0].claim.verdict == "equivalent"
     assert "equivalent" in answer.claims[0].text
 
 
 def test_all_pairs_are_corrected_together() -> None:
-    answer = Question(evidence()).compare(claims=True, metrics=["total_time_s"])
+    answer = Question(run_table()).compare(claims=True, metrics=["total_time_s"])
     assert len(answer.claims) == 6
     assert {pair.claim.claims for pair in answer.claims if pair.claim} == {6}
 
 
 def test_a_cell_that_a_side_lacks_is_left_out_on_both_and_named() -> None:
-    answer = Question(evidence(change=failed)).compare(
+    answer = Question(run_table(change=failed)).compare(
         a="precision=bf16", b="precision=fp32", metrics=["total_time_s"]
     )
     [pair] = answer.claims
@@ -69,7 +69,7 @@ def test_a_side_without_any_result_leaves_the_others_comparable() -> None:
         return {"state": RunState.failed} if run.point["precision"] == "tf32" else {}
 
     axes = {"precision": ["fp32", "bf16", "tf32"], "batch.global_size": [16, 32]}
-    answer = Question(evidence(axes, change=lost)).compare(
+    answer = Question(run_table(axes, change=lost)).compare(
         by=["precision"], claims=True, metrics=["cost_usd"]
     )
     assert [pair.claim is not None for pair in answer.claims] == [True, False, False]
@@ -79,14 +79,14 @@ def test_a_seed_that_did_not_finish_everywhere_is_left_out_and_named() -> None:
     def stopped(run: Any) -> dict[str, Any]:
         return {"state": RunState.stopped} if run.id == 1 else {}
 
-    answer = Question(evidence(change=stopped)).compare(by=["precision"], claims=True, metrics=["cost_usd"])
+    answer = Question(run_table(change=stopped)).compare(by=["precision"], claims=True, metrics=["cost_usd"])
     assert any(note.startswith("precision=fp32: seed 0 did not finish everywhere") for note in answer.notes)
     assert answer.claims[0].claim is not None
     assert answer.claims[0].claim.pairs == 2
 
 
 def test_a_pair_without_seeds_has_its_reason_and_the_others_their_claims() -> None:
-    answer = Question(evidence(change=failed)).compare(claims=True, metrics=["cost_usd"])
+    answer = Question(run_table(change=failed)).compare(claims=True, metrics=["cost_usd"])
     untested = [pair for pair in answer.claims if pair.claim is None]
     assert len(untested) == 3
     assert "no claim can be made" in untested[0].text
@@ -94,7 +94,7 @@ def test_a_pair_without_seeds_has_its_reason_and_the_others_their_claims() -> No
 
 
 def test_one_seed_makes_no_claim_and_says_so() -> None:
-    question = Question(evidence(seeds=1))
+    question = Question(run_table(seeds=1))
     with pytest.raises(AnalysisError, match="no claim can be made from fewer than two"):
         question.compare(claims=True)
     assert (
@@ -108,7 +108,7 @@ def test_an_undecided_claim_says_how_many_seeds_even_after_correction() -> None:
     def noisy(point: Any, seed: int) -> dict[str, Any]:
         return {**figures(point, seed), "accuracy": drawn[point["precision"]][seed]}
 
-    answer = Question(evidence(of=noisy)).compare(by=["precision"], claims=True, metrics=["accuracy"])
+    answer = Question(run_table(of=noisy)).compare(by=["precision"], claims=True, metrics=["accuracy"])
     [pair] = answer.claims
     assert pair.claim is not None
     assert pair.claim.verdict == "undecided"
@@ -140,17 +140,17 @@ def test_a_wrong_comparison_names_the_part_that_is_wrong(
     ask: dict[str, Any], parameter: str, says: str
 ) -> None:
     with pytest.raises(BadQuestion, match=says) as refused:
-        Question(evidence()).compare(**ask)
+        Question(run_table()).compare(**ask)
     assert refused.value.parameter == parameter
 
 
 def test_an_axis_is_found_by_its_last_part() -> None:
-    assert Question(evidence()).compare(by=["global_size"]).axes == ("batch.global_size",)
+    assert Question(run_table()).compare(by=["global_size"]).axes == ("batch.global_size",)
 
 
 def test_an_axis_of_one_value_cannot_be_compared() -> None:
     with pytest.raises(AnalysisError, match=r"batch\.global_size has one value only"):
-        Question(evidence({"precision": ["fp32", "bf16"], "batch.global_size": [16]})).compare(
+        Question(run_table({"precision": ["fp32", "bf16"], "batch.global_size": [16]})).compare(
             by=["batch.global_size"], claims=True
         )
 
@@ -158,17 +158,17 @@ def test_an_axis_of_one_value_cannot_be_compared() -> None:
 def test_too_many_pairs_are_refused_with_what_to_do() -> None:
     axes = {"precision": ["fp32"], "batch.global_size": list(range(33))}
     with pytest.raises(BadQuestion, match="group by an axis"):
-        Question(evidence(axes)).compare(claims=True)
+        Question(run_table(axes)).compare(claims=True)
 
 
 def test_an_empty_experiment_is_refused() -> None:
     with pytest.raises(AnalysisError, match="has no runs"):
-        Question(evidence(seeds=0))
+        Question(run_table(seeds=0))
 
 
 def test_other_tasks_are_refused_with_what_differs() -> None:
     with pytest.raises(NotComparable, match=r"different tasks \(imdb, wikiqa\)"):
-        Question(evidence(change=lambda run: {"task": "wikiqa"} if run.id > 6 else {}))
+        Question(run_table(change=lambda run: {"task": "wikiqa"} if run.id > 6 else {}))
 
 
 def data_of(run_id: int) -> dict[str, Any]:
@@ -179,26 +179,26 @@ def test_other_data_is_refused_with_what_differs() -> None:
     with pytest.raises(
         NotComparable, match=r"train\.sha256 is aaaaaaaaaaaa in run:1 and bbbbbbbbbbbb in run:12"
     ):
-        Question(evidence(data={id: data_of(id) for id in range(1, 13)}))
+        Question(run_table(data={id: data_of(id) for id in range(1, 13)}))
 
 
 def test_data_that_an_axis_sets_may_differ() -> None:
     data = {id: {"train_examples": id % 2, "tokenizer.sha256": str(id)} for id in range(1, 7)}
     axes = {"precision": ["fp32"], "batch.global_size": [16], "task.train_examples": [0, 1]}
-    Question(evidence(axes, data=data))
+    Question(run_table(axes, data=data))
     with pytest.raises(NotComparable, match="train_examples"):
-        Question(evidence(data=data))
+        Question(run_table(data=data))
 
 
 def test_a_figure_that_some_runs_lack_is_named_not_dropped() -> None:
-    question = Question(evidence(change=lambda run: {"accuracy": None} if run.id == 2 else {}))
+    question = Question(run_table(change=lambda run: {"accuracy": None} if run.id == 2 else {}))
     assert "without accuracy: run:2" in question.compare().notes
     assert "without accuracy: run:2" in question.frontier().notes
 
 
 def test_nan_counts_as_no_figure_and_is_named() -> None:
     summaries = {id: {"mine": math.nan if id == 1 else float(id)} for id in range(1, 13)}
-    answer = Question(evidence(summaries=summaries)).compare(metrics=["mine:higher"])
+    answer = Question(run_table(summaries=summaries)).compare(metrics=["mine:higher"])
     assert "without mine: run:1" in answer.notes
     spread = answer.rows[0].figures["mine"]
     assert spread is not None
@@ -207,20 +207,20 @@ def test_nan_counts_as_no_figure_and_is_named() -> None:
 
 def test_a_figure_of_unknown_direction_asks_for_it() -> None:
     with pytest.raises(BadQuestion, match="write mine:lower or mine:higher"):
-        Question(evidence(summaries={1: {"mine": 1.0}})).compare(metrics=["mine"])
+        Question(run_table(summaries={1: {"mine": 1.0}})).compare(metrics=["mine"])
 
 
 def test_mixed_energy_is_left_out_of_a_configuration_and_said() -> None:
     def measured(run: Any) -> dict[str, Any]:
         return {"energy_provenance": "counter"} if run.id == 1 else {}
 
-    answer = Question(evidence(change=measured)).frontier(metrics=["energy_kwh", "accuracy"])
+    answer = Question(run_table(change=measured)).frontier(metrics=["energy_kwh", "accuracy"])
     assert answer.left_out == {"precision=fp32, batch.global_size=16": "has no energy_kwh"}
     assert any("different sources (counter, modelled)" in note for note in answer.notes)
 
 
 def test_a_strategy_says_which_of_its_metrics_no_run_has() -> None:
-    answer = Question(evidence()).score(strategy="cost_time_energy")
+    answer = Question(run_table()).score(strategy="cost_time_energy")
     assert [criterion.metric for criterion in answer.criteria] == ["total_time_s", "cost_usd", "energy_kwh"]
     assert "no run has sm_occupancy_pct, so its weight of 0.1 counts nowhere" in answer.notes
     assert answer.ranking[0].label == "precision=bf16, batch.global_size=32"
@@ -229,10 +229,10 @@ def test_a_strategy_says_which_of_its_metrics_no_run_has() -> None:
 
 def test_a_strategy_weighs_occupancy_only_where_every_configuration_has_it() -> None:
     everywhere = {id: {"sm_occupancy_pct": 50.0} for id in range(1, 13)}
-    weighed = Question(evidence(summaries=everywhere)).score(strategy="balance")
+    weighed = Question(run_table(summaries=everywhere)).score(strategy="balance")
     assert weighed.criteria[-1].metric == "sm_occupancy_pct"
     on_one = {id: {"sm_occupancy_pct": 50.0} for id in range(1, 4)}
-    answer = Question(evidence(summaries=on_one)).score(strategy="balance")
+    answer = Question(run_table(summaries=on_one)).score(strategy="balance")
     assert [criterion.metric for criterion in answer.criteria] == ["total_time_s", "cost_usd", "energy_kwh"]
     assert "not every configuration has sm_occupancy_pct, so its weight of 0.1 counts nowhere" in answer.notes
     assert (len(answer.ranking), answer.left_out) == (4, {})
@@ -249,7 +249,7 @@ def test_a_strategy_as_published_weighs_the_studys_time_and_occupancy_and_says_s
         }  # fmt: skip
 
     figures = {id: {"sm_occupancy_pct": 50.0, "sm_occupancy_wall_pct": 20.0} for id in range(1, 7)}
-    question = Question(evidence({"precision": ["fp32", "bf16"]}, of=validating, summaries=figures))
+    question = Question(run_table({"precision": ["fp32", "bf16"]}, of=validating, summaries=figures))
     ours, theirs = question.score(), question.score(as_published=True)
     assert (ours.definitions, ours.ranking[0].label) == ("stillhouse", "precision=bf16")
     assert (theirs.definitions, theirs.ranking[0].label) == ("published", "precision=fp32")
@@ -262,7 +262,7 @@ def test_a_strategy_as_published_weighs_the_studys_time_and_occupancy_and_says_s
 
 
 def test_own_weights_may_weigh_accuracy() -> None:
-    answer = Question(evidence()).score(weights={"cost_usd": 1.0, "accuracy": 5.0})
+    answer = Question(run_table()).score(weights={"cost_usd": 1.0, "accuracy": 5.0})
     assert answer.strategy is None
     assert [criterion.better for criterion in answer.criteria] == ["lower", "higher"]
 
@@ -280,15 +280,15 @@ def test_own_weights_may_weigh_accuracy() -> None:
 )
 def test_weights_that_say_nothing_are_refused(ask: dict[str, Any], parameter: str, says: str) -> None:
     with pytest.raises(BadQuestion, match=says) as refused:
-        Question(evidence()).score(**ask)
+        Question(run_table()).score(**ask)
     assert refused.value.parameter == parameter
 
 
 def test_a_configuration_without_a_result_is_left_out_with_its_reason() -> None:
     for answer in (
-        Question(evidence(change=failed)).score(),
-        Question(evidence(change=failed)).frontier(),
-        Question(evidence(change=failed)).speedup(baseline="precision=bf16, batch.global_size=16"),
+        Question(run_table(change=failed)).score(),
+        Question(run_table(change=failed)).frontier(),
+        Question(run_table(change=failed)).speedup(baseline="precision=bf16, batch.global_size=16"),
     ):
         assert answer.left_out == {
             "precision=fp32, batch.global_size=32": "out_of_memory: batch 32 does not fit"
@@ -296,7 +296,7 @@ def test_a_configuration_without_a_result_is_left_out_with_its_reason() -> None:
 
 
 def test_effects_are_put_into_words() -> None:
-    answer = Question(evidence()).effects(metrics=["total_time_s"])
+    answer = Question(run_table()).effects(metrics=["total_time_s"])
     [item] = answer.items
     assert item.sentences[0].startswith("precision=bf16 against fp32: total_time_s -50.0% (")
     assert item.sentences[0].endswith("at any batch.global_size")
@@ -307,13 +307,13 @@ def test_effects_that_depend_on_another_axis_say_so() -> None:
         slow = point == {"precision": "bf16", "batch.global_size": 32}
         return {"total_time_s": (3.0 if slow else 1.0) * (1 + 0.01 * seed)}
 
-    answer = Question(evidence(of=crossed)).effects(metrics=["total_time_s"])
+    answer = Question(run_table(of=crossed)).effects(metrics=["total_time_s"])
     assert "how much depends on batch.global_size (p = " in answer.items[0].sentences[0]
 
 
 def test_effects_without_repeated_seeds_say_what_their_noise_is() -> None:
     axes = {"precision": ["fp32", "bf16"], "batch.global_size": [16, 32]}
-    [item] = Question(evidence(axes, seeds=1)).effects(metrics=["total_time_s"]).items
+    [item] = Question(run_table(axes, seeds=1)).effects(metrics=["total_time_s"]).items
     assert item.model.left_out == (("precision", "batch.global_size"),)
     assert (
         "one run per cell: interactions are taken for noise; add seeds to tell them apart"
@@ -324,11 +324,11 @@ def test_effects_without_repeated_seeds_say_what_their_noise_is() -> None:
 def test_effects_that_no_run_can_tell_from_noise_are_refused() -> None:
     axes = {"precision": ["fp32", "bf16"], "batch.global_size": [16]}
     with pytest.raises(AnalysisError, match="add seeds"):
-        Question(evidence(axes, seeds=1)).effects(metrics=["total_time_s"])
+        Question(run_table(axes, seeds=1)).effects(metrics=["total_time_s"])
 
 
 def test_a_recommendation_says_whether_its_accuracy_is_the_best_ones() -> None:
-    answer = Question(evidence()).recommend()
+    answer = Question(run_table()).recommend()
     assert answer.winner == "precision=bf16, batch.global_size=32"
     assert answer.winner_point == {"precision": "bf16", "batch.global_size": 32}
     assert "it has the best accuracy itself" in answer.sure
@@ -337,11 +337,11 @@ def test_a_recommendation_says_whether_its_accuracy_is_the_best_ones() -> None:
 def test_a_bound_that_is_none_is_refused() -> None:
     for ask in ({"within": {"accuracy": -0.1}}, {"at_most": {"cost_usd": math.inf}}):
         with pytest.raises(BadQuestion, match="is no bound of"):
-            Question(evidence()).recommend(**ask)  # type: ignore[arg-type]
+            Question(run_table()).recommend(**ask)  # type: ignore[arg-type]
 
 
 def test_a_speed_up_is_the_ratio_of_means_with_its_interval() -> None:
-    answer = Question(evidence()).speedup(baseline="precision=fp32, global_size=16", metrics=["cost_usd"])
+    answer = Question(run_table()).speedup(baseline="precision=fp32, global_size=16", metrics=["cost_usd"])
     ratios = {row.label: row.ratios["cost_usd"] for row in answer.rows}
     fast = ratios["precision=bf16, batch.global_size=16"]
     assert fast is not None
@@ -354,9 +354,9 @@ def test_a_speed_up_is_the_ratio_of_means_with_its_interval() -> None:
 
 def test_a_baseline_must_be_one_configuration() -> None:
     with pytest.raises(BadQuestion, match="names 2 configurations; name one"):
-        Question(evidence()).speedup(baseline="precision=fp32")
+        Question(run_table()).speedup(baseline="precision=fp32")
     with pytest.raises(AnalysisError, match=r"the baseline .* has no result: out_of_memory"):
-        Question(evidence(change=failed)).speedup(baseline="precision=fp32, batch.global_size=32")
+        Question(run_table(change=failed)).speedup(baseline="precision=fp32, batch.global_size=32")
 
 
 def curve(*values: float) -> list[PointRow]:
@@ -368,7 +368,7 @@ def test_time_to_accuracy_has_a_mean_only_where_every_seed_got_there() -> None:
     curves = {id: curve(0.5, 0.7, 0.9) for id in range(1, 13)}
     curves[4] = curve(0.5, 0.6, 0.65)  # precision=fp32, batch 32, seed 0
     curves[7] = curve(0.8)  # precision=bf16, batch 16
-    answer = Question(evidence()).speedup(curves=curves, target=("accuracy", 0.7))
+    answer = Question(run_table()).speedup(curves=curves, target=("accuracy", 0.7))
     assert answer.time_to is not None
     rows = {row.label: row for row in answer.time_to.rows}
     slow = rows["precision=fp32, batch.global_size=32"]
@@ -380,12 +380,14 @@ def test_time_to_accuracy_has_a_mean_only_where_every_seed_got_there() -> None:
 def test_runs_that_only_evaluate_are_compared_by_what_inference_takes() -> None:
     found = {"validation_loss": 2.2, "accuracy": 0.62, "mrr": 0.7, "example_ms_p50": 1.3}
     found["weight_memory_mib"] = 208.0
-    untrained = evidence(summaries=dict.fromkeys(range(1, 100), found), change=lambda run: {"total_steps": 0})
+    untrained = run_table(
+        summaries=dict.fromkeys(range(1, 100), found), change=lambda run: {"total_steps": 0}
+    )
     shown = [metric.name for metric in Question(untrained).compare().metrics]
     assert shown == list(found)
-    trained = Question(evidence()).compare()
+    trained = Question(run_table()).compare()
     assert "total_time_s" in [metric.name for metric in trained.metrics]
-    unknown = evidence(
+    unknown = run_table(
         summaries=dict.fromkeys(range(1, 100), found), change=lambda run: {"total_steps": None}
     )
     assert "total_time_s" in [metric.name for metric in Question(unknown).compare().metrics]
@@ -403,11 +405,11 @@ def answered(run: Run) -> dict[str, float]:
     return {f"question:{number}": float(right) for number, right in enumerate(kept.tolist())}
 
 
-def evidence_by_example(**more: Any) -> Evidence:
+def evidence_by_example(**more: Any) -> RunTable:
     """A grid whose runs kept their predictions."""
-    made = evidence(change=lambda run: {"test_score": sum(answered(run).values()) / 500})
+    made = run_table(change=lambda run: {"test_score": sum(answered(run).values()) / 500})
     summaries = {run.id: {"test_accuracy": run.test_score, "test_examples": 500} for run in made.runs}
-    return Evidence((), made.runs, summaries, **{"unit_scores": answered, **more})
+    return RunTable((), made.runs, summaries, **{"unit_scores": answered, **more})
 
 
 def test_kept_predictions_bring_examples_into_a_claim() -> None:

@@ -109,8 +109,8 @@ def test_a_name_cannot_bring_a_script_into_the_page(simulated: Sweep) -> None:
     experiment = sweep(simulated.store, simulated.clock, axes={"precision": ["fp32"]}, seeds=1, name=name)
     contents = simulated.contents()
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
-    runs = tuple(_with(run, failure_message=evil) for run in contents.evidence.runs)
-    page = html(_with(contents, evidence=_with(contents.evidence, runs=runs), specs=(evil,))).text
+    runs = tuple(_with(run, failure_message=evil) for run in contents.run_table.runs)
+    page = html(_with(contents, run_table=_with(contents.run_table, runs=runs), specs=(evil,))).text
     assert "<script>alert(1)" not in page
     assert "<img src=x" not in page
     assert experiment.id > 1

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.evidence import read_evidence
 from service.grid import MAX_RUNS, reference_places
 from service.hardware import CATALOGUE
 from service.preview import planned_runs
 from service.queue import Queue
+from service.run_tables import read_run_table
 from service.spec import ExperimentSpec, SpecError, validate
 from service.states import RunState
 from service.store import Store
@@ -84,7 +84,7 @@ def test_no_answer_counts_them(store: Store, queue: Queue) -> None:
         number = store.open_attempt(run.id, claimed.attempt)
         store.run_started(run.id, number, total_steps=1, resumed_from_step=0, facts={})
         store.finish_run(run.id, number, RunState.succeeded, summary={"samples_per_s": 5.0})
-    evidence = read_evidence(store, [experiment.id])
-    assert len(evidence.runs) == 4
-    assert [run.is_reference for run in evidence.references] == [True, True]
-    assert not any(run.is_reference for run in evidence.runs)
+    run_table = read_run_table(store, [experiment.id])
+    assert len(run_table.runs) == 4
+    assert [run.is_reference for run in run_table.references] == [True, True]
+    assert not any(run.is_reference for run in run_table.runs)

@@ -34,7 +34,7 @@ def no_scores(run: Run) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class RunTable:
     """Runs as read from the store, with everything needed to judge them.
 
     Attributes:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from service.analysis.evidence import Evidence, Facts, UnitScores, no_scores
 from service.analysis.overhead import Share
+from service.analysis.run_table import Facts, RunTable, UnitScores, no_scores
 from service.analysis.selection import EVERYTHING, Selection
-from service.db import evidence_statements
+from service.db import run_table_statements
 from service.grid import AxisValue
 from service.neighbours import disturbances
 from service.records import PointRow, Run
@@ -25,13 +25,13 @@ _WITHOUT_EFFECT = frozenset({"max_restarts"})
 """Fields that may be axes and change nothing that is measured."""
 
 
-def read_evidence(
+def read_run_table(
     store: Store,
     experiment_ids: Sequence[int],
     selection: Selection = EVERYTHING,
     *,
     unit_scores: UnitScores = no_scores,
-) -> Evidence:
+) -> RunTable:
     """The runs of experiments with everything that judges them.
 
     Args:
@@ -55,10 +55,10 @@ def read_evidence(
     shared: set[int] = set()
     alike: dict[str, Facts] = {}  # Ten thousand runs on the same data share one record of it.
     with store.database.read() as connection:
-        for id, summary in connection.execute(evidence_statements.summaries(ids)):
+        for id, summary in connection.execute(run_table_statements.summaries(ids)):
             if id in wanted:
                 summaries[id] = summary
-        for id, facts in connection.execute(evidence_statements.current_facts(ids)):
+        for id, facts in connection.execute(run_table_statements.current_facts(ids)):
             if id not in wanted:
                 continue
             if isinstance(of := facts.get("data"), dict):
@@ -72,7 +72,9 @@ def read_evidence(
         if len(ids) > 1:
             specs = {
                 (experiment, cell): json.loads(canonical)
-                for experiment, cell, canonical in connection.execute(evidence_statements.resolved_specs(ids))
+                for experiment, cell, canonical in connection.execute(
+                    run_table_statements.resolved_specs(ids)
+                )
             }
             runs = with_differing_fields(runs, specs)
     disturbed = disturbances(runs)
@@ -85,7 +87,7 @@ def read_evidence(
             for run in runs
             if run.id in summaries
         }
-    return Evidence(
+    return RunTable(
         experiments=experiments,
         runs=tuple(run for run in runs if run.id not in left_out),
         summaries=summaries,
