@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainers.config import Precision, Rates
+from trainers.config import DevicePricing, Precision
 from trainers.device_kinds import CPU, CUDA, DEVICE_KINDS, TPU, DeviceKind
 from trainers.registry import NameIn, described
 
@@ -80,7 +80,7 @@ class Hardware(BaseModel):
             return None
         return f"{self.name} does not compute {precision}; it computes {', '.join(self.precisions)}"
 
-    def rates(self, cpus_per_worker: int, *, shared: bool = False) -> Rates:
+    def pricing(self, cpus_per_worker: int, *, shared: bool = False) -> DevicePricing:
         """The part of this entry that a worker needs.
 
         Args:
@@ -92,7 +92,7 @@ class Hardware(BaseModel):
         """
         if self.kind.load is None:
             raise ValueError(f"hardware '{self.name}' is a {self.kind.noun}; no trainer runs there yet")
-        return Rates(
+        return DevicePricing(
             hardware=self.name,
             device=self.device,
             price_usd_per_hour=self.price_usd_per_hour,

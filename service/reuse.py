@@ -46,12 +46,12 @@ def config_sha256(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> st
         catalogue: known hardware.
     """
     # Figures of a shared device are not those of one that was the run's alone.
-    rates = lookup(spec.hardware, catalogue).rates(
+    pricing = lookup(spec.hardware, catalogue).pricing(
         spec.resources.cpus_per_worker, shared=spec.queue.share_device
     )
     settings = spec.model_dump(mode="json", exclude=set(_WITHOUT_EFFECT))
     return hashlib.sha256(
-        canonical_json({**settings, "rates": rates.model_dump(mode="json")}).encode()
+        canonical_json({**settings, "rates": pricing.model_dump(mode="json")}).encode()
     ).hexdigest()
 
 

@@ -420,7 +420,7 @@ def _hardware_problems(
         return  # Each grid point is checked on its own.
     try:
         hardware = lookup(spec.hardware, catalogue)
-        hardware.rates(spec.resources.cpus_per_worker)
+        hardware.pricing(spec.resources.cpus_per_worker)
     except ValueError as error:
         yield Problem("unknown-hardware", "hardware", f"{prefix}{error}")
         return

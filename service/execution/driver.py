@@ -183,7 +183,7 @@ class Driver:
         stops = EarlyStops(self._store, self._id, spec, self._note)
         watch = PlacementWatch(
             look_at_placements,
-            lambda: sweep.rates,
+            lambda: sweep.pricing,
             lambda changed: self._store.record_placements(self._id, self._attempt, changed),
         )
         judging = Repeated(lambda: self._judge(stops), JUDGE_S, "early stops")

@@ -17,7 +17,7 @@ from service.execution.outages import Repeated, wait_out
 from service.execution.run_plan import Shape
 from service.records import Placement
 from service.store import StoreOutage
-from trainers.config import Rates
+from trainers.config import DevicePricing
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class PlacementWatch:
 
     Args:
         look: what Ray has reserved for the job now.
-        rates: what the devices of a shape's workers cost and draw, for all shapes that may be held.
+        pricing: what the devices of a shape's workers cost and draw, for all shapes that may be held.
         record: stores placements as they are now.
         clock: Unix seconds.
     """
@@ -70,11 +70,11 @@ class PlacementWatch:
     def __init__(
         self,
         look: Callable[[], Iterable[PlacementGroup]],
-        rates: Callable[[], Iterable[tuple[Shape, Rates]]],
+        pricing: Callable[[], Iterable[tuple[Shape, DevicePricing]]],
         record: Callable[[Sequence[Placement]], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._look, self._rates, self._record, self._clock = look, rates, record, clock
+        self._look, self._pricing, self._record, self._clock = look, pricing, record, clock
         self._lock = threading.Lock()
         self._held: dict[str, Placement] = {}
         self._shapes: dict[str, Shape] = {}
@@ -134,17 +134,17 @@ class PlacementWatch:
             logger.warning("the database is unavailable; placements are stored later: %s", error)
 
     def _priced(self, group: PlacementGroup, now: float) -> Placement | None:
-        for shape, rates in self._rates():
+        for shape, pricing in self._pricing():
             if group.holds(shape):
                 self._shapes[group.id] = shape
-                devices = shape.workers * rates.devices_per_worker
+                devices = shape.workers * pricing.devices_per_worker
                 return Placement(
                     id=group.id,
-                    hardware=rates.hardware,
+                    hardware=pricing.hardware,
                     workers=shape.workers,
                     devices=devices,
-                    price_usd_per_hour=devices * rates.price_usd_per_hour,
-                    power_w=devices * rates.tdp_w,
+                    price_usd_per_hour=devices * pricing.price_usd_per_hour,
+                    power_w=devices * pricing.tdp_w,
                     placed_s=group.created_s,
                     ready_s=None,
                     released_s=None,

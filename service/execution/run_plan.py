@@ -120,7 +120,7 @@ def run_config(
     return RunConfig(
         **sections,
         seed=seed,
-        rates=lookup(spec.hardware, catalogue).rates(
+        rates=lookup(spec.hardware, catalogue).pricing(
             cpus_held or spec.resources.cpus_per_worker, shared=spec.queue.share_device
         ),
         workspace=workspace_of(

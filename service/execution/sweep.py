@@ -27,7 +27,7 @@ from service.settings import Settings
 from service.spec import ExperimentSpec
 from service.states import ExperimentState, RunState
 from service.store import Conflict, NotFound, Store, StoreOutage
-from trainers.config import Rates
+from trainers.config import DevicePricing
 from trainers.errors import FailureClass
 from trainers.reporting import Clock, StopReason
 
@@ -73,7 +73,7 @@ class Sweep:
         self._chooser = RunChooser(context, self._live, self._room, self._budget)
         self._endings = Endings(context)
         self._waiting = WaitingReasons(context)
-        self._rates: dict[Shape, Rates] = {}
+        self._pricing: dict[Shape, DevicePricing] = {}
         self._turns = 0
         self.stopping: StopReason | None = None
         """Set when the whole experiment is asked to stop: nothing is handed out any more."""
@@ -84,9 +84,9 @@ class Sweep:
         return tuple(live.assignment for live in self._live if live.assignment is not None)
 
     @property
-    def rates(self) -> tuple[tuple[Shape, Rates], ...]:
+    def pricing(self) -> tuple[tuple[Shape, DevicePricing], ...]:
         """What the devices of a worker cost and draw, for each shape that had a turn."""
-        return tuple(self._rates.items())
+        return tuple(self._pricing.items())
 
     @property
     def _closed(self) -> bool:
@@ -214,7 +214,7 @@ class Sweep:
         isolated = context.spec.isolation == "process"
         turn = Turn(self._turns, run.id, run.attempt + 1, config, shape, isolated)
         self._live.add(LiveTurn(turn, run, self._clock()))
-        self._rates.setdefault(shape, config.rates)
+        self._pricing.setdefault(shape, config.rates)
         return turn
 
     def _open(self, turn: Turn, ready: Ready) -> Assignment | None:

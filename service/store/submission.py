@@ -247,7 +247,7 @@ class Submission(Part):
         """The columns that are known at submission."""
         hardware = lookup(spec.hardware, self._catalogue)
         workers = spec.worker_numbers[0]
-        devices = workers * hardware.rates(spec.resources.cpus_per_worker).devices_per_worker
+        devices = workers * hardware.pricing(spec.resources.cpus_per_worker).devices_per_worker
         return {
             "task": str(spec.task.name),
             "student": storable(spec.model.student),

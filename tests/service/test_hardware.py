@@ -23,8 +23,8 @@ def test_a_name_like_no_other_lists_the_known_ones() -> None:
 
 
 def test_a_cpu_worker_occupies_the_cpus_it_reserves_and_a_gpu_worker_one_device() -> None:
-    assert CATALOGUE["cpu"].rates(4).devices_per_worker == 4
-    assert CATALOGUE["A100-PCIE-80GB"].rates(4).devices_per_worker == 1
+    assert CATALOGUE["cpu"].pricing(4).devices_per_worker == 4
+    assert CATALOGUE["A100-PCIE-80GB"].pricing(4).devices_per_worker == 1
 
 
 def test_every_entry_says_when_and_whence_its_price_is() -> None:

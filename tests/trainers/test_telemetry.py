@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from trainers.config import Rates
+from trainers.config import DevicePricing
 from trainers.telemetry.energy import cost_usd, modelled_energy_j, rated_power_w
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.memory import PeakMemory
 from trainers.telemetry.timeline import Phase, Timeline, timeline_for
 from trainers.telemetry.tracing import SpanTracer
 
-RATES = Rates(
+RATES = DevicePricing(
     hardware="cpu",
     device="cpu",
     price_usd_per_hour=3.6,

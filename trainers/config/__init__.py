@@ -20,7 +20,7 @@ from trainers.config.parallel import (
     Strategy,
     require_layers,
 )
-from trainers.config.run import Rates, RunConfig, Workspace
+from trainers.config.run import DevicePricing, RunConfig, Workspace
 from trainers.config.section import Identifier, Section
 from trainers.config.task import MAX_LENGTH, Task
 from trainers.config.training import TrainingSections
@@ -34,6 +34,7 @@ __all__ = [
     "Batch",
     "Checkpointing",
     "Compression",
+    "DevicePricing",
     "Distillation",
     "Evaluation",
     "Identifier",
@@ -43,7 +44,6 @@ __all__ = [
     "Optimizer",
     "Parallel",
     "Precision",
-    "Rates",
     "RunConfig",
     "Section",
     "Strategy",

@@ -13,7 +13,7 @@ from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 from trainers.registry import NameIn
 
 
-class Rates(Section):
+class DevicePricing(Section):
     """What the hardware of a run costs, for the cost and energy figures."""
 
     hardware: str
@@ -64,7 +64,7 @@ class RunConfig(TrainingSections):
 
     seed: int = Field(ge=0, lt=2**32)
     """Seed of initialisation, data order and dropout."""
-    rates: Rates
+    rates: DevicePricing
     """Price and power of the hardware."""
     workspace: Workspace
     """Where the run reads and writes."""

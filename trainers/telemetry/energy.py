@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainers.config import Rates
+    from trainers.config import DevicePricing
 
 J_PER_KWH = 3.6e6
 
 
-def modelled_energy_j(rates: Rates, wall_s: float, busy_s: float, *, limit_w: float | None = None) -> float:
+def modelled_energy_j(
+    rates: DevicePricing, wall_s: float, busy_s: float, *, limit_w: float | None = None
+) -> float:
     """Energy as rated power times busy device-seconds, at most `wall_s` per device.
 
     Args:
@@ -22,11 +24,11 @@ def modelled_energy_j(rates: Rates, wall_s: float, busy_s: float, *, limit_w: fl
     return rated_power_w(rates, limit_w)[0] * min(busy_s, wall_s * rates.devices_per_worker)
 
 
-def rated_power_w(rates: Rates, limit_w: float | None) -> tuple[float, str]:
+def rated_power_w(rates: DevicePricing, limit_w: float | None) -> tuple[float, str]:
     """Power of one busy device in W, and where it comes from: `power_limit` or `hardware_table`."""
     return (rates.tdp_w, "hardware_table") if limit_w is None else (limit_w, "power_limit")
 
 
-def cost_usd(rates: Rates, wall_s: float) -> float:
+def cost_usd(rates: DevicePricing, wall_s: float) -> float:
     """Price per device-hour times devices times hours: a device held is paid for, busy or not."""
     return rates.price_usd_per_hour * rates.devices_per_worker * wall_s / 3600.0
