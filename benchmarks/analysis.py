@@ -47,7 +47,7 @@ from service.analysis.claims import compare
 from service.analysis.metrics import better_of
 from service.analysis.question import Question
 from service.analysis.run_table import RunTable
-from service.execution.ray_jobs import FakeRayJobs
+from service.execution.fake_ray_jobs import FakeRayJobs
 from service.execution.scheduler import Scheduler
 from service.queue import Queue
 from service.records import Run

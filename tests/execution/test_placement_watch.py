@@ -12,10 +12,12 @@ from service.execution.run_plan import Shape
 from service.records import Placement
 from service.store import StoreUnavailable
 from tests.execution.conftest import Clock
-from trainers.config import Rates
+from trainers.config import DevicePricing
 
 SHAPE = Shape(2, (("CPU", 1.0),), "cpu")
-RATES = Rates(hardware="cpu", device="cpu", price_usd_per_hour=0.05, price_date="2026-11-21", tdp_w=7.5)
+RATES = DevicePricing(
+    hardware="cpu", device="cpu", price_usd_per_hour=0.05, price_date="2026-11-21", tdp_w=7.5
+)
 GROUP = PlacementGroup("g", 999_990.0, ({"CPU": 1.0}, {"CPU": 1.0}), {})
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from service.cluster import ClusterNode
+from service.execution.fake_ray_jobs import FakeRayJobs
 from service.execution.profiling import ProfileFailed, ProfileOrder, measure_on_cluster, profile_in
-from service.execution.ray_jobs import DashboardRayJobs, FakeRayJobs
+from service.execution.ray_jobs import DashboardRayJobs
 from service.execution.run_plan import Shape, run_config
 from service.settings import Settings
 from service.spec import validate

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.cluster import ClusterNode
+from service.execution.fake_ray_jobs import FakeRayJobs
 from service.execution.local_ray import LocalRay
 from service.execution.ray_jobs import (
     DashboardRayJobs,
@@ -17,7 +18,6 @@ from service.execution.ray_jobs import (
     RayUnreachable,
     wait_until_ended,
 )
-from tests.execution.fake_ray_jobs import FakeRayJobs
 
 _numbers = itertools.count()
 TIMEOUT_S = 90.0

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from service.execution.fake_ray_jobs import FakeRayJobs
 from service.execution.ray_jobs import RayUnreachable
 from service.execution.scheduler import Scheduler
 from service.failures import INFRASTRUCTURE_LIMIT
@@ -15,7 +16,6 @@ from service.settings import Settings
 from service.states import ExperimentState
 from service.store import Store
 from tests.execution.conftest import Clock, Submit
-from tests.execution.fake_ray_jobs import FakeRayJobs
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.config import Batch, Length, Model, Rates, RunConfig, Task, Telemetry, Workspace
+from trainers.config import Batch, DevicePricing, Length, Model, RunConfig, Task, Telemetry, Workspace
 from trainers.entrypoint import train
 from trainers.figures import FIGURES, POINTS, SCORES, TEST_SCORES
 from trainers.reporting import NeverStop, NullSink, Outcome, Point
@@ -42,7 +42,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, set[str
         length=Length(steps=2),
         telemetry=Telemetry(gradient_noise=False),
         seed=0,
-        rates=Rates(
+        rates=DevicePricing(
             hardware="cpu", device="cpu", price_usd_per_hour=0.05, price_date="2026-01-01", tdp_w=7.5
         ),
         workspace=Workspace(

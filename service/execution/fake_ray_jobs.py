@@ -1,4 +1,4 @@
-"""Jobs in memory: passes the tests of the real ones, for tests that need no Ray."""
+"""Ray Jobs in memory, for tests and benchmarks without Ray; held to the tests of the real ones."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class FakeRayJobs:
         self._jobs: dict[str, _FakeJob] = {}
 
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
+        """Starts a job, unless the id is known."""
         self._check()
         if submission_id not in self._jobs:
             job = RayJob(submission_id, JobState.pending, "", dict(metadata))
@@ -43,6 +44,7 @@ class FakeRayJobs:
         self.after_submit()
 
     def status(self, submission_id: str) -> RayJob | None:
+        """Returns the job as it is at this look."""
         self._check()
         found = self._jobs.get(submission_id)
         if found is None:
@@ -53,17 +55,20 @@ class FakeRayJobs:
         return found.job
 
     def stop(self, submission_id: str) -> None:
+        """Ends a job."""
         self._check()
         found = self._jobs.get(submission_id)
         if found is not None and not found.job.state.ended:
             found.job = replace(found.job, state=JobState.stopped, message="stopped")
 
     def logs(self, submission_id: str) -> str:
+        """Returns what `end` was given as output."""
         self._check()
         found = self._jobs.get(submission_id)
         return found.output if found else ""
 
     def cluster(self, at_s: float) -> ClusterSnapshot:
+        """Returns the nodes it was made with."""
         if self.unreachable:
             return ClusterSnapshot(at_s, False, None, ())
         return ClusterSnapshot(at_s, True, None, self.nodes)
