@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.options import Benchmark
-from service.execution.neighbours import LOOK_S
+from service.execution.neighbour_watch import LOOK_S
 from service.execution.processes import MARK, ProcessTable, mark_of
 
 BENCHMARK = Benchmark(

@@ -57,7 +57,7 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Relation:
     """`name operator value`."""
 
     name: Name
@@ -110,7 +110,7 @@ class Any:
     conditions: tuple[Condition, ...]
 
 
-Condition: TypeAlias = Comparison | Match | OneOf | IsNull | Not | All | Any
+Condition: TypeAlias = Relation | Match | OneOf | IsNull | Not | All | Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,7 @@ class _Parser:
             raise self._fail("LIKE, ILIKE or IN after NOT")
         elif self._token.kind == "symbol" and self._token.text in _COMPARISONS:
             operator = _COMPARISONS[self._take().text]
-            condition = Comparison(name, operator, self._literal(name))
+            condition = Relation(name, operator, self._literal(name))
         else:
             raise self._fail("=, !=, <, <=, >, >=, LIKE, ILIKE, IN or IS")
         return Not(condition) if negated else condition

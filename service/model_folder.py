@@ -115,7 +115,7 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
         texts = {
             "README.md": model_card(told).encode(),
             "config.json": (path / "config.json").read_bytes(),
-            **_tokenizer_files((path / "tokenizer.json").read_bytes(), int(spec["task"]["max_length"])),
+            **tokenizer_files((path / "tokenizer.json").read_bytes(), int(spec["task"]["max_length"])),
         }
         weights = (path / WEIGHTS).open("rb")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -132,7 +132,7 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
     return ModelFolder(f"run-{run_id}", (_File(MANIFEST, len(text), _sha256(text), io.BytesIO(text)), *files))
 
 
-def _tokenizer_files(tokenizer: bytes, max_length: int) -> dict[str, bytes]:
+def tokenizer_files(tokenizer: bytes, max_length: int) -> dict[str, bytes]:
     """What `AutoTokenizer` reads, from the one file that says all of it."""
     document = json.loads(tokenizer)
     vocabulary: Mapping[str, int] = document["model"]["vocab"]

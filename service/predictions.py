@@ -13,7 +13,6 @@ from service.states import TERMINAL_RUN_STATES
 from service.store import Store
 from trainers import predictions
 from trainers.predictions import NoPredictions as NoPredictions
-from trainers.predictions import Prediction
 
 CHUNK_BYTES = 1 << 20
 
@@ -60,17 +59,8 @@ def known_scores(store: Store, settings: Settings, run: Run) -> Mapping[str, flo
         return None
 
 
-def read_predictions(file: Path) -> Iterator[Prediction]:
-    """The predictions of a file, a bounded number in memory at a time.
-
-    Raises:
-        NoPredictions: it cannot be read.
-    """
-    return predictions.read(file)
-
-
 def json_lines(file: Path) -> Iterator[bytes]:
-    """The same as JSON lines: `unit`, `score`, `prediction`, `truth`.
+    """The predictions of a file as JSON lines: `unit`, `score`, `prediction`, `truth`.
 
     Raises:
         NoPredictions: it cannot be read.

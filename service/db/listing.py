@@ -185,7 +185,7 @@ def condition_sql(condition: Condition, table: Table, dialect: str) -> ColumnEle
                 if group
             )
             return sa.or_(*matches)
-        case filters.Comparison(name, operator, value):
+        case filters.Relation(name, operator, value):
             operand = _operand(name, table, dialect, value)
             result: ColumnElement[bool] = getattr(operand, _OPERATORS[operator])(_bound(value))
             return result

@@ -250,7 +250,7 @@ class Driver:
         wait_out(lambda: self._store.note(self._id, self._attempt, message, kind=kind), "a note")
 
 
-def _fail(store: Store, experiment_id: int, attempt: int, error: Exception) -> None:
+def end_failed_attempt(store: Store, experiment_id: int, attempt: int, error: Exception) -> None:
     """An error that the driver did not foresee: queue the experiment again, or fail it."""
     message = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     failure = (FailureClass.bug, message)
@@ -289,7 +289,8 @@ def main() -> int:
         failed = error
         try:
             wait_out(
-                lambda: _fail(store, options.experiment, options.attempt, failed), "the driver's failure"
+                lambda: end_failed_attempt(store, options.experiment, options.attempt, failed),
+                "the driver's failure",
             )
         except (StaleAttempt, Conflict) as ended:
             logger.error("%s", ended)

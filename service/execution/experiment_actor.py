@@ -17,7 +17,7 @@ from service.execution import driver_settings
 from service.execution.assignment import Ending, Grant
 from service.execution.mailbox import Delivery, Mailbox, WorkerAddress, WorkOrder
 from service.execution.recorder import Recorder
-from service.execution.report import Answer, Report
+from service.execution.report import Acknowledgement, Report
 from service.models import experiment_folder
 from service.store import Store
 from trainers.reporting import StopReason
@@ -46,7 +46,7 @@ class ExperimentActor:
         )
         self._mailbox = Mailbox()
 
-    async def report(self, report: Report) -> Answer:
+    async def report(self, report: Report) -> Acknowledgement:
         """Takes a worker's report; the answer comes when its rows are safe."""
         return await asyncio.wrap_future(self._recorder.submit(report))
 
@@ -125,9 +125,9 @@ class ExperimentActorClient:
         )
         return cls(actor)
 
-    def report(self, report: Report) -> Answer:
+    def report(self, report: Report) -> Acknowledgement:
         """Takes a worker's report; the answer comes when its rows are safe."""
-        answer: Answer = self._call("report", report)
+        answer: Acknowledgement = self._call("report", report)
         return answer
 
     def request_stops(self, everything: StopReason | None, runs: Mapping[int, StopReason]) -> None:

@@ -153,7 +153,7 @@ def main(word: str) -> None:
     try:
         document = measure(order)
     except Exception as error:
-        from service.execution.training import failure_of
+        from service.execution.worker_attempt import failure_of
 
         failures = dict(getattr(error, "worker_failures", None) or {0: error})
         _say(_FAILURE + failure_of(failures[min(failures)])[1])

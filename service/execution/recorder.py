@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
-from service.execution.report import Answer, Report, merge
+from service.execution.report import Acknowledgement, Report, merge
 from service.execution.spool import Spool, SpoolBusy
 from service.store import Conflict, NotFound, StaleAttempt, Store, StoreOutage
 from trainers.reporting import StopReason
@@ -46,7 +46,7 @@ class Recorder:
         self._spool = Spool(folder / f"{name}.spool")
         self._inherited = self._spools_left_behind()
         self._lock = threading.Condition()
-        self._waiting: list[tuple[Report, Future[Answer]]] = []
+        self._waiting: list[tuple[Report, Future[Acknowledgement]]] = []
         self._stop_all: StopReason | None = None
         self._stop_runs: dict[int, StopReason] = {}
         self._stale: set[tuple[int, int]] = set()
@@ -56,9 +56,9 @@ class Recorder:
         self._writer = threading.Thread(target=self._write_forever, name="recorder", daemon=True)
         self._writer.start()
 
-    def submit(self, report: Report) -> Future[Answer]:
+    def submit(self, report: Report) -> Future[Acknowledgement]:
         """Take a report; the future resolves when its rows are safe."""
-        future: Future[Answer] = Future()
+        future: Future[Acknowledgement] = Future()
         with self._lock:
             if report.empty or (report.run_id, report.attempt) in self._stale:
                 future.set_result(self._answer(report))
@@ -77,11 +77,6 @@ class Recorder:
         """Wait until what earlier recorders left on this disk has reached the database."""
         return self._caught_up.wait(timeout_s)
 
-    @property
-    def spooled_bytes(self) -> int:
-        """What lies on the local disk and not yet in the database."""
-        return self._spool.size + sum(spool.size for spool in self._inherited)
-
     def close(self) -> None:
         """Write what waits, then end. An empty spool is removed."""
         with self._lock:
@@ -94,9 +89,9 @@ class Recorder:
         if self._store is not None:
             self._store.close()
 
-    def _answer(self, report: Report) -> Answer:
+    def _answer(self, report: Report) -> Acknowledgement:
         stop = self._stop_all or self._stop_runs.get(report.run_id)
-        return Answer(stop, (report.run_id, report.attempt) in self._stale)
+        return Acknowledgement(stop, (report.run_id, report.attempt) in self._stale)
 
     def _spools_left_behind(self) -> list[Spool]:
         left = []

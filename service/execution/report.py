@@ -1,6 +1,6 @@
 """What travels between the workers of an experiment and its recorder.
 
-A `Report` carries rows of one attempt at one run; the `Answer` says that they are safe and
+A `Report` carries rows of one attempt at one run; the `Acknowledgement` says that they are safe and
 whether the worker should stop. Reports can be sent again: every row has a key.
 """
 
@@ -68,7 +68,7 @@ STALE_EXIT_CODE = 70
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Acknowledgement:
     """The rows of a report are committed or on the recorder's disk.
 
     Attributes:

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from service.execution.mailbox import WorkerAddress
-from service.execution.report import Answer, Report, Started
+from service.execution.report import Acknowledgement, Report, Started
 from service.records import LogLine, MeasurementRow
 from service.store import AliveRow, CheckpointRow, PointBatch, ProgressRow, RecordBatch
 from trainers.reporting import Measurement, Point, StopReason
@@ -52,7 +52,7 @@ class RecorderSink:
 
     def __init__(
         self,
-        send: Callable[[Report], Answer],
+        send: Callable[[Report], Acknowledgement],
         run_id: int,
         attempt: int,
         *,

@@ -53,11 +53,6 @@ class Spool:
         """No record is in it."""
         return self._end == 0
 
-    @property
-    def size(self) -> int:
-        """Bytes of all records."""
-        return self._end
-
     def append(self, records: Sequence[bytes]) -> None:
         """Add records, all or none; durable when this returns.
 

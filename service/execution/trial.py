@@ -18,7 +18,7 @@ from typing import Any
 
 from service.execution.assignment import Assignment, Ending, Ready, Turn
 from service.execution.experiment_actor import ExperimentActorClient, patiently
-from service.execution.training import ending_of, failure_of, failure_of_group, train_one
+from service.execution.worker_attempt import ending_of, failure_of, failure_of_group, train_one
 from service.execution.worker_group import WorkerGroup, WorkerGroupFailed, placement_id
 from trainers.errors import FailureClass
 

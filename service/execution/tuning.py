@@ -21,8 +21,8 @@ from service.execution.placement_watch import PlacementWatch
 from service.execution.ray_cluster import own_node_resource
 from service.execution.run_plan import Shape
 from service.execution.sweep import Sweep
-from service.execution.training import failure_of
 from service.execution.trial import run_trial
+from service.execution.worker_attempt import failure_of
 from trainers.errors import FailureClass
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from service.execution.mailbox import Delivery, WorkerAddress, WorkOrder
 from service.execution.ray_cluster import look_at_cluster
 from service.execution.run_plan import Shape
 from service.execution.sink import ray_node_id
-from service.execution.training import ending_of, train_one
+from service.execution.worker_attempt import ending_of, train_one
 from trainers.errors import BadSpecError
 
 logger = logging.getLogger(__name__)

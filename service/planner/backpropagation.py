@@ -56,7 +56,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class BackwardEstimate:
     """A backward pass as the model sees it.
 
     Attributes:
@@ -73,13 +73,8 @@ class Prediction:
     communication_ms: float
     exposed_ms: float
 
-    @property
-    def hidden_ms(self) -> float:
-        """Communication that goes on while layers compute."""
-        return self.communication_ms - self.exposed_ms
 
-
-def predict(layers: Sequence[Layer], *, overhead_ms: float = OVERHEAD_MS) -> Prediction:
+def predict(layers: Sequence[Layer], *, overhead_ms: float = OVERHEAD_MS) -> BackwardEstimate:
     """Overlap the layers' exchanges with the computation of the layers after them.
 
     Args:
@@ -98,7 +93,7 @@ def predict(layers: Sequence[Layer], *, overhead_ms: float = OVERHEAD_MS) -> Pre
         start = max(computed, exchanged)
         exchanged = start + layer.communication_ms
         intervals.append(Interval(layer.name, (begin, computed), (start, exchanged)))
-    return Prediction(
+    return BackwardEstimate(
         intervals=tuple(intervals),
         total_ms=max(computed, exchanged) + overhead_ms,
         compute_ms=computed,

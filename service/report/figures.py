@@ -260,7 +260,7 @@ def _effects(answer: EffectsAnswer | Unanswered) -> Iterable[Figure]:
                 "showlegend": False,
             }
         ]
-        unit = "%" if ratio else _unit(model.metric)
+        unit = "%" if ratio else unit_of(model.metric)
         layout = _layout(f"change of {title(model.metric)} ({unit})", "", height=120 + 44 * len(rows))
         layout["xaxis"]["zeroline"] = True
         yield Figure(
@@ -421,7 +421,7 @@ def _layout(x: str, y: str, *, height: int) -> dict[str, Any]:
 
 
 def _axis_title(name: str) -> str:
-    return f"{title(name)} ({_unit(name)})"
+    return f"{title(name)} ({unit_of(name)})"
 
 
 def _titled(name: str) -> str:
@@ -429,7 +429,7 @@ def _titled(name: str) -> str:
     return words[0].upper() + words[1:]
 
 
-def _unit(name: str) -> str:
+def unit_of(name: str) -> str:
     unit = DECLARED[name].unit if name in DECLARED else "1"
     return "share, 0 to 1" if unit == "1" and name in SCORES else unit
 

@@ -29,7 +29,7 @@ class NewEvent:
     data: dict[str, Any] | None = None
 
 
-class Part:
+class StorePart:
     """Base of the parts of the store."""
 
     def __init__(self, database: Database, settings: Settings, clock: Callable[[], float]) -> None:

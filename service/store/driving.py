@@ -21,7 +21,7 @@ from service.events import EventKind
 from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, ExperimentState, RunState
 from service.store.base import (
     NewEvent,
-    Part,
+    StorePart,
     announce,
     check_experiment_attempt,
     experiment_id_of,
@@ -60,7 +60,7 @@ class Requests:
     cancel_runs: frozenset[int]
 
 
-class Driving(Part):
+class Driving(StorePart):
     """The part of the store that drivers and schedulers write through."""
 
     def driver_started(

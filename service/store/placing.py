@@ -12,7 +12,7 @@ from service.events import EventKind
 from service.records import Placement
 from service.store.base import (
     NewEvent,
-    Part,
+    StorePart,
     announce,
     check_experiment_attempt,
     lock_experiment,
@@ -29,7 +29,7 @@ class Held:
     devices: int
 
 
-class Placing(Part):
+class Placing(StorePart):
     """The part of the store that knows who holds which devices."""
 
     def record_placements(self, experiment_id: int, attempt: int, changed: Sequence[Placement]) -> None:

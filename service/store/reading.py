@@ -28,7 +28,7 @@ from service.models import Reference
 from service.records import Attempt, Event, Experiment, LogLine, MeasurementRow, Page, Placement, Run
 from service.reuse import Equal
 from service.states import ExperimentState, RunState
-from service.store.base import Part, read_experiment, read_run, source_of
+from service.store.base import StorePart, read_experiment, read_run, source_of
 from trainers.telemetry.timeline import OVERHEAD
 
 MAX_PAGE_SIZE = 1000
@@ -57,7 +57,7 @@ class Totals:
 _OF_TRIED = tuple(field.name for field in fields(Tried) if field.name != "measured")
 
 
-class Reading(Part):
+class Reading(StorePart):
     """The part of the store that reads records."""
 
     def experiment(self, id: int) -> Experiment:

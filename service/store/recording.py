@@ -19,7 +19,7 @@ from service.db.engine import Database
 from service.records import LogLine, MeasurementRow
 from service.settings import Settings
 from service.states import RunState
-from service.store.base import Part, storable
+from service.store.base import StorePart, storable
 
 LONGEST_LOG_LINE = 16_000
 """Log messages are cut to this many characters."""
@@ -109,7 +109,7 @@ class RecordBatch:
         return seen
 
 
-class Recording(Part):
+class Recording(StorePart):
     """The part of the store that recorders write through."""
 
     def __init__(self, database: Database, settings: Settings, clock: Callable[[], float]) -> None:

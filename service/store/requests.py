@@ -23,7 +23,7 @@ from service.states import (
 )
 from service.store.base import (
     NewEvent,
-    Part,
+    StorePart,
     announce,
     experiment_id_of,
     lock_experiment,
@@ -48,7 +48,7 @@ _FROM_THE_BEGINNING = {
 """A run that is measured again has nothing of the measurement before."""
 
 
-class Requesting(Part):
+class Requesting(StorePart):
     """The part of the store that takes people's requests."""
 
     def request_cancel(self, experiment_id: int) -> Experiment:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from service.db import point_statements
 from service.records import PointRow
-from service.store.base import Part, source_of
+from service.store.base import StorePart, source_of
 from service.store.reading import as_float
 
 THINNED_HERE = 50_000
@@ -33,7 +33,7 @@ class _Segment:
     high: int
 
 
-class Series(Part):
+class Series(StorePart):
     """The part of the store that reads points."""
 
     def latest_points(self, run_id: int) -> list[PointRow]:

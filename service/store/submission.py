@@ -24,7 +24,7 @@ from service.spec import ExperimentSpec, RunPlan, cell_of
 from service.states import ExperimentState, RunState
 from service.store.base import (
     NewEvent,
-    Part,
+    StorePart,
     announce,
     check_experiment_attempt,
     lock_experiment,
@@ -93,7 +93,7 @@ _INITIAL_RUN = {
 }
 
 
-class Submission(Part):
+class Submission(StorePart):
     """The part of the store that takes experiments in."""
 
     def __init__(self, database: Database, settings: Settings, clock: Callable[[], float]) -> None:

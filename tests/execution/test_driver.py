@@ -115,7 +115,7 @@ def test_an_error_of_the_driver_is_tried_again_and_then_fails(
     for attempt, state in ((1, ExperimentState.queued), (2, ExperimentState.failed)):
         clock.forward(10)  # type: ignore[attr-defined]
         assert queue.claim("s", lease_s=60)
-        driver._fail(store, experiment.id, attempt, KeyError("odd"))
+        driver.end_failed_attempt(store, experiment.id, attempt, KeyError("odd"))
         found = store.experiment(experiment.id)
         assert found.state is state
         assert found.failure_class == "bug"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from service.execution.training import failure_of_group
+from service.execution.worker_attempt import failure_of_group
 from trainers.config import Parallel, Strategy
 from trainers.errors import FailureClass
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.execution.recorder import Recorder
-from service.execution.report import Answer, Report, Started
+from service.execution.report import Acknowledgement, Report, Started
 from service.queue import Queue
 from service.records import LogLine, MeasurementRow
 from service.settings import Settings
@@ -56,7 +56,7 @@ def away(store: Store) -> AwayStore:
     return AwayStore(store)
 
 
-Record = Callable[[Report], Answer]
+Record = Callable[[Report], Acknowledgement]
 
 
 @pytest.fixture
@@ -83,8 +83,12 @@ def points(run_id: int, steps: range, attempt: int = 1) -> Report:
     return Report(run_id, attempt, rows=RecordBatch(points=[batch]))
 
 
-def say(recorder: Recorder, report: Report) -> Answer:
+def say(recorder: Recorder, report: Report) -> Acknowledgement:
     return recorder.submit(report).result(TIMEOUT_S)
+
+
+def spooled_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in (folder / "spool").glob("*.spool"))
 
 
 def steps_of(store: Store, run_id: int) -> list[int]:
@@ -92,7 +96,7 @@ def steps_of(store: Store, run_id: int) -> list[int]:
 
 
 def test_what_is_acknowledged_is_in_the_database(recorder: Recorder, store: Store, run_id: int) -> None:
-    assert say(recorder, points(run_id, range(10))) == Answer()
+    assert say(recorder, points(run_id, range(10))) == Acknowledgement()
     assert steps_of(store, run_id) == list(range(10))
 
 
@@ -121,27 +125,27 @@ def test_a_report_that_comes_twice_changes_nothing(recorder: Recorder, store: St
 
 
 def test_points_wait_on_the_disk_while_the_database_is_away_and_arrive_once(
-    recorder: Recorder, away: AwayStore, store: Store, run_id: int
+    recorder: Recorder, away: AwayStore, store: Store, run_id: int, tmp_path: Path
 ) -> None:
     say(recorder, points(run_id, range(10)))
     away.away = True
     for first in range(10, 100, 10):
-        assert say(recorder, points(run_id, range(first, first + 10))) == Answer()
+        assert say(recorder, points(run_id, range(first, first + 10))) == Acknowledgement()
     assert steps_of(store, run_id) == list(range(10))
-    assert recorder.spooled_bytes > 0
+    assert spooled_bytes(tmp_path) > 0
     away.away = False
     say(recorder, points(run_id, range(100, 101)))
-    wait_for(lambda: recorder.spooled_bytes == 0)
+    wait_for(lambda: spooled_bytes(tmp_path) == 0)
     assert steps_of(store, run_id) == list(range(101))
 
 
 def test_the_disk_is_emptied_without_further_reports(
-    recorder: Recorder, away: AwayStore, store: Store, run_id: int
+    recorder: Recorder, away: AwayStore, store: Store, run_id: int, tmp_path: Path
 ) -> None:
     away.away = True
     say(recorder, Report(run_id, 1, Started(10, 0, {}), points(run_id, range(10)).rows))
     away.away = False
-    wait_for(lambda: recorder.spooled_bytes == 0)
+    wait_for(lambda: spooled_bytes(tmp_path) == 0)
     assert steps_of(store, run_id) == list(range(10))
     assert store.run(run_id).state is RunState.running
 
@@ -213,7 +217,7 @@ def test_nothing_is_acknowledged_when_neither_database_nor_disk_takes_it(
     with pytest.raises(TimeoutError):
         future.result(0.5)
     away.away = False
-    assert future.result(TIMEOUT_S) == Answer()
+    assert future.result(TIMEOUT_S) == Acknowledgement()
     assert steps_of(store, run_id) == list(range(5))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from service.execution.report import Answer, Report
+from service.execution.report import Acknowledgement, Report
 from service.execution.sink import RecorderSink
 from trainers.reporting import Measurement, Point, Provenance, StopReason
 
@@ -18,11 +18,11 @@ class Receiver:
 
     def __init__(self) -> None:
         self.reports: list[Report] = []
-        self.answer = Answer()
+        self.answer = Acknowledgement()
         self.away = False
         self.slow_s = 0.0
 
-    def __call__(self, report: Report) -> Answer:
+    def __call__(self, report: Report) -> Acknowledgement:
         if self.away:
             raise ConnectionError("the recorder was killed")
         time.sleep(self.slow_s)
@@ -92,13 +92,13 @@ def test_a_slow_recorder_does_not_hold_up_the_loop(sink: RecorderSink, receiver:
 
 def test_stops_are_heard_of_without_any_row(sink: RecorderSink, receiver: Receiver) -> None:
     assert sink.requested() is None
-    receiver.answer = Answer(stop=StopReason.pause)
+    receiver.answer = Acknowledgement(stop=StopReason.pause)
     wait_for(lambda: sink.requested() is StopReason.pause, timeout_s=1.5)
 
 
 def test_a_stale_attempt_is_called_off_once(receiver: Receiver) -> None:
     called = []
-    receiver.answer = Answer(stale=True)
+    receiver.answer = Acknowledgement(stale=True)
     sink = RecorderSink(receiver, 7, 2, on_stale=lambda: called.append(1))
     wait_for(lambda: sink.stale)
     assert sink.requested() is StopReason.preempted
@@ -136,7 +136,7 @@ def test_no_checkpoint_is_ahead_of_the_points_that_lead_to_it(sink: RecorderSink
 
 
 def test_other_ranks_report_nothing_and_hear_stops(receiver: Receiver) -> None:
-    receiver.answer = Answer(stop=StopReason.cancel)
+    receiver.answer = Acknowledgement(stop=StopReason.cancel)
     sink = RecorderSink(receiver, 7, 2, rank=1)
     sink.points([Point("loss", 1, 0.5)])
     wait_for(lambda: sink.requested() is StopReason.cancel)

@@ -13,7 +13,6 @@ from service.filters import (
     MAX_LENGTH,
     All,
     Any,
-    Comparison,
     Condition,
     IsNull,
     Kind,
@@ -22,6 +21,7 @@ from service.filters import (
     Not,
     OneOf,
     Order,
+    Relation,
     parse_filter,
     parse_order,
 )
@@ -34,32 +34,32 @@ SEED = Name("seed", Kind.number)
 @pytest.mark.parametrize(
     ("text", "condition"),
     [
-        ("accuracy > 0.9", Comparison(ACCURACY, ">", 0.9)),
-        ("accuracy>=-1e3", Comparison(ACCURACY, ">=", -1000.0)),
-        ("accuracy == 1", Comparison(ACCURACY, "=", 1)),
-        ("accuracy <> 1", Comparison(ACCURACY, "!=", 1)),
-        ("precision = 'it''s'", Comparison(PRECISION, "=", "it's")),
-        ('precision = "a\'b"', Comparison(PRECISION, "=", "a'b")),
+        ("accuracy > 0.9", Relation(ACCURACY, ">", 0.9)),
+        ("accuracy>=-1e3", Relation(ACCURACY, ">=", -1000.0)),
+        ("accuracy == 1", Relation(ACCURACY, "=", 1)),
+        ("accuracy <> 1", Relation(ACCURACY, "!=", 1)),
+        ("precision = 'it''s'", Relation(PRECISION, "=", "it's")),
+        ('precision = "a\'b"', Relation(PRECISION, "=", "a'b")),
         ("precision LIKE 'fp%'", Match(PRECISION, "fp%", False)),
         ("precision not ilike 'FP%'", Not(Match(PRECISION, "FP%", True))),
         ("precision in ('a', \"b\")", OneOf(PRECISION, ("a", "b"))),
         ("accuracy not in (1, 2.5)", Not(OneOf(ACCURACY, (1, 2.5)))),
         ("accuracy is null", IsNull(ACCURACY)),
         ("accuracy Is Not Null", Not(IsNull(ACCURACY))),
-        ("axis.batch.global_size = 8", Comparison(Name("batch.global_size", Kind.axis), "=", 8)),
-        ("axis.\"x y\" = 'a'", Comparison(Name("x y", Kind.axis), "=", "a")),
+        ("axis.batch.global_size = 8", Relation(Name("batch.global_size", Kind.axis), "=", 8)),
+        ("axis.\"x y\" = 'a'", Relation(Name("x y", Kind.axis), "=", "a")),
         (
             "accuracy > 1 and seed = 1 or not precision = 'a'",
             Any((
-                All((Comparison(ACCURACY, ">", 1), Comparison(Name("seed", Kind.number), "=", 1))),
-                Not(Comparison(PRECISION, "=", "a")),
+                All((Relation(ACCURACY, ">", 1), Relation(Name("seed", Kind.number), "=", 1))),
+                Not(Relation(PRECISION, "=", "a")),
             )),
         ),
         (
             "accuracy > 1 and (seed = 1 or seed = 2)",
             All((
-                Comparison(ACCURACY, ">", 1),
-                Any((Comparison(SEED, "=", 1), Comparison(SEED, "=", 2))),
+                Relation(ACCURACY, ">", 1),
+                Any((Relation(SEED, "=", 1), Relation(SEED, "=", 2))),
             )),
         ),
         ("", None),
@@ -147,9 +147,7 @@ def _values(name: Name) -> st.SearchStrategy[object]:
 
 _leaves = _names.flatmap(
     lambda name: st.one_of(
-        st.builds(
-            Comparison, st.just(name), st.sampled_from(["=", "!=", "<", "<=", ">", ">="]), _values(name)
-        ),
+        st.builds(Relation, st.just(name), st.sampled_from(["=", "!=", "<", "<=", ">", ">="]), _values(name)),
         st.builds(OneOf, st.just(name), st.lists(_values(name), min_size=1, max_size=3).map(tuple)),
         st.builds(IsNull, st.just(name)),
         st.builds(Match, st.just(PRECISION), st.text(), st.booleans()),
@@ -181,7 +179,7 @@ def written(condition: Condition) -> str:
             return f"{_name(name)} {'ILIKE' if ignore_case else 'like'} {_literal(pattern)}"
         case OneOf(name, values):
             return f"{_name(name)} IN ({', '.join(map(_literal, values))})"
-        case Comparison(name, operator, value):
+        case Relation(name, operator, value):
             return f"{_name(name)}{operator}{_literal(value)}"
 
 

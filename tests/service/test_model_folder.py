@@ -25,7 +25,7 @@ from service.document import parse
 from service.execution.run_plan import run_config
 from service.hardware import CATALOGUE
 from service.model_archive import BrokenModel, unpack
-from service.model_folder import _tokenizer_files, open_model
+from service.model_folder import open_model, tokenizer_files
 from service.models import NoModel, checkpoint_of, checkpoints_folder
 from service.queue import Queue
 from service.records import MeasurementRow, Run
@@ -192,7 +192,7 @@ def test_a_tokenizer_of_pieces_alone_keeps_its_case_in_the_checkpoint(tmp_path: 
     (tmp_path / "model" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     (tmp_path / "checkpoint").mkdir()
     tokenizers.write(tmp_path / "checkpoint", tokenizers.file_in(tmp_path / "model"))
-    files = _tokenizer_files((tmp_path / "checkpoint" / "tokenizer.json").read_bytes(), 32)
+    files = tokenizer_files((tmp_path / "checkpoint" / "tokenizer.json").read_bytes(), 32)
     for name, content in files.items():
         (tmp_path / "checkpoint" / name).write_bytes(content)
     loaded = AutoTokenizer.from_pretrained(tmp_path / "checkpoint")

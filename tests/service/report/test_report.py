@@ -14,7 +14,7 @@ from service.analysis.errors import AnalysisError
 from service.analysis.selection import Selection
 from service.report import html, markdown
 from service.report.contents import TIME_PARTS, Unanswered
-from service.report.figures import PALETTE, _unit, figures
+from service.report.figures import PALETTE, figures, unit_of
 from service.report.sections import Table, sections
 from tests.service.report.conftest import Sweep
 from trainers.telemetry.timeline import OWN
@@ -75,7 +75,7 @@ def test_every_axis_of_numbers_has_a_unit(simulated: Sweep) -> None:
     ],
 )  # fmt: skip
 def test_units_are_the_declared_ones(name: str, unit: str) -> None:
-    assert _unit(name) == unit
+    assert unit_of(name) == unit
 
 
 def test_only_colours_that_everybody_tells_apart_are_used(simulated: Sweep) -> None:

@@ -147,7 +147,7 @@ class Company:
         return said
 
 
-class Watch:
+class NeighbourWatch:
     """Looks at the node for as long as an attempt lasts, in a thread, and reports what it finds.
 
     Args:
@@ -224,7 +224,7 @@ class Watch:
 
 def watcher(
     report: Callable[[Sequence[Measurement]], None], device: str, rank: int, workers: Sequence[WorkerAddress]
-) -> Watch | None:
+) -> NeighbourWatch | None:
     """The watch of a worker: the first of its group on each machine has one.
 
     Args:
@@ -234,11 +234,11 @@ def watcher(
         workers: of the group, by rank; empty for a worker that is alone.
     """
     if not workers:
-        return Watch(report, device, roots=[os.getpid()])
+        return NeighbourWatch(report, device, roots=[os.getpid()])
     here = [worker for worker in workers if worker.host == workers[rank].host]
     if min(worker.rank for worker in here) != rank:
         return None
-    return Watch(report, device, roots=[worker.pid for worker in here])
+    return NeighbourWatch(report, device, roots=[worker.pid for worker in here])
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from typing import Any
 from service.execution.assignment import Assignment, Ending
 from service.execution.experiment_actor import ExperimentActorClient
 from service.execution.mailbox import WorkerAddress
-from service.execution.neighbours import watcher
+from service.execution.neighbour_watch import watcher
 from service.execution.report import STALE_EXIT_CODE
 from service.execution.sink import RecorderSink
 from trainers.config import Parallel

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from service.execution.mailbox import WorkerAddress
-from service.execution.neighbours import (
+from service.execution.neighbour_watch import (
     OTHERS_SHARE,
     Company,
-    Watch,
+    NeighbourWatch,
     cpu_by_kind,
     kind_of,
     watcher,
@@ -193,7 +193,7 @@ def test_rays_and_the_services_processes_are_known_by_their_commands(tmp_path: P
 def test_burners_of_each_kind_are_seen_for_their_share_of_the_time(spin: Callable[..., int]) -> None:
     said: list[Measurement] = []
     worker = spin(MINE)
-    watch = Watch(said.extend, "cpu", roots=[worker], mark=MINE, every_s=0.5)
+    watch = NeighbourWatch(said.extend, "cpu", roots=[worker], mark=MINE, every_s=0.5)
     time.sleep(1.5)
     began = time.monotonic()
     burners = {Neighbour.other_experiment: spin(ANOTHER), Neighbour.foreign: spin()}
