@@ -53,7 +53,7 @@ def of_cpus(kind: Neighbour) -> str:
     return f"neighbours_{kind}_cpu_pct"
 
 
-class Measured(Protocol):
+class MeasuredRun(Protocol):
     """What the rule needs of a run; `service.records.Run` has it, and its columns of `of_time`."""
 
     @property
@@ -72,14 +72,14 @@ class Measured(Protocol):
         ...
 
 
-def disturbances(runs: Iterable[Measured]) -> dict[int, tuple[Neighbour, ...]]:
+def disturbances(runs: Iterable[MeasuredRun]) -> dict[int, tuple[Neighbour, ...]]:
     """Who disturbed runs with a result, by the run's number; undisturbed runs are left out.
 
     Args:
         runs: those that are compared: whether company of the same experiment disturbs is a matter of all
             runs of a configuration.
     """
-    cells: dict[str, list[Measured]] = {}
+    cells: dict[str, list[MeasuredRun]] = {}
     for run in runs:
         if run.state in RUN_STATES_WITH_RESULT:
             cells.setdefault(json.dumps(run.point, sort_keys=True), []).append(run)
@@ -98,7 +98,7 @@ def disturbances(runs: Iterable[Measured]) -> dict[int, tuple[Neighbour, ...]]:
     return found
 
 
-def _noticed(run: Measured) -> list[Neighbour]:
+def _noticed(run: MeasuredRun) -> list[Neighbour]:
     return [kind for kind in Neighbour if (getattr(run, of_time(kind)) or 0.0) > DISTURBED_PCT]
 
 

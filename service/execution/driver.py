@@ -53,7 +53,7 @@ GRACE_S = 30.0
 _CATCH_UP_S = 3600.0
 
 
-class Heartbeat:
+class LeaseRenewal:
     """Renews the lease in a thread, and passes on what people ask for.
 
     Args:
@@ -69,7 +69,7 @@ class Heartbeat:
         self._heard = heard
         self._last = Requests(False, False, frozenset())
         # Training continues through an outage; whether the lease held is seen when the database is back.
-        self._repeated = Repeated(self._renew, BEAT_S, "heartbeat", on_stale=lost)
+        self._repeated = Repeated(self._renew, BEAT_S, "lease renewal", on_stale=lost)
 
     def start(self) -> None:
         """Begin."""
@@ -124,16 +124,16 @@ class Driver:
             lambda: self._store.driver_started(self._id, self._attempt, socket.gethostname(), os.getpid()),
             "the start of the driver",
         )
-        heartbeat = Heartbeat(
+        renewal = LeaseRenewal(
             lambda: self._store.renew_lease(self._id, self._attempt, self._settings.lease_s),
             self._hear,
             self._lost,
         )
-        heartbeat.start()
+        renewal.start()
         try:
             state, failure = self._carry_out()
         finally:
-            heartbeat.stop()
+            renewal.stop()
         wait_out(
             lambda: self._store.finish_experiment(self._id, self._attempt, state, failure=failure),
             "the end of the experiment",

@@ -226,7 +226,7 @@ def _client(url: str) -> Any:
     """Ray's client, with time limits and with error statuses that can be told apart."""
     from ray.job_submission import JobSubmissionClient
 
-    class Client(JobSubmissionClient):  # type: ignore[misc, unused-ignore]
+    class JobClient(JobSubmissionClient):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             # Past the base class, which would take RAY_ADDRESS for the url, and ask its head.
             super(JobSubmissionClient, self).__init__(address=url)
@@ -238,7 +238,7 @@ def _client(url: str) -> Any:
         def _raise_error(self, response: Any) -> None:
             raise _Answer(response.status_code, response.text)
 
-    return Client()
+    return JobClient()
 
 
 def _usage(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:

@@ -5,7 +5,7 @@ plotly figures, `page` writes the HTML and `text` the Markdown. Only `gather` re
 """
 
 from service.report.contents import Contents, gather
-from service.report.page import Page, html
+from service.report.page import ReportPage, html
 from service.report.text import markdown
 
-__all__ = ["Contents", "Page", "gather", "html", "markdown"]
+__all__ = ["Contents", "ReportPage", "gather", "html", "markdown"]

@@ -24,7 +24,7 @@ _FOLDER = files("service.report")
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ReportPage:
     """A finished page.
 
     Attributes:
@@ -36,7 +36,7 @@ class Page:
     policy: str
 
 
-def html(contents: Contents) -> Page:
+def html(contents: Contents) -> ReportPage:
     """The whole report."""
     parts = sections(contents)
     drawn = [as_mapping(b.figure) for part in parts for b in part.blocks if isinstance(b, Plot)]
@@ -54,7 +54,7 @@ def html(contents: Contents) -> Page:
         style=_read("page.css"),
         policy=policy,
     )
-    return Page(text, policy)
+    return ReportPage(text, policy)
 
 
 def _policy(scripts: tuple[str, ...]) -> str:

@@ -59,7 +59,7 @@ Block = Paragraph | Bullets | Code | Table | Plot
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """One part of the report.
 
     Attributes:
@@ -73,7 +73,7 @@ class Section:
     blocks: list[Block] = field(default_factory=list)
 
 
-def sections(contents: Contents) -> list[Section]:
+def sections(contents: Contents) -> list[ReportSection]:
     """The whole report in order; a section without anything to say is left out."""
     drawn = {figure.id: Plot(figure) for figure in figures(contents)}
 
@@ -81,25 +81,25 @@ def sections(contents: Contents) -> list[Section]:
         return [plot for id, plot in drawn.items() if id.startswith(prefix)]
 
     found = [
-        Section("answer", "Answer", list(_answer(contents))),
-        Section("question", "Question", list(_question(contents))),
-        Section("results", "Results", list(_results(contents))),
-        Section("trade-offs", "What more accuracy costs", [*_frontier(contents), *plots("tradeoff-")]),
-        Section("verdicts", "Tested claims", list(_verdicts(contents))),
-        Section("effects", "What each axis does", [*_effects(contents), *plots("effect-")]),
-        Section("speed-ups", "Against the baseline", list(_speedup(contents))),
-        Section("scores", "If you weigh it otherwise", list(_scores(contents))),
-        Section("curves", "Learning curves", plots("curve-")),
-        Section(
+        ReportSection("answer", "Answer", list(_answer(contents))),
+        ReportSection("question", "Question", list(_question(contents))),
+        ReportSection("results", "Results", list(_results(contents))),
+        ReportSection("trade-offs", "What more accuracy costs", [*_frontier(contents), *plots("tradeoff-")]),
+        ReportSection("verdicts", "Tested claims", list(_verdicts(contents))),
+        ReportSection("effects", "What each axis does", [*_effects(contents), *plots("effect-")]),
+        ReportSection("speed-ups", "Against the baseline", list(_speedup(contents))),
+        ReportSection("scores", "If you weigh it otherwise", list(_scores(contents))),
+        ReportSection("curves", "Learning curves", plots("curve-")),
+        ReportSection(
             "time",
             "Where the time went",
             [*plots("breakdown"), *plots("step-"), *plots("timeline"), *_drift(contents)],
         ),
-        Section("ledger", "What it cost in all", list(_ledger(contents))),
-        Section("method", "Method", list(_method(contents))),
-        Section("environment", "Environment", list(_environment(contents))),
-        Section("caveats", "Before you believe this", list(_caveats(contents))),
-        Section("reproduce", "How to reproduce", list(_reproduce(contents))),
+        ReportSection("ledger", "What it cost in all", list(_ledger(contents))),
+        ReportSection("method", "Method", list(_method(contents))),
+        ReportSection("environment", "Environment", list(_environment(contents))),
+        ReportSection("caveats", "Before you believe this", list(_caveats(contents))),
+        ReportSection("reproduce", "How to reproduce", list(_reproduce(contents))),
     ]
     return [section for section in found if section.blocks]
 

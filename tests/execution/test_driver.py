@@ -1,4 +1,4 @@
-"""The driver's heartbeat, its settings file, and what it does about an error of its own."""
+"""The driver's lease renewal, its settings file, and what it does about an error of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.execution import driver, driver_settings
-from service.execution.driver import Heartbeat
+from service.execution.driver import LeaseRenewal
 from service.queue import Queue
 from service.settings import Settings
 from service.states import ExperimentState
@@ -46,10 +46,10 @@ def test_requests_are_passed_on() -> None:
         told.set()
 
     cancel = Requests(True, False, frozenset())
-    heartbeat = Heartbeat(beating(NOTHING, cancel), hear, lambda: None)
-    heartbeat.start()
+    renewal = LeaseRenewal(beating(NOTHING, cancel), hear, lambda: None)
+    renewal.start()
     assert told.wait(5)
-    heartbeat.stop()
+    renewal.stop()
     assert heard[0] == cancel
 
 
@@ -63,30 +63,30 @@ def test_a_request_that_could_not_be_passed_on_is_passed_on_later() -> None:
             raise ConnectionError("the actor restarts")
         told.set()
 
-    heartbeat = Heartbeat(beating(Requests(False, True, frozenset())), hear, lambda: None)
-    heartbeat.start()
+    renewal = LeaseRenewal(beating(Requests(False, True, frozenset())), hear, lambda: None)
+    renewal.start()
     assert told.wait(5)
-    heartbeat.stop()
+    renewal.stop()
 
 
 def test_a_database_that_is_away_does_not_end_the_heartbeat() -> None:
     told = threading.Event()
-    heartbeat = Heartbeat(
+    renewal = LeaseRenewal(
         beating(StoreUnavailable("locked"), OSError("odd"), Requests(True, False, frozenset())),
         lambda requests: told.set(),
         lambda: None,
     )
-    heartbeat.start()
+    renewal.start()
     assert told.wait(5)
-    heartbeat.stop()
+    renewal.stop()
 
 
 def test_a_stale_attempt_is_called_off() -> None:
     lost = threading.Event()
-    heartbeat = Heartbeat(beating(StaleAttempt("over")), lambda requests: None, lost.set)
-    heartbeat.start()
+    renewal = LeaseRenewal(beating(StaleAttempt("over")), lambda requests: None, lost.set)
+    renewal.start()
     assert lost.wait(5)
-    heartbeat.stop()
+    renewal.stop()
 
 
 def test_settings_reach_the_driver_whole_and_private(tmp_path: Path) -> None:
