@@ -84,7 +84,7 @@ def format_on(device: torch.device, wanted: str, student: Precision = Precision.
     kind = kind_of(device)
     has_instructions = {"fp16": has_fp16, "bf16": has_bf16, "fp32": lambda _: True}
     if wanted == "auto":
-        wanted = next(format for format in kind.teacher_precisions if has_instructions[format](device))
+        wanted = next(half for half in kind.teacher_precisions if has_instructions[half](device))
     if wanted not in kind.teacher_precisions:
         raise BadSpecError(
             f"distillation.teacher_precision {wanted} needs a GPU, and this worker computes on its "
