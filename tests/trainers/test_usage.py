@@ -321,17 +321,15 @@ def test_rapl_is_shared_out_by_cpu_time(configure, monkeypatch, tmp_path):
     assert "whole" in measured["cpu_energy_kwh"].scope
 
 
-def lived(folder: Path, began_s: float, seen_s: float, more: str = "") -> None:
+def lived(folder: Path, began_s: float, seen_s: float) -> None:
     file = folder / f"alive-{int(began_s)}-1"
-    file.write_text(f"{began_s!r}{more}")
+    file.write_text(f"{began_s!r}")
     os.utime(file, (seen_s, seen_s))
 
 
 def test_lost_time_is_what_dead_attempts_did_after_the_checkpoint(tmp_path):
     lived(tmp_path, 100.0, 160.0)  # before the checkpoint's attempt: nothing of it is lost
-    lived(
-        tmp_path, 200.0, 260.0, " 4"
-    )  # of a version that wrote its workers too; wrote the checkpoint at 250
+    lived(tmp_path, 200.0, 260.0)  # wrote the checkpoint at 250
     lived(tmp_path, 300.0, 305.0)  # died in its set-up
     before = HeartbeatFile(tmp_path, 320.0).look_back(kept_until_s=250.0, submitted_s=50.0)
     assert before.lost_s == 10.0 + 5.0
@@ -349,9 +347,9 @@ def test_without_a_checkpoint_all_work_of_dead_attempts_is_lost(tmp_path):
 
 def test_a_folder_that_cannot_be_written_loses_the_figure_not_the_run(tmp_path):
     (tmp_path / "file").write_text("")
-    life = HeartbeatFile(tmp_path / "file" / "folder", 1.0)
-    life.beat()
-    assert life.look_back(kept_until_s=None, submitted_s=None).lost_s == 0.0
+    heartbeat = HeartbeatFile(tmp_path / "file" / "folder", 1.0)
+    heartbeat.beat()
+    assert heartbeat.look_back(kept_until_s=None, submitted_s=None).lost_s == 0.0
 
 
 def test_the_parts_explain_the_time_of_a_run_that_was_killed(launch, config_in, tmp_path):
