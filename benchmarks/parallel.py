@@ -52,9 +52,9 @@ from service.planner.profiled import exchange_of, link_of, step_of
 from service.planner.step_time import estimate
 from trainers.checkpoints.manifest import TRACE
 from trainers.config import RunConfig
-from trainers.measuring.figures import Profile
-from trainers.measuring.local_group import GroupError, LocalGroup
-from trainers.measuring.profile import (
+from trainers.dry_runs.local_group import GroupError, LocalGroup
+from trainers.dry_runs.profile import Profile
+from trainers.dry_runs.step_costs import (
     MIB,
     compression_cost,
     measure_group,

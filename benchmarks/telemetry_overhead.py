@@ -126,30 +126,30 @@ class Ticks:
 
     def __init__(self, folder: Path) -> None:
         self._ring, self._device = Ring(), Stand()
-        self._rapl, self._life = find_rapl(), HeartbeatFile(folder / "life", time.time())
+        self._rapl, self._heartbeat = find_rapl(), HeartbeatFile(folder / "heartbeat", time.time())
 
     def tick(self) -> None:
         """One tick."""
         self._ring.append(self._device.sample())
         self._rapl.read_j()
-        self._life.beat()
+        self._heartbeat.beat()
 
 
 def _measure(trainer: SwitchedTrainer, ticks: Ticks, pairs: int) -> dict[str, Any]:
-    parts = trainer.parts
-    parts.model.train()
-    noise, parts.noise.source = parts.noise.source, NoiseSource()
+    batches, noise = trainer.data.batches, trainer.telemetry.noise
+    trainer.model.state.student.train()
+    source, noise.source = noise.source, NoiseSource()
     differences, without = [], []
     for pair in range(WARM_PAIRS + pairs):
-        batch = parts.batches[pair % parts.batches.steps_per_epoch]
+        batch = batches[pair % batches.steps_per_epoch]
         order = (True, False) if pair % 2 else (False, True)
         took = {on: _step(trainer, batch, ticks, on=on) for on in order}
         if pair >= WARM_PAIRS:
             differences.append(took[True] - took[False])
             without.append(took[False])
     step_s = statistics.median(without)
-    calls_s = _calls_s(trainer, parts.batches[0], ticks)
-    noise_s = _noise_s(trainer, noise)
+    calls_s = _calls_s(trainer, batches[0], ticks)
+    noise_s = _noise_s(trainer, source)
     low, high = _interval_of_median(differences)
     return {
         "telemetry_overhead_pct": 100.0 * (statistics.median(differences) + noise_s) / step_s,
@@ -166,16 +166,16 @@ def _measure(trainer: SwitchedTrainer, ticks: Ticks, pairs: int) -> dict[str, An
 
 def _step(trainer: SwitchedTrainer, batch: StepBatch, ticks: Ticks, *, on: bool) -> float:
     """Seconds of one step, all that belongs to its telemetry included when it is on."""
-    parts, timeline = trainer.parts, trainer.parts.timeline
+    timeline, telemetry = trainer.timeline, trainer.telemetry
     assert isinstance(timeline, SwitchedTimeline)
     timeline.on = trainer.telemetry = on
     began_s = time.perf_counter()
     if on:
         counted = tally(batch.micro_batches)
-        with parts.profiler.around(parts.progress.step):
+        with telemetry.profiler.around(trainer.progress.step):
             timeline.enter(Phase.data_wait)
             trainer.train_step(batch)
-            parts.figures.count(counted, parts.objective.asked(), timed=True)
+            telemetry.figures.count(counted, trainer.model.objective.asked(), timed=True)
         trainer._report_profile()
         ticks.tick()
     else:
@@ -185,17 +185,17 @@ def _step(trainer: SwitchedTrainer, batch: StepBatch, ticks: Ticks, *, on: bool)
 
 def _calls_s(trainer: SwitchedTrainer, batch: StepBatch, ticks: Ticks) -> float:
     """Seconds that the telemetry calls of one step take by themselves, with one micro-batch."""
-    parts = trainer.parts
+    telemetry = trainer.telemetry
     phases = (Phase.data_wait, Phase.forward, Phase.backward, Phase.optimizer, Phase.communication)
     timeline = SwitchedTimeline(time.perf_counter())
     trainer.telemetry = True
     began_s = time.perf_counter()
     for _ in range(_CALLS):
         counted = tally(batch.micro_batches)
-        with parts.profiler.around(parts.progress.step):
+        with telemetry.profiler.around(trainer.progress.step):
             for phase in (*phases, Phase.optimizer, Phase.communication):
                 timeline.enter(phase)
-            parts.figures.count(counted, parts.objective.asked(), timed=True)
+            telemetry.figures.count(counted, trainer.model.objective.asked(), timed=True)
         trainer._report_profile()
         trainer._report_step(0.5, 1.0, 1e-4, {})
         ticks.tick()
@@ -204,7 +204,7 @@ def _calls_s(trainer: SwitchedTrainer, batch: StepBatch, ticks: Ticks) -> float:
 
 def _noise_s(trainer: SwitchedTrainer, source: NoiseSource) -> float:
     """Seconds that the noise estimate takes by itself: mean over the steps of a round, the median round."""
-    for parameter in trainer.parts.model.parameters():
+    for parameter in trainer.model.state.student.parameters():
         parameter.grad = torch.ones_like(parameter)
     rounds = []
     for _ in range(_ROUNDS):

@@ -1,22 +1,25 @@
-"""Building a run's parts in the order that they depend on each other."""
+"""Builds a run's parts in the order that they depend on each other: data, model, restore, facts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from trainers import distillation, micro_batch, tasks, warm_up
+from trainers import distillation, tasks
 from trainers.checkpoints import snapshot, store
-from trainers.checkpoints.store import CheckpointStore
+from trainers.checkpoints.snapshot import ModelState
+from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
 from trainers.distillation import Distilled
+from trainers.dry_runs import micro_batch, warm_up
+from trainers.dry_runs.dry_run import DryRun
+from trainers.dry_runs.stage_dry_run import StageDryRun
 from trainers.evaluation import Evaluator
 from trainers.final_test import FinalTest
 from trainers.loss_scale import loss_scale_for
@@ -26,16 +29,17 @@ from trainers.models.origin import Origin
 from trainers.models.student import Student
 from trainers.optimizers.build import build as build_optimizer
 from trainers.optimizers.build import idle
+from trainers.optimizers.info import Built
 from trainers.parallel import partition_stages, replicate, workers_of
 from trainers.parallel.pipeline.layers import StagePartition
-from trainers.parallel.pipeline.stage_trial import StageTrial
 from trainers.parallel.workers import Workers
+from trainers.parts import Checkpoints, Parts, RunData, Telemetry, TrainedModel
 from trainers.precision import Arithmetic, Inference, arithmetic_for, inference_for
 from trainers.preparation import counted_by, preparing
 from trainers.process import seed_all
 from trainers.progress import Progress
 from trainers.reporting import Clock, NullSink, Sink, Stop
-from trainers.tasks.base import Prepared
+from trainers.tasks.base import Prepared, Task
 from trainers.telemetry.devices import other_device
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.flops import flop_count_of
@@ -47,14 +51,13 @@ from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.run_figures import RunFigures
 from trainers.telemetry.timeline import Phase, Timeline, timeline_for
 from trainers.telemetry.tracing import tracer_for
-from trainers.trainer import Parts, Trainer
-from trainers.trial import Trial, compile_encoder
+from trainers.trainer import Trainer
 from trainers.update import Update
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a run is trained.
+class _Worker:
+    """This worker: where it computes and what it measures with.
 
     Attributes:
         sink: null on all workers but rank 0.
@@ -66,13 +69,14 @@ class _Place:
     workers: Workers
     device: torch.device
     timeline: Timeline
+    instruments: Instruments
     arithmetic: Arithmetic
     inference: Inference
     multiple: int
 
     @classmethod
-    def of(cls, config: RunConfig, sink: Sink, began_s: float) -> _Place:
-        """This worker's."""
+    def of(cls, config: RunConfig, sink: Sink, began_s: float, instruments: Instruments) -> _Worker:
+        """Returns this process' place in the run."""
         workers, rates = workers_of(config), config.rates
         device = rates.kind.backend.device(rates.hardware)
         arithmetic = arithmetic_for(config.precision, device, config.numerics)
@@ -82,21 +86,22 @@ class _Place:
             workers,
             device,
             timeline_for(device, began_s),
+            instruments,
             arithmetic,
             inference_for(config.numerics, arithmetic, device),
             multiple=rates.kind.width_multiple,
         )
 
     def log(self, line: str) -> None:
-        """Tell people what happens."""
+        """Logs a line for people."""
         self.sink.log("info", line)
 
     def warn(self, line: str) -> None:
-        """Tell people what they should know."""
+        """Logs a warning for people."""
         self.sink.log("warning", line)
 
     def warn_of_other_device(self) -> None:
-        """Warn where the GPU is not the one whose power, bandwidth and peaks the run is given."""
+        """Warns where the GPU is not the one whose power, bandwidth and peaks the run is given."""
         rates = self.config.rates
         reported = rates.kind.backend.name(self.device)
         if reported is not None and other_device(reported, rates.reported_as):
@@ -123,23 +128,23 @@ def assemble(
     Raises:
         TrainingError: whatever the run asks for that cannot be had.
     """
-    place = _Place.of(config, sink, began_s)
-    timeline = place.timeline
+    worker = _Worker.of(config, sink, began_s, instruments)
+    timeline = worker.timeline
     heartbeat = Heartbeat()
-    if place.workers.rank == 0:
+    if worker.workers.rank == 0:
         heartbeat = HeartbeatFile(Path(config.workspace.checkpoints), clock.opened_s)
-    instruments.attach(place.device, alive=heartbeat.beat)
-    timeline.bounded_by(Overhead(instruments, place.sink))
+    instruments.attach(worker.device, alive=heartbeat.beat)
+    timeline.bounded_by(Overhead(instruments, worker.sink))
     timeline.enter(Phase.setup)
     checkpoints = CheckpointStore(Path(config.workspace.checkpoints), config.checkpoint.keep)
-    newest = _newest(checkpoints, place)
+    newest = _newest(checkpoints, worker)
     if newest is not None:
         timeline.resume()
     with counted_by(lambda: timeline.within(Phase.preparation)):
-        attempt = _Attempt(instruments, heartbeat, clock.submitted_s, checkpoints, newest)
-        trainer = _build(place, stop, attempt)
+        attempt = _Attempt(heartbeat, clock.submitted_s, checkpoints, newest)
+        trainer = _build(worker, attempt, stop)
         with timeline.within(Phase.warm_up):
-            place.workers.all_gather(None)  # begin together
+            worker.workers.all_gather(None)  # begin together
             instruments.prepared()
     return trainer
 
@@ -153,129 +158,56 @@ class _Attempt:
         newest: checkpoint that it resumes from; None = it begins the run.
     """
 
-    instruments: Instruments
     heartbeat: Heartbeat
     submitted_s: float | None
     checkpoints: CheckpointStore
     newest: Path | None
 
 
-def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
-    """The parts of a run, each after those that it depends on."""
-    config, workers, device, timeline = place.config, place.workers, place.device, place.timeline
-    instruments, checkpoints = attempt.instruments, attempt.checkpoints
-    place.warn_of_other_device()
+def _build(worker: _Worker, attempt: _Attempt, stop: Stop) -> Trainer:
+    """Returns the trainer; each part is built after those that it depends on."""
+    config, workers, device, timeline = worker.config, worker.workers, worker.device, worker.timeline
+    worker.warn_of_other_device()
     task = tasks.build(config.task.name)
-    place.sink.progress(step=0, total_steps=0, phase="preparing")
+    worker.sink.progress(step=0, total_steps=0, phase="preparing")
+
     model_origin = origin.locate(config.model.student, config.workspace)
-    data = task.prepare(config, distillation.tokenizer_origin(config, model_origin), place.log)
-    model = _build_model(place, model_origin, data)
-    parameters = model.parameter_count
-    # From here on the model has this worker's layers alone, and so has its optimizer.
-    with preparing():  # layers may be timed
-        partition = partition_stages(config, model, workers, device, place.arithmetic)
-    distilled = distillation.set_up(
-        config,
-        task,
-        data,
-        model,
-        device=device,
-        arithmetic=place.arithmetic,
-        multiple=place.multiple,
-        computes_loss=partition is None or partition.computes_loss,
-        report=place.log,
-        warn=place.warn,
-    )
-    identity = {**data.identity, **distilled.identity}
-    with preparing():  # its kernels may be built, and are checked
-        built = (
-            build_optimizer(config.optimizer, distilled.module) if config.trains else idle(distilled.module)
-        )
-    if built.fallback is not None:
-        place.warn(f"optimizer.implementation: {built.implementation} runs, because {built.fallback}")
-    sized, forget_micro_size = _choose_micro_batch(place, data, model, partition, distilled)
-    batches = TrainingBatches(
-        data.train,
-        seed=config.seed,
-        global_size=config.batch.global_size,
-        micro_size=sized.micro_size,
-        replica=workers.replica,
-        replicas=workers.replicas,
-        pad_id=data.pad_id,
-        multiple=place.multiple,
-        transform=distilled.transform,
-    )
-    total_steps = config.length.total_steps(len(data.train), config.batch.global_size)
+    prepared = task.prepare(config, distillation.tokenizer_origin(config, model_origin), worker.log)
+    model = _build_model(worker, task, prepared, model_origin)
+    sized, forget_micro_size = _choose_micro_batch(worker, prepared, model)
+    data = _run_data(worker, sized, task, prepared, model.distilled)
+    total_steps = config.length.total_steps(len(prepared.train), config.batch.global_size)
 
     taken = store.load(attempt.newest) if attempt.newest else None
-    progress = Progress()
-    if taken is not None:
-        progress = snapshot.restore(
-            taken,
-            model=model,
-            projections=distilled.projections,
-            optimizer=built.optimizer,
-            names=built.names,
-            data=identity,
-        )
-        timeline.carry_over(taken.state["spent_s"])
-        _restore_best(checkpoints, progress, task.info.headline, workers)
-    before = attempt.heartbeat.look_back(
-        kept_until_s=taken.state["taken_s"] if taken else None, submitted_s=attempt.submitted_s
-    )
-    timeline.carry_over({Phase.lost_since_checkpoint: before.lost_s})
-    progress.usage.queue_s += before.queue_s
-    noise = _noise_of(sized, place, distilled.module, built.optimizer)
+    progress = _restore(worker, attempt, taken, model.state, data)
+    noise = _noise_of(sized, worker, model)
     # Wrapped after the weights are restored, so that replicas begin equal.
     replica = replicate(
         sized,
-        model,
-        distilled.module,
-        partition,
+        model.student,
+        model.distilled.module,
+        model.partition,
         workers=workers,
         device=device,
-        arithmetic=place.arithmetic,
+        arithmetic=worker.arithmetic,
         timeline=timeline,
-        optimizer=built.optimizer,
+        optimizer=model.built.optimizer,
         noise=noise.source,
         total_steps=total_steps,
     )
-    place.sink.started(
+    worker.sink.started(
         total_steps=total_steps,
         resumed_from_step=progress.step,
         facts={
-            **environment_facts(device),
-            **instruments.facts(),
-            "data": identity,
-            "device_shared": config.rates.shared,
-            "resumed_from_s": taken.state["taken_s"] if taken else None,
-            "student_sha256": (
-                origin.digest(model_origin, config.workspace, tokenizer=True)
-                if isinstance(model_origin, origin.Folder)
-                else None
-            ),
-            "config": json.loads(config.model_dump_json()),
-            "optimizer_implementation": built.implementation,
-            "optimizer_library": built.library,
-            "optimizer_masters": built.masters,
-            "optimizer_moments": built.moments,
-            "optimizer_parity": built.parity,
-            "precision_implementation": place.arithmetic.name,
-            "evaluation_precision": place.inference.name,
-            "compiled": config.model.compile,
-            **distilled.facts,
+            **_worker_facts(worker),
+            **_data_facts(prepared, data.identity),
+            **_model_facts(worker, model_origin, model),
+            **model.built.facts(),
             **replica.facts(),
-            "attention": model.attention,
-            "workers": workers.world,
+            "resumed_from_s": taken.state["taken_s"] if taken else None,
             "micro_size": sized.micro_size,
             "accumulation": sized.accumulation,
-            "compression": config.parallel.compression.value,
             "gradient_noise": noise.source.name,
-            "parameters": parameters,
-            "train_examples": len(data.train),
-            "validation_examples": len(data.validation),
-            "test_examples": 0 if data.test is None else len(data.test),
-            "vocabulary_size": data.vocabulary_size,
         },
     )
     # Last, because building draws random numbers too.
@@ -285,114 +217,242 @@ def _build(place: _Place, stop: Stop, attempt: _Attempt) -> Trainer:
         )
     else:
         seed_all(config.seed, rank=workers.rank)
-    evaluator_of = partial(
-        Evaluator,
-        task,
-        data,
-        batch_size=config.evaluation.batch_size,
-        workers=workers,
-        device=device,
-        inference=place.inference,
-        multiple=place.multiple,
-        peak_within=instruments.peak_within,
+    update = Update(
+        model.distilled.module,
+        model.built.optimizer,
+        loss_scale_for(config),
+        worker.arithmetic.half,
+        config.optimizer.max_grad_norm,
+        replica.counted(),
     )
     trainer = Trainer(
         Parts(
             config=sized,
-            task=task,
-            objective=distilled.objective,
-            projections=distilled.projections,
-            model=model,
-            replica=replica,
-            optimizer=built.optimizer,
-            names=built.names,
-            update=Update(
-                distilled.module,
-                built.optimizer,
-                loss_scale_for(config),
-                place.arithmetic.half,
-                config.optimizer.max_grad_norm,
-                replica.counted(),
-            ),
-            batches=batches,
-            evaluator=evaluator_of(part="validation"),
-            final_test=(
-                None
-                if data.test_units is None
-                else FinalTest(
-                    evaluator_of(part="test"),
-                    data.test_units,
-                    Path(config.workspace.checkpoints),
-                    identity,
-                    task.info.headline,
-                    workers,
-                )
-            ),
             workers=workers,
             device=device,
-            checkpoints=checkpoints,
-            progress=progress,
-            timeline=timeline,
-            noise=noise,
-            figures=RunFigures(
-                sized,
-                instruments,
-                flop_count_of(model.bert.config, data.head),
-                teacher_precision=distilled.teacher_precision,
-                first=workers.first,
-                timeline=timeline,
-                truncated_pct=100.0 * float(data.train.cut.mean()),
-            ),
-            profiler=profiler_for(config.telemetry.profile_steps, total_steps, device, timeline),
-            tracer=tracer_for(
-                config.telemetry.trace_steps,
-                profiled_steps=config.telemetry.profile_steps,
-                steps_left=total_steps - progress.step,
-                timeline=timeline,
-            ),
-            data_identity=identity,
-            tokenizer=data.tokenizer,
             total_steps=total_steps,
-            parameters=parameters,
-            resumed_from=attempt.newest,
+            progress=progress,
+            data=data,
+            model=TrainedModel(model.state, model.distilled.objective, replica, update, model.parameters),
+            telemetry=_telemetry(worker, sized, prepared, model, noise, range(progress.step, total_steps)),
+            checkpoints=Checkpoints(
+                attempt.checkpoints, attempt.newest, _only_here(config, model.student, prepared)
+            ),
             forget_micro_size=forget_micro_size,
-            keeps_model=_only_here(config, model, data),
         ),
-        place.sink,
+        worker.sink,
         stop,
     )
     if taken is not None:
-        trainer.parts.go_on_from(taken)
+        trainer.continue_from(taken)
     return trainer
 
 
-def _build_model(place: _Place, model_origin: Origin, data: Prepared) -> Student:
-    """The student on its device, as the run's arithmetic wants it."""
-    config = place.config
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """A model with what trains it.
+
+    Attributes:
+        student: on its device, with this worker's layers alone.
+        partition: which layers these are; None = all.
+        distilled: what a teacher adds.
+        built: its optimizer, and what really runs.
+        parameters: trained ones of the whole student.
+    """
+
+    student: Student
+    partition: StagePartition | None
+    distilled: Distilled
+    built: Built
+    parameters: int
+
+    @property
+    def state(self) -> ModelState:
+        """What checkpoints hold."""
+        built = self.built
+        return ModelState(self.student, self.distilled.projections, built.optimizer, built.names)
+
+
+def _build_model(worker: _Worker, task: Task, prepared: Prepared, model_origin: Origin) -> _Model:
+    """Returns the model, what distillation adds to it, and its optimizer."""
+    config = worker.config
+    model = _build_student(worker, model_origin, prepared)
+    parameters = model.parameter_count
+    # From here on the model has this worker's layers alone, and so has its optimizer.
+    with preparing():  # layers may be timed
+        partition = partition_stages(config, model, worker.workers, worker.device, worker.arithmetic)
+    distilled = distillation.set_up(
+        config,
+        task,
+        prepared,
+        model,
+        device=worker.device,
+        arithmetic=worker.arithmetic,
+        multiple=worker.multiple,
+        computes_loss=partition is None or partition.computes_loss,
+        report=worker.log,
+        warn=worker.warn,
+    )
+    with preparing():  # its kernels may be built, and are checked
+        built = (
+            build_optimizer(config.optimizer, distilled.module) if config.trains else idle(distilled.module)
+        )
+    if built.fallback is not None:
+        worker.warn(f"optimizer.implementation: {built.implementation} runs, because {built.fallback}")
+    return _Model(model, partition, distilled, built, parameters)
+
+
+def _build_student(worker: _Worker, model_origin: Origin, prepared: Prepared) -> Student:
+    """Returns the student on its device, as the run's arithmetic wants it."""
+    config = worker.config
     model = student.build(
         model_origin,
-        head=data.head,
-        vocabulary_size=data.vocabulary_size,
+        head=prepared.head,
+        vocabulary_size=prepared.vocabulary_size,
         dropout=config.model.dropout,
         max_length=config.task.max_length,
-        pad_id=data.pad_id,
+        pad_id=prepared.pad_id,
         layers=config.model.layers,
     )
     ENCODERS[config.model.encoder].install(model.bert)
     if not config.trains:
         # Before the model reaches the device, which never holds weights in another format.
-        place.arithmetic.prepare(model)
-        place.inference.keep(model)
-    model.to(place.device)
+        worker.arithmetic.prepare(model)
+        worker.inference.keep(model)
+    model.to(worker.device)
     if config.parallel.activation_checkpointing:
         model.checkpoint_activations()
     if config.model.compile:
-        compile_encoder(model)
+        model.compile_encoder()
     elif config.rates.kind.host_dropout:
         dropout.install(model)
     if config.trains:
-        place.arithmetic.prepare(model)
+        worker.arithmetic.prepare(model)
     return model
+
+
+def _run_data(
+    worker: _Worker, sized: RunConfig, task: Task, prepared: Prepared, distilled: Distilled
+) -> RunData:
+    """Returns the batches of the training part, and what scores the other parts."""
+    config, workers = worker.config, worker.workers
+    identity = {**prepared.identity, **distilled.identity}
+    evaluator_of = partial(
+        Evaluator,
+        task,
+        prepared,
+        batch_size=config.evaluation.batch_size,
+        workers=workers,
+        device=worker.device,
+        inference=worker.inference,
+        multiple=worker.multiple,
+        peak_within=worker.instruments.peak_within,
+    )
+    final_test = None
+    if prepared.test_units is not None:
+        final_test = FinalTest(
+            evaluator_of(part="test"),
+            prepared.test_units,
+            Path(config.workspace.checkpoints),
+            identity,
+            task.info.headline,
+            workers,
+        )
+    batches = TrainingBatches(
+        prepared.train,
+        seed=config.seed,
+        global_size=config.batch.global_size,
+        micro_size=sized.micro_size,
+        replica=workers.replica,
+        replicas=workers.replicas,
+        pad_id=prepared.pad_id,
+        multiple=worker.multiple,
+        transform=distilled.transform,
+    )
+    return RunData(task, batches, evaluator_of(part="validation"), final_test, prepared.tokenizer, identity)
+
+
+def _restore(
+    worker: _Worker, attempt: _Attempt, taken: Snapshot | None, state: ModelState, data: RunData
+) -> Progress:
+    """Restores model, optimizer and clock from a snapshot; returns the counters, new ones without it."""
+    progress = Progress()
+    if taken is not None:
+        progress = snapshot.restore(taken, state, data.identity)
+        worker.timeline.carry_over(taken.state["spent_s"])
+        _restore_best(attempt.checkpoints, progress, data.task.info.headline, worker.workers)
+    before = attempt.heartbeat.look_back(
+        kept_until_s=taken.state["taken_s"] if taken else None, submitted_s=attempt.submitted_s
+    )
+    worker.timeline.carry_over({Phase.lost_since_checkpoint: before.lost_s})
+    progress.usage.queue_s += before.queue_s
+    return progress
+
+
+def _worker_facts(worker: _Worker) -> dict[str, object]:
+    config = worker.config
+    return {
+        **environment_facts(worker.device),
+        **worker.instruments.facts(),
+        "config": json.loads(config.model_dump_json()),
+        "device_shared": config.rates.shared,
+        "workers": worker.workers.world,
+        "compression": config.parallel.compression.value,
+        "precision_implementation": worker.arithmetic.name,
+        "evaluation_precision": worker.inference.name,
+    }
+
+
+def _data_facts(prepared: Prepared, identity: Mapping[str, object]) -> dict[str, object]:
+    return {
+        "data": identity,
+        "train_examples": len(prepared.train),
+        "validation_examples": len(prepared.validation),
+        "test_examples": 0 if prepared.test is None else len(prepared.test),
+        "vocabulary_size": prepared.vocabulary_size,
+    }
+
+
+def _model_facts(worker: _Worker, model_origin: Origin, model: _Model) -> dict[str, object]:
+    workspace = worker.config.workspace
+    return {
+        "student_sha256": (
+            origin.digest(model_origin, workspace, tokenizer=True)
+            if isinstance(model_origin, origin.Folder)
+            else None
+        ),
+        "compiled": worker.config.model.compile,
+        "attention": model.student.attention,
+        "parameters": model.parameters,
+        **model.distilled.facts,
+    }
+
+
+def _telemetry(
+    worker: _Worker, sized: RunConfig, prepared: Prepared, model: _Model, noise: GradientNoise, steps: range
+) -> Telemetry:
+    """Returns what measures the run over the `steps` that are left."""
+    timeline, wanted = worker.timeline, sized.telemetry
+    return Telemetry(
+        timeline=timeline,
+        noise=noise,
+        figures=RunFigures(
+            sized,
+            worker.instruments,
+            flop_count_of(model.student.bert.config, prepared.head),
+            teacher_precision=model.distilled.teacher_precision,
+            first=worker.workers.first,
+            timeline=timeline,
+            truncated_pct=100.0 * float(prepared.train.cut.mean()),
+        ),
+        profiler=profiler_for(wanted.profile_steps, steps.stop, worker.device, timeline),
+        tracer=tracer_for(
+            wanted.trace_steps,
+            profiled_steps=wanted.profile_steps,
+            steps_left=steps.stop - steps.start,
+            timeline=timeline,
+        ),
+    )
 
 
 def _only_here(config: RunConfig, model: Student, data: Prepared) -> bool:
@@ -405,64 +465,62 @@ def _only_here(config: RunConfig, model: Student, data: Prepared) -> bool:
 
 
 def _choose_micro_batch(
-    place: _Place, data: Prepared, model: Student, partition: StagePartition | None, distilled: Distilled
+    worker: _Worker, prepared: Prepared, model: _Model
 ) -> tuple[RunConfig, Callable[[], None]]:
-    """The run with the micro-batch that it trains with, compiled for it, and how to unlearn that size."""
-    config, device = place.config, place.device
+    """Returns the run with its micro-batch, compiled and warmed up for it, and what forgets that size."""
+    config, device = worker.config, worker.device
     if not config.trains:
         return micro_batch.with_size(config, config.micro_size), lambda: None
-    make_trial: Callable[..., Trial] = Trial
-    if partition is not None:
-        make_trial = partial(
-            StageTrial, partition=partition, stage=place.workers.stage, width=model.bert.config.hidden_size
+    shape = model.student.bert.config
+    kind: Callable[..., DryRun] = DryRun
+    if model.partition is not None:
+        kind = partial(
+            StageDryRun, partition=model.partition, stage=worker.workers.stage, width=shape.hidden_size
         )
-    trial = make_trial(
+    dry_run = kind(
         config,
-        distilled.module,
-        distilled.objective,
-        place.arithmetic,
-        data.train,
+        model.distilled.module,
+        model.distilled.objective,
+        worker.arithmetic,
+        prepared.train,
         device=device,
-        pad_id=data.pad_id,
-        multiple=place.multiple,
-        transform=distilled.transform,
+        pad_id=prepared.pad_id,
+        multiple=worker.multiple,
+        transform=model.distilled.transform,
     )
-    shape = {**model.bert.config.to_dict(), "longest example": trial.longest}
-    sized = micro_batch.with_size(
-        config, micro_batch.choose(config, place.workers, device, shape, trial.at_size)
-    )
-    forget = partial(micro_batch.forget, config, device, shape)
+    tried = {**shape.to_dict(), "longest example": dry_run.longest}
+    size = micro_batch.choose(config, worker.workers, device, tried, dry_run.at_size)
+    sized = micro_batch.with_size(config, size)
+    forget = partial(micro_batch.forget, config, device, tried)
     if config.model.compile:
         try:
             with preparing():
-                trial.compile(sized.micro_size)
+                dry_run.compile(size)
         except torch.OutOfMemoryError:
             forget()
             raise
-    key = micro_batch.key_of(sized, device, {**shape, "micro size": sized.micro_size})
-    warm_up.once(key, place.workers, place.timeline, lambda: trial.rehearse(sized.micro_size))
+    key = micro_batch.key_of(sized, device, {**tried, "micro size": size})
+    warm_up.once(key, worker.workers, worker.timeline, lambda: dry_run.rehearse(size))
     return sized, forget
 
 
-def _noise_of(
-    sized: RunConfig, place: _Place, module: nn.Module, optimizer: torch.optim.Optimizer
-) -> GradientNoise:
+def _noise_of(sized: RunConfig, worker: _Worker, model: _Model) -> GradientNoise:
     source = source_for(
         wanted=sized.telemetry.gradient_noise and sized.trains,
-        optimizer=optimizer,
-        module=module,
-        replicas=place.workers.replicas,
-        whole_model=place.workers.stages == 1,
+        optimizer=model.built.optimizer,
+        module=model.distilled.module,
+        replicas=worker.workers.replicas,
+        whole_model=worker.workers.stages == 1,
         accumulation=sized.accumulation,
-        device=place.device,
+        device=worker.device,
     )
     return GradientNoise(source, sized.batch.global_size / sized.batch.base_size)
 
 
-def _newest(checkpoints: CheckpointStore, place: _Place) -> Path | None:
+def _newest(checkpoints: CheckpointStore, worker: _Worker) -> Path | None:
     """Rank 0 verifies and decides, so that all workers resume from the same checkpoint."""
-    chosen = checkpoints.newest(place.warn) if place.workers.rank == 0 else None
-    shared: Path | None = place.workers.broadcast(chosen)
+    chosen = checkpoints.newest(worker.warn) if worker.workers.rank == 0 else None
+    shared: Path | None = worker.workers.broadcast(chosen)
     return shared
 
 

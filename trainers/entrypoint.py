@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from trainers.config import RunConfig, TrainingSections, Workspace
 from trainers.device_kinds import DEVICE_KINDS
+from trainers.dry_runs.profile import ModelShape, Profile
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError
-from trainers.measuring.figures import ModelShape, Profile
 from trainers.reporting import Clock, Outcome, Sink, Stop
 from trainers.tasks import TASKS
 from trainers.telemetry.instruments import Instruments
@@ -90,14 +90,14 @@ def _out_of_memory(config: RunConfig, trainer: Trainer | None) -> OutOfMemoryErr
             f"what comes before the first step does not fit into memory at length {length}; lower "
             "task.max_length, or use another model or hardware"
         )
-    if trainer.parts.timeline.entered[0] in (Phase.validation, Phase.test):
+    if trainer.timeline.entered[0] in (Phase.validation, Phase.test):
         return OutOfMemoryError(
             f"an evaluation does not fit into memory at batch {config.evaluation.batch_size} and length "
             f"{length}; lower evaluation.batch_size or task.max_length"
         )
-    trainer.parts.forget_micro_size()
+    trainer.forget_micro_size()
     return OutOfMemoryError(
-        f"a step does not fit into memory at micro-batch {trainer.parts.config.micro_size} and length "
+        f"a step does not fit into memory at micro-batch {trainer.config.micro_size} and length "
         f"{length}; lower batch.micro_size or task.max_length"
     )
 
@@ -207,13 +207,13 @@ def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check:
         TrainingError: everything foreseen.
         GroupError: a worker failed.
     """
-    from trainers.measuring import profile as measuring
-    from trainers.measuring.local_group import LocalGroup
+    from trainers.dry_runs import step_costs
+    from trainers.dry_runs.local_group import LocalGroup
 
     if workers == 1:
-        return measuring.measure_alone(config, steps=steps, warm_up=warm_up)
+        return step_costs.measure_alone(config, steps=steps, warm_up=warm_up)
     with LocalGroup(workers) as group:
-        return measuring.measure_group(group, config, steps=steps, warm_up=warm_up, check=check)
+        return step_costs.measure_group(group, config, steps=steps, warm_up=warm_up, check=check)
 
 
 def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: int, check: bool) -> Profile:
@@ -229,10 +229,12 @@ def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: in
     Raises:
         TrainingError: the run's data or model cannot be used.
     """
-    from trainers.measuring import profile as measuring
-    from trainers.measuring.local_group import Member
+    from trainers.dry_runs import step_costs
+    from trainers.dry_runs.local_group import Member
 
-    return measuring.measure_group(Member(), config, steps=steps, warm_up=warm_up, check=check, shared=shared)
+    return step_costs.measure_group(
+        Member(), config, steps=steps, warm_up=warm_up, check=check, shared=shared
+    )
 
 
 def model_shape(config: RunConfig) -> ModelShape:

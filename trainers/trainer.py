@@ -4,89 +4,34 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Never
 
 import numpy as np
 import torch
-from torch import nn
 
 from trainers.checkpoints import random_state, snapshot, store
 from trainers.checkpoints.snapshot import EXCHANGE, Tensors
-from trainers.checkpoints.store import CheckpointStore, Snapshot
-from trainers.config import RunConfig
+from trainers.checkpoints.store import Snapshot
 from trainers.data import tokenizers
-from trainers.data.batches import Batch, StepBatch, TrainingBatches
+from trainers.data.batches import Batch, StepBatch
 from trainers.data.prefetch import Prefetcher
 from trainers.errors import CheckpointError, NotFiniteError
-from trainers.evaluation import Evaluator
 from trainers.figures import on_test
 from trainers.final_test import FinalTest
-from trainers.models.student import Student
-from trainers.objective import Objective
 from trainers.optimizers.schedule import learning_rate
-from trainers.parallel.replica import Replica
-from trainers.parallel.workers import Workers
+from trainers.parts import Parts
 from trainers.process import seed_all
-from trainers.progress import Progress
 from trainers.reporting import Outcome, Point, Sink, Stop, StopReason
-from trainers.tasks.base import Task
 from trainers.telemetry import tracing
 from trainers.telemetry.flops import Tally, tally
-from trainers.telemetry.gradient_noise import GradientNoise, StepNorms
-from trainers.telemetry.profiling import StepProfiler
+from trainers.telemetry.gradient_noise import StepNorms
 from trainers.telemetry.rates import Communication, Throughput
-from trainers.telemetry.run_figures import RunFigures
-from trainers.telemetry.timeline import Phase, Timeline
-from trainers.telemetry.tracing import StepTracer
-from trainers.update import Update
+from trainers.telemetry.timeline import Phase
 
 _REASONS = tuple(StopReason)
-
-
-@dataclass(slots=True)
-class Parts:
-    """What a run is made of, built by `trainers.assembly`."""
-
-    config: RunConfig
-    task: Task
-    objective: Objective
-    projections: nn.ModuleDict
-    model: Student
-    replica: Replica
-    optimizer: torch.optim.Optimizer
-    names: tuple[str, ...]
-    update: Update
-    batches: TrainingBatches
-    evaluator: Evaluator
-    final_test: FinalTest | None
-    workers: Workers
-    device: torch.device
-    checkpoints: CheckpointStore
-    progress: Progress
-    timeline: Timeline
-    noise: GradientNoise
-    figures: RunFigures
-    profiler: StepProfiler
-    tracer: StepTracer
-    data_identity: Mapping[str, str | int | float]
-    tokenizer: Path
-    total_steps: int
-    parameters: int
-    resumed_from: Path | None
-    forget_micro_size: Callable[[], None]
-    """Called when a step runs out of memory: no later run goes by the micro-batch that was found."""
-    keeps_model: bool
-    """Whether a run that does not train writes the model that it evaluates."""
-
-    def go_on_from(self, taken: Snapshot) -> None:
-        """Restore what lies beside the model and its optimizer, after `snapshot.restore` and `progress`."""
-        self.update.scale.restore(self.progress.loss_scale)
-        self.noise.restore(self.progress.noise)
-        self.batches.take_detour(self.progress.roll_backs)
-        self.replica.restore_exchange(taken.tensors.get(EXCHANGE, {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,40 +71,52 @@ class Trainer:
     """
 
     def __init__(self, parts: Parts, sink: Sink, stop: Stop) -> None:
-        self.parts, self.sink, self.stop = parts, sink, stop
-        self.saved_step, self.saved_at_s = parts.progress.step, time.monotonic()
+        self.config, self.workers, self.device = parts.config, parts.workers, parts.device
+        self.data, self.model, self.telemetry = parts.data, parts.model, parts.telemetry
+        self.checkpoints, self.progress = parts.checkpoints, parts.progress
+        self.timeline, self.total_steps = parts.telemetry.timeline, parts.total_steps
+        self.forget_micro_size = parts.forget_micro_size
+        self.sink, self.stop = sink, stop
+        self.saved_step, self.saved_at_s = self.progress.step, time.monotonic()
         self.time_to_save = False
-        self.checkpoint: Path | None = parts.resumed_from
-        per_epoch = parts.batches.steps_per_epoch
-        self.evaluate_every = max(1, round(parts.config.evaluation.every_epochs * per_epoch))
+        self.checkpoint: Path | None = self.checkpoints.resumed_from
+        per_epoch = self.data.batches.steps_per_epoch
+        self.evaluate_every = max(1, round(self.config.evaluation.every_epochs * per_epoch))
         self.stopping: StopReason | None = None
         self.tested: Mapping[str, float] | None = None
-        self.rates = Throughput(parts.timeline, parts.progress)
-        self.sent = Communication(parts.timeline, parts.progress)
-        # Points are reported once, also where steps are trained anew after going back.
-        self.reported_step, self.scored_step = parts.progress.step, -1
+        self.rates = Throughput(self.timeline, self.progress)
+        self.sent = Communication(self.timeline, self.progress)
+        # Points are reported once, also where steps are trained again after going back.
+        self.reported_step, self.scored_step = self.progress.step, -1
         self.warm = False
-        self.working = "training" if parts.config.trains else "validating"
+        self.working = "training" if self.config.trains else "validating"
+
+    def continue_from(self, taken: Snapshot) -> None:
+        """Restores what is neither model nor optimizer, after `snapshot.restore` and `progress`."""
+        self.model.update.scale.restore(self.progress.loss_scale)
+        self.telemetry.noise.restore(self.progress.noise)
+        self.data.batches.take_detour(self.progress.roll_backs)
+        self.model.replica.restore_exchange(taken.tensors.get(EXCHANGE, {}))
 
     def train(self) -> Outcome:
-        """Train to the end or until stopped.
+        """Trains to the end or until stopped.
 
         Raises:
             NotFiniteError: loss or gradients; no checkpoint is written after it.
             CheckpointError: a checkpoint cannot be written.
             PipelineError: a stage of a pipeline is gone.
         """
-        with self.parts.replica.watched():
+        with self.model.replica.watched():
             self._train()
             return self._outcome()
 
     def _train(self) -> None:
-        parts, progress = self.parts, self.parts.progress
+        progress, profiler = self.progress, self.telemetry.profiler
         self.stopping = self._totals().stop
         self._measure()  # what came before the first step, also of an attempt that is killed later
-        parts.model.train()
+        self.model.state.student.train()
         self._say(self.working)
-        batches = Prefetcher(self._prepare, progress.step, parts.total_steps)
+        batches = Prefetcher(self._prepare, progress.step, self.total_steps)
         try:
             while True:
                 # Rare work first. Each evaluation finds its step saved: it need not be trained again
@@ -168,33 +125,34 @@ class Trainer:
                     self.save()
                 if self._evaluation_due():
                     self.evaluate()
-                if self.stopping or progress.step >= parts.total_steps:
+                if self.stopping or progress.step >= self.total_steps:
                     break
 
-                with parts.profiler.around(progress.step), parts.tracer.around(progress.step):
-                    parts.timeline.enter(Phase.data_wait)
+                with profiler.around(progress.step), self.telemetry.tracer.around(progress.step):
+                    self.timeline.enter(Phase.data_wait)
                     batch, counted = batches.next()
                     applied = self.train_step(batch)
-                    parts.figures.count(counted, parts.objective.asked(), timed=not parts.profiler.active)
+                    asked = self.model.objective.asked()
+                    self.telemetry.figures.count(counted, asked, timed=not profiler.active)
                 self._report_profile()
                 self._report_trace()
                 if not applied:
                     batches.close()
                     self.roll_back()
-                    batches = Prefetcher(self._prepare, progress.step, parts.total_steps)
+                    batches = Prefetcher(self._prepare, progress.step, self.total_steps)
         finally:
             batches.close()
-            parts.profiler.close()
-        nowhere = self.stopping is not None and self.checkpoint is None and parts.config.trains
+            profiler.close()
+        nowhere = self.stopping is not None and self.checkpoint is None and self.config.trains
         if progress.step > self.saved_step or nowhere:
             self.save()  # stopped while evaluating
-        if self._trained and parts.final_test is not None:
-            self.test(parts.final_test)
+        if self._trained and self.data.final_test is not None:
+            self.test(self.data.final_test)
 
     def _prepare(self, step: int) -> tuple[StepBatch, Tally]:
         """A step's batch and what its arithmetic is counted from; runs ahead, in a thread."""
-        batch = self.parts.batches[step]
-        return batch.pinned(self.parts.device), tally(batch.micro_batches)
+        batch = self.data.batches[step]
+        return batch.pinned(self.device), tally(batch.micro_batches)
 
     def train_step(self, batch: StepBatch) -> bool:
         """One optimizer update: gradients of the global batch, agreement, update, report.
@@ -202,104 +160,104 @@ class Trainer:
         Returns:
             False when the run has to go back to a checkpoint instead.
         """
-        parts, config = self.parts, self.parts.config
-        step = parts.progress.step
+        config, step = self.config, self.progress.step
+        objective, replica, update = self.model.objective, self.model.replica, self.model.update
+        noise, scale = self.telemetry.noise, self.model.update.scale
         report = (step + 1) % config.log_every_steps == 0
-        stage = parts.objective.stage(step, parts.total_steps)
+        stage = objective.stage(step, self.total_steps)
         if step == stage.start:
             # Not at the end of the stage before: resumed from a checkpoint there, a run comes by here too.
-            parts.update.restart()
-            parts.noise.source.forget()
-        parts.objective.begin_step(step, parts.total_steps)
-        parts.noise.source.begin_step(step)
-        parts.replica.begin_step(step, parts.update.scale.value)
-        loss_sum = parts.replica.gradients(batch, parts.objective.loss, parts.update.scale.value)
+            update.restart()
+            noise.source.forget()
+        objective.begin_step(step, self.total_steps)
+        noise.source.begin_step(step)
+        replica.begin_step(step, scale.value)
+        loss_sum = replica.gradients(batch, objective.loss, scale.value)
 
-        parts.timeline.enter(Phase.optimizer)
-        parts.noise.source.before_update()
-        seen = parts.noise.source.sum()
-        underflow_pct = parts.update.underflow_pct() if report else None
-        squares = parts.update.squares()
+        self.timeline.enter(Phase.optimizer)
+        noise.source.before_update()
+        seen = noise.source.sum()
+        underflow_pct = update.underflow_pct() if report else None
+        squares = update.squares()
 
-        parts.timeline.enter(Phase.communication)
+        self.timeline.enter(Phase.communication)
         # One transfer: on a GPU the host waits here, and nowhere else in a step.
         totals = self._totals(
             loss_sum,
             # Replicas have the same gradients, and the workers of one the same batch.
-            squares / parts.workers.replicas,
-            batch.micro_batches if parts.workers.first else (),
+            squares / self.workers.replicas,
+            batch.micro_batches if self.workers.first else (),
             0.0 if seen is None else seen,
             # Rank 0 reports its own.
-            0.0 if underflow_pct is None or parts.workers.rank else underflow_pct,
+            0.0 if underflow_pct is None or self.workers.rank else underflow_pct,
         )
-        parts.timeline.settle()
-        norm = math.sqrt(totals.squares) / parts.update.scale.value
+        self.timeline.settle()
+        norm = math.sqrt(totals.squares) / scale.value
         rate = learning_rate(config.optimizer, step - stage.start, len(stage))
-        parts.timeline.enter(Phase.optimizer)
-        loss_scale = parts.update.scale.value
+        self.timeline.enter(Phase.optimizer)
+        loss_scale = scale.value
         if totals.finite:
-            divisor = parts.update.apply(norm, rate)
-            parts.update.scale.applied()
-            parts.progress.not_finite_in_a_row = 0
+            divisor = update.apply(norm, rate)
+            scale.applied()
+            self.progress.not_finite_in_a_row = 0
             if batch.global_examples == config.batch.global_size:
-                parts.noise.add(StepNorms(totals.noise, norm, loss_scale, divisor))
+                noise.add(StepNorms(totals.noise, norm, loss_scale, divisor))
         elif not self._skip(totals.loss_sum / batch.global_examples, norm):
             return False
-        parts.update.clear()
+        update.clear()
 
-        parts.timeline.enter(Phase.communication)
-        parts.progress.count(
+        self.timeline.enter(Phase.communication)
+        timed = not self.telemetry.profiler.active
+        self.progress.count(
             loss_sum=totals.loss_sum,
             samples=batch.global_examples,
             tokens=totals.tokens,
             padded_tokens=totals.padded_tokens,
-            new_epoch=step % parts.batches.steps_per_epoch == 0,
-            timed=not parts.profiler.active,
+            new_epoch=step % self.data.batches.steps_per_epoch == 0,
+            timed=timed,
         )
         self.stopping = totals.stop
-        parts.progress.count_sent(
-            parts.replica.end_step(applied=totals.finite), timed=not parts.profiler.active
-        )
+        self.progress.count_sent(replica.end_step(applied=totals.finite), timed=timed)
         if report:
             own: dict[str, float] = {}
             if underflow_pct is not None:
                 own["underflow_pct"] = totals.underflow_pct
-            if parts.update.scale.dynamic:
+            if scale.dynamic:
                 own["loss_scale"] = loss_scale
-            if parts.update.scale.dynamic or config.numerics.not_finite != "stop":
-                own["skipped_steps"] = parts.progress.skipped_steps
+            if scale.dynamic or config.numerics.not_finite != "stop":
+                own["skipped_steps"] = self.progress.skipped_steps
             self._report_step(totals.loss_sum / batch.global_examples, norm, rate, own)
         return True
 
     def evaluate(self) -> None:
         """Score the validation part, unless a stop comes first."""
-        parts = self.parts
-        parts.timeline.enter(Phase.validation)
+        self.timeline.enter(Phase.validation)
         self._say("validating")
         if not self.warm:
-            with parts.timeline.within(Phase.warm_up):
-                parts.evaluator.warm_up(parts.replica)
+            with self.timeline.within(Phase.warm_up):
+                self.data.evaluator.warm_up(self.model.replica)
             self.warm = True
-        observed = parts.evaluator.observe(parts.replica, self._stop_while_evaluating)
+        observed = self.data.evaluator.observe(self.model.replica, self._stop_while_evaluating)
         if observed is None:
             return
-        scores = parts.evaluator.scores(observed)
-        parts.progress.costs = dict(observed.costs)
-        info = parts.task.info
-        parts.progress.judge(scores, info.headline, higher_is_better=info.higher_is_better)
-        step = parts.progress.step
+        scores = self.data.evaluator.scores(observed)
+        self.progress.costs = dict(observed.costs)
+        self.progress.judge(
+            scores, self.data.task.info.headline, higher_is_better=self.data.task.info.higher_is_better
+        )
+        step = self.progress.step
         if step > self.scored_step:
             self.scored_step = step
             self.sink.points([Point(name, step, value) for name, value in scores.items()])
-        if parts.progress.best_step == step:
+        if self.progress.best_step == step:
             self._mark_best()
         self._say(self.working)
 
     @property
     def _trained(self) -> bool:
         """Whether the whole length is trained and evaluated."""
-        progress = self.parts.progress
-        return progress.step >= self.parts.total_steps and progress.evaluated_step == progress.step
+        progress = self.progress
+        return progress.step >= self.total_steps and progress.evaluated_step == progress.step
 
     def test(self, final_test: FinalTest) -> None:
         """Score the test part with the best checkpoint, unless a stop comes first; nothing follows it.
@@ -307,10 +265,9 @@ class Trainer:
         Raises:
             CheckpointError: on every worker.
         """
-        parts = self.parts
-        parts.timeline.enter(Phase.test)
+        self.timeline.enter(Phase.test)
         self._say("testing")
-        self.tested = final_test.score(parts.replica, parts.progress, self._stop_while_evaluating)
+        self.tested = final_test.score(self.model.replica, self.progress, self._stop_while_evaluating)
 
     def save(self) -> None:
         """Write a checkpoint; every worker takes part and learns of a failure.
@@ -318,32 +275,25 @@ class Trainer:
         Raises:
             CheckpointError: on every worker.
         """
-        parts, progress = self.parts, self.parts.progress
-        parts.timeline.enter(Phase.checkpoint)
+        progress = self.progress
+        self.timeline.enter(Phase.checkpoint)
         self._say("saving")
         self._measure()
-        progress.loss_scale = parts.update.scale.to_state()
-        progress.noise = parts.noise.to_state()
-        states = parts.workers.all_gather(random_state.capture(parts.device))
-        exchange = parts.replica.exchange_state()
-        tensors = parts.replica.gather(
-            snapshot.tensors_of(
-                model=parts.model,
-                projections=parts.projections,
-                optimizer=parts.optimizer,
-                names=parts.names,
-            )
-        )
+        progress.loss_scale = self.model.update.scale.to_state()
+        progress.noise = self.telemetry.noise.to_state()
+        states = self.workers.all_gather(random_state.capture(self.device))
+        exchange = self.model.replica.exchange_state()
+        tensors = self.model.replica.gather(self.model.state.tensors())
         problem: str | None = None
-        if parts.workers.rank == 0:
+        if self.workers.rank == 0:
             try:
                 self._write({**tensors, **({EXCHANGE: exchange} if exchange else {})}, states)
             except CheckpointError as error:
                 problem = str(error)
-        problem = parts.workers.broadcast(problem)
+        problem = self.workers.broadcast(problem)
         if problem is not None:
             raise CheckpointError(problem)
-        self.checkpoint = parts.checkpoints.path(progress.step)
+        self.checkpoint = self.checkpoints.store.path(progress.step)
         self.saved_step, self.saved_at_s = progress.step, time.monotonic()
         self.sink.checkpoint(step=progress.step, path=str(self.checkpoint), verified=True)
         self._say(self.working)
@@ -354,55 +304,54 @@ class Trainer:
         Raises:
             CheckpointError: on every worker.
         """
-        parts, progress = self.parts, self.parts.progress
-        parts.timeline.enter(Phase.checkpoint)
+        progress = self.progress
+        self.timeline.enter(Phase.checkpoint)
         problem: str | None = None
-        if parts.workers.rank == 0 and progress.best is not None:
+        if self.workers.rank == 0 and progress.best is not None:
             try:
-                parts.checkpoints.mark_best(progress.step, parts.task.info.headline, progress.best)
+                self.checkpoints.store.mark_best(progress.step, self.data.task.info.headline, progress.best)
             except CheckpointError as error:
                 problem = str(error)
-        problem = parts.workers.broadcast(problem)
+        problem = self.workers.broadcast(problem)
         if problem is not None:
             raise CheckpointError(problem)
 
     def _write(self, tensors: Tensors, random_states: list[dict[str, object]]) -> None:
-        parts = self.parts
         taken = snapshot.take(
             tensors,
-            optimizer=parts.optimizer,
-            progress=parts.progress,
+            optimizer=self.model.state.optimizer,
+            progress=self.progress,
             random_states=random_states,
-            data=parts.data_identity,
-            spent_s=parts.timeline.spent_s(),
-            steps_per_epoch=parts.batches.steps_per_epoch,
+            data=self.data.identity,
+            spent_s=self.timeline.spent_s(),
+            steps_per_epoch=self.data.batches.steps_per_epoch,
         )
 
         def describe(folder: Path) -> None:
-            parts.model.write_config(folder)
-            tokenizers.write(folder, parts.tokenizer)
+            self.model.state.student.write_config(folder)
+            tokenizers.write(folder, self.data.tokenizer)
 
-        parts.checkpoints.save(parts.progress.step, taken, describe)
+        self.checkpoints.store.save(self.progress.step, taken, describe)
 
     def _checkpoint_due(self) -> bool:
-        progress, every = self.parts.progress, self.parts.config.checkpoint
-        if not self.parts.config.trains:
-            return self.parts.keeps_model and self.checkpoint is None
+        progress, every = self.progress, self.config.checkpoint
+        if not self.config.trains:
+            return self.checkpoints.keep_untrained and self.checkpoint is None
         if progress.step == self.saved_step:
             # A run that may have to go back needs a place to go back to.
-            needed = self.stopping is not None or self.parts.config.numerics.not_finite == "roll_back"
+            needed = self.stopping is not None or self.config.numerics.not_finite == "roll_back"
             return needed and self.checkpoint is None
-        if self.stopping or progress.step >= self.parts.total_steps or self._evaluation_due():
+        if self.stopping or progress.step >= self.total_steps or self._evaluation_due():
             return True
         return self.time_to_save or (every.every_steps is not None and progress.step % every.every_steps == 0)
 
     def _evaluation_due(self) -> bool:
-        progress = self.parts.progress
+        progress = self.progress
         if self.stopping or progress.evaluated_step == progress.step:
             return False
-        if progress.step == 0 and self.parts.config.trains:
+        if progress.step == 0 and self.config.trains:
             return False
-        return progress.step >= self.parts.total_steps or progress.step % self.evaluate_every == 0
+        return progress.step >= self.total_steps or progress.step % self.evaluate_every == 0
 
     def _stop_while_evaluating(self) -> bool:
         self.stopping = self._totals().stop
@@ -419,12 +368,12 @@ class Trainer:
         Raises:
             NotFiniteError: the policy says so, or its limit is reached.
         """
-        parts, progress = self.parts, self.parts.progress
+        progress = self.progress
         # A finite loss whose gradients overflow: the scale was too high, and that is no failure.
-        if math.isfinite(loss) and parts.update.scale.back_off():
+        if math.isfinite(loss) and self.model.update.scale.back_off():
             progress.skipped_steps += 1
             return True
-        policy = parts.config.numerics
+        policy = self.config.numerics
         what = f"step {progress.step + 1}: loss {loss}, gradient norm {grad_norm}"
         if policy.not_finite == "skip" and progress.not_finite_in_a_row + 1 < policy.not_finite_limit:
             progress.skipped_steps += 1
@@ -445,28 +394,21 @@ class Trainer:
         Raises:
             CheckpointError: no checkpoint can be read.
         """
-        parts, progress = self.parts, self.parts.progress
-        parts.timeline.enter(Phase.checkpoint)
+        progress = self.progress
+        self.timeline.enter(Phase.checkpoint)
         path = None
-        if parts.workers.rank == 0:
-            path = parts.checkpoints.newest(lambda line: self.sink.log("warning", line))
-        path = parts.workers.broadcast(path)
+        if self.workers.rank == 0:
+            path = self.checkpoints.store.newest(lambda line: self.sink.log("warning", line))
+        path = self.workers.broadcast(path)
         if path is None:
             raise CheckpointError("there is no checkpoint to go back to; set checkpoint.every_steps")
         taken = store.load(path)
-        restored = snapshot.restore(
-            taken,
-            model=parts.model,
-            projections=parts.projections,
-            optimizer=parts.optimizer,
-            names=parts.names,
-            data=parts.data_identity,
-        )
-        parts.update.clear()
+        restored = snapshot.restore(taken, self.model.state, self.data.identity)
+        self.model.update.clear()
         progress.go_back_to(restored)
-        parts.go_on_from(taken)
-        detour = np.random.SeedSequence([parts.config.seed, progress.roll_backs]).generate_state(1)
-        seed_all(int(detour[0]), rank=parts.workers.rank)
+        self.continue_from(taken)
+        detour = np.random.SeedSequence([self.config.seed, progress.roll_backs]).generate_state(1)
+        seed_all(int(detour[0]), rank=self.workers.rank)
         self.saved_step, self.checkpoint = progress.step, path
         self.sink.log("warning", f"went back to step {progress.step}; the data comes in another order")
 
@@ -487,10 +429,10 @@ class Trainer:
             underflow_pct: what is to be reported of it.
         """
         asked = self.stop.requested()
-        every_s = self.parts.config.checkpoint.every_s
+        every_s = self.config.checkpoint.every_s
         # Clocks differ: rank 0's alone says when it is time for a checkpoint.
-        late = self.parts.workers.rank == 0 and 0.0 < every_s <= time.monotonic() - self.saved_at_s
-        loss, norm2, tokens, padded, parts_seen, underflow, save, *rest = self.parts.workers.sum(
+        late = self.workers.rank == 0 and 0.0 < every_s <= time.monotonic() - self.saved_at_s
+        loss, norm2, tokens, padded, parts_seen, underflow, save, *rest = self.workers.sum(
             [
                 loss_sum,
                 squares,
@@ -500,17 +442,17 @@ class Trainer:
                 underflow_pct,
                 late,
                 *(reason is asked for reason in _REASONS),
-                *self.parts.objective.local_sums(),
+                *self.model.objective.local_sums(),
             ],
-            self.parts.device,
+            self.device,
         )
         self.time_to_save = save > 0
-        self.parts.objective.agree(rest[len(_REASONS) :])
+        self.model.objective.agree(rest[len(_REASONS) :])
         stop = next((reason for reason, votes in zip(_REASONS, rest, strict=False) if votes), None)
         return StepTotals(loss, norm2, int(tokens), int(padded), parts_seen, underflow, stop)
 
     def _report_step(self, loss: float, grad_norm: float, rate: float, own: Mapping[str, float]) -> None:
-        parts, step = self.parts, self.parts.progress.step
+        step = self.progress.step
         if step <= self.reported_step:
             return
         self.reported_step = step
@@ -521,74 +463,72 @@ class Trainer:
             ("learning_rate", rate),
             ("grad_norm", grad_norm),
             *rates.items(),
-            *parts.noise.figures(rates.get("samples_per_s")).items(),
+            *self.telemetry.noise.figures(rates.get("samples_per_s")).items(),
             *self.sent.read().items(),
-            *parts.figures.shown().items(),
-            ("epoch", step / parts.batches.steps_per_epoch),
+            *self.telemetry.figures.shown().items(),
+            ("epoch", step / self.data.batches.steps_per_epoch),
             *own.items(),
-            *parts.objective.parts().items(),
+            *self.model.objective.parts().items(),
         )
         self.sink.points([Point(name, step, value, at_s) for name, value in values])
         self._say("training")
 
     def _measure(self, *, last: bool = False) -> None:
-        for measurement in self.parts.figures.update(self.parts.progress, self.parts.workers, last=last):
+        for measurement in self.telemetry.figures.update(self.progress, self.workers, last=last):
             self.sink.measurement(measurement)
 
     def _report_profile(self) -> None:
         """Keep what the profiled window says, of rank 0, and every worker's kernel trace."""
-        parts = self.parts
-        recorded = parts.profiler.take()
+        recorded = self.telemetry.profiler.take()
         if recorded is None:
             return
-        parts.timeline.enter(Phase.profiling)
-        traces = parts.workers.all_gather(recorded.trace)
-        if parts.workers.rank:
+        self.timeline.enter(Phase.profiling)
+        traces = self.workers.all_gather(recorded.trace)
+        if self.workers.rank:
             return
-        parts.figures.keep(recorded.profiled, parts.progress)
+        self.telemetry.figures.keep(recorded.profiled, self.progress)
         try:
-            tracing.write_kernels(Path(parts.config.workspace.checkpoints), traces)
+            tracing.write_kernels(Path(self.config.workspace.checkpoints), traces)
         except OSError as error:
             self.sink.log("warning", f"the kernel trace is not kept: {error}")
         for measurement in recorded.profiled.measurements(
-            recorded.start_s, recorded.end_s, bandwidth_gb_s=parts.config.rates.bandwidth_gb_s
+            recorded.start_s, recorded.end_s, bandwidth_gb_s=self.config.rates.bandwidth_gb_s
         ):
             self.sink.measurement(measurement)
 
     def _report_trace(self) -> None:
         """Keep the timeline of the traced steps; a disk that refuses it ends no run."""
-        parts = self.parts
-        spans = parts.tracer.take()
+        spans = self.telemetry.tracer.take()
         if spans is None:
             return
-        parts.timeline.enter(Phase.profiling)
-        row = f"worker {parts.workers.rank}"
-        if parts.workers.stages > 1:
-            row += f", stage {parts.workers.stage}"
-        traced = tracing.gather(spans, row, parts.workers, parts.device)
-        if parts.workers.rank:
+        self.timeline.enter(Phase.profiling)
+        row = f"worker {self.workers.rank}"
+        if self.workers.stages > 1:
+            row += f", stage {self.workers.stage}"
+        traced = tracing.gather(spans, row, self.workers, self.device)
+        if self.workers.rank:
             return
         about = {
-            "strategy": parts.replica.name,
-            "stages": parts.workers.stages,
-            "micro_batches": parts.config.accumulation,
+            "strategy": self.model.replica.name,
+            "stages": self.workers.stages,
+            "micro_batches": self.config.accumulation,
         }
         try:
-            tracing.write(Path(parts.config.workspace.checkpoints), tracing.chrome_trace(traced, about))
+            tracing.write(Path(self.config.workspace.checkpoints), tracing.chrome_trace(traced, about))
         except OSError as error:
             self.sink.log("warning", f"the trace is not kept: {error}")
         for measurement in tracing.measurements(traced):
             self.sink.measurement(measurement)
 
     def _report_not_finite(self, loss: float, grad_norm: float) -> Never:
-        step = self.parts.progress.step + 1
+        step = self.progress.step + 1
         self.sink.points([Point("loss", step, loss), Point("grad_norm", step, grad_norm)])
         raise NotFiniteError(
             f"step {step}: loss {loss} and gradient norm {grad_norm} are not both finite; {self._advice()}"
         )
 
     def _advice(self) -> str:
-        policy = self.parts.config.numerics
+        policy = self.config.numerics
         if policy.not_finite == "stop":
             return "lower optimizer.learning_rate, set optimizer.max_grad_norm, or use precision fp32"
         what = "steps in a row" if policy.not_finite == "skip" else "times"
@@ -598,43 +538,43 @@ class Trainer:
         )
 
     def _say(self, phase: str) -> None:
-        self.sink.progress(step=self.parts.progress.step, total_steps=self.parts.total_steps, phase=phase)
+        self.sink.progress(step=self.progress.step, total_steps=self.total_steps, phase=phase)
 
     def _outcome(self) -> Outcome:
-        parts, progress = self.parts, self.parts.progress
-        parts.timeline.enter(Phase.communication)
+        progress = self.progress
+        self.timeline.enter(Phase.communication)
         self._measure(last=True)
-        done = self._trained and (parts.final_test is None or self.tested is not None)
-        summary = parts.figures.summary(progress, parts.timeline.spent_s(), parts.parameters)
+        done = self._trained and (self.data.final_test is None or self.tested is not None)
+        summary = self.telemetry.figures.summary(progress, self.timeline.spent_s(), self.model.parameters)
         rate = summary.get("samples_per_s")
-        summary |= parts.noise.figures(rate if isinstance(rate, float) else None)
-        summary["validation_examples"] = parts.evaluator.units
-        if parts.final_test is not None and self.tested is not None:
-            summary |= {**self.tested, "test_examples": parts.final_test.examples}
-        for measurement in parts.figures.measurements(summary, progress):
+        summary |= self.telemetry.noise.figures(rate if isinstance(rate, float) else None)
+        summary["validation_examples"] = self.data.evaluator.units
+        if self.data.final_test is not None and self.tested is not None:
+            summary |= {**self.tested, "test_examples": self.data.final_test.examples}
+        for measurement in self.telemetry.figures.measurements(summary, progress):
             self.sink.measurement(measurement)
         summary |= self._judgement()
         return Outcome(
             status="completed" if done else "stopped",
             stop_reason=None if done else self.stopping,
             step=progress.step,
-            total_steps=parts.total_steps,
+            total_steps=self.total_steps,
             summary=summary,
             checkpoint=str(self.checkpoint) if self.checkpoint else None,
         )
 
     def _judgement(self) -> dict[str, float | int | str | None]:
         """The headline metric at the last evaluation, on the test part and at the best, and whose that is."""
-        parts, progress = self.parts, self.parts.progress
+        progress = self.progress
         found = progress.best_step >= 0
-        kept = found and (parts.config.trains or self.checkpoint is not None)
-        name = on_test(parts.task.info.headline)
+        kept = found and (self.config.trains or self.checkpoint is not None)
+        name = on_test(self.data.task.info.headline)
         tested = {} if self.tested is None or name is None else {"test_score": self.tested[name]}
         return {
-            "headline": parts.task.info.headline,
-            "score": progress.scores.get(parts.task.info.headline),
+            "headline": self.data.task.info.headline,
+            "score": progress.scores.get(self.data.task.info.headline),
             **tested,
             "best_score": progress.best,
             "best_step": progress.best_step if found else None,
-            "best_checkpoint": str(parts.checkpoints.path(progress.best_step)) if kept else None,
+            "best_checkpoint": str(self.checkpoints.store.path(progress.best_step)) if kept else None,
         }

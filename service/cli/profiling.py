@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
     from service.spec import ExperimentSpec
     from trainers.config import RunConfig
-    from trainers.measuring.figures import Profile
+    from trainers.dry_runs.profile import Profile
 
 WORKERS = (1, 2, 4, 8)
 """Numbers of workers that are estimated."""

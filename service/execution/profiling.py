@@ -27,7 +27,7 @@ from service.cluster import fits
 from service.execution.ray_jobs import RayJobs, wait_until_ended
 from service.execution.run_plan import Shape
 from trainers.config import RunConfig
-from trainers.measuring.figures import Profile
+from trainers.dry_runs.profile import Profile
 
 _RESULT = "stillhouse-profile: "
 _FAILURE = "stillhouse-profile-failed: "

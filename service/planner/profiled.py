@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from service.planner.step_time import MIB, Exchange, Gradient, LayerCost, Link, Step
 from trainers.compression import TRAITS
 from trainers.config import Parallel
-from trainers.measuring.figures import CompressionCost, ExchangeCost, LayerTime, StepTimes
+from trainers.dry_runs.profile import CompressionCost, ExchangeCost, LayerTime, StepTimes
 
 FP32_BYTES = 4
 

@@ -16,7 +16,7 @@ from service.execution.ray_jobs import DashboardRayJobs
 from service.execution.run_plan import Shape, run_config
 from service.settings import Settings
 from service.spec import validate
-from trainers.measuring.figures import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
+from trainers.dry_runs.profile import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
 
 PROFILE = Profile(
     StepTimes((LayerTime("layer 0", 1.5, 3.0, 288, ((8,), (8, 8))),), 6.0, 1, 8),

@@ -112,8 +112,8 @@ def numbers_read(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]
         return [1.0 if isinstance(value, torch.Tensor) else value for value in values]
 
     monkeypatch.setattr(Workers, "sum", agreed)
-    batches = [trainer.parts.batches[step] for step in range(2)]
-    trainer.parts.model.train()
+    batches = [trainer.data.batches[step] for step in range(2)]
+    trainer.model.state.student.train()
     with FakeTensorMode(allow_non_fake_inputs=True):
         for batch in batches:
             assert trainer.train_step(batch)
@@ -123,7 +123,7 @@ def numbers_read(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]
 @pytest.mark.parametrize("task", TASKS)
 def test_a_step_of_each_task(task, of_task, assembled, monkeypatch):
     trainer = assembled(of_task(task))
-    assert len(trainer.parts.batches[0].micro_batches) == 2
+    assert len(trainer.data.batches[0].micro_batches) == 2
     assert numbers_read(trainer, monkeypatch) == [3, 2]  # loss, squared norm; noise every few steps
 
 
@@ -144,7 +144,7 @@ def test_a_clipped_step_of_half_parameters_that_reports_underflow(of_task, assem
             optimizer={"learning_rate": 1e-3, "max_grad_norm": 0.5},
         )
     )
-    assert isinstance(trainer.parts.optimizer, MasterAdamW)
+    assert isinstance(trainer.model.state.optimizer, MasterAdamW)
     assert numbers_read(trainer, monkeypatch) == [4, 3]
 
 
@@ -159,9 +159,9 @@ def test_every_operator_of_a_task_has_a_deterministic_kernel(task, of_task, asse
 
 def test_fake_tensors_show_a_number_that_is_read(of_task, assembled, monkeypatch):
     trainer = assembled(of_task("imdb"))
-    loss = trainer.parts.task.loss
+    loss = trainer.data.task.loss
     monkeypatch.setattr(
-        trainer.parts.task, "loss", lambda logits, batch: loss(logits, batch) * float(logits.max())
+        trainer.data.task, "loss", lambda logits, batch: loss(logits, batch) * float(logits.max())
     )
     with pytest.raises(DataDependentOutputException):
         numbers_read(trainer, monkeypatch)
@@ -170,14 +170,14 @@ def test_fake_tensors_show_a_number_that_is_read(of_task, assembled, monkeypatch
 @pytest.mark.parametrize("task", TASKS)
 def test_a_stand_in_takes_part_and_counts_nothing(task, of_task, assembled):
     trainer = assembled(of_task(task))
-    batch = trainer.parts.batches[0].micro_batches[0]
-    objective = Objective(trainer.parts.task)
-    logits = trainer.parts.model(batch).logits
+    batch = trainer.data.batches[0].micro_batches[0]
+    objective = Objective(trainer.data.task)
+    logits = trainer.model.state.student(batch).logits
     assert objective.loss(Output(logits), batch) > 0.0
     idle = objective.loss(Output(logits), batch.uncounted())
     assert idle == 0.0
     idle.backward()
-    gradients = [p.grad for p in trainer.parts.model.parameters() if p.grad is not None]
+    gradients = [p.grad for p in trainer.model.state.student.parameters() if p.grad is not None]
     assert gradients
     assert not any(gradient.any() for gradient in gradients)
 

@@ -10,21 +10,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers import micro_batch, tasks
+from trainers import tasks
 from trainers.config import Parallel
+from trainers.dry_runs import micro_batch
+from trainers.dry_runs.dry_run import DryRun
+from trainers.dry_runs.micro_batch import SizeCache, choose, fits, forget, key_of, largest
+from trainers.dry_runs.stage_dry_run import StageDryRun, passes_held
 from trainers.entrypoint import classify, train
 from trainers.errors import FailureClass, OutOfMemoryError
-from trainers.micro_batch import Memory, choose, fits, forget, key_of, largest
 from trainers.models import student
 from trainers.models.origin import Preset
 from trainers.objective import Objective
 from trainers.parallel.pipeline.layers import StagePartition
-from trainers.parallel.pipeline.stage_trial import StageTrial, passes_held
 from trainers.parallel.workers import Workers
 from trainers.precision import Arithmetic, Autocast
 from trainers.reporting import NeverStop, NullSink
 from trainers.telemetry.run_figures import RunFigures
-from trainers.trial import Trial
 
 CUDA = torch.device("cuda", 0)
 
@@ -243,12 +244,12 @@ def test_trial_of_a_stage_holds_what_the_stage_holds(configure, stage, held):
     layer = next(part for part in model.bert.bert.encoder.layer if any(True for _ in part.parameters()))
     layer.register_forward_hook(came)
     layer.register_full_backward_hook(left)
-    trial = StageTrial(
+    dry_run = StageDryRun(
         config, model, Objective(tasks.build("imdb")), Arithmetic(), data.train, device=torch.device("cpu"),
         pad_id=data.pad_id, multiple=1, transform=None, partition=partition, stage=stage,
         width=model.bert.config.hidden_size,
     )  # fmt: skip
-    trial.at_size(2)
+    dry_run.at_size(2)
     assert (max(lives), alive) == (held, 0)
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -268,18 +269,18 @@ def test_a_stage_of_half_parameters_is_rehearsed_with_hidden_states_of_their_for
     arithmetic = Autocast(torch.device("cpu"), torch.bfloat16, half_parameters=True)
     arithmetic.prepare(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    trial = StageTrial(
+    dry_run = StageDryRun(
         config, model, Objective(tasks.build("imdb")), arithmetic, data.train, device=torch.device("cpu"),
         pad_id=data.pad_id, multiple=1, transform=None,
         partition=StagePartition.of(config.parallel, model, 1), stage=1, width=model.bert.config.hidden_size,
     )  # fmt: skip
-    trial.rehearse(4)
+    dry_run.rehearse(4)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_damaged_memory_is_no_answer_and_is_written_anew(tmp_path):
-    memory = Memory(tmp_path / "found.json")
+    memory = SizeCache(tmp_path / "found.json")
     for text in ("{", "[]", '{"key": "four"}', '{"key": 0}'):
         (tmp_path / "found.json").write_text(text)
         assert memory.recall("key") is None
@@ -288,7 +289,7 @@ def test_damaged_memory_is_no_answer_and_is_written_anew(tmp_path):
 
 
 def test_runs_at_the_same_time_lose_no_ones_answer(tmp_path):
-    memory = Memory(tmp_path / "found.json")
+    memory = SizeCache(tmp_path / "found.json")
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: memory.keep(str(i), i + 1), range(40)))
     assert json.loads((tmp_path / "found.json").read_text()) == {str(i): i + 1 for i in range(40)}
@@ -348,14 +349,14 @@ def test_trial_tries_whole_batches_with_a_mask_also_where_examples_are_few(confi
     config = configure(batch__global_size=8, task__train_examples=5)
     data = tasks.build("imdb").prepare(config, Preset("tiny"), lambda line: None)
     tried = []
-    monkeypatch.setattr(Trial, "_pass", lambda self, batch: tried.append(batch))
-    trial = Trial(
+    monkeypatch.setattr(DryRun, "_pass", lambda self, batch: tried.append(batch))
+    dry_run = DryRun(
         config, torch.nn.Linear(1, 1), Objective(tasks.build("imdb")), Arithmetic(), data.train,
         device=torch.device("cpu"), pad_id=data.pad_id, multiple=1, transform=None,
     )  # fmt: skip
-    trial.at_size(8)
+    dry_run.at_size(8)
     (batch,) = tried
-    assert batch.input_ids.shape == batch.attention_mask.shape == (8, trial.longest)
+    assert batch.input_ids.shape == batch.attention_mask.shape == (8, dry_run.longest)
 
 
 def test_trial_leaves_no_gradient_and_counts_what_the_optimizer_will_keep(configure, recorder, monkeypatch):
@@ -373,10 +374,10 @@ def test_trial_leaves_no_gradient_and_counts_what_the_optimizer_will_keep(config
         with monkeypatch.context() as patched:
             patched.setattr(torch, "empty", counting)
             attempt(3)
-        trial = attempt.__self__
-        seen["gradients"] = [p.grad for p in trial._module.parameters() if p.grad is not None]
+        dry_run = attempt.__self__
+        seen["gradients"] = [p.grad for p in dry_run._module.parameters() if p.grad is not None]
         seen["bytes"] = allocated
-        seen["parameters"] = sum(p.numel() for p in trial._module.parameters())
+        seen["parameters"] = sum(p.numel() for p in dry_run._module.parameters())
         return 4
 
     monkeypatch.setattr(micro_batch, "choose", chosen)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainers import warm_up
 from trainers.data.batches import epoch_order
+from trainers.dry_runs import warm_up
 from trainers.entrypoint import train
 from trainers.errors import NotFiniteError
 from trainers.reporting import NeverStop

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from tests.trainers.conftest import Configure, Recorder
-from trainers import warm_up
 from trainers.data import cache
+from trainers.dry_runs import warm_up
+from trainers.dry_runs.dry_run import DryRun
 from trainers.entrypoint import make_ready, train
 from trainers.parallel.workers import Workers
 from trainers.preparation import counted_by, preparing
 from trainers.reporting import Clock, NeverStop
 from trainers.telemetry.overhead import OVERHEAD_TIME
 from trainers.telemetry.timeline import OVERHEAD, OWN, Phase, Timeline
-from trainers.trial import Trial
 
 
 class Hand:
@@ -171,14 +171,14 @@ def test_a_process_warms_up_once_per_shape_and_results_stay_as_they_are(
     config_in: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm_up, "_done", set())
-    passes, rehearse = [], Trial.rehearse
+    passes, rehearse = [], DryRun.rehearse
 
-    def counted(self: Trial, size: int) -> None:
+    def counted(self: DryRun, size: int) -> None:
         rehearse(self, size)
         passes.append(size)
         assert all(p.grad is None for p in self._module.parameters())
 
-    monkeypatch.setattr(Trial, "rehearse", counted)
+    monkeypatch.setattr(DryRun, "rehearse", counted)
     losses = []
     for name in ("cold", "warm"):
         recorder = Recorder()

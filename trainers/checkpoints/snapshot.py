@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,23 +25,67 @@ EXCHANGE = "exchange"
 """File of what data-parallel workers have to remember of their exchange of gradients, by rank."""
 
 
-def tensors_of(
-    *, model: Student, projections: nn.Module, optimizer: torch.optim.Optimizer, names: Sequence[str]
-) -> Tensors:
-    """What a worker has of the model and of the optimizer's state, by parameter.
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """One worker's part of the model and of the optimizer; the schedule is a function of the step alone.
 
-    Args:
-        model, optimizer: with their tensors; the schedule is a function of the step alone.
-        projections: trained beside the model, which no model folder has.
-        names: of the parameters, in the optimizer's order.
+    Attributes:
+        student: the model.
+        projections: trained with the model and in no model folder.
+        optimizer: over the trained parameters of both.
+        names: of these parameters, in the optimizer's order.
     """
-    state = {
-        f"{names[number]}.{entry}": torch.as_tensor(value)
-        for number, entries in optimizer.state_dict()["state"].items()
-        for entry, value in entries.items()
-    }
-    beside = projections.state_dict()
-    return {MODEL_FILE: model.weights(), "optimizer": state, **({"projections": beside} if beside else {})}
+
+    student: Student
+    projections: nn.ModuleDict
+    optimizer: torch.optim.Optimizer
+    names: tuple[str, ...]
+
+    def tensors(self) -> Tensors:
+        """Returns the weights and the optimizer's state, by parameter."""
+        state = {
+            f"{self.names[number]}.{entry}": torch.as_tensor(value)
+            for number, entries in self.optimizer.state_dict()["state"].items()
+            for entry, value in entries.items()
+        }
+        projections = self.projections.state_dict()
+        found = {MODEL_FILE: self.student.weights(), "optimizer": state}
+        return {**found, "projections": projections} if projections else found
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Loads what this worker has of a snapshot of the whole model.
+
+        Raises:
+            CheckpointError: the checkpoint is of another model or optimizer.
+        """
+        try:
+            self.student.load_weights(dict(snapshot.tensors[MODEL_FILE]))
+            self.projections.load_state_dict(dict(snapshot.tensors.get("projections", {})))
+            self.optimizer.load_state_dict(self._optimizer_state(snapshot))
+        except (RuntimeError, ValueError, KeyError) as error:
+            first = str(error).splitlines()[0]
+            raise CheckpointError(
+                f"the checkpoint does not fit the run's model or optimizer ({first})"
+            ) from error
+
+    def _optimizer_state(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Returns the state in the form that torch's optimizers load.
+
+        Raises:
+            KeyError: there is state of a parameter that no worker has.
+        """
+        numbers = {name: number for number, name in enumerate(self.names)}
+        entries: dict[int, dict[str, torch.Tensor]] = {}
+        for key, tensor in snapshot.tensors["optimizer"].items():
+            name, _, entry = key.rpartition(".")
+            if name not in self.student.absent:
+                entries.setdefault(numbers[name], {})[entry] = tensor
+        groups = []
+        own = self.optimizer.state_dict()["param_groups"]
+        for group, mine in zip(snapshot.state["optimizer_groups"], own, strict=True):
+            betas = {"betas": tuple(group["betas"])} if "betas" in group else {}
+            groups.append({**group, **betas, "params": mine["params"]})
+        return {"state": entries, "param_groups": groups}
 
 
 def take(
@@ -53,7 +98,7 @@ def take(
     spent_s: Mapping[str, float],
     steps_per_epoch: int,
 ) -> Snapshot:
-    """Everything that a resumed run needs to go on as if nothing had happened.
+    """Returns everything that a resumed run needs to continue as if nothing had happened.
 
     It is one model's, whatever number of workers trained it in whatever strategy.
 
@@ -95,24 +140,15 @@ def take(
     )
 
 
-def restore(
-    snapshot: Snapshot,
-    *,
-    model: Student,
-    projections: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    names: Sequence[str],
-    data: Mapping[str, Any],
-) -> Progress:
-    """Put a run where the snapshot was taken, but for this worker's generators.
+def restore(snapshot: Snapshot, model: ModelState, data: Mapping[str, Any]) -> Progress:
+    """Puts a run where the snapshot was taken, but for this worker's generators.
 
     Each worker takes what it has a place for: the number of workers and the strategy may be others
     than before. `restore_random` follows, last, after all that might draw random numbers.
 
     Args:
         snapshot: of the whole model.
-        model, projections, optimizer: this worker's.
-        names: of the parameters, in the optimizer's order.
+        model: this worker's.
         data: identity of the dataset.
 
     Returns:
@@ -124,40 +160,8 @@ def restore(
     """
     state = snapshot.state
     _same_data(state["data"], data, state["progress"]["step"])
-    try:
-        model.load_weights(dict(snapshot.tensors[MODEL_FILE]))
-        projections.load_state_dict(dict(snapshot.tensors.get("projections", {})))
-        optimizer.load_state_dict(_optimizer_state(snapshot, optimizer, names, model.absent))
-    except (RuntimeError, ValueError, KeyError) as error:
-        first = str(error).splitlines()[0]
-        raise CheckpointError(
-            f"the checkpoint does not fit the run's model or optimizer ({first})"
-        ) from error
+    model.load(snapshot)
     return Progress.from_state(state["progress"])
-
-
-def _optimizer_state(
-    snapshot: Snapshot, optimizer: torch.optim.Optimizer, names: Sequence[str], absent: frozenset[str]
-) -> dict[str, Any]:
-    """The state in the form that torch's optimizers load.
-
-    Raises:
-        KeyError: there is state of a parameter that no worker has.
-    """
-    numbers = {name: number for number, name in enumerate(names)}
-    # Checkpoints of earlier versions have parameters by number, as every worker had all of them.
-    numbers |= {str(number): number for number in range(len(names))}
-    entries: dict[int, dict[str, torch.Tensor]] = {}
-    for key, tensor in snapshot.tensors["optimizer"].items():
-        name, _, entry = key.rpartition(".")
-        if name not in absent:
-            entries.setdefault(numbers[name], {})[entry] = tensor
-    groups = []
-    own = optimizer.state_dict()["param_groups"]
-    for group, mine in zip(snapshot.state["optimizer_groups"], own, strict=True):
-        betas = {"betas": tuple(group["betas"])} if "betas" in group else {}
-        groups.append({**group, **betas, "params": mine["params"]})
-    return {"state": entries, "param_groups": groups}
 
 
 def restore_random(snapshot: Snapshot, *, rank: int, world: int, seed: int, device: torch.device) -> None:

@@ -124,6 +124,10 @@ class Student(nn.Module):
         # The public way also hooks the embeddings, which matters where they are frozen.
         self.bert._set_gradient_checkpointing(True, partial(checkpoint, use_reentrant=False))
 
+    def compile_encoder(self) -> None:
+        """Compiles the encoder for any batch and length; the names of its parameters stay."""
+        self.bert.bert.compile(dynamic=True)
+
     @property
     def attention(self) -> str:
         """The implementation of attention in the encoder's layers."""

@@ -114,6 +114,11 @@ class Built:
     masters: str | None = None
     moments: str = "fp32"
 
+    def facts(self) -> dict[str, object]:
+        """Returns what a run's record has of its optimizer."""
+        names = ("implementation", "library", "masters", "moments", "parity")
+        return {f"optimizer_{name}": getattr(self, name) for name in names}
+
 
 Groups = list[dict[str, Any]]
 """Parameter groups of `torch.optim`, each with its weight decay."""

@@ -10,7 +10,7 @@ from service.planner.profiled import assumed_compression, exchange_of, gradients
 from service.planner.step_time import MIB, Rates, assumed
 from trainers.compression import TRAITS
 from trainers.config import Compression, Parallel
-from trainers.measuring.figures import CompressionCost, LayerTime, ModelShape
+from trainers.dry_runs.profile import CompressionCost, LayerTime, ModelShape
 
 
 def section(compression: str, **fields: int) -> Parallel:

@@ -15,8 +15,8 @@ from torch import nn
 from trainers.assembly import assemble
 from trainers.config import RunConfig
 from trainers.device_kinds import kind_of
+from trainers.dry_runs.profile import LayerTime, StepTimes
 from trainers.errors import BadSpecError
-from trainers.measuring.figures import LayerTime, StepTimes
 from trainers.models.student import HEADS, Student
 from trainers.process import environment_restored, reset_process
 from trainers.reporting import Clock, NeverStop, NullSink
@@ -111,17 +111,20 @@ def layer_times(config: RunConfig, *, steps: int, warm_up: int) -> StepTimes:
     """
     if config.model.compile:
         raise BadSpecError("model.compile leaves no layers to be timed; set it to false")
-    with _assembled(config) as trainer:
-        parts = trainer.parts
-        parts.model.train()
-        stamps = _Stamps(parts.model, parts.device)
+    with (
+        tempfile.TemporaryDirectory(prefix="stillhouse-layers-") as folder,
+        assembled(with_checkpoints(config, folder)) as trainer,
+    ):
+        student = trainer.model.state.student
+        student.train()
+        stamps = _Stamps(student, trainer.device)
         layers: list[list[tuple[str, float, float]]] = []
         whole_s: list[float] = []
         micro_batches = 1
         try:
             for step in range(warm_up + steps):
                 began_s = time.perf_counter()
-                batch = parts.batches[step]
+                batch = trainer.data.batches[step]
                 micro_batches = len(batch.micro_batches)
                 trainer.train_step(batch)
                 if step >= warm_up:
@@ -129,7 +132,7 @@ def layer_times(config: RunConfig, *, steps: int, warm_up: int) -> StepTimes:
                     whole_s.append(stamps.now() - began_s)
         finally:
             stamps.remove()
-        trained = _trained(stamps.parts, parts.model)
+        trained = _trained(stamps.parts, student)
         return StepTimes(
             layers=tuple(_median(layers, position, trained) for position in range(len(stamps.parts))),
             step_ms=1e3 * statistics.median(whole_s),
@@ -171,14 +174,18 @@ def _trained(parts: dict[str, nn.Module], student: Student) -> dict[str, list[nn
 
 
 @contextmanager
-def _assembled(config: RunConfig) -> Iterator[Trainer]:
-    """A trainer of a run that leaves nothing behind."""
+def assembled(config: RunConfig) -> Iterator[Trainer]:
+    """A run's trainer in a process that is reset for it."""
     began_s = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="stillhouse-layers-") as folder:
-        workspace = config.workspace.model_copy(update={"checkpoints": folder})
-        config = config.model_copy(update={"workspace": workspace})
-        with environment_restored(), Instruments(config, began_s) as instruments:
-            reset_process(config)
-            yield assemble(
-                config, NullSink(), NeverStop(), clock=Clock(), began_s=began_s, instruments=instruments
-            )
+    with environment_restored(), Instruments(config, began_s) as instruments:
+        reset_process(config)
+        yield assemble(
+            config, NullSink(), NeverStop(), clock=Clock(), began_s=began_s, instruments=instruments
+        )
+
+
+def with_checkpoints(config: RunConfig, folder: str) -> RunConfig:
+    """Returns the run with another folder for its checkpoints."""
+    return config.model_copy(
+        update={"workspace": config.workspace.model_copy(update={"checkpoints": folder})}
+    )

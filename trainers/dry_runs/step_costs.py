@@ -18,11 +18,10 @@ import cuda_ext
 from trainers.checkpoints.manifest import TRACE
 from trainers.compression import TRAITS
 from trainers.config import Parallel, RunConfig, Strategy
-from trainers.measuring.figures import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
-from trainers.measuring.layer_times import layer_times
-from trainers.measuring.local_group import Group
+from trainers.dry_runs.layer_times import assembled, layer_times
+from trainers.dry_runs.local_group import Group
+from trainers.dry_runs.profile import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
 from trainers.parallel.compression import exchange_for
-from trainers.reporting import NeverStop, NullSink
 
 MIB = 1 << 20
 SIZES_MIB = (0.25, 1.0, 4.0, 16.0)
@@ -234,9 +233,8 @@ def traced_steps_ms(
 
 def _trained_steps_ms(config: RunConfig) -> list[float]:
     """On a worker: train; the first worker says how long its traced steps took."""
-    from trainers.entrypoint import train
-
-    train(config, NullSink(), NeverStop())
+    with assembled(config) as trainer:
+        trainer.train()
     if distributed.get_rank():
         return []
     file = Path(config.workspace.checkpoints) / TRACE

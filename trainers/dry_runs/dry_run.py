@@ -1,4 +1,4 @@
-"""Forward and backward passes before a run begins: what they compile and whether they fit, nothing else."""
+"""Forward and backward passes before a run begins: they compile graphs and show what fits into memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from trainers.config import RunConfig
 from trainers.data.batches import Batch, Transform, collate
 from trainers.data.tokens import TokenSet
 from trainers.device_kinds import kind_of
-from trainers.models.student import Student
 from trainers.objective import Objective
 from trainers.optimizers.build import build
 from trainers.precision import Arithmetic
@@ -21,7 +20,7 @@ from trainers.precision import Arithmetic
 _FP32_BYTES = 4
 
 
-class Trial:
+class DryRun:
     """Passes through a run's model, on the longest of its own examples; no gradient stays.
 
     Where there are fewer examples than a pass takes, they come again. Passes draw random numbers: a run
@@ -124,8 +123,3 @@ class Trial:
 
 def _with_mask(batch: Batch) -> Batch:
     return replace(batch, attention_mask=torch.ones_like(batch.input_ids, dtype=torch.bool))
-
-
-def compile_encoder(model: Student) -> None:
-    """Compile the encoder for any batch and length; the names of its parameters stay."""
-    model.bert.bert.compile(dynamic=True)

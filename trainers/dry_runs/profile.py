@@ -1,4 +1,4 @@
-"""What measuring a step gives, as plain figures. Imports no torch."""
+"""The measured costs of a step, as plain figures. Imports no torch."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainers.micro_batch import fits
+from trainers.dry_runs.micro_batch import fits
 from trainers.parallel.workers import Workers
 from trainers.telemetry.timeline import Phase, Timeline
 

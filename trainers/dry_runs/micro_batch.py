@@ -53,7 +53,7 @@ def largest(share: int, fits: Callable[[int], bool], at_most: int | None = None)
     return divisors[below] if below >= 0 else 0
 
 
-class Memory:
+class SizeCache:
     """What was found before, in one file that all runs share.
 
     Args:
@@ -153,8 +153,8 @@ def _searched(config: RunConfig, device: torch.device) -> bool:
     return config.batch.micro_size == "auto" and kind_of(device).searches_micro_batch
 
 
-def _memory_of(config: RunConfig) -> Memory:
-    return Memory(Path(config.workspace.cache) / "micro-batches.json")
+def _memory_of(config: RunConfig) -> SizeCache:
+    return SizeCache(Path(config.workspace.cache) / "micro-batches.json")
 
 
 def fits(attempt: Callable[[], None]) -> bool:

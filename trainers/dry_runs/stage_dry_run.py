@@ -8,9 +8,9 @@ import torch
 
 from trainers.config import Parallel
 from trainers.data.batches import Batch
+from trainers.dry_runs.dry_run import DryRun
 from trainers.models.student import Output
 from trainers.parallel.pipeline.layers import ModelChunk, StagePartition, hidden_dtype
-from trainers.trial import Trial
 
 
 def passes_held(parallel: Parallel, stage: int, micro_batches: int) -> int:
@@ -37,11 +37,11 @@ def passes_held(parallel: Parallel, stage: int, micro_batches: int) -> int:
     return min(most, stages - stage)
 
 
-class StageTrial(Trial):
+class StageDryRun(DryRun):
     """Passes through the layers of one stage.
 
     Args:
-        run: see `Trial`.
+        run: see `DryRun`.
         partition: which layers the stage has.
         stage: its number, 0-based.
         width: H of the hidden states between stages.
