@@ -107,8 +107,6 @@ class Variant:
 
     name: str
     step: Callable[[], object]
-    before: Callable[[], object] = lambda: None
-    """Runs before each step, outside the timed region."""
     times_ms: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, float]:
@@ -137,22 +135,6 @@ def make_parameters(
     return params
 
 
-def keeping_variant(shapes: list[tuple[int, ...]], device: str) -> Variant:
-    """`keep_gradient`: the step takes .grad; the gradient that it lets go is the next one's memory."""
-    params = make_parameters(shapes, device, torch.float32)
-    optimizer = Adan(params, implementation="multi_fused", keep_gradient=True)
-    optimizer.step()
-    spare = [torch.randn_like(param) * 1e-3 for param in params]
-
-    def before() -> None:
-        nonlocal spare
-        for param, gradient in zip(params, spare, strict=True):
-            param.grad = gradient
-        spare = [optimizer.state[param]["g_prev"] for param in params]
-
-    return Variant("multi_fused_keep_gradient", optimizer.step, before)
-
-
 def variants_for(device: str, size: str, *, extras: bool) -> tuple[list[Variant], dict[str, Adan], int]:
     """All variants, the Adan optimizers among them by implementation, and the number of parameters."""
     shapes = bert_shapes(size)
@@ -175,7 +157,6 @@ def variants_for(device: str, size: str, *, extras: bool) -> tuple[list[Variant]
         variants.append(Variant("multi_fused_clipped", clipped.step))
         short = Adan(params, lr=1e-4, implementation="multi_fused", moments_dtype=torch.bfloat16)
         variants.append(Variant("multi_fused_bfloat16_moments", short.step))
-        variants.append(keeping_variant(shapes, device))
         half = make_parameters(shapes, device, torch.bfloat16)
         split = Adan(half, lr=1e-4, implementation="multi_fused", master_weights="split")
         variants.append(Variant("multi_fused_bfloat16_split", split.step))
@@ -223,7 +204,6 @@ def time_rounds(variants: list[Variant], device: str, rounds: int, steps: int, b
     for number in range(rounds + 1):
         for variant in variants:
             for _ in range(steps):
-                variant.before()
                 elapsed = timed_ms(variant.step, device)
                 if number > 0:
                     variant.times_ms.append(elapsed)

@@ -20,17 +20,15 @@ if TYPE_CHECKING:
     from cuda_ext.errors import (
         AdanError,
         BuildError,
-        CheckpointError,
         ConfigurationError,
-        GradientReusedError,
         HyperParameterError,
         LayoutError,
         SparseGradientError,
+        StateDictError,
         TensorMismatchError,
     )
-    from cuda_ext.evidence import ParityRecord, parity
     from cuda_ext.native import counters
-    from cuda_ext.noise import GradientNoise
+    from cuda_ext.parity import ParityRecord, measure_parity
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -38,18 +36,16 @@ __all__ = [
     "AdanError",
     "Availability",
     "BuildError",
-    "CheckpointError",
     "ConfigurationError",
-    "GradientNoise",
-    "GradientReusedError",
     "HyperParameterError",
     "LayoutError",
     "ParityRecord",
     "SparseGradientError",
+    "StateDictError",
     "TensorMismatchError",
     "availability",
     "counters",
-    "parity",
+    "measure_parity",
 ]
 
 _HOME = {
@@ -57,10 +53,9 @@ _HOME = {
     "IMPLEMENTATIONS": "capabilities",
     "Availability": "capabilities",
     "availability": "capabilities",
-    "ParityRecord": "evidence",
-    "parity": "evidence",
+    "ParityRecord": "parity",
+    "measure_parity": "parity",
     "counters": "native",
-    "GradientNoise": "noise",
 }
 
 

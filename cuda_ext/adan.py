@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, _disable_dynamo  # type: ignore[attr-defined]  # as torch.optim itself does
 from torch.profiler import record_function
 
-from cuda_ext import checkpoint, fused, masters, noise, unfused
-from cuda_ext.batch import Batch, Group, StepInputs, bias_correction
+from cuda_ext import checkpoint, fused, masters, unfused
+from cuda_ext.batch import Group, StepInputs, TensorBatch, bias_correction
 from cuda_ext.capabilities import IMPLEMENTATIONS, UNFUSED_TWIN, why_not
 from cuda_ext.errors import (
     ConfigurationError,
-    GradientReusedError,
     HyperParameterError,
     LayoutError,
     SparseGradientError,
@@ -26,7 +25,7 @@ from cuda_ext.errors import (
 
 _log = logging.getLogger(__name__)
 
-_STEPS: dict[str, Callable[[list[Batch], StepInputs], None]] = {
+_STEPS: dict[str, Callable[[list[TensorBatch], StepInputs], None]] = {
     "single_unfused": unfused.single,
     "multi_unfused": unfused.multi,
     "single_fused": fused.single,
@@ -39,12 +38,9 @@ _SETTINGS = (
     "master_weights",
     "moments_dtype",
     "capturable",
-    "keep_gradient",
     "_implementation",
     "_device_types",
     "_relayout",
-    "_collect_noise",
-    "_noise",
     "_step_supports_amp_scaling",
 )
 _FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -54,9 +50,9 @@ class Adan(torch.optim.Optimizer):
     """Adaptive Nesterov momentum (Xie et al., arXiv 2208.06677), fused into one pass over memory.
 
     A parameter's state is `step` (its own count), `exp_avg`, `exp_avg_diff`, `exp_avg_sq`,
-    `g_prev` and, for 16-bit parameters, `master` or `remainder`. `.grad` is never written;
-    with `keep_gradient` it is taken. A parameter whose gradient is None is left alone, its step
-    is not counted, and its next difference is against the last gradient that it had.
+    `g_prev` and, for 16-bit parameters, `master` or `remainder`. `.grad` is never written. A
+    parameter whose gradient is None is left alone, its step is not counted, and its next
+    difference is against the last gradient that it had.
 
     Gradients that are NaN or infinite are used as they are, so the parameters show it at once;
     a `torch.amp.GradScaler` skips such a step whole: parameters, state and step counts stay.
@@ -78,10 +74,6 @@ class Adan(torch.optim.Optimizer):
             (bfloat16) 16 remainder bits, `none` rounds at every step.
         moments_dtype: torch.float32, or torch.bfloat16 for m and v; n stays fp32.
         capturable: the step may be captured in a CUDA graph (fused on CUDA only).
-        keep_gradient: keep the gradient tensor itself as g_prev and set `.grad` to None, 4 bytes
-            per parameter less to write. Only a gradient that alone owns its memory, unscaled, is
-            kept; others (DDP's bucket views, scaled or maximized ones) are copied as usual.
-        gradient_noise: collect what `gradient_noise()` returns; free in the fused kernels.
 
     Raises:
         HyperParameterError: a value is out of range.
@@ -104,8 +96,6 @@ class Adan(torch.optim.Optimizer):
         master_weights: str = "auto",
         moments_dtype: torch.dtype = torch.float32,
         capturable: bool = False,
-        keep_gradient: bool = False,
-        gradient_noise: bool = False,
     ) -> None:
         if implementation not in ("auto", *IMPLEMENTATIONS):
             known = ", ".join(("auto", *IMPLEMENTATIONS))
@@ -121,23 +111,15 @@ class Adan(torch.optim.Optimizer):
             raise HyperParameterError(
                 f"max_grad_norm is {max_grad_norm}; it must be finite and at least 0 (0: off)"
             )
-        if keep_gradient and (max_grad_norm > 0.0 or capturable):
-            raise ConfigurationError(
-                "keep_gradient keeps raw gradients at moving addresses, while clipping needs clipped ones "
-                "and a CUDA graph fixed addresses; drop keep_gradient, or max_grad_norm and capturable"
-            )
         self.requested_implementation = implementation
         self.fallback_reason: str | None = None
         self.max_grad_norm = float(max_grad_norm)
         self.master_weights = master_weights
         self.moments_dtype = moments_dtype
         self.capturable = capturable
-        self.keep_gradient = keep_gradient
         self._implementation = ""
         self._device_types: frozenset[str] = frozenset()
         self._relayout = False
-        self._collect_noise = gradient_noise
-        self._noise: dict[torch.device, Tensor] = {}
         # GradScaler then hands over grad_scale and found_inf as tensors and does not synchronise.
         self._step_supports_amp_scaling = True
         defaults = {
@@ -238,7 +220,6 @@ class Adan(torch.optim.Optimizer):
             SparseGradientError: a gradient is sparse.
             TensorMismatchError: a gradient's dtype or device is not its parameter's.
             LayoutError: a parameter has gaps in memory (fused only).
-            GradientReusedError: `keep_gradient` is on and a kept tensor came back as `.grad`.
         """
         loss = None
         if closure is not None:
@@ -260,17 +241,10 @@ class Adan(torch.optim.Optimizer):
             except RuntimeError as error:
                 batches = self._second_try(batches, error)
                 _STEPS[self._implementation](batches, inputs)
-        for batch in batches:
-            if not batch.write_g_prev:
-                for param, grad, state in zip(batch.params, batch.grads, batch.states, strict=True):
-                    state["g_prev"] = grad
-                    param.grad = None
 
-    def _collect(self) -> list[Batch]:
+    def _collect(self) -> list[TensorBatch]:
         """Sorts parameters that have gradients into batches; makes the state of new ones."""
-        batches: dict[tuple[Any, ...], Batch] = {}
-        fused_step = self._implementation in UNFUSED_TWIN
-        may_keep = self.keep_gradient and fused_step and getattr(self, "grad_scale", None) is None
+        batches: dict[tuple[Any, ...], TensorBatch] = {}
         for group in self.param_groups:
             for param in group["params"]:
                 grad = param.grad
@@ -290,26 +264,13 @@ class Adan(torch.optim.Optimizer):
                     self._choose_implementation()  # the model was moved after the optimizer was made
                     return self._collect()
                 state = self.state[param]
-                keeps = may_keep and not group["maximize"] and _owns_memory(grad)
-                if not state or "step" not in state:
+                if "step" not in state:
                     self._begin_state(param, state)
-                if not keeps and "g_prev" not in state:
-                    state["g_prev"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
-                if (
-                    keeps
-                    and "g_prev" in state
-                    and state["g_prev"].data_ptr() == grad.data_ptr()
-                    and grad.numel()
-                ):
-                    raise GradientReusedError(
-                        "with keep_gradient the tensor in .grad belongs to the optimizer after a step, and "
-                        "it came back as a gradient; let backward make a new one, or drop keep_gradient"
-                    )
                 if self._relayout:
                     grad = _laid_out_like(grad, param)
-                key = (param.device, param.dtype, not keeps)
+                key = (param.device, param.dtype)
                 if key not in batches:
-                    batches[key] = Batch(param.device, write_g_prev=not keeps)
+                    batches[key] = TensorBatch(param.device)
                 batches[key].add(group, param, grad, state)
         return list(batches.values())
 
@@ -318,12 +279,13 @@ class Adan(torch.optim.Optimizer):
         state["step"] = torch.zeros((), dtype=torch.float32, device=param.device if on_device else "cpu")
         moments = self.moments_dtype if param.dtype in _FUSED_DTYPES else param.dtype
         wide = torch.float32 if param.dtype in _FUSED_DTYPES else param.dtype
-        for name, dtype in (("exp_avg", moments), ("exp_avg_diff", moments), ("exp_avg_sq", wide)):
+        dtypes = {"exp_avg": moments, "exp_avg_diff": moments, "exp_avg_sq": wide, "g_prev": param.dtype}
+        for name, dtype in dtypes.items():
             state[name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
         if completing := masters.state_name(param, self.master_weights):
             state[completing] = masters.fresh(param, completing)
 
-    def _inputs(self, batches: list[Batch]) -> StepInputs:
+    def _inputs(self, batches: list[TensorBatch]) -> StepInputs:
         devices = {batch.device for batch in batches}
         if len(devices) > 1 and self.max_grad_norm > 0.0:
             raise ConfigurationError(
@@ -333,21 +295,14 @@ class Adan(torch.optim.Optimizer):
         on_cuda = any(device.type == "cuda" for device in devices)
         if on_cuda and not self.capturable and torch.cuda.is_current_stream_capturing():
             raise ConfigurationError("a CUDA graph is being captured; construct Adan with capturable=True")
-        if self._collect_noise:
-            for device in devices:
-                if device in self._noise:
-                    self._noise[device].zero_()
-                else:
-                    self._noise[device] = torch.zeros(noise.SUMS, dtype=torch.float64, device=device)
         device = batches[0].device
         return StepInputs(
             grad_scale=_scalar(getattr(self, "grad_scale", None), device),
             found_inf=_scalar(getattr(self, "found_inf", None), device),
             max_grad_norm=self.max_grad_norm,
-            noise=self._noise,
         )
 
-    def _second_try(self, batches: list[Batch], error: RuntimeError) -> list[Batch]:
+    def _second_try(self, batches: list[TensorBatch], error: RuntimeError) -> list[TensorBatch]:
         """Turns a refusal of the kernels, which check before they write, into a remedy or a typed error."""
         if self._implementation not in UNFUSED_TWIN or self._relayout:
             raise error
@@ -370,18 +325,6 @@ class Adan(torch.optim.Optimizer):
         )
         self._relayout = True
         return self._collect()
-
-    def gradient_noise(self) -> noise.GradientNoise:
-        """Gradient-noise sums of the last step taken; synchronises.
-
-        Raises:
-            ConfigurationError: the optimizer was made without `gradient_noise`.
-        """
-        if not self._collect_noise:
-            raise ConfigurationError(
-                "no noise statistics are collected; construct Adan with gradient_noise=True"
-            )
-        return noise.read(list(self._noise.values()))
 
     @torch.no_grad()
     def freeze_second_moment(self, floors: Mapping[Tensor, float]) -> None:
@@ -423,11 +366,12 @@ class Adan(torch.optim.Optimizer):
         """Restores state exactly, in the dtypes of the state rather than the parameters'.
 
         Raises:
-            CheckpointError: shapes differ, or a part such as `g_prev` is missing. Nothing is changed then.
+            StateDictError: shapes differ, or a part such as `g_prev` is missing. Nothing is changed then.
         """
-        checkpoint.check(self, state_dict)
+        checkpoint.check(self, state_dict, self.master_weights)
         super().load_state_dict(state_dict)
-        checkpoint.restore(self, state_dict, on_device=self._implementation in UNFUSED_TWIN)
+        on_device = self._implementation in UNFUSED_TWIN
+        checkpoint.restore(self, state_dict, self.moments_dtype, on_device=on_device)
         self._choose_implementation()
 
 
@@ -451,11 +395,6 @@ def _scalar(value: Tensor | float | None, device: torch.device) -> Tensor | None
     if isinstance(value, Tensor):
         return value.to(device=device, dtype=torch.float32, non_blocking=True)
     return torch.full((), float(value), dtype=torch.float32, device=device)
-
-
-def _owns_memory(grad: Tensor) -> bool:
-    """Whether no other tensor shares the memory: a bucket view of DDP will be written again by DDP."""
-    return bool(torch.ops.stillhouse.owns_memory(grad))
 
 
 def _is_dense(tensor: Tensor) -> bool:

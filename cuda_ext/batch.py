@@ -24,19 +24,16 @@ class StepInputs:
     """Not 0: the step is skipped; float32."""
     max_grad_norm: float = 0.0
     """0 turns clipping off."""
-    noise: Mapping[torch.device, Tensor] = field(default_factory=dict)
-    """Per device four float64 sums that the step adds to; empty: no statistics."""
 
 
 @dataclass
-class Batch:
-    """Parameters of one device, one storage format and one way to keep the previous gradient.
+class TensorBatch:
+    """Parameters of one device and one storage format.
 
     The lists run in parallel. `group_sizes` cuts them into consecutive parameter groups.
     """
 
     device: torch.device
-    write_g_prev: bool = True
     params: list[Tensor] = field(default_factory=list)
     grads: list[Tensor] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)

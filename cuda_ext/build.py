@@ -2,7 +2,6 @@
 
     python -m cuda_ext.build                 # everything this machine can build, into the user's cache
     python -m cuda_ext.build --in-package    # beside the package, for images that other users run
-    python -m cuda_ext.build --check-kernels # registers and spills of the CUDA kernels, no GPU needed
 
 The cache is `$STILLHOUSE_KERNEL_CACHE`, else `$XDG_CACHE_HOME/stillhouse/kernels`, else
 `~/.cache/stillhouse/kernels`. A library is found again by the hash of its sources, flags,
@@ -407,23 +406,14 @@ def build_ahead(kind: str, *, in_package: bool = False) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; exit code 1 when nothing could be built or a kernel spills."""
+    """Command line; exit code 1 when nothing could be built."""
     parser = argparse.ArgumentParser(
         prog="python -m cuda_ext.build", description="Compile Stillhouse's kernels."
     )
     parser.add_argument(
         "--in-package", action="store_true", help="beside the package instead of the user's cache"
     )
-    parser.add_argument(
-        "--check-kernels", action="store_true", help="registers and spills of every CUDA kernel"
-    )
     options = parser.parse_args(arguments)
-    if options.check_kernels:
-        from cuda_ext import kernel_check
-
-        found = kernel_check.kernel_resources()
-        print(kernel_check.summary(found))
-        return 0 if kernel_check.within_limits(found) else 1
     built = 0
     for kind in ("cpu", "cuda"):
         try:

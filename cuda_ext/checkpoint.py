@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from cuda_ext import masters
-from cuda_ext.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from cuda_ext.adan import Adan
+from cuda_ext.errors import StateDictError
 
 _REQUIRED = ("step", "exp_avg", "exp_avg_diff", "exp_avg_sq", "g_prev")
 
 
-def _pairs(optimizer: Adan, state_dict: dict[str, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
+def _pairs(optimizer: Optimizer, state_dict: dict[str, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
     """Each parameter with its saved state; parameters that never took a step have none."""
     saved_groups = state_dict["param_groups"]
     if len(saved_groups) != len(optimizer.param_groups):
-        raise CheckpointError(
+        raise StateDictError(
             f"the checkpoint has {len(saved_groups)} parameter groups and the optimizer "
             f"{len(optimizer.param_groups)}; build the optimizer as it was when saved"
         )
     pairs = []
     for index, (saved, own) in enumerate(zip(saved_groups, optimizer.param_groups, strict=True)):
         if len(saved["params"]) != len(own["params"]):
-            raise CheckpointError(
+            raise StateDictError(
                 f"group {index} has {len(saved['params'])} parameters in the checkpoint and "
                 f"{len(own['params'])} in the optimizer; load it into the model that it was saved from"
             )
@@ -37,16 +35,21 @@ def _pairs(optimizer: Adan, state_dict: dict[str, Any]) -> list[tuple[Tensor, di
     return pairs
 
 
-def check(optimizer: Adan, state_dict: dict[str, Any]) -> None:
-    """Raises when `state_dict` cannot continue this optimizer.
+def check(optimizer: Optimizer, state_dict: dict[str, Any], master_weights: str) -> None:
+    """Raises when `state_dict` cannot continue an optimizer.
+
+    Args:
+        optimizer: that the state is loaded into; it is not changed.
+        state_dict: of an `Adan`.
+        master_weights: kind of masters that the optimizer keeps.
 
     Raises:
-        CheckpointError: names the parameter, the part and the remedy.
+        StateDictError: names the parameter, the part and the remedy.
     """
     if "state" not in state_dict or "param_groups" not in state_dict:
-        raise CheckpointError("not an optimizer's state dict: 'state' and 'param_groups' are missing")
+        raise StateDictError("not an optimizer's state dict: 'state' and 'param_groups' are missing")
     for index, (param, state) in enumerate(_pairs(optimizer, state_dict)):
-        completing = masters.state_name(param, optimizer.master_weights)
+        completing = masters.state_name(param, master_weights)
         for name in (*_REQUIRED, *((completing,) if completing else ())):
             if name not in state:
                 why = (
@@ -54,19 +57,21 @@ def check(optimizer: Adan, state_dict: dict[str, Any]) -> None:
                     if name == "g_prev"
                     else "the step cannot be continued without it"
                 )
-                raise CheckpointError(
+                raise StateDictError(
                     f"the state of parameter {index} lacks {name!r}: {why}; save with cuda_ext.Adan and the "
                     "same master_weights, or start the optimizer afresh"
                 )
             shape = () if name == "step" else tuple(param.shape)
             if tuple(state[name].shape) != shape:
-                raise CheckpointError(
+                raise StateDictError(
                     f"{name!r} of parameter {index} has shape {tuple(state[name].shape)} in the checkpoint "
                     f"and the parameter {shape}; load it into the model that it was saved from"
                 )
 
 
-def restore(optimizer: Adan, state_dict: dict[str, Any], *, on_device: bool) -> None:
+def restore(
+    optimizer: Optimizer, state_dict: dict[str, Any], moments_dtype: torch.dtype, *, on_device: bool
+) -> None:
     """Copies saved state into tensors laid out like the parameters.
 
     The base class casts floating-point state to the parameter's dtype, which would cut fp32
@@ -75,6 +80,7 @@ def restore(optimizer: Adan, state_dict: dict[str, Any], *, on_device: bool) -> 
     Args:
         optimizer: whose state is replaced.
         state_dict: as checked.
+        moments_dtype: of m and v.
         on_device: steps live beside CUDA parameters (fused) instead of on the CPU.
     """
     for param, saved in _pairs(optimizer, state_dict):
@@ -84,7 +90,7 @@ def restore(optimizer: Adan, state_dict: dict[str, Any], *, on_device: bool) -> 
                 device = param.device if on_device and param.device.type == "cuda" else torch.device("cpu")
                 state[name] = torch.tensor(float(value), dtype=torch.float32, device=device)
             elif isinstance(value, Tensor):
-                dtype = optimizer.moments_dtype if _is_moment(name, value) else value.dtype
+                dtype = moments_dtype if _is_moment(name, value) else value.dtype
                 own = torch.empty_like(
                     param, dtype=dtype, memory_format=torch.preserve_format, requires_grad=False
                 )

@@ -27,11 +27,7 @@ class SparseGradientError(AdanError, TypeError):
     """A sparse gradient: Adan's g_prev, m, v and n are dense, a skipped row would silently keep old ones."""
 
 
-class GradientReusedError(AdanError, RuntimeError):
-    """A gradient tensor that the optimizer already owns as the previous gradient."""
-
-
-class CheckpointError(AdanError, ValueError):
+class StateDictError(AdanError, ValueError):
     """A state dict that does not fit the parameters, or lacks part of Adan's state."""
 
 

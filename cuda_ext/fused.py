@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from cuda_ext import native
-from cuda_ext.batch import Batch, Group, StepInputs, combined_norm
+from cuda_ext.batch import Group, StepInputs, TensorBatch, combined_norm
 
 GROUPS_PER_LAUNCH = 16
 """Parameter groups whose hyper-parameters fit in one CUDA launch's arguments."""
 
 
-def multi(batches: list[Batch], inputs: StepInputs) -> None:
+def multi(batches: list[TensorBatch], inputs: StepInputs) -> None:
     """One step, one launch per batch and sixteen groups; clipping adds one launch for the norm."""
     norms = _norm_by_device(batches, inputs)
     for batch in batches:
@@ -22,7 +22,7 @@ def multi(batches: list[Batch], inputs: StepInputs) -> None:
             _launch(part, inputs, norms.get(batch.device))
 
 
-def single(batches: list[Batch], inputs: StepInputs) -> None:
+def single(batches: list[TensorBatch], inputs: StepInputs) -> None:
     """One step, one launch per tensor."""
     norms = _norm_by_device(batches, inputs)
     for batch in batches:
@@ -30,7 +30,7 @@ def single(batches: list[Batch], inputs: StepInputs) -> None:
             _launch(part, inputs, norms.get(batch.device))
 
 
-def _norm_by_device(batches: list[Batch], inputs: StepInputs) -> dict[torch.device, Tensor]:
+def _norm_by_device(batches: list[TensorBatch], inputs: StepInputs) -> dict[torch.device, Tensor]:
     if inputs.max_grad_norm == 0.0 or not batches:
         return {}
     # Batches of one device share one norm; the optimizer refuses clipping over several devices.
@@ -38,7 +38,7 @@ def _norm_by_device(batches: list[Batch], inputs: StepInputs) -> dict[torch.devi
     return {batches[0].device: norm}
 
 
-def _of_sixteen_groups(batch: Batch) -> list[Batch]:
+def _of_sixteen_groups(batch: TensorBatch) -> list[TensorBatch]:
     if len(batch.groups) <= GROUPS_PER_LAUNCH:
         return [batch]
     parts = batch.per_group()
@@ -51,7 +51,7 @@ def _of_sixteen_groups(batch: Batch) -> list[Batch]:
     return pieces
 
 
-def _of_one_tensor(batch: Batch) -> list[Batch]:
+def _of_one_tensor(batch: TensorBatch) -> list[TensorBatch]:
     return [
         _cut(batch, slice(i, i + 1), [group], [1])
         for group, part in batch.per_group()
@@ -59,7 +59,7 @@ def _of_one_tensor(batch: Batch) -> list[Batch]:
     ]
 
 
-def _cut(batch: Batch, part: slice, groups: list[Group], sizes: list[int]) -> Batch:
+def _cut(batch: TensorBatch, part: slice, groups: list[Group], sizes: list[int]) -> TensorBatch:
     return replace(
         batch,
         params=batch.params[part],
@@ -70,7 +70,7 @@ def _cut(batch: Batch, part: slice, groups: list[Group], sizes: list[int]) -> Ba
     )
 
 
-def _launch(batch: Batch, inputs: StepInputs, norm: Tensor | None) -> None:
+def _launch(batch: TensorBatch, inputs: StepInputs, norm: Tensor | None) -> None:
     hyper_parameters: list[float] = []
     flags: list[int] = []
     for group in batch.groups:
@@ -82,17 +82,14 @@ def _launch(batch: Batch, inputs: StepInputs, norm: Tensor | None) -> None:
             group["weight_decay"],
         )
         flags.append(int(group["no_prox"]) + 2 * int(group["maximize"]))
-    states = batch.states
-    first = states[0]
-    completing = next((name for name in ("master", "remainder") if name in first), None)
+    completing = next((name for name in ("master", "remainder") if name in batch.states[0]), None)
     torch.ops.stillhouse.adan_(
         batch.params,
         batch.grads,
         batch.of("exp_avg"),
         batch.of("exp_avg_diff"),
         batch.of("exp_avg_sq"),
-        # A gradient about to be kept has no predecessor at its first step: neither read nor written.
-        [state.get("g_prev", grad) for state, grad in zip(states, batch.grads, strict=True)],
+        batch.of("g_prev"),
         batch.of(completing) if completing else [],
         batch.of("step"),
         batch.group_sizes,
@@ -103,12 +100,10 @@ def _launch(batch: Batch, inputs: StepInputs, norm: Tensor | None) -> None:
         inputs.found_inf,
         norm,
         inputs.max_grad_norm,
-        batch.write_g_prev,
-        inputs.noise.get(batch.device),
     )
 
 
-def _lr_tensors(batch: Batch) -> list[Tensor]:
+def _lr_tensors(batch: TensorBatch) -> list[Tensor]:
     """Learning rates on the device when one is a tensor: a CUDA graph then replays its current value."""
     rates = [group["lr"] for group in batch.groups]
     if not any(isinstance(rate, Tensor) for rate in rates):

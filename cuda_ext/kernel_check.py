@@ -1,10 +1,14 @@
-"""Registers and spills of every CUDA kernel, as the assembler reports them; needs nvcc, no GPU."""
+"""Registers and spills of every CUDA kernel, as the assembler reports them; needs nvcc, no GPU.
+
+python -m cuda_ext.kernel_check
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -98,3 +102,14 @@ def summary(found: list[KernelResources]) -> str:
 def within_limits(found: list[KernelResources]) -> bool:
     """Whether no kernel spills or takes more than `REGISTER_LIMIT` registers."""
     return all(row.spill_bytes == 0 and row.registers <= REGISTER_LIMIT for row in found)
+
+
+def main() -> int:
+    """Command line; exit code 1 when a kernel spills or takes too many registers."""
+    found = kernel_resources()
+    print(summary(found))
+    return 0 if within_limits(found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from cuda_ext import masters
 from cuda_ext.batch import (
-    Batch,
     Group,
     StepInputs,
+    TensorBatch,
     bias_correction,
     combined_norm,
     gradient_factor,
@@ -22,7 +22,7 @@ from cuda_ext.batch import (
 from cuda_ext.native import python_counts
 
 
-def single(batches: list[Batch], inputs: StepInputs) -> None:
+def single(batches: list[TensorBatch], inputs: StepInputs) -> None:
     """One step, tensor by tensor: about eighteen operations for each parameter."""
     if _skipped(inputs):
         return
@@ -37,11 +37,11 @@ def single(batches: list[Batch], inputs: StepInputs) -> None:
             for param, grad, state in zip(
                 batch.params[part], batch.grads[part], batch.states[part], strict=True
             ):
-                _update_one(group, param, grad, state, factor, inputs.noise.get(batch.device))
+                _update_one(group, param, grad, state, factor)
         python_counts["single_unfused"] += len(batch.params)
 
 
-def multi(batches: list[Batch], inputs: StepInputs) -> None:
+def multi(batches: list[TensorBatch], inputs: StepInputs) -> None:
     """One step with foreach operations over whole parameter groups."""
     if _skipped(inputs):
         return
@@ -56,14 +56,7 @@ def multi(batches: list[Batch], inputs: StepInputs) -> None:
     factor = gradient_factor(inputs, norm)
     for batch in batches:
         for group, part in batch.per_group():
-            _update_list(
-                group,
-                batch.params[part],
-                batch.grads[part],
-                batch.states[part],
-                factor,
-                inputs.noise.get(batch.device),
-            )
+            _update_list(group, batch.params[part], batch.grads[part], batch.states[part], factor)
         python_counts["multi_unfused"] += len(batch.params)
 
 
@@ -99,7 +92,6 @@ def _update_one(
     grad: Tensor,
     state: dict[str, Tensor],
     factor: Tensor | None,
-    noise: Tensor | None,
 ) -> None:
     b1, b2, b3 = group["betas"]
     step = _count_step(state)
@@ -115,8 +107,6 @@ def _update_one(
         g = -g
     previous = g if step == 1 else _wide(state["g_prev"])
     d = g - previous
-    if noise is not None and step > 1:
-        _add_noise(noise, [g], [previous], [d])
     state["g_prev"].copy_(g)
 
     m.mul_(b1).add_(g, alpha=1.0 - b1)
@@ -141,7 +131,6 @@ def _update_list(
     grads: list[Tensor],
     states: list[dict[str, Tensor]],
     factor: Tensor | None,
-    noise: Tensor | None,
 ) -> None:
     b1, b2, b3 = group["betas"]
     steps = [_count_step(state) for state in states]
@@ -160,9 +149,6 @@ def _update_list(
         gs = list(torch._foreach_neg(gs))
     previous = [g if step == 1 else _wide(old) for g, old, step in zip(gs, kept, steps, strict=True)]
     ds = list(torch._foreach_sub(gs, previous))
-    if noise is not None:
-        late = [i for i, step in enumerate(steps) if step > 1]
-        _add_noise(noise, [gs[i] for i in late], [previous[i] for i in late], [ds[i] for i in late])
     torch._foreach_copy_(kept, gs)
 
     torch._foreach_mul_(ms, b1)
@@ -186,10 +172,3 @@ def _update_list(
     if ms[0] is not states[0]["exp_avg"]:
         torch._foreach_copy_([state["exp_avg"] for state in states], ms)
         torch._foreach_copy_([state["exp_avg_diff"] for state in states], vs)
-
-
-def _add_noise(noise: Tensor, gs: list[Tensor], previous: list[Tensor], ds: list[Tensor]) -> None:
-    for g, old, d in zip(gs, previous, ds, strict=True):
-        wide, change = g.double(), d.double()
-        parts = ((wide * old.double()).sum(), change.square().sum(), wide.square().sum())
-        noise += torch.stack([*parts, torch.full_like(parts[0], g.numel())])

@@ -25,8 +25,6 @@ struct AdanArguments {
   const std::optional<at::Tensor>& found_inf;
   const std::optional<at::Tensor>& grad_norm;
   double max_grad_norm;
-  bool write_g_prev;
-  const std::optional<at::Tensor>& noise;
 };
 
 inline Storage storage_of(const at::Tensor& tensor) {
@@ -167,18 +165,10 @@ inline PreparedLaunch prepare_launch(const AdanArguments& a, int64_t chunk) {
   launch.chunk_count = chunks;
   launch.groups = prepared.groups.data();
   launch.group_count = static_cast<int32_t>(group_count);
-  launch.write_g_prev = a.write_g_prev;
   launch.grad_scale = scalar_of(a.grad_scale, "grad_scale", device);
   launch.found_inf = scalar_of(a.found_inf, "found_inf", device);
   launch.grad_norm = scalar_of(a.grad_norm, "grad_norm", device);
   launch.max_grad_norm = a.max_grad_norm;
-  launch.noise = nullptr;
-  if (a.noise.has_value()) {
-    TORCH_CHECK(a.noise->scalar_type() == at::kDouble && a.noise->numel() == kNoiseSums &&
-                    a.noise->is_contiguous() && a.noise->device() == device,
-                "adan: noise must be ", kNoiseSums, " float64 on ", device);
-    launch.noise = a.noise->mutable_data_ptr<double>();
-  }
   return prepared;
 }
 

@@ -78,11 +78,10 @@ int64_t update(const AdanLaunch& launch, int threads) {
   if (launch.found_inf != nullptr && *launch.found_inf != 0.0f) return 0;
   const InstructionSet& isa = instruction_set();
   const float factor = gradient_factor(launch.grad_scale, launch.grad_norm, launch.max_grad_norm);
-  std::vector<double> noise(launch.noise != nullptr ? launch.chunk_count * kNoiseSums : 0, 0.0);
   std::atomic<int64_t> updated{0};
 
   for_each_chunk(launch.tensors, launch.tensor_count, launch.chunk_count, threads,
-                 [&](int64_t chunk, const AdanTensor& tensor, int64_t begin, int64_t end) {
+                 [&](int64_t, const AdanTensor& tensor, int64_t begin, int64_t end) {
                    const double finished = static_cast<double>(*tensor.step);
                    ChunkWork work;
                    work.tensor = &tensor;
@@ -92,15 +91,12 @@ int64_t update(const AdanLaunch& launch, int threads) {
                    work.storage = launch.storage;
                    work.master = launch.master;
                    work.bfloat16_moments = launch.bfloat16_moments;
-                   work.write_g_prev = launch.write_g_prev;
                    work.first = finished == 0.0;
-                   work.noise = noise.empty() ? nullptr : noise.data() + chunk * kNoiseSums;
                    isa.update_chunk(work);
                    updated.fetch_add(end - begin, std::memory_order_relaxed);
                  });
 
   for (int64_t i = 0; i < launch.tensor_count; ++i) *launch.tensors[i].step += 1.0f;
-  for (size_t i = 0; i < noise.size(); ++i) launch.noise[i % kNoiseSums] += noise[i];
   return updated.load();
 }
 

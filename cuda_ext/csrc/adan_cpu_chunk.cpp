@@ -16,81 +16,22 @@ constexpr int kLanes = 16;
 // Elements that are widened to fp32 at a time when storage is 16-bit: five arrays of 1 KiB stay in L1.
 constexpr int64_t kStage = 256;
 
-// The noise sums of one chunk, in fp32 lanes that are emptied into doubles before they grow inexact.
-struct NoiseLanes {
-  float product[kLanes] = {}, difference[kLanes] = {}, square[kLanes] = {};
-
-  void empty_into(double* sums) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      sums[0] += product[lane];
-      sums[1] += difference[lane];
-      sums[2] += square[lane];
-      product[lane] = difference[lane] = square[lane] = 0.0f;
-    }
-  }
-};
-
-template <bool kFirst, bool kWritePrevious, bool kNoise>
-inline __attribute__((always_inline)) void update_lane(int64_t i, int lane, float* __restrict theta,
-                                                       const float* __restrict gradient, float* __restrict m,
-                                                       float* __restrict v, float* __restrict n,
-                                                       float* __restrict g_prev, const AdanScalars& s,
-                                                       NoiseLanes& noise) {
-  AdanElement e{theta[i], m[i], v[i], n[i], kFirst ? 0.0f : g_prev[i]};
-  const float previous = e.g_prev;
-  adan_update(e, gradient[i], s, kFirst);
-  theta[i] = e.theta;
-  m[i] = e.m;
-  v[i] = e.v;
-  n[i] = e.n;
-  if (kWritePrevious) g_prev[i] = e.g_prev;
-  if (kNoise && !kFirst) {
-    const float difference = e.g_prev - previous;
-    noise.product[lane] += e.g_prev * previous;
-    noise.difference[lane] += difference * difference;
-    noise.square[lane] += e.g_prev * e.g_prev;
-  }
-}
-
-template <bool kFirst, bool kWritePrevious, bool kNoise>
+template <bool kFirst>
 void update_floats(int64_t count, float* __restrict theta, const float* __restrict gradient, float* __restrict m,
-                   float* __restrict v, float* __restrict n, float* __restrict g_prev, const AdanScalars& scalars,
-                   double* sums) {
+                   float* __restrict v, float* __restrict n, float* __restrict g_prev, const AdanScalars& scalars) {
   const AdanScalars s = scalars;
-  NoiseLanes noise;
-  if constexpr (kNoise) {
-    constexpr int64_t kEmptyEvery = 4096;
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      for (int lane = 0; lane < kLanes; ++lane) {
-        update_lane<kFirst, kWritePrevious, true>(i + lane, lane, theta, gradient, m, v, n, g_prev, s, noise);
-      }
-      if ((i + kLanes) % kEmptyEvery == 0) noise.empty_into(sums);
-    }
-    for (int lane = 0; i < count; ++i, ++lane) {
-      update_lane<kFirst, kWritePrevious, true>(i, lane, theta, gradient, m, v, n, g_prev, s, noise);
-    }
-    noise.empty_into(sums);
-    if (!kFirst) sums[3] += static_cast<double>(count);
-  } else {
-    for (int64_t i = 0; i < count; ++i) {
-      update_lane<kFirst, kWritePrevious, false>(i, 0, theta, gradient, m, v, n, g_prev, s, noise);
-    }
+  for (int64_t i = 0; i < count; ++i) {
+    AdanElement e{theta[i], m[i], v[i], n[i], kFirst ? 0.0f : g_prev[i]};
+    adan_update(e, gradient[i], s, kFirst);
+    theta[i] = e.theta;
+    m[i] = e.m;
+    v[i] = e.v;
+    n[i] = e.n;
+    g_prev[i] = e.g_prev;
   }
 }
 
-using UpdateFloats = void (*)(int64_t, float*, const float*, float*, float*, float*, float*, const AdanScalars&,
-                              double*);
-
-UpdateFloats choose(const ChunkWork& work) {
-  static constexpr UpdateFloats kTable[2][2][2] = {
-      {{update_floats<false, false, false>, update_floats<false, false, true>},
-       {update_floats<false, true, false>, update_floats<false, true, true>}},
-      {{update_floats<true, false, false>, update_floats<true, false, true>},
-       {update_floats<true, true, false>, update_floats<true, true, true>}},
-  };
-  return kTable[work.first][work.write_g_prev][work.noise != nullptr];
-}
+using UpdateFloats = void (*)(int64_t, float*, const float*, float*, float*, float*, float*, const AdanScalars&);
 
 // Between 16-bit storage and fp32.
 void widen(const void* from, Storage storage, int64_t begin, int64_t count, float* __restrict to) {
@@ -160,8 +101,7 @@ void update_staged(const ChunkWork& work, UpdateFloats update) {
     if (v.staged) widen(t.v, moments, begin, count, v.values);
     if (g_prev.staged && !work.first) widen(t.g_prev, work.storage, begin, count, g_prev.values);
 
-    update(count, theta.values, gradient.values, m.values, v.values, t.n + begin, g_prev.values, work.scalars,
-           work.noise);
+    update(count, theta.values, gradient.values, m.values, v.values, t.n + begin, g_prev.values, work.scalars);
 
     if (split) {
       split_theta(theta.values, count, upper, remainder);
@@ -170,7 +110,7 @@ void update_staged(const ChunkWork& work, UpdateFloats update) {
     }
     if (m.staged) narrow(m.values, moments, begin, count, t.m);
     if (v.staged) narrow(v.values, moments, begin, count, t.v);
-    if (g_prev.staged && work.write_g_prev) narrow(g_prev.values, work.storage, begin, count, t.g_prev);
+    if (g_prev.staged) narrow(g_prev.values, work.storage, begin, count, t.g_prev);
   }
 }
 
@@ -192,7 +132,7 @@ double squares(const float* __restrict values, int64_t count) {
 }  // namespace
 
 void update_chunk(const ChunkWork& work) {
-  const UpdateFloats update = choose(work);
+  const UpdateFloats update = work.first ? update_floats<true> : update_floats<false>;
   if (work.storage != Storage::kFloat32 || work.bfloat16_moments) {
     update_staged(work, update);
     return;
@@ -201,7 +141,7 @@ void update_chunk(const ChunkWork& work) {
   const int64_t begin = work.begin;
   update(work.end - begin, static_cast<float*>(t.param) + begin, static_cast<const float*>(t.grad) + begin,
          static_cast<float*>(t.m) + begin, static_cast<float*>(t.v) + begin, t.n + begin,
-         static_cast<float*>(t.g_prev) + begin, work.scalars, work.noise);
+         static_cast<float*>(t.g_prev) + begin, work.scalars);
 }
 
 double squares_of_chunk(const ChunkWork& work) {

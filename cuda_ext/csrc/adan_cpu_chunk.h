@@ -15,9 +15,7 @@ struct ChunkWork {
   Storage storage;
   Master master;
   bool bfloat16_moments;
-  bool write_g_prev;
-  bool first;          // no previous gradient yet
-  double* noise;       // null, or the chunk's own kNoiseSums sums, to be set
+  bool first;  // no previous gradient yet
 };
 
 #define STILLHOUSE_DECLARE_CHUNK(isa)                \

@@ -52,7 +52,7 @@ const char* grid_for(int64_t chunk_count, unsigned int* blocks) {
 const char* workspace_bytes(int64_t* bytes) {
   int count = 0;
   if (const char* error = multiprocessors(&count)) return error;
-  *bytes = kTicketBytes + static_cast<int64_t>(count) * kBlocksPerMultiprocessor * kSums * sizeof(double);
+  *bytes = kTicketBytes + static_cast<int64_t>(count) * kBlocksPerMultiprocessor * sizeof(double);
   return nullptr;
 }
 
@@ -88,18 +88,14 @@ const char* update(const AdanLaunch& launch, const AdanTensor* device_rows, void
   a.found_inf = launch.found_inf;
   a.grad_norm = launch.grad_norm;
   a.max_grad_norm = launch.max_grad_norm;
-  a.noise = launch.noise;
-  a.partial = partial_in(workspace);
   a.ticket = ticket_in(workspace);
-  a.write_g_prev = launch.write_g_prev;
   std::copy(launch.groups, launch.groups + launch.group_count, a.groups);
 
-  const bool noise = launch.noise != nullptr;
   AdanKernel kernel = nullptr;
   switch (launch.storage) {
-    case Storage::kFloat32: kernel = float32_kernel(launch.bfloat16_moments, noise); break;
-    case Storage::kBFloat16: kernel = bfloat16_kernel(launch.master, launch.bfloat16_moments, noise); break;
-    case Storage::kFloat16: kernel = float16_kernel(launch.master, launch.bfloat16_moments, noise); break;
+    case Storage::kFloat32: kernel = float32_kernel(launch.bfloat16_moments); break;
+    case Storage::kBFloat16: kernel = bfloat16_kernel(launch.master, launch.bfloat16_moments); break;
+    case Storage::kFloat16: kernel = float16_kernel(launch.master, launch.bfloat16_moments); break;
   }
   unsigned int blocks = 0;
   if (const char* error = grid_for(launch.chunk_count, &blocks)) return error;

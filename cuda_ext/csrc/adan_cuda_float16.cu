@@ -2,9 +2,9 @@
 
 namespace stillhouse::cuda {
 
-AdanKernel float16_kernel(Master master, bool bfloat16_moments, bool noise) {
-  if (master == Master::kFull) return choose_kernel<__half, Master::kFull>(bfloat16_moments, noise);
-  return choose_kernel<__half, Master::kNone>(bfloat16_moments, noise);
+AdanKernel float16_kernel(Master master, bool bfloat16_moments) {
+  if (master == Master::kFull) return choose_kernel<__half, Master::kFull>(bfloat16_moments);
+  return choose_kernel<__half, Master::kNone>(bfloat16_moments);
 }
 
 }  // namespace stillhouse::cuda

@@ -2,8 +2,8 @@
 
 namespace stillhouse::cuda {
 
-AdanKernel float32_kernel(bool bfloat16_moments, bool noise) {
-  return choose_kernel<float, Master::kNone>(bfloat16_moments, noise);
+AdanKernel float32_kernel(bool bfloat16_moments) {
+  return choose_kernel<float, Master::kNone>(bfloat16_moments);
 }
 
 }  // namespace stillhouse::cuda

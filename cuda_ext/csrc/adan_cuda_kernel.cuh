@@ -16,7 +16,6 @@ namespace stillhouse::cuda {
 constexpr int kThreads = 256;
 constexpr int kBlocksPerMultiprocessor = 4;  // 4 blocks of 256 threads with 64 registers fill the register file
 constexpr int kWarps = kThreads / 32;
-constexpr int kSums = 3;
 
 struct AdanArgumentsOnDevice {
   const AdanTensor* table;  // null: `row` is the only tensor
@@ -25,10 +24,7 @@ struct AdanArgumentsOnDevice {
   int tensor_count;
   const float *grad_scale, *found_inf, *grad_norm;
   double max_grad_norm;
-  double* noise;
-  double* partial;
   unsigned int* ticket;
-  bool write_g_prev;
   AdanGroup groups[kMaxGroups];
 };
 
@@ -178,7 +174,7 @@ __device__ __forceinline__ bool arrives_last(unsigned int* ticket) {
 // across the loads they cost 27 of the 64, and the kernel spills.
 __device__ __forceinline__ void reload_shared() { asm volatile("" ::: "memory"); }
 
-template <typename T, typename Moment, Master kMaster, bool kNoise>
+template <typename T, typename Moment, Master kMaster>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     adan_kernel(const __grid_constant__ AdanArgumentsOnDevice a) {
   if (a.found_inf != nullptr && *a.found_inf != 0.0f) return;
@@ -188,7 +184,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   __shared__ float shared_step;  // the step and group that the shared scalars were computed for
   __shared__ int shared_group;
   if (threadIdx.x == 0) shared_group = -1;
-  float product = 0.0f, difference = 0.0f, square = 0.0f;
 
   int row = -1;
   for (int64_t chunk = blockIdx.x; chunk < a.chunk_count; chunk += gridDim.x) {
@@ -212,17 +207,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     const int64_t end = min(begin + kCudaChunk, tensor.numel);
     const int64_t vector_end = tensor.aligned ? end - (end & 3) : begin;
 
-    const auto update = [&](AdanElement& e, float gradient, const AdanScalars& s) {
-      const float previous = e.g_prev;
-      adan_update(e, gradient, s, first);
-      if (kNoise && !first) {
-        const float change = e.g_prev - previous;
-        product += e.g_prev * previous;
-        difference += change * change;
-        square += e.g_prev * e.g_prev;
-      }
-    };
-
     for (int64_t i = begin + 4 * threadIdx.x; i < vector_end; i += 4 * kThreads) {
       reload_shared();
       const Four gradient = load_four(static_cast<const T*>(tensor.grad) + i);
@@ -237,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 #pragma unroll
       for (int lane = 0; lane < 4; ++lane) {
         AdanElement e{theta.x[lane], m.x[lane], v.x[lane], n.x[lane], previous.x[lane]};
-        update(e, gradient.x[lane], s);
+        adan_update(e, gradient.x[lane], s, first);
         theta.x[lane] = e.theta;
         m.x[lane] = e.m;
         v.x[lane] = e.v;
@@ -249,48 +233,26 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
       store_four(static_cast<Moment*>(tensor.m) + i, m);
       store_four(static_cast<Moment*>(tensor.v) + i, v);
       store_four(tensor.n + i, n);
-      if (a.write_g_prev) store_four(static_cast<T*>(tensor.g_prev) + i, previous);
+      store_four(static_cast<T*>(tensor.g_prev) + i, previous);
     }
     for (int64_t i = vector_end + threadIdx.x; i < end; i += kThreads) {
       const Parameter<T, kMaster> parameter{static_cast<T*>(tensor.param), tensor.master};
       Moment *m = static_cast<Moment*>(tensor.m) + i, *v = static_cast<Moment*>(tensor.v) + i;
       T* g_prev = static_cast<T*>(tensor.g_prev) + i;
       AdanElement e{parameter.load(i), to_float(*m), to_float(*v), tensor.n[i], first ? 0.0f : to_float(*g_prev)};
-      update(e, to_float(static_cast<const T*>(tensor.grad)[i]), shared_scalars);
+      adan_update(e, to_float(static_cast<const T*>(tensor.grad)[i]), shared_scalars, first);
       parameter.store(i, e.theta);
       from_float(e.m, m);
       from_float(e.v, v);
       tensor.n[i] = e.n;
-      if (a.write_g_prev) from_float(e.g_prev, g_prev);
+      from_float(e.g_prev, g_prev);
     }
   }
 
-  __shared__ double warp_sums[kWarps];
-  if constexpr (kNoise) {
-    const float sums[kSums] = {product, difference, square};
-#pragma unroll
-    for (int k = 0; k < kSums; ++k) {
-      const double total = block_sum(sums[k], warp_sums);
-      if (threadIdx.x == 0) a.partial[blockIdx.x * kSums + k] = total;
-    }
-  }
   if (!arrives_last(a.ticket)) return;
-
-  double counted = 0.0;
   for (int i = threadIdx.x; i < a.tensor_count; i += kThreads) {
     const AdanTensor& done = a.table == nullptr ? a.row : a.table[i];
-    if (kNoise && *done.step != 0.0f) counted += static_cast<double>(done.numel);
     *done.step += 1.0f;
-  }
-  if constexpr (kNoise) {
-    for (int k = 0; k < kSums; ++k) {
-      double sum = 0.0;
-      for (int block = threadIdx.x; block < gridDim.x; block += kThreads) sum += a.partial[block * kSums + k];
-      sum = block_sum(sum, warp_sums);
-      if (threadIdx.x == 0) a.noise[k] += sum;
-    }
-    counted = block_sum(counted, warp_sums);
-    if (threadIdx.x == 0) a.noise[kSums] += counted;
   }
 }
 
@@ -345,17 +307,14 @@ const char* grid_for(int64_t chunk_count, unsigned int* blocks);
 // Each storage format is instantiated in an object of its own, so that the compiler works on them in parallel.
 using AdanKernel = void (*)(AdanArgumentsOnDevice);
 using NormKernel = void (*)(NormArgumentsOnDevice);
-AdanKernel float32_kernel(bool bfloat16_moments, bool noise);
-AdanKernel bfloat16_kernel(Master master, bool bfloat16_moments, bool noise);
-AdanKernel float16_kernel(Master master, bool bfloat16_moments, bool noise);
+AdanKernel float32_kernel(bool bfloat16_moments);
+AdanKernel bfloat16_kernel(Master master, bool bfloat16_moments);
+AdanKernel float16_kernel(Master master, bool bfloat16_moments);
 NormKernel norm_kernel_for(Storage storage);
 
 template <typename T, Master kMaster>
-AdanKernel choose_kernel(bool bfloat16_moments, bool noise) {
-  if (bfloat16_moments) {
-    return noise ? adan_kernel<T, __nv_bfloat16, kMaster, true> : adan_kernel<T, __nv_bfloat16, kMaster, false>;
-  }
-  return noise ? adan_kernel<T, float, kMaster, true> : adan_kernel<T, float, kMaster, false>;
+AdanKernel choose_kernel(bool bfloat16_moments) {
+  return bfloat16_moments ? adan_kernel<T, __nv_bfloat16, kMaster> : adan_kernel<T, float, kMaster>;
 }
 
 }  // namespace stillhouse::cuda

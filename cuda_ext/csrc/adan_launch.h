@@ -30,9 +30,6 @@ struct AdanTensor {
   int32_t aligned;      // every pointer allows vector accesses of four elements
 };
 
-// Sums over all elements that have a previous gradient: g g_prev, (g - g_prev)^2, g^2, count.
-constexpr int kNoiseSums = 4;
-
 struct AdanLaunch {
   const AdanTensor* tensors;
   int64_t tensor_count;
@@ -42,12 +39,10 @@ struct AdanLaunch {
   Storage storage;
   Master master;
   bool bfloat16_moments;
-  bool write_g_prev;         // false when the caller keeps the gradient tensor itself as g_prev
   const float* grad_scale;   // null: 1
   const float* found_inf;    // null or 0: the step is taken; otherwise nothing at all is written
   const float* grad_norm;    // null: no clipping
   double max_grad_norm;
-  double* noise;             // null, or kNoiseSums sums that the launch adds to
 };
 
 // Elements per chunk. Chunks never straddle tensors, so results do not depend on who takes which chunk.

@@ -22,11 +22,11 @@ void adan_cpu(at::TensorList params, at::TensorList grads, at::TensorList exp_av
               at::TensorList exp_avg_sqs, at::TensorList g_prevs, at::TensorList masters, at::TensorList steps,
               at::IntArrayRef group_sizes, at::ArrayRef<double> hyper_parameters, at::IntArrayRef group_flags,
               at::TensorList lr_tensors, const std::optional<Tensor>& grad_scale,
-              const std::optional<Tensor>& found_inf, const std::optional<Tensor>& grad_norm, double max_grad_norm,
-              bool write_g_prev, const std::optional<Tensor>& noise) {
+              const std::optional<Tensor>& found_inf, const std::optional<Tensor>& grad_norm,
+              double max_grad_norm) {
   const stillhouse::PreparedLaunch prepared = stillhouse::prepare_launch(
       {params, grads, exp_avgs, exp_avg_diffs, exp_avg_sqs, g_prevs, masters, steps, group_sizes, hyper_parameters,
-       group_flags, lr_tensors, grad_scale, found_inf, grad_norm, max_grad_norm, write_g_prev, noise},
+       group_flags, lr_tensors, grad_scale, found_inf, grad_norm, max_grad_norm},
       stillhouse::kCpuChunk);
   cpu_elements += stillhouse::cpu::update(prepared.launch, at::get_num_threads());
   cpu_calls += 1;
@@ -47,12 +47,6 @@ Tensor grad_norm_cpu(at::TensorList grads) {
 // Since the process began: calls of adan_, tensors and elements that they updated, calls of grad_norm.
 std::vector<int64_t> cpu_counters() { return {cpu_calls, cpu_tensors, cpu_elements, cpu_norms}; }
 
-// Whether this tensor, whole, is all that lives in its memory: no other tensor shares it.
-bool owns_memory(const Tensor& tensor) {
-  return tensor.storage().use_count() == 1 &&
-         tensor.storage().nbytes() == static_cast<size_t>(tensor.numel()) * tensor.element_size();
-}
-
 std::string cpu_capability() { return stillhouse::cpu::capability(); }
 
 }  // namespace
@@ -63,10 +57,9 @@ TORCH_LIBRARY(stillhouse, m) {
       "adan_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_diffs, "
       "Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] g_prevs, Tensor(f!)[] masters, Tensor(g!)[] steps, "
       "int[] group_sizes, float[] hyper_parameters, int[] group_flags, Tensor[] lr_tensors, Tensor? grad_scale, "
-      "Tensor? found_inf, Tensor? grad_norm, float max_grad_norm, bool write_g_prev, Tensor(h!)? noise) -> ()",
+      "Tensor? found_inf, Tensor? grad_norm, float max_grad_norm) -> ()",
       tags);
   m.def("grad_norm(Tensor[] grads) -> Tensor", tags);
-  m.def("owns_memory(Tensor tensor) -> bool", &owns_memory);
   m.def("cpu_counters() -> int[]", &cpu_counters);
   m.def("cpu_capability() -> str", &cpu_capability);
 }

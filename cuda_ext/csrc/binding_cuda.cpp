@@ -123,13 +123,13 @@ void adan_cuda(at::TensorList params, at::TensorList grads, at::TensorList exp_a
                at::TensorList exp_avg_sqs, at::TensorList g_prevs, at::TensorList masters, at::TensorList steps,
                at::IntArrayRef group_sizes, at::ArrayRef<double> hyper_parameters, at::IntArrayRef group_flags,
                at::TensorList lr_tensors, const std::optional<Tensor>& grad_scale,
-               const std::optional<Tensor>& found_inf, const std::optional<Tensor>& grad_norm, double max_grad_norm,
-               bool write_g_prev, const std::optional<Tensor>& noise) {
+               const std::optional<Tensor>& found_inf, const std::optional<Tensor>& grad_norm,
+               double max_grad_norm) {
   TORCH_CHECK(static_cast<int64_t>(group_sizes.size()) <= cuda::kMaxGroups, "adan: at most ", cuda::kMaxGroups,
               " parameter groups per launch");
   const stillhouse::PreparedLaunch prepared = stillhouse::prepare_launch(
       {params, grads, exp_avgs, exp_avg_diffs, exp_avg_sqs, g_prevs, masters, steps, group_sizes, hyper_parameters,
-       group_flags, lr_tensors, grad_scale, found_inf, grad_norm, max_grad_norm, write_g_prev, noise},
+       group_flags, lr_tensors, grad_scale, found_inf, grad_norm, max_grad_norm},
       stillhouse::kCudaChunk);
   const at::Device device = params[0].device();
   const c10::cuda::CUDAGuard guard(device);

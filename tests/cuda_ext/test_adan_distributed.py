@@ -10,13 +10,8 @@ import torch.multiprocessing as mp
 
 from cuda_ext import Adan
 
-# Name, gradient_as_bucket_view, keep_gradient.
-VARIANTS = (
-    ("plain", False, False),
-    ("views", True, False),
-    ("kept", False, True),
-    ("kept_views", True, True),
-)
+# Name, gradient_as_bucket_view.
+VARIANTS = (("plain", False), ("views", True))
 
 
 def model_of() -> torch.nn.Module:
@@ -31,9 +26,9 @@ def batch_of(step: int) -> torch.Tensor:
 def train_rank(rank: int, rendezvous: str, results: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    for name, bucket_view, keep_gradient in VARIANTS:
+    for name, bucket_view in VARIANTS:
         model = torch.nn.parallel.DistributedDataParallel(model_of(), gradient_as_bucket_view=bucket_view)
-        optimizer = Adan(model.parameters(), implementation="multi_fused", keep_gradient=keep_gradient)
+        optimizer = Adan(model.parameters(), implementation="multi_fused")
         for step in range(5):
             optimizer.zero_grad()
             model(batch_of(step)[rank * 4 : rank * 4 + 4]).square().mean().backward()
@@ -43,7 +38,6 @@ def train_rank(rank: int, rendezvous: str, results: str) -> None:
 
 
 def test_two_processes_follow_one(kernels: None, tmp_path: Path) -> None:
-    """Bucket views belong to DDP, which writes them again: `keep_gradient` must not keep those."""
     model = model_of()
     optimizer = Adan(model.parameters(), implementation="multi_fused")
     for step in range(5):
@@ -53,7 +47,7 @@ def test_two_processes_follow_one(kernels: None, tmp_path: Path) -> None:
     results = tmp_path / "parameters"
     arguments = (str(tmp_path / "rendezvous"), str(results))
     mp.start_processes(train_rank, args=arguments, nprocs=2, start_method="spawn")
-    for name, _, _ in VARIANTS:
+    for name, _ in VARIANTS:
         ranks = [torch.load(f"{results}.{name}.{rank}", weights_only=True) for rank in range(2)]
         for first, second, alone in zip(*ranks, model.parameters(), strict=True):
             assert torch.equal(first, second), name

@@ -40,8 +40,6 @@ def arguments(
         torch.tensor(0.0),
         grad_norm(lists[1]),
         1.0,
-        True,
-        torch.zeros(4, dtype=torch.float64),
     )
 
 

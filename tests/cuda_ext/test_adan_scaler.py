@@ -87,16 +87,6 @@ def test_a_users_own_scale_is_used_and_kept(implementation: str) -> None:
     assert torch.equal(optimizer.state[param]["g_prev"], torch.linspace(-1.0, 1.0, 1025))
 
 
-def test_grad_is_gone_after_a_step_that_keeps_it_and_the_next_backward_makes_another(kernels: None) -> None:
-    param = torch.nn.Parameter(torch.ones(5))
-    optimizer = Adan([param], keep_gradient=True)
-    for _ in range(3):
-        param.square().sum().backward()
-        optimizer.step()
-        assert param.grad is None
-    assert float(optimizer.state[param]["step"]) == 3
-
-
 def test_without_a_scaler_nan_shows_in_its_own_element_only(implementation: str) -> None:
     param = torch.nn.Parameter(torch.ones(1025))
     optimizer = Adan([param], implementation=implementation)

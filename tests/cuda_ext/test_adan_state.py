@@ -1,4 +1,4 @@
-"""State dicts, late parameters, closures, and gradients that the step takes over."""
+"""State dicts, late parameters and closures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from cuda_ext import Adan, CheckpointError, ConfigurationError, GradientReusedError
+from cuda_ext import Adan, StateDictError
 from tests.cuda_ext.paired import Paired
 
 
@@ -32,11 +32,10 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"max_grad_norm": 0.5, "weight_decay": 0.1},
     {"moments_dtype": torch.bfloat16},
-    {"keep_gradient": True},
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "clipped", "bf16-moments", "keep-gradient"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "clipped", "bf16-moments"])
 @pytest.mark.parametrize(
     ("dtype", "kind"), [(torch.float32, "auto"), (torch.bfloat16, "auto"), (torch.bfloat16, "split")]
 )
@@ -97,7 +96,7 @@ def test_a_checkpoint_that_lacks_a_part_is_refused_and_changes_nothing(kernels: 
     broken = copy.deepcopy(optimizer.state_dict())
     del broken["state"][1][missing]
     before = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(CheckpointError, match=f"parameter 1 lacks '{missing}'"):
+    with pytest.raises(StateDictError, match=f"parameter 1 lacks '{missing}'"):
         optimizer.load_state_dict(broken)
     for number, state in before["state"].items():
         for name, value in state.items():
@@ -109,15 +108,15 @@ def test_a_checkpoint_of_another_shape_is_refused(kernels: None) -> None:
     optimizer = Adan(model.parameters())
     train(model, optimizer, range(1))
     other = Adan([torch.nn.Parameter(torch.zeros(5)) for _ in model.parameters()])
-    with pytest.raises(CheckpointError, match="has shape"):
+    with pytest.raises(StateDictError, match="has shape"):
         other.load_state_dict(optimizer.state_dict())
     fewer = Adan(list(model.parameters())[:2])
-    with pytest.raises(CheckpointError, match="4 parameters in the checkpoint and 2"):
+    with pytest.raises(StateDictError, match="4 parameters in the checkpoint and 2"):
         fewer.load_state_dict(optimizer.state_dict())
     two_groups = Adan([{"params": [p]} for p in model.parameters()])
-    with pytest.raises(CheckpointError, match="1 parameter groups"):
+    with pytest.raises(StateDictError, match="1 parameter groups"):
         two_groups.load_state_dict(optimizer.state_dict())
-    with pytest.raises(CheckpointError, match="not an optimizer"):
+    with pytest.raises(StateDictError, match="not an optimizer"):
         other.load_state_dict({"weights": torch.zeros(1)})
 
 
@@ -192,57 +191,6 @@ def test_the_gradient_is_not_written(implementation: str) -> None:
     param.grad = gradient.clone()
     optimizer.step()
     assert torch.equal(param.grad, gradient)
-
-
-def test_a_kept_gradient_leaves_grad_none_and_gives_the_same_result(fused: str) -> None:
-    models = [model_of(), model_of()]
-    for model, keep in zip(models, (False, True), strict=True):
-        train(model, Adan(model.parameters(), implementation=fused, keep_gradient=keep), range(6))
-    for plain, kept in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert torch.equal(plain, kept)
-        assert plain.grad is not None
-        assert kept.grad is None
-
-
-def test_a_kept_gradient_that_comes_back_is_refused(kernels: None) -> None:
-    param = torch.nn.Parameter(torch.ones(5))
-    optimizer = Adan([param], keep_gradient=True)
-    gradient = torch.ones(5)
-    param.grad = gradient
-    optimizer.step()
-    param.grad = gradient
-    with pytest.raises(GradientReusedError):
-        optimizer.step()
-
-
-def test_views_scaled_and_maximized_gradients_are_copied_not_kept(kernels: None) -> None:
-    bucket = torch.ones(10)
-    param = torch.nn.Parameter(torch.ones(5))
-    optimizer = Adan([param], keep_gradient=True)
-    param.grad = bucket[:5]
-    optimizer.step()
-    assert param.grad is not None
-    bucket.zero_()
-    assert torch.equal(optimizer.state[param]["g_prev"], torch.ones(5))
-
-    whole = torch.ones(5)
-    view = whole[:]  # the same memory under two tensors
-    param.grad = view
-    optimizer.step()
-    assert param.grad is not None
-
-    optimizer.grad_scale = torch.tensor(2.0)
-    param.grad = torch.full((5,), 6.0)
-    optimizer.step()
-    assert torch.equal(optimizer.state[param]["g_prev"], torch.full((5,), 3.0))
-
-
-def test_keeping_gradients_does_not_go_with_clipping_or_graphs() -> None:
-    params = [torch.nn.Parameter(torch.ones(5))]
-    with pytest.raises(ConfigurationError, match="keep_gradient"):
-        Adan(params, keep_gradient=True, max_grad_norm=1.0)
-    with pytest.raises(ConfigurationError, match="keep_gradient"):
-        Adan(params, keep_gradient=True, capturable=True)
 
 
 def test_loaded_weights_reach_the_masters_when_refreshed(implementation: str) -> None:

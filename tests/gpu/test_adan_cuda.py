@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from cuda_ext import IMPLEMENTATIONS, Adan, ConfigurationError, counters, native, parity
+from cuda_ext import IMPLEMENTATIONS, Adan, ConfigurationError, counters, measure_parity, native
 from tests.cuda_ext.paired import SIZES, Paired, misaligned
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
@@ -90,7 +90,7 @@ def test_forty_groups_and_empty_tensors() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_parity_record(dtype: torch.dtype) -> None:
-    record = parity("multi_fused", device="cuda", dtype=dtype)
+    record = measure_parity("multi_fused", device="cuda", dtype=dtype)
     assert record.passed
     assert record.kernels_ran["cuda_launches"] == record.steps
 
@@ -121,7 +121,7 @@ def test_a_step_with_clip_unscale_and_skip_never_synchronises(no_synchronisation
     params = [torch.nn.Parameter(value) for value in zeros(*SIZES)]
     for param in params:
         param.grad = torch.ones_like(param)
-    optimizer = Adan(params, implementation="multi_fused", max_grad_norm=1.0, gradient_noise=True)
+    optimizer = Adan(params, implementation="multi_fused", max_grad_norm=1.0)
     optimizer.grad_scale = torch.full((), 2.0, device="cuda")
     optimizer.found_inf = torch.zeros((), device="cuda")
     for _ in range(3):
@@ -130,7 +130,7 @@ def test_a_step_with_clip_unscale_and_skip_never_synchronises(no_synchronisation
 
 def test_found_inf_leaves_everything_as_it_was() -> None:
     params = [torch.nn.Parameter(value) for value in zeros(3, 1025)]
-    optimizer = Adan(params, implementation="multi_fused", gradient_noise=True)
+    optimizer = Adan(params, implementation="multi_fused")
     for param in params:
         param.grad = torch.ones_like(param)
     optimizer.step()
@@ -259,23 +259,6 @@ def test_nothing_is_written_beside_the_buffers(dtype: torch.dtype, offset: int) 
     for memory in buffers:
         for edge in (memory[: guard + offset], memory[guard + offset + size :]):
             assert torch.equal(edge, torch.full_like(edge, -77.0))
-
-
-def test_gradient_noise() -> None:
-    params = [torch.nn.Parameter(value) for value in zeros(3, 1025, 70_000)]
-    optimizer = Adan(params, implementation="multi_fused", gradient_noise=True)
-    gradients = []
-    for _ in range(3):
-        gradients.append([torch.randn_like(param) + 0.1 for param in params])
-        for param, gradient in zip(params, gradients[-1], strict=True):
-            param.grad = gradient.clone()
-        optimizer.step()
-    old, new = (torch.cat([g.double() for g in gs]) for gs in gradients[1:])
-    noise = optimizer.gradient_noise()
-    assert noise.elements == 71_028
-    assert noise.product == pytest.approx(float(old @ new), rel=1e-4, abs=0.1)
-    assert noise.difference_square == pytest.approx(float((new - old).square().sum()), rel=1e-4)
-    assert noise.square == pytest.approx(float(new.square().sum()), rel=1e-4)
 
 
 def test_a_tensor_past_two_to_the_31_elements() -> None:

@@ -39,7 +39,7 @@ def build(groups: Groups, chosen: Hyperparameters) -> Built:
     built = Built(optimizer, optimizer.implementation, "cuda_ext.Adan", optimizer.fallback_reason)
     if not optimizer.implementation.endswith("_fused"):
         return built
-    parity = cuda_ext.parity(
+    parity = cuda_ext.measure_parity(
         optimizer.implementation,
         device=groups[0]["params"][0].device,
         dtype=stored_format(groups),

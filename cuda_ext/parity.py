@@ -1,4 +1,4 @@
-"""Evidence for a fast step: the same seed and first steps through it and through the float64 reference."""
+"""Parity of a fast step: the same seed and first steps through it and through the float64 reference."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ParityRecord:
         return asdict(self)
 
 
-def parity(
+def measure_parity(
     implementation: str = "auto",
     *,
     device: str | torch.device = "cpu",
@@ -81,14 +81,8 @@ def parity(
         steps: steps taken.
         seed: of values and gradients.
         shapes: one parameter each.
-        lr: as for `Adan`, like those that follow.
-        betas: see `Adan`.
-        eps: see `Adan`.
-        weight_decay: see `Adan`.
-        no_prox: see `Adan`.
-        max_grad_norm: see `Adan`.
-        master_weights: see `Adan`.
-        moments_dtype: see `Adan`.
+        lr, betas, eps, weight_decay, no_prox: as for `Adan`.
+        max_grad_norm, master_weights, moments_dtype: as for `Adan`.
     """
     generator = torch.Generator().manual_seed(seed)
 
