@@ -63,12 +63,6 @@ def why_unavailable(device_type: str) -> str | None:
     return None
 
 
-def forget_failures() -> None:
-    """Lets the next use try again, after a compiler was installed or a setting changed."""
-    with _lock:
-        _unavailable.clear()
-
-
 def counters() -> dict[str, int]:
     """What ran in this process so far.
 

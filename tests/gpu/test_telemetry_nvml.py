@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.trainers.replayed_device import ReplayedDevice, write_trace
 from trainers.device_kinds import kind_of
-from trainers.telemetry.devices import Device, ReplayedDevice, write_trace
+from trainers.telemetry.devices import Device
 from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.sampling import Sampler
 from trainers.telemetry.timeline import Phase, timeline_for

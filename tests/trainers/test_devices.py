@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.trainers.replayed_device import ReplayedDevice, write_trace
 from trainers.telemetry import devices
-from trainers.telemetry.devices import SAMPLED, Device, NvmlDevice, ReplayedDevice, Sample, write_trace
+from trainers.telemetry.devices import SAMPLED, Device, NvmlDevice, Sample
 from trainers.telemetry.sampling import Ring, Sampler, summarise
 
 TRACE = Path(__file__).parent / "traces" / "synthetic-700w.jsonl"

@@ -9,7 +9,7 @@ from torch import nn
 import cuda_ext
 from trainers.entrypoint import train
 from trainers.reporting import NeverStop
-from trainers.telemetry.efficiency import from_consecutive, from_replicas
+from trainers.telemetry.efficiency import from_consecutive, from_squares
 from trainers.telemetry.gradient_noise import (
     EVERY_STEPS,
     GradientNoise,
@@ -53,7 +53,8 @@ def test_micro_batches_are_told_apart_on_their_way_into_the_gradient(loss_scale)
         (loss_of(model, part) * loss_scale / 4).backward()
     norm = float(torch.stack(parts).mean(0).norm())
     norms = StepNorms(float(source.sum()), norm, loss_scale, 1.0)
-    expected = from_replicas([float(part.square().sum()) for part in parts], norm**2, scale=3.0)
+    mean = sum(float(part.square().sum()) for part in parts) / 4
+    expected = from_squares(4, mean, norm**2, scale=3.0)
     assert_same(source.moments(norms, 3.0), expected)
 
 
@@ -78,7 +79,8 @@ def test_workers_shares_are_summed_over_buckets():
             source.see(bucket)
         total += float(source.sum())
     norm = float(torch.stack(shares).mean(0).norm())
-    expected = from_replicas([float(share.square().sum()) for share in shares], norm**2, scale=2.0)
+    mean = sum(float(share.square().sum()) for share in shares) / 2
+    expected = from_squares(2, mean, norm**2, scale=2.0)
     assert_same(source.moments(StepNorms(total, norm, 1.0, 1.0), 2.0), expected)
 
 

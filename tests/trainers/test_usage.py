@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.trainers.replayed_device import ReplayedDevice
 from trainers.config import Precision
 from trainers.device_kinds.backend import Backend
 from trainers.device_kinds.cuda_backend import CudaBackend
@@ -19,7 +20,7 @@ from trainers.progress import Progress
 from trainers.reporting import NeverStop, Provenance
 from trainers.telemetry import instruments as instruments_module
 from trainers.telemetry import run_figures
-from trainers.telemetry.devices import Device, ReplayedDevice
+from trainers.telemetry.devices import Device
 from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.heartbeat import HeartbeatFile
 from trainers.telemetry.instruments import Instruments

@@ -8,7 +8,6 @@ with the batch, but less than the batch does; the efficiency says how much of it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 DECAY = 0.999
@@ -35,37 +34,18 @@ class GradientMoments:
         return math.isfinite(self.sqr) and math.isfinite(self.var)
 
 
-def from_replicas(
-    squared_norms: Sequence[float], mean_squared_norm: float, *, scale: float
+def from_squares(
+    parts: int, mean_of_squares: float, square_of_mean: float, *, scale: float
 ) -> GradientMoments:
-    """From the gradients of n >= 2 equal parts of a batch: workers or accumulation micro-batches.
+    """Returns the moments from the gradients of n >= 2 equal parts of a batch: workers or micro-batches.
 
         sqr = (n |g|^2 - mean_i |g_i|^2) / (n - 1)
         var = (mean_i |g_i|^2 - |g|^2) scale / (n - 1)
 
     Args:
-        squared_norms: |g_i|^2 of each part's mean gradient.
-        mean_squared_norm: |g|^2 of the mean over the parts.
-        scale: whole batch / base batch.
-
-    Raises:
-        ValueError: fewer than two parts.
-    """
-    n = len(squared_norms)
-    if n < 2:
-        raise ValueError(f"{n} part tells nothing of the noise; give two, or use from_consecutive")
-    return from_squares(n, math.fsum(squared_norms) / n, mean_squared_norm, scale=scale)
-
-
-def from_squares(
-    parts: int, mean_of_squares: float, square_of_mean: float, *, scale: float
-) -> GradientMoments:
-    """As `from_replicas`, where only the mean of the parts' squared norms is known.
-
-    Args:
-        parts: n, at least 2.
-        mean_of_squares: mean_i |g_i|^2.
-        square_of_mean: |g|^2.
+        parts: n.
+        mean_of_squares: mean_i |g_i|^2, over the parts' mean gradients.
+        square_of_mean: |g|^2 of the mean over the parts.
         scale: whole batch / base batch.
     """
     return GradientMoments(
