@@ -170,7 +170,7 @@ class Evaluator:
         return scores
 
     def judge(self, observed: Observed, carried: Mapping[str, float]) -> Judged:
-        """See `Scoring.judge`."""
+        """Returns the same by unit; `carried` are scores of the validation part."""
         return self._scoring.judge(observed.rows, carried)
 
     @torch.no_grad()

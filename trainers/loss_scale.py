@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from trainers.config import Precision, RunConfig
 
 MINIMUM = 1.0
@@ -63,30 +65,30 @@ class DynamicLossScale(LossScale):
     clean_steps: int = 0
 
     @property
+    @override
     def dynamic(self) -> bool:
-        """See `LossScale.dynamic`."""
         return True
 
+    @override
     def back_off(self) -> bool:
-        """See `LossScale.back_off`."""
         self.clean_steps = 0
         if self.value <= MINIMUM:
             return False
         self.value = max(MINIMUM, self.value / _FACTOR)
         return True
 
+    @override
     def applied(self) -> None:
-        """See `LossScale.applied`."""
         self.clean_steps += 1
         if self.clean_steps >= self.growth_steps:
             self.value, self.clean_steps = min(MAXIMUM, self.value * _FACTOR), 0
 
+    @override
     def to_state(self) -> dict[str, float]:
-        """See `LossScale.to_state`."""
         return {"value": self.value, "clean_steps": self.clean_steps}
 
+    @override
     def restore(self, state: dict[str, float]) -> None:
-        """See `LossScale.restore`."""
         if state:
             self.value, self.clean_steps = float(state["value"]), int(state["clean_steps"])
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from typing_extensions import override
 
 from trainers.config import Numerics, Precision
 from trainers.device_kinds import kind_of
@@ -65,8 +66,8 @@ class Autocast(Arithmetic):
         self._device, self.half, self.half_parameters = device.type, half, half_parameters
         self.name = f"{_NAMES[half]} autocast" + (", half parameters" if half_parameters else "")
 
+    @override
     def context(self) -> AbstractContextManager[None]:
-        """See `Arithmetic.context`."""
         return torch.autocast(self._device, dtype=self.half)
 
 
@@ -183,8 +184,8 @@ class Fp32Inference(Inference):
         self.name = "fp32" + (" arithmetic on half parameters" if training.half_parameters else "")
 
     @contextlib.contextmanager
+    @override
     def on(self, model: nn.Module) -> Iterator[None]:
-        """See `Inference.on`."""
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
@@ -193,8 +194,8 @@ class Fp32Inference(Inference):
         finally:
             torch.set_float32_matmul_precision(before)
 
+    @override
     def context(self) -> AbstractContextManager[None]:
-        """See `Inference.context`."""
         return nullcontext()
 
 
@@ -231,24 +232,26 @@ class HalfInference(Inference):
         how = "weights, operands and results, fp32 arithmetic" if rounds else "weights and arithmetic"
         self.name = f"{_NAMES[half]} {how}"
 
+    @override
     def keep(self, model: nn.Module) -> None:
-        """See `Inference.keep`: one after the other, so that there are never two copies of the whole."""
+        """Converts one tensor after the other, so that there are never two copies of the whole."""
         for parameter in model.parameters():
             parameter.data = parameter.data.to(self._half)
         _become(model, self._kinds)
         self._kept = model
 
     @contextlib.contextmanager
+    @override
     def on(self, model: nn.Module) -> Iterator[None]:
-        """See `Inference.on`. Both copies of the weights are in memory meanwhile, unless they are kept."""
+        """Holds both copies of the weights in memory meanwhile, unless they are kept."""
         if self._kept is model:
             yield
             return
         with _as(model, self._half, self._kinds):
             yield
 
+    @override
     def context(self) -> AbstractContextManager[None]:
-        """See `Inference.context`."""
         return nullcontext()
 
 

@@ -73,7 +73,7 @@ class LibraryEncoder:
         self._tokenizer, self._dtype = tokenizer, token_dtype(tokenizer)
 
     def __call__(self, texts: Sequence[str]) -> tuple[Ids, Counts]:
-        """See `Encoder`."""
+        """Returns the token ids of all texts one after the other, and (N,) how many each has."""
         ids = [one.ids for one in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
         counts = np.fromiter(map(len, ids), np.int64, len(ids))
         return np.fromiter(chain.from_iterable(ids), self._dtype, int(counts.sum())), counts
@@ -107,7 +107,7 @@ class WordEncoder:
         self._held_bytes = 0
 
     def __call__(self, texts: Sequence[str]) -> tuple[Ids, Counts]:
-        """See `Encoder`."""
+        """Returns the token ids of all texts one after the other, and (N,) how many each has."""
         split = self._split(texts)
         per_text = np.fromiter(map(len, split), np.int64, len(split))
         words = np.fromiter(

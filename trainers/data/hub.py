@@ -44,7 +44,7 @@ class HubDataset:
         return found
 
     def rows(self, part: str) -> Iterator[Row]:
-        """See `Source.rows`."""
+        """Yields the rows of a part, numbered from 1."""
         for number, row in enumerate(self._tables[part], 1):
             yield Row(row, f"{self.name} ({part}), row {number}")
 

@@ -62,9 +62,9 @@ class Masking:
         self._ordinary = np.flatnonzero(self._maskable)
 
     def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
-        """See `Transform`; labels become (B, S) token ids, `IGNORED` where nothing is to be guessed.
+        """Returns the batch with tokens masked.
 
-        `guessed` become the positions of the others.
+        Labels become (B, S) token ids, `IGNORED` where nothing is masked, and `guessed` the other positions.
         """
         ids = batch.input_ids.numpy()
         maskable = self._maskable[ids]

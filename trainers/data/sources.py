@@ -96,7 +96,7 @@ class FileSource:
         self.parts = {name: _fingerprint(root, part.files, memory) for name, part in parts.items()}
 
     def rows(self, part: str) -> Iterator[Row]:
-        """See `Source.rows`."""
+        """Yields the rows of a part in the order of its files."""
         return self._parts[part].read()
 
 

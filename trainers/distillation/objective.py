@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from typing_extensions import override
 
 from trainers.config import Distillation
 from trainers.data.batches import Batch
@@ -54,18 +55,18 @@ class DistillationObjective(Objective):
         self._parts: dict[str, float] = {}
         self.begin_step(0, 1)
 
+    @override
     def stage(self, step: int, total_steps: int) -> range:
-        """See `Objective.stage`."""
         return plan.stage(self._config, step, total_steps)
 
+    @override
     def begin_step(self, step: int, total_steps: int) -> None:
-        """See `Objective.begin_step`."""
         self._weights = plan.weights(self._config, step, total_steps)
         self._projected.with_hidden = self._weights.inside
         self._sums, self._examples = {}, 0
 
+    @override
     def asked(self) -> FlopCount | None:
-        """See `Objective.asked`."""
         return self._teacher.flop_count if self._teacher is not None and self._asks else None
 
     @property
@@ -73,8 +74,8 @@ class DistillationObjective(Objective):
         """Whether the teacher computes in this step."""
         return self._weights.inside or bool(self._weights.soft and not self._batches_bring_logits)
 
+    @override
     def loss(self, output: Output, batch: Batch) -> torch.Tensor:
-        """See `Objective.loss`."""
         weights = self._weights
         parts = {"task": self.task.loss(output.logits, batch)}
         with torch.autocast(output.logits.device.type, enabled=False):
@@ -87,12 +88,12 @@ class DistillationObjective(Objective):
         weighted = [getattr(weights, name) * part for name, part in parts.items()]
         return torch.stack(weighted).sum() * counted
 
+    @override
     def local_sums(self) -> list[float | torch.Tensor]:
-        """See `Objective.local_sums`."""
         return [self._examples, *(self._sums.get(name, 0.0) for name in self._names)]
 
+    @override
     def agree(self, sums: Sequence[float]) -> None:
-        """See `Objective.agree`."""
         examples, *values = sums
         if examples:
             mean = {name: value / examples for name, value in zip(self._names, values, strict=True)}
@@ -100,8 +101,8 @@ class DistillationObjective(Objective):
             taught = [name for name in self._names if name == "task_loss" or self._has(name)]
             self._parts = {name: mean[name] for name in taught}
 
+    @override
     def parts(self) -> Mapping[str, float]:
-        """See `Objective.parts`."""
         return self._parts
 
     def _has(self, name: str) -> bool:

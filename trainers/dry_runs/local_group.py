@@ -96,7 +96,7 @@ class LocalGroup:
 
     @property
     def spare_cores(self) -> int:
-        """See `Group.spare_cores`."""
+        """Cores of this machine without a worker."""
         return max(0, (os.cpu_count() or 1) - self.workers)
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -138,13 +138,13 @@ class Member:
 
     @property
     def workers(self) -> int:
-        """See `Group.workers`."""
+        """Workers of the process group."""
         from torch import distributed
 
         return distributed.get_world_size()
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """See `Group.run`; every worker gets all answers. What the work raises, this raises."""
+        """Returns what a function returns on every worker, by rank; raises what it raises here."""
         from torch import distributed
 
         answers: list[Any] = [None] * self.workers

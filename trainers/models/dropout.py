@@ -26,6 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
+from typing_extensions import override
 
 CPU_ATTENTION = "stillhouse_cpu"
 """The name that this attention has among transformers' implementations."""
@@ -56,8 +57,8 @@ def install(model: nn.Module) -> None:
 class CpuDropout(nn.Dropout):
     """A Dropout whose random bits are drawn by the array."""
 
+    @override
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """See `torch.nn.Dropout.forward`."""
         rate = _Rate.of(self.p)
         if not self.training or rate.below == 0 or not input.is_cpu:
             return super().forward(input)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from trainers.data.batches import Batch, StepBatch
 from trainers.models.student import Output, Student
@@ -202,8 +203,8 @@ class DistributedReplica(Replica):
         self._overlap = overlap_for(self._device)
         self._counted = Sent()
 
+    @override
     def _forward(self, batch: Batch) -> Output:
-        """See `Replica._forward`."""
         if self._static_graph:
             return Output(self._parallel(batch))
         with warnings.catch_warnings():
@@ -215,26 +216,26 @@ class DistributedReplica(Replica):
         """Gradients are exchanged in the last backward pass of a step alone."""
         return self._parallel.no_sync() if more_follow else nullcontext()
 
+    @override
     def begin_step(self, step: int, loss_scale: float) -> None:
-        """See `Replica.begin_step`."""
         self._exchange.begin_step(step, loss_scale)
         self._noise.faithful = self._exchange.faithful
 
+    @override
     def end_step(self, *, applied: bool) -> Sent:
-        """See `Replica.end_step`."""
         if not applied:
             self._exchange.discard()
         self._overlap.settle()
         before, self._counted = self._counted, Sent(self._exchange.bytes_sent, self._overlap.hidden_s)
         return Sent(self._counted.bytes - before.bytes, self._counted.hidden_s - before.hidden_s)
 
+    @override
     def exchange_state(self) -> Mapping[str, torch.Tensor]:
-        """See `Replica.exchange_state`."""
         gathered = self._workers.gather(self._exchange.to_state(), self._device)
         return {f"{rank}.{name}": tensor for rank, own in enumerate(gathered) for name, tensor in own.items()}
 
+    @override
     def restore_exchange(self, state: Mapping[str, torch.Tensor]) -> None:
-        """See `Replica.restore_exchange`."""
         by_rank: dict[int, dict[str, torch.Tensor]] = {}
         for key, tensor in state.items():
             rank, _, name = key.partition(".")

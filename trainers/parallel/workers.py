@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from typing_extensions import override
 
 
 class Workers:
@@ -82,8 +83,8 @@ class GroupWorkers(Workers):
         self.stages, self.replicas = stages, self.world // stages
         self.stage, self.replica = divmod(self.rank, self.replicas)
 
+    @override
     def sum(self, values: Sequence[float | torch.Tensor], device: torch.device) -> list[float]:
-        """See `Workers.sum`."""
         known = [0.0 if isinstance(value, torch.Tensor) else value for value in values]
         tensor = torch.tensor(known, dtype=torch.float64, device=device)
         for place, value in enumerate(values):
@@ -92,22 +93,22 @@ class GroupWorkers(Workers):
         distributed.all_reduce(tensor)
         return list(tensor.tolist())
 
+    @override
     def broadcast(self, value: Any) -> Any:
-        """See `Workers.broadcast`."""
         box = [value if self.rank == 0 else None]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
 
+    @override
     def all_gather(self, value: Any) -> list[Any]:
-        """See `Workers.all_gather`."""
         boxes: list[Any] = [None] * self.world
         distributed.all_gather_object(boxes, value)
         return boxes
 
+    @override
     def gather(
         self, tensors: Mapping[str, torch.Tensor], device: torch.device
     ) -> list[Mapping[str, torch.Tensor]]:
-        """See `Workers.gather`."""
         found: list[dict[str, torch.Tensor]] = [{} for _ in range(self.world)]
         for name in sorted(tensors):
             own = tensors[name].to(device).contiguous()

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 MIB = 1024.0 * 1024.0
 
 _THROTTLING = {
@@ -114,16 +116,18 @@ class NvmlDevice(Device):
             if hasattr(nvml, constant) and self._try(self._reasons) is not None
         }
 
+    @override
     def energy_j(self) -> float | None:
-        """See `Device.energy_j`; counted since the driver was loaded."""
+        """Returns the counter, which starts when the driver is loaded."""
         return self._counter_j() if self._has_energy else None
 
+    @override
     def power_limit_w(self) -> float | None:
-        """See `Device.power_limit_w`; the limit in force, whoever set it."""
+        """Returns the limit in force, whoever set it."""
         return self._watts(lambda: self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._board))
 
+    @override
     def sample(self) -> Sample | None:
-        """See `Device.sample`."""
         values = {name: self._try(read) for name, read in self._readers.items()}
         throttled: tuple[str, ...] = ()
         if self._reason_bits:
@@ -131,8 +135,8 @@ class NvmlDevice(Device):
             throttled = tuple(word for bit, word in self._reason_bits.items() if bits & bit)
         return Sample(time.perf_counter(), **values, throttled=throttled)
 
+    @override
     def facts(self) -> dict[str, object]:
-        """See `Device.facts`."""
         nvml = self._nvml
         others = self._try(
             lambda: [

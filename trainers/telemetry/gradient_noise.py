@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 import cuda_ext
 from trainers.telemetry.efficiency import (
@@ -96,22 +97,22 @@ class WorkerShares(NoiseSource):
         self._sum = torch.zeros((), device=device)
         self._looks = False
 
+    @override
     def begin_step(self, step: int) -> None:
-        """See `NoiseSource.begin_step`."""
         self._looks = step % EVERY_STEPS == 0
         self._sum.zero_()
 
+    @override
     def see(self, gradients: torch.Tensor) -> None:
-        """See `NoiseSource.see`."""
         if self._looks:
             self._sum += torch.linalg.vector_norm(gradients, dtype=torch.float32).square()
 
+    @override
     def sum(self) -> torch.Tensor | None:
-        """See `NoiseSource.sum`."""
         return self._sum if self._looks else None
 
+    @override
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
-        """See `NoiseSource.moments`."""
         if not (self._looks and self.faithful):
             return None
         mean = norms.parts / self._workers / norms.loss_scale**2
@@ -141,21 +142,21 @@ class MicroBatches(NoiseSource):
             if parameter.requires_grad:
                 parameter.register_hook(self._see)  # type: ignore[no-untyped-call]
 
+    @override
     def begin_step(self, step: int) -> None:
-        """See `NoiseSource.begin_step`."""
         self._looks = step % EVERY_STEPS == 0
         self._norms.clear()
 
+    @override
     def sum(self) -> torch.Tensor | None:
-        """See `NoiseSource.sum`."""
         if not self._norms:
             return None
         total: torch.Tensor = torch.linalg.vector_norm(torch.stack(self._norms)).square()
         self._norms.clear()
         return total
 
+    @override
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
-        """See `NoiseSource.moments`."""
         if not (self._looks and norms.parts):
             return None
         # Each micro-batch adds 1 / accumulation of its mean gradient.
@@ -190,14 +191,14 @@ class StepsInARow(NoiseSource):
         self._before: tuple[float, float] | None = None
         """Norm of the gradient before, and what its copy has to be multiplied by to be that gradient."""
 
+    @override
     def begin_step(self, step: int) -> None:
-        """See `NoiseSource.begin_step`."""
         self._phase, self._product = step % EVERY_STEPS, None
         if self._phase != 1:
             self.forget()
 
+    @override
     def before_update(self) -> None:
-        """See `NoiseSource.before_update`."""
         gradients = [parameter.grad for parameter in self._parameters]
         if self._phase == 0 and self._adan is None:
             self._copies = [
@@ -216,27 +217,27 @@ class StepsInARow(NoiseSource):
             self._product = torch.stack(products).sum()
             self._copies = []
 
+    @override
     def sum(self) -> torch.Tensor | None:
-        """See `NoiseSource.sum`."""
         return self._product
 
+    @override
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
-        """See `NoiseSource.moments`."""
         if self._product is None or self._before is None:
             return None
         norm, factor = self._before
         product = norms.parts / norms.loss_scale * factor
         return from_consecutive(product, norms.norm**2 + norm**2 - 2.0 * product, scale=scale)
 
+    @override
     def remember(self, norms: StepNorms) -> None:
-        """See `NoiseSource.remember`."""
         if self._phase == 0:
             # Adan holds what it used, without the loss scale but clipped; a copy still has its loss scale.
             factor = norms.divisor if self._adan is not None else 1.0 / norms.loss_scale
             self._before = norms.norm, factor
 
+    @override
     def forget(self) -> None:
-        """See `NoiseSource.forget`."""
         self._copies, self._before = [], None
 
 

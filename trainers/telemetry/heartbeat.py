@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 _PREFIX = "alive-"
 
 
@@ -69,14 +71,15 @@ class HeartbeatFile(Heartbeat):
             folder.mkdir(parents=True, exist_ok=True)
             self._file.write_text(f"{began_s!r}", encoding="ascii")
 
+    @override
     def beat(self) -> None:
-        """See `Heartbeat.beat`."""
         now = time.time()
         with contextlib.suppress(OSError):
             os.utime(self._file, (now, now))
 
+    @override
     def look_back(self, *, kept_until_s: float | None, submitted_s: float | None) -> TimeBefore:
-        """See `Heartbeat.look_back`; removes files that have nothing more to say."""
+        """Returns the time before this attempt; removes files that are no longer needed."""
         lives = []
         for file in sorted(self._folder.glob(f"{_PREFIX}*")):
             if file == self._file:

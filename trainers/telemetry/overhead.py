@@ -29,7 +29,7 @@ class Overhead:
         self._epoch_s = time.time() - time.perf_counter()
 
     def __call__(self, ended: Phase, began_s: float, ended_s: float) -> None:
-        """See `trainers.telemetry.timeline.Boundary`."""
+        """Closes the window of a phase; one of overhead is reported as it ends."""
         self._instruments.cut(overhead=ended in OVERHEAD)
         if ended in OVERHEAD:
             self._sink.measurement(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 import torch
+from typing_extensions import override
 
 from trainers.device_kinds import kind_of
 from trainers.telemetry.timeline import device_mark
@@ -74,22 +75,24 @@ class CudaOverlap(Overlap):
         self._ended: dict[int, torch.cuda.Event] = {}
         self._exposed: torch.cuda.Event | None = None
 
+    @override
     def begin(self) -> int:
-        """See `Overlap.begin`."""
         number = next(self._numbers)
         self._began[number] = device_mark()
         return number
 
+    @override
     def end(self, number: int) -> None:
-        """See `Overlap.end`; called on the stream that the bucket is reduced in."""
+        """Marks the end on the stream that reduces the bucket."""
         self._ended[number] = device_mark()
 
+    @override
     def expose(self) -> None:
-        """See `Overlap.expose`."""
         self._exposed = device_mark()
 
+    @override
     def settle(self) -> None:
-        """See `Overlap.settle`; the host has waited for the device already."""
+        """Reads the events; the host has waited for the device already."""
         if self._began and self._exposed is not None:
             origin = next(iter(self._began.values()))
 

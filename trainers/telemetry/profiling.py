@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch.profiler import profile
+from typing_extensions import override
 
 from trainers.device_kinds import kind_of
 from trainers.reporting import Measurement, Provenance
@@ -273,8 +274,8 @@ class TorchProfiler(StepProfiler):
         self._recorded: Recorded | None = None
 
     @contextlib.contextmanager
+    @override
     def around(self, step: int) -> Iterator[None]:
-        """See `StepProfiler.around`."""
         if not self._first <= step < self._end:
             yield
             return
@@ -290,12 +291,12 @@ class TorchProfiler(StepProfiler):
         finally:
             self.active = self._timeline.profiling = False
 
+    @override
     def close(self) -> None:
-        """See `StepProfiler.close`."""
         self._end_window(read=False)
 
+    @override
     def take(self) -> Recorded | None:
-        """See `StepProfiler.take`."""
         recorded, self._recorded = self._recorded, None
         return recorded
 

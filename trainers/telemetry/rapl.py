@@ -13,6 +13,8 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from typing_extensions import override
+
 POWERCAP = Path("/sys/class/powercap")
 _PACKAGE = re.compile(r"(intel|amd)-rapl:\d+$")  # `intel-rapl-mmio:0` counts the same package again
 _PART = re.compile(r"(intel|amd)-rapl:\d+:\d+$")
@@ -60,8 +62,9 @@ class PowercapRapl(Rapl):
         self._lock = threading.Lock()
         self._lost: set[str] = set()
 
+    @override
     def read_j(self) -> dict[str, float]:
-        """See `Rapl.read_j`; a kind whose counter was taken away meanwhile is left out for good."""
+        """Returns the counters; a kind whose counter has disappeared is left out for good."""
         with self._lock:
             for zone in self._zones:
                 try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from typing_extensions import override
+
 from trainers.progress import Progress
 from trainers.telemetry.timeline import TRAINING, Phase, Timeline
 
@@ -37,8 +39,9 @@ class RateMeter(ABC):
 class Throughput(RateMeter):
     """Samples and real tokens per second of training time."""
 
+    @override
     def read(self) -> dict[str, float]:
-        """See `RateMeter.read`: none where no step was timed."""
+        """Returns no rates where no step was timed."""
         seconds, samples, tokens = self._since()
         if seconds <= 0.0 or not samples:
             return {}
@@ -52,8 +55,9 @@ class Throughput(RateMeter):
 class Communication(RateMeter):
     """Exposed and hidden communication and bytes sent per step."""
 
+    @override
     def read(self) -> dict[str, float]:
-        """See `RateMeter.read`: none where no gradients were sent, or steps were taken back."""
+        """Returns none where no gradients were sent, or steps were taken back."""
         steps, exposed_s, hidden_s, sent = self._since()
         if sent <= 0 or steps <= 0:
             return {}

@@ -9,6 +9,8 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from trainers.device_kinds import kind_of
 
 if TYPE_CHECKING:
@@ -179,8 +181,9 @@ class CudaTimeline(Timeline):
         # Of phases since the last settling. The first is that of `_phase`, at the host's `_since_s`.
         self._marks: list[tuple[Phase, torch.cuda.Event]] = []
 
+    @override
     def enter(self, phase: Phase) -> None:
-        """See `Timeline.enter`; phases of a step are settled later."""
+        """Enters a phase; those of a step are settled later."""
         if phase in TRAINING and not self.profiling:
             self.entered = (phase, time.perf_counter())
             if not self._marks:
@@ -191,19 +194,21 @@ class CudaTimeline(Timeline):
         self._marks.clear()
         super().enter(phase)
 
+    @override
     def spent_s(self) -> dict[str, float]:
-        """See `Timeline.spent_s`; waits for the device in the middle of a step."""
+        """Returns the seconds; waits for the device in the middle of a step."""
         self.settle()
         return super().spent_s()
 
+    @override
     def settled_s(self) -> dict[str, float]:
-        """See `Timeline.settled_s`."""
         if not self._marks:
             return super().settled_s()
         return {phase.value: seconds for phase, seconds in self._spent.items()}
 
+    @override
     def settle(self) -> None:
-        """See `Timeline.settle`; does not wait where the device has nothing to do."""
+        """Settles the phases of a step; does not wait where the device is idle."""
         if not self._marks:
             return
         end = device_mark()

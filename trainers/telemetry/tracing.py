@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from trainers.checkpoints.manifest import TRACE, kernel_trace
 from trainers.data.cache import sync
@@ -97,8 +98,8 @@ class SpanTracer(StepTracer):
         self._counts = dict.fromkeys(_NUMBERED, 0)
 
     @contextlib.contextmanager
+    @override
     def around(self, step: int) -> Iterator[None]:
-        """See `StepTracer.around`."""
         if self._skipped or not self._left:
             self._skipped = max(0, self._skipped - 1)
             yield
@@ -114,8 +115,8 @@ class SpanTracer(StepTracer):
             self._timeline.heard_by(None)
         self._left -= 1
 
+    @override
     def take(self) -> tuple[Span, ...] | None:
-        """See `StepTracer.take`."""
         if self._left or not self._spans:
             return None
         spans, self._spans = tuple(self._spans), []

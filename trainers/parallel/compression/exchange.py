@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from typing_extensions import override
 
 Reduced = torch.futures.Future[torch.Tensor]
 State = Mapping[str, torch.Tensor]
@@ -83,8 +84,8 @@ class HalfExchange(GradientExchange):
             default_hooks.fp16_compress_hook if half is torch.float16 else default_hooks.bf16_compress_hook
         )
 
+    @override
     def start(self, bucket: Any) -> Reduced:
-        """See `GradientExchange.start`."""
         self._count_all_reduce(2 * bucket.buffer().numel())
         group: Any = distributed.group.WORLD
         return self._hook(group, bucket)

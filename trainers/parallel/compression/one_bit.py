@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from typing_extensions import override
 
 import cuda_ext
 from trainers.errors import CheckpointError
@@ -148,15 +149,17 @@ class OneBitExchange(GradientExchange):
         """Whether the warm-up is over; the optimizer's state says so, also after a restart."""
         return bool(self._optimizer.param_groups[0]["betas"][2] == 1.0)
 
+    @override
     def begin_step(self, step: int, loss_scale: float) -> None:
-        """See `GradientExchange.begin_step`; freezes the second moment after the warm-up."""
+        """Freezes the second moment after the warm-up."""
         self._loss_scale = loss_scale
         if step >= self._warmup_steps and not self.frozen:
             self._optimizer.freeze_second_moment(self._floors)
         self.faithful = not self.frozen
 
+    @override
     def start(self, bucket: Any) -> Reduced:
-        """See `GradientExchange.start`.
+        """Starts the exchange of a bucket.
 
         The signs of all buckets are on their way while the backward pass goes on; with the last
         bucket the servers answer. Only the thread of the backward pass starts collectives, in one
@@ -182,21 +185,23 @@ class OneBitExchange(GradientExchange):
             self._answer()
         return reduced
 
+    @override
     def discard(self) -> None:
-        """See `GradientExchange.discard`. Finite errors stay: they are of what was sent in part."""
+        """Keeps finite errors: they are of what was sent in part."""
         for mean in self._means.values():
             mean.discard()
 
+    @override
     def to_state(self) -> dict[str, torch.Tensor]:
-        """See `GradientExchange.to_state`."""
         return {
             f"{name}.{index}": tensor
             for index, mean in self._means.items()
             for name, tensor in mean.to_state().items()
         }
 
+    @override
     def restore(self, states: Sequence[State]) -> None:
-        """See `GradientExchange.restore`.
+        """Restores the errors of every bucket.
 
         Raises:
             CheckpointError: later, with the first gradients: they are of other buckets.

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from typing_extensions import override
 
 from trainers.compression import TRAITS
 from trainers.config import Compression
@@ -46,15 +47,15 @@ class PowerSgdExchange(GradientExchange):
         self._loss_scale = 1.0
         self._state = self._fresh()
 
+    @override
     def begin_step(self, step: int, loss_scale: float) -> None:
-        """See `GradientExchange.begin_step`."""
         # Counted by the hook otherwise, which knows nothing of steps that were done before.
         self._state.iter = step
         self.faithful = step < self._warmup_steps
         self._loss_scale = loss_scale
 
+    @override
     def start(self, bucket: Any) -> Reduced:
-        """See `GradientExchange.start`."""
         tensor, state = bucket.buffer(), self._state
         if self.faithful:
             return super().start(bucket)
@@ -75,8 +76,8 @@ class PowerSgdExchange(GradientExchange):
         self._state.p_memory_dict.clear()
         self._state.q_memory_dict.clear()
 
+    @override
     def to_state(self) -> dict[str, torch.Tensor]:
-        """See `GradientExchange.to_state`."""
         kept = {"draws": torch.from_numpy(self._draws())}
         for name, tensors in (
             ("error", self._state.error_dict),
@@ -86,8 +87,9 @@ class PowerSgdExchange(GradientExchange):
             kept |= {f"{name}.{index}": tensor for index, tensor in tensors.items()}
         return kept
 
+    @override
     def restore(self, states: Sequence[State]) -> None:
-        """See `GradientExchange.restore`. Of another number of workers, the mean of their errors is kept."""
+        """Restores the workers' errors; of another number of workers, their mean."""
         self._state = self._fresh()
         if not states:
             return

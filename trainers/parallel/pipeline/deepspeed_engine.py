@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from typing_extensions import override
 
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
@@ -70,8 +71,8 @@ class DeepSpeedPipeline(PipelineReplica):
         self._engine._INSTRUCTION_MAP = self._instructions()
         self._keep(module, timedelta(seconds=stage["timeout_s"]))
 
+    @override
     def _run(self, micro_batches: list[Batch], loss_of: LossOf, factor: float) -> torch.Tensor:
-        """See `PipelineReplica._run`."""
         loss_sum = torch.zeros((), dtype=torch.float32, device=self._device)
 
         def loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -249,7 +250,7 @@ class _PipelineLayer(nn.Module):
         self._replica, self._number, self._layer = replica, number, layer
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `ModelLayer.apply`."""
+        """Returns the layer's hidden states (B, S, H), or logits after the head."""
         return self._replica.apply(self._layer, hidden if self._number else None)
 
 

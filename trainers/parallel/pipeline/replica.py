@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from typing_extensions import override
 
 from trainers.data.batches import Batch, StepBatch
 from trainers.models.student import Output, Student
@@ -103,8 +104,8 @@ class PipelineReplica(Replica):
             The loss summed over all examples; 0 on a stage that computes none.
         """
 
+    @override
     def gradients(self, batch: StepBatch, loss_of: LossOf, scale: float) -> torch.Tensor:
-        """See `Replica.gradients`."""
         self._timeline.enter(Phase.bubble)
         micro_batches = [micro_batch.to(self._device) for micro_batch in batch.micro_batches]
         # Gradients are summed over replicas.
@@ -116,24 +117,27 @@ class PipelineReplica(Replica):
         self._exchange()
         return loss_sum
 
+    @override
     def facts(self) -> dict[str, object]:
-        """See `Replica.facts`; layers are numbered from the embeddings, which are 0."""
+        """Returns the facts; layers are numbered from the embeddings, which are 0."""
         layers = [self._layout.layers_of(stage) for stage in range(self._workers.stages)]
         return {**super().facts(), "replicas": self._workers.replicas, "layers_of_stages": layers}
 
+    @override
     def watched(self) -> AbstractContextManager[None]:
-        """See `Replica.watched`."""
         return self._watch.watching()
 
+    @override
     def counted(self) -> list[nn.Parameter]:
-        """See `Replica.counted`: of a tied parameter the first copy counts."""
+        """Returns the trained parameters; of a tied one the first copy counts."""
         tied = self._layout.tied_stages()
         if not tied or self._workers.stage == tied[0]:
             return self._trained
         return [parameter for parameter in self._trained if parameter is not self._table]
 
+    @override
     def infer(self, batch: Batch) -> Output | None:
-        """See `Replica.infer`: hidden states go from stage to stage; who has the head gets to know."""
+        """Sends hidden states from stage to stage; only the stage with the head returns an output."""
         hidden: torch.Tensor | None = None
         places = self._layout.places
         for number, chunk in self._chunks.items():
@@ -146,8 +150,9 @@ class PipelineReplica(Replica):
                 self._send(hidden, places[number + 1])
         return None
 
+    @override
     def gather(self, tensors: Tensors) -> Tensors:
-        """See `Replica.gather`: the stages of the first replica send theirs to rank 0."""
+        """Sends the tensors of the first replica's stages to rank 0."""
         if self._workers.replica:
             return tensors
         line = [self._workers.at(stage=stage, replica=0) for stage in range(self._workers.stages)]

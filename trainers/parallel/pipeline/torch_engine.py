@@ -23,6 +23,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 from torch.nn import functional
+from typing_extensions import override
 
 from trainers.data.batches import Batch
 from trainers.models.student import Output
@@ -68,8 +69,8 @@ class TorchPipeline(PipelineReplica):
         self._step: _Step | None = None
         self._ready: dict[tuple[int, int], Any] = {}
 
+    @override
     def _run(self, micro_batches: list[Batch], loss_of: LossOf, factor: float) -> torch.Tensor:
-        """See `PipelineReplica._run`."""
         loss_sum = torch.zeros((), dtype=torch.float32, device=self._device)
 
         def loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -96,8 +97,8 @@ class TorchPipeline(PipelineReplica):
         self._step = None
         return loss_sum
 
+    @override
     def facts(self) -> dict[str, object]:
-        """See `Replica.facts`."""
         return {**super().facts(), "engine": "torch", "schedule": self._kind}
 
     def _completed(self, micro_batches: list[Batch]) -> list[Batch]:
@@ -168,7 +169,7 @@ class _StageModule(nn.Module):
         self._replica, self._first, self._last = replica, first, last
 
     def forward(self, received: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """See `TorchPipeline.apply`."""
+        """Returns what the chunk makes of a micro-batch, by its number."""
         hidden = None if self._first else received
         return self._replica.apply(self.chunk, hidden, int(number), last=self._last)
 
