@@ -46,7 +46,7 @@ from trainers.telemetry.flops import flop_count_of
 from trainers.telemetry.gradient_noise import GradientNoise, source_for
 from trainers.telemetry.heartbeat import Heartbeat, HeartbeatFile
 from trainers.telemetry.instruments import Instruments
-from trainers.telemetry.overhead import Overhead
+from trainers.telemetry.overhead import OverheadMeter
 from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.run_figures import RunFigures
 from trainers.telemetry.timeline import Phase, Timeline, timeline_for
@@ -134,7 +134,7 @@ def assemble(
     if worker.workers.rank == 0:
         heartbeat = HeartbeatFile(Path(config.workspace.checkpoints), clock.opened_s)
     instruments.attach(worker.device, alive=heartbeat.beat)
-    timeline.bounded_by(Overhead(instruments, worker.sink))
+    timeline.bounded_by(OverheadMeter(instruments, worker.sink))
     timeline.enter(Phase.setup)
     checkpoints = CheckpointStore(Path(config.workspace.checkpoints), config.checkpoint.keep)
     newest = _newest(checkpoints, worker)

@@ -22,7 +22,7 @@ from trainers.config import RunConfig, TrainingSections, Workspace
 from trainers.device_kinds import DEVICE_KINDS
 from trainers.dry_runs.profile import ModelShape, Profile
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError
-from trainers.reporting import Clock, Outcome, Sink, Stop
+from trainers.reporting import Clock, Sink, Stop, TrainingOutcome
 from trainers.tasks import TASKS
 from trainers.telemetry.instruments import Instruments
 
@@ -36,7 +36,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-def train(config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = None) -> Outcome:
+def train(config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = None) -> TrainingOutcome:
     """Train one run from its newest checkpoint to its end, or until stopped.
 
     With several workers each calls this, in a process group that exists already.

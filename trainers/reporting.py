@@ -183,7 +183,7 @@ class NeverStop:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainingOutcome:
     """How a call of `train` ended; returned on every rank, figures on rank 0.
 
     Attributes:

@@ -24,7 +24,7 @@ from trainers.final_test import FinalTest
 from trainers.optimizers.schedule import learning_rate
 from trainers.parts import Parts
 from trainers.process import seed_all
-from trainers.reporting import Outcome, Point, Sink, Stop, StopReason
+from trainers.reporting import Point, Sink, Stop, StopReason, TrainingOutcome
 from trainers.telemetry import tracing
 from trainers.telemetry.flops import Tally, tally
 from trainers.telemetry.gradient_noise import StepNorms
@@ -98,7 +98,7 @@ class Trainer:
         self.data.batches.take_detour(self.progress.roll_backs)
         self.model.replica.restore_exchange(taken.tensors.get(EXCHANGE, {}))
 
-    def train(self) -> Outcome:
+    def train(self) -> TrainingOutcome:
         """Trains to the end or until stopped.
 
         Raises:
@@ -540,7 +540,7 @@ class Trainer:
     def _say(self, phase: str) -> None:
         self.sink.progress(step=self.progress.step, total_steps=self.total_steps, phase=phase)
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> TrainingOutcome:
         progress = self.progress
         self.timeline.enter(Phase.communication)
         self._measure(last=True)
@@ -554,7 +554,7 @@ class Trainer:
         for measurement in self.telemetry.figures.measurements(summary, progress):
             self.sink.measurement(measurement)
         summary |= self._judgement()
-        return Outcome(
+        return TrainingOutcome(
             status="completed" if done else "stopped",
             stop_reason=None if done else self.stopping,
             step=progress.step,

@@ -18,7 +18,7 @@ from service.execution.report import STALE_EXIT_CODE
 from service.execution.sink import RecorderSink
 from trainers.config import Parallel
 from trainers.errors import FailureClass, PipelineError
-from trainers.reporting import NullSink, Outcome
+from trainers.reporting import NullSink, TrainingOutcome
 
 _FLUSH_S = 5.0
 
@@ -29,7 +29,7 @@ def train_one(
     *,
     rank: int = 0,
     workers: Sequence[WorkerAddress] = (),
-) -> Outcome:
+) -> TrainingOutcome:
     """Train one assignment in this process; all that was reported is safe when this returns.
 
     Args:
@@ -54,7 +54,7 @@ def train_one(
     watch = watcher(sink.of_machine, assignment.shape.device, rank, workers)
     try:
         try:
-            outcome: Outcome = train(
+            outcome: TrainingOutcome = train(
                 assignment.config, sink if rank == 0 else NullSink(), sink, clock=assignment.clock
             )
         finally:
@@ -71,7 +71,7 @@ def train_one(
         sink.close()
 
 
-def ending_of(outcome: Outcome) -> Ending:
+def ending_of(outcome: TrainingOutcome) -> Ending:
     """An outcome as it travels to the driver."""
     return Ending(outcome.status, outcome.stop_reason, dict(outcome.summary))
 

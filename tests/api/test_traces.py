@@ -16,21 +16,21 @@ from tests.api.conftest import Driver
 from tests.api.test_reading import problem
 from trainers.checkpoints.manifest import kernel_trace
 from trainers.telemetry import tracing
-from trainers.telemetry.tracing import Span, WorkerTrace
+from trainers.telemetry.tracing import TraceSpan, WorkerTrace
 
 API = "/api/v1"
 
 
 def write_trace(folder: Path) -> None:
     """What two workers leave behind: steps of 30, 10 and 20 ms, the second worker idle at first."""
-    spans: tuple[list[Span], list[Span]] = ([], [])
+    spans: tuple[list[TraceSpan], list[TraceSpan]] = ([], [])
     at = 100.0
     for step, length_s in ((11, 0.030), (12, 0.010), (13, 0.020)):
         middle, end = at + length_s / 2, at + length_s
-        spans[0].append(Span("forward", step, 0, at, middle))
-        spans[0].append(Span("backward", step, 0, middle, end))
-        spans[1].append(Span("bubble", step, None, at, middle))
-        spans[1].append(Span("forward", step, 0, middle, end))
+        spans[0].append(TraceSpan("forward", step, 0, at, middle))
+        spans[0].append(TraceSpan("backward", step, 0, middle, end))
+        spans[1].append(TraceSpan("bubble", step, None, at, middle))
+        spans[1].append(TraceSpan("forward", step, 0, middle, end))
         at = end
     workers = [WorkerTrace(f"worker {rank}", tuple(of), 0.0, ((0.0, 1.0),)) for rank, of in enumerate(spans)]
     tracing.write(folder, tracing.chrome_trace(workers, {"strategy": "pipeline"}))

@@ -16,7 +16,7 @@ from trainers.config import RunConfig
 from trainers.data.batches import StepBatch
 from trainers.entrypoint import train
 from trainers.parallel.workers import Workers
-from trainers.reporting import NeverStop, NullSink, Outcome
+from trainers.reporting import NeverStop, NullSink, TrainingOutcome
 from trainers.tasks import TASKS
 from trainers.trainer import Trainer
 
@@ -61,7 +61,7 @@ def configure(tmp_path: Path) -> Callable[..., RunConfig]:
     return make
 
 
-def ended(config: RunConfig) -> tuple[Outcome, dict[int, float]]:
+def ended(config: RunConfig) -> tuple[TrainingOutcome, dict[int, float]]:
     recorder = Recorder()
     outcome = train(config, recorder, NeverStop())
     assert outcome.status == "completed"

@@ -11,7 +11,7 @@ import pytest
 from trainers.config import Batch, DevicePricing, Length, Model, RunConfig, Task, Telemetry, Workspace
 from trainers.entrypoint import train
 from trainers.figures import FIGURES, POINTS, SCORES, TEST_SCORES
-from trainers.reporting import NeverStop, NullSink, Outcome, Point
+from trainers.reporting import NeverStop, NullSink, Point, TrainingOutcome
 from trainers.synthetic import write_corpus
 from trainers.telemetry.run_figures import MEASURED_BESIDE
 from trainers.telemetry.timeline import OVERHEAD, OWN
@@ -31,7 +31,7 @@ class Names(NullSink):
 
 
 @pytest.fixture(scope="module")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, set[str]]:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingOutcome, set[str]]:
     """What the smallest run that trains and evaluates reports."""
     folder = tmp_path_factory.mktemp("run")
     write_corpus(folder / "texts", train=8, test=8, seed=0)
@@ -58,13 +58,13 @@ def documented(heading: str) -> set[str]:
     return set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
 
 
-def test_every_figure_of_a_summary_is_defined(reported: tuple[Outcome, set[str]]) -> None:
+def test_every_figure_of_a_summary_is_defined(reported: tuple[TrainingOutcome, set[str]]) -> None:
     outcome, _ = reported
     assert documented("Summary of a run") == set(outcome.summary) - set(TEST_SCORES)
     assert {"test_accuracy", "test_loss"} < set(outcome.summary)
 
 
-def test_every_figure_that_only_some_runs_have_is_defined(reported: tuple[Outcome, set[str]]) -> None:
+def test_every_figure_that_only_some_runs_have_is_defined(reported: tuple[TrainingOutcome, set[str]]) -> None:
     outcome, _ = reported
     some = documented("Summary of device counters") | documented("Summary of efficiency and communication")
     assert some == set(FIGURES) - set(outcome.summary)
@@ -90,12 +90,12 @@ def test_every_measurement_beside_the_summary_is_defined() -> None:
     assert documented("Measurements outside the summary") == MEASURED_BESIDE
 
 
-def test_every_point_is_defined(reported: tuple[Outcome, set[str]]) -> None:
+def test_every_point_is_defined(reported: tuple[TrainingOutcome, set[str]]) -> None:
     _, names = reported
     assert documented("Points") == names
 
 
-def test_the_parts_of_the_time_sum_to_the_total(reported: tuple[Outcome, set[str]]) -> None:
+def test_the_parts_of_the_time_sum_to_the_total(reported: tuple[TrainingOutcome, set[str]]) -> None:
     summary = reported[0].summary
     others = ("total_time_s", "train_time_s", "overhead_time_s", "queue_time_s")
     names = {name for name in summary if name.endswith("_time_s") and name not in others}

@@ -19,7 +19,7 @@ from trainers.parallel.workers import Workers
 from trainers.reporting import NeverStop
 from trainers.telemetry import tracing
 from trainers.telemetry.timeline import TRAINING, Phase, Timeline
-from trainers.telemetry.tracing import Span, SpanTracer, WorkerTrace, aligned, chrome_trace, tracer_for
+from trainers.telemetry.tracing import SpanTracer, TraceSpan, WorkerTrace, aligned, chrome_trace, tracer_for
 
 NS = 1e-3
 """A nanosecond in a trace's unit."""
@@ -153,7 +153,7 @@ def test_the_window_comes_after_the_first_steps_or_last(
 
 
 def worker(epoch_s: float, exchanges: Sequence[tuple[float, float]]) -> WorkerTrace:
-    return WorkerTrace("w", (Span("forward", 1, 0, 1.0, 2.0),), epoch_s, tuple(exchanges))
+    return WorkerTrace("w", (TraceSpan("forward", 1, 0, 1.0, 2.0),), epoch_s, tuple(exchanges))
 
 
 def test_clocks_that_agree_are_not_moved() -> None:
@@ -185,7 +185,7 @@ def test_a_full_disk_ends_no_run(
 
 
 def test_one_worker_gathers_alone() -> None:
-    spans = (Span("forward", 1, 0, 0.0, 1.0),)
+    spans = (TraceSpan("forward", 1, 0, 0.0, 1.0),)
     (alone,) = tracing.gather(spans, "worker 0", Workers(), torch.device("cpu"))
     assert alone.spans == spans
     assert aligned([alone])[0].seconds == 0.0

@@ -3,7 +3,7 @@
 `set_up` is the door. Without a teacher it gives the null form: the student itself and its task's
 loss. The story: `teacher` finds, checks and loads the frozen model; `plan` says what is learned
 from what and when; `projected_student` is the student with its maps to the teacher's width; `losses`
-are the formulas; `cache` keeps logits on disk; `objective` puts them together.
+are the formulas; `logit_cache` keeps logits on disk; `objective` puts them together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 from trainers.config import Precision, RunConfig, require_layer_map
 from trainers.data.batches import Transform
 from trainers.distillation import plan, teacher
-from trainers.distillation.cache import cached_logits
+from trainers.distillation.logit_cache import cached_logits
 from trainers.distillation.objective import DistillationObjective
 from trainers.distillation.projected_student import ProjectedStudent
 from trainers.distillation.teacher import Teacher

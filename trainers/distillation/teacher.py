@@ -52,7 +52,7 @@ def locate(text: str, workspace: Workspace) -> Folder:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class TeacherFormat:
     """The number format that a teacher computes in.
 
     Attributes:
@@ -68,7 +68,7 @@ class Format:
     rounded: bool = False
 
 
-def format_on(device: torch.device, wanted: str, student: Precision = Precision.fp32) -> Format:
+def format_on(device: torch.device, wanted: str, student: Precision = Precision.fp32) -> TeacherFormat:
     """The format of `distillation.teacher_precision` on a device.
 
     Of the half formats `auto` prefers fp16 on a GPU: as fast as bf16, and eight times as precise.
@@ -91,12 +91,12 @@ def format_on(device: torch.device, wanted: str, student: Precision = Precision.
             f"{kind.noun}; use auto"
         )
     if wanted == "fp16":
-        return Format("fp16 weights and arithmetic", Precision.fp16, torch.float16)
+        return TeacherFormat("fp16 weights and arithmetic", Precision.fp16, torch.float16)
     if wanted == "bf16":
         if has_bf16(device):
-            return Format("bf16 weights and arithmetic", Precision.bf16, torch.bfloat16)
-        return Format(Rounded(torch.bfloat16).name, rounded=True)
-    return Format("tf32", Precision.tf32) if student is Precision.tf32 else Format("fp32")
+            return TeacherFormat("bf16 weights and arithmetic", Precision.bf16, torch.bfloat16)
+        return TeacherFormat(Rounded(torch.bfloat16).name, rounded=True)
+    return TeacherFormat("tf32", Precision.tf32) if student is Precision.tf32 else TeacherFormat("fp32")
 
 
 class Teacher:

@@ -14,7 +14,7 @@ OVERHEAD_SCOPE = "overhead"
 """Scope of `window_energy_kwh` that covers overhead; no other window does."""
 
 
-class Overhead:
+class OverheadMeter:
     """A timeline's `Boundary`: cuts the instruments' windows, and reports each stretch as it ends.
 
     A stretch is reported at once because an attempt that is killed later has been paid for it too.

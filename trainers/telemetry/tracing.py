@@ -34,7 +34,7 @@ _NUMBERED = (Phase.forward, Phase.backward)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     """One phase of one step on one worker.
 
     Attributes:
@@ -64,7 +64,7 @@ class WorkerTrace:
     """
 
     name: str
-    spans: tuple[Span, ...]
+    spans: tuple[TraceSpan, ...]
     epoch_s: float
     exchanges: tuple[tuple[float, float], ...]
 
@@ -76,7 +76,7 @@ class StepTracer:
         """Around one step (0-based), with everything that belongs to it."""
         return contextlib.nullcontext()
 
-    def take(self) -> tuple[Span, ...] | None:
+    def take(self) -> tuple[TraceSpan, ...] | None:
         """The spans of the window, once, after it has ended."""
         return None
 
@@ -92,7 +92,7 @@ class SpanTracer(StepTracer):
 
     def __init__(self, skipped: int, steps: int, timeline: Timeline) -> None:
         self._skipped, self._left, self._timeline = skipped, steps, timeline
-        self._spans: list[Span] = []
+        self._spans: list[TraceSpan] = []
         self._step = 0
         self._open: tuple[Phase, float] | None = None
         self._counts = dict.fromkeys(_NUMBERED, 0)
@@ -116,7 +116,7 @@ class SpanTracer(StepTracer):
         self._left -= 1
 
     @override
-    def take(self) -> tuple[Span, ...] | None:
+    def take(self) -> tuple[TraceSpan, ...] | None:
         if self._left or not self._spans:
             return None
         spans, self._spans = tuple(self._spans), []
@@ -134,7 +134,7 @@ class SpanTracer(StepTracer):
         if phase in self._counts:
             number = self._counts[phase]
             self._counts[phase] += 1
-        self._spans.append(Span(phase.value, self._step, number, begin_s, at_s))
+        self._spans.append(TraceSpan(phase.value, self._step, number, begin_s, at_s))
 
 
 def tracer_for(steps: int, *, profiled_steps: int, steps_left: int, timeline: Timeline) -> StepTracer:
@@ -153,7 +153,7 @@ def tracer_for(steps: int, *, profiled_steps: int, steps_left: int, timeline: Ti
 
 
 def gather(
-    spans: tuple[Span, ...], name: str, workers: Workers, device: torch.device
+    spans: tuple[TraceSpan, ...], name: str, workers: Workers, device: torch.device
 ) -> tuple[WorkerTrace, ...]:
     """Every worker's window, by rank, on every worker; all take part.
 
