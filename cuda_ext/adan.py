@@ -13,7 +13,6 @@ from torch import Tensor, _disable_dynamo  # type: ignore[attr-defined]  # as to
 from torch.profiler import record_function
 
 from cuda_ext import checkpoint, fused, masters, unfused
-from cuda_ext.batch import Group, StepInputs, TensorBatch, bias_correction
 from cuda_ext.capabilities import IMPLEMENTATIONS, UNFUSED_TWIN, why_not
 from cuda_ext.errors import (
     ConfigurationError,
@@ -22,6 +21,7 @@ from cuda_ext.errors import (
     SparseGradientError,
     TensorMismatchError,
 )
+from cuda_ext.tensor_batch import Group, StepInputs, TensorBatch, bias_correction
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cuda_ext import native
-from cuda_ext.batch import Group, StepInputs, TensorBatch, combined_norm
+from cuda_ext.tensor_batch import Group, StepInputs, TensorBatch, combined_norm
 
 GROUPS_PER_LAUNCH = 16
 """Parameter groups whose hyper-parameters fit in one CUDA launch's arguments."""

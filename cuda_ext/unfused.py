@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from cuda_ext import masters
-from cuda_ext.batch import (
+from cuda_ext.native import python_counts
+from cuda_ext.tensor_batch import (
     Group,
     StepInputs,
     TensorBatch,
@@ -19,7 +20,6 @@ from cuda_ext.batch import (
     gradient_factor,
     learning_rate,
 )
-from cuda_ext.native import python_counts
 
 
 def single(batches: list[TensorBatch], inputs: StepInputs) -> None:

@@ -33,12 +33,12 @@ from trainers.optimizers.info import Built
 from trainers.parallel import partition_stages, replicate, workers_of
 from trainers.parallel.pipeline.layers import StagePartition
 from trainers.parallel.workers import Workers
-from trainers.parts import Checkpoints, Parts, RunData, Telemetry, TrainedModel
 from trainers.precision import Arithmetic, Inference, arithmetic_for, inference_for
 from trainers.preparation import counted_by, preparing
 from trainers.process import seed_all
 from trainers.progress import Progress
 from trainers.reporting import Clock, NullSink, Sink, Stop
+from trainers.run_parts import RunCheckpoints, RunData, RunParts, RunTelemetry, TrainedModel
 from trainers.tasks.base import Prepared, Task
 from trainers.telemetry.devices import other_device
 from trainers.telemetry.facts import environment_facts
@@ -60,8 +60,8 @@ class _Worker:
     """This worker: where it computes and what it measures with.
 
     Attributes:
-        sink: null on all workers but rank 0.
-        multiple: batch widths are rounded up to a multiple of this.
+        sink: The null sink on all workers but rank 0.
+        multiple: Batch widths are rounded up to a multiple of this.
     """
 
     config: RunConfig
@@ -154,8 +154,8 @@ class _Attempt:
     """What an attempt begins with.
 
     Attributes:
-        submitted_s: when the run was submitted, Unix time; None = unknown.
-        newest: checkpoint that it resumes from; None = it begins the run.
+        submitted_s: Unix time at which the run was submitted; None = unknown.
+        newest: Checkpoint to resume from; None = the attempt starts the run.
     """
 
     heartbeat: Heartbeat
@@ -226,7 +226,7 @@ def _build(worker: _Worker, attempt: _Attempt, stop: Stop) -> Trainer:
         replica.counted(),
     )
     trainer = Trainer(
-        Parts(
+        RunParts(
             config=sized,
             workers=workers,
             device=device,
@@ -235,7 +235,7 @@ def _build(worker: _Worker, attempt: _Attempt, stop: Stop) -> Trainer:
             data=data,
             model=TrainedModel(model.state, model.distilled.objective, replica, update, model.parameters),
             telemetry=_telemetry(worker, sized, prepared, model, noise, range(progress.step, total_steps)),
-            checkpoints=Checkpoints(
+            checkpoints=RunCheckpoints(
                 attempt.checkpoints, attempt.newest, _only_here(config, model.student, prepared)
             ),
             forget_micro_size=forget_micro_size,
@@ -253,11 +253,11 @@ class _Model:
     """A model with what trains it.
 
     Attributes:
-        student: on its device, with this worker's layers alone.
-        partition: which layers these are; None = all.
-        distilled: what a teacher adds.
-        built: its optimizer, and what really runs.
-        parameters: trained ones of the whole student.
+        student: On its device, with this worker's layers only.
+        partition: Which layers these are; None = all.
+        distilled: What distillation adds; the null form without a teacher.
+        built: The optimizer, and the implementation that really runs.
+        parameters: Number of trained parameters of the whole student.
     """
 
     student: Student
@@ -430,10 +430,10 @@ def _model_facts(worker: _Worker, model_origin: Origin, model: _Model) -> dict[s
 
 def _telemetry(
     worker: _Worker, sized: RunConfig, prepared: Prepared, model: _Model, noise: GradientNoise, steps: range
-) -> Telemetry:
+) -> RunTelemetry:
     """Returns what measures the run over the `steps` that are left."""
     timeline, wanted = worker.timeline, sized.telemetry
-    return Telemetry(
+    return RunTelemetry(
         timeline=timeline,
         noise=noise,
         figures=RunFigures(

@@ -22,9 +22,9 @@ from trainers.errors import CheckpointError, NotFiniteError
 from trainers.figures import on_test
 from trainers.final_test import FinalTest
 from trainers.optimizers.schedule import learning_rate
-from trainers.parts import Parts
 from trainers.process import seed_all
 from trainers.reporting import Point, Sink, Stop, StopReason, TrainingOutcome
+from trainers.run_parts import RunParts
 from trainers.telemetry import tracing
 from trainers.telemetry.flops import Tally, tally
 from trainers.telemetry.gradient_noise import StepNorms
@@ -70,7 +70,7 @@ class Trainer:
         stop: asked at each step boundary.
     """
 
-    def __init__(self, parts: Parts, sink: Sink, stop: Stop) -> None:
+    def __init__(self, parts: RunParts, sink: Sink, stop: Stop) -> None:
         self.config, self.workers, self.device = parts.config, parts.workers, parts.device
         self.data, self.model, self.telemetry = parts.data, parts.model, parts.telemetry
         self.checkpoints, self.progress = parts.checkpoints, parts.progress

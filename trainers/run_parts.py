@@ -32,12 +32,12 @@ class RunData:
     """What a run trains on and is evaluated on.
 
     Attributes:
-        task: that is learned.
-        batches: of the training part.
-        evaluator: of the validation part.
-        final_test: of the test part; None = there is none.
-        tokenizer: file that goes into checkpoints.
-        identity: what a resumed run must find the same.
+        task: Task being learned.
+        batches: Batches of the training part.
+        evaluator: Scores the validation part.
+        final_test: Scores the test part once; None = the data has no test part.
+        tokenizer: Tokenizer file, copied into checkpoints.
+        identity: Hashes and sizes that must be unchanged when the run resumes.
     """
 
     task: Task
@@ -53,11 +53,11 @@ class TrainedModel:
     """A model and what a step does to it.
 
     Attributes:
-        state: that checkpoints hold.
-        objective: what is minimised.
-        replica: gives gradients, spread over workers.
-        update: takes them to an optimizer step.
-        parameters: trained ones of the whole student.
+        state: Weights and optimizer state, as checkpointed.
+        objective: Loss being minimised.
+        replica: Computes gradients with this worker's part of the model.
+        update: Applies gradients through the optimizer.
+        parameters: Number of trained parameters of the whole student.
     """
 
     state: ModelState
@@ -68,7 +68,7 @@ class TrainedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Telemetry:
+class RunTelemetry:
     """What is measured of a run besides its scores."""
 
     timeline: Timeline
@@ -79,13 +79,13 @@ class Telemetry:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoints:
+class RunCheckpoints:
     """Where a run's state is kept.
 
     Attributes:
-        store: of this run.
-        resumed_from: checkpoint that the attempt continues from; None = it begins the run.
-        keep_untrained: whether a run that does not train writes the model that it evaluates.
+        store: The run's checkpoints on disk.
+        resumed_from: Checkpoint that the attempt resumes from; None = it starts the run.
+        keep_untrained: Whether a run that does not train writes the model that it evaluates.
     """
 
     store: CheckpointStore
@@ -94,16 +94,16 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RunParts:
     """All parts of a run on one worker.
 
     Attributes:
-        config: the run, with the micro-batch that was chosen.
-        workers, device: where it is trained.
-        total_steps: optimizer updates of the whole run.
-        progress: counters, restored where the run resumes.
-        forget_micro_size: called when a step runs out of memory, so that no later run uses the
-            micro-batch that was found.
+        config: The run, with its micro-batch size resolved.
+        workers, device: Where it trains.
+        total_steps: Optimizer updates of the whole run.
+        progress: Counters; restored when the run resumes.
+        forget_micro_size: Called when a step runs out of memory, so that no later run reuses the micro-batch
+            size that was found.
     """
 
     config: RunConfig
@@ -113,6 +113,6 @@ class Parts:
     progress: Progress
     data: RunData
     model: TrainedModel
-    telemetry: Telemetry
-    checkpoints: Checkpoints
+    telemetry: RunTelemetry
+    checkpoints: RunCheckpoints
     forget_micro_size: Callable[[], None]
