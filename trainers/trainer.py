@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Never
@@ -242,9 +242,8 @@ class Trainer:
             return
         scores = self.data.evaluator.scores(observed)
         self.progress.costs = dict(observed.costs)
-        self.progress.judge(
-            scores, self.data.task.info.headline, higher_is_better=self.data.task.info.higher_is_better
-        )
+        info = self.data.task.info
+        self.progress.judge(scores, info.headline, higher_is_better=info.higher_is_better)
         step = self.progress.step
         if step > self.scored_step:
             self.scored_step = step
@@ -284,15 +283,8 @@ class Trainer:
         states = self.workers.all_gather(random_state.capture(self.device))
         exchange = self.model.replica.exchange_state()
         tensors = self.model.replica.gather(self.model.state.tensors())
-        problem: str | None = None
-        if self.workers.rank == 0:
-            try:
-                self._write({**tensors, **({EXCHANGE: exchange} if exchange else {})}, states)
-            except CheckpointError as error:
-                problem = str(error)
-        problem = self.workers.broadcast(problem)
-        if problem is not None:
-            raise CheckpointError(problem)
+        whole = {**tensors, EXCHANGE: exchange} if exchange else tensors
+        self._on_first_worker(lambda: self._write(whole, states))
         self.checkpoint = self.checkpoints.store.path(progress.step)
         self.saved_step, self.saved_at_s = progress.step, time.monotonic()
         self.sink.checkpoint(step=progress.step, path=str(self.checkpoint), verified=True)
@@ -304,12 +296,23 @@ class Trainer:
         Raises:
             CheckpointError: on every worker.
         """
-        progress = self.progress
+        step, best = self.progress.step, self.progress.best
+        assert best is not None
         self.timeline.enter(Phase.checkpoint)
+        self._on_first_worker(
+            lambda: self.checkpoints.store.mark_best(step, self.data.task.info.headline, best)
+        )
+
+    def _on_first_worker(self, write: Callable[[], object]) -> None:
+        """Writes on rank 0; a failure is raised on every worker.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
         problem: str | None = None
-        if self.workers.rank == 0 and progress.best is not None:
+        if self.workers.rank == 0:
             try:
-                self.checkpoints.store.mark_best(progress.step, self.data.task.info.headline, progress.best)
+                write()
             except CheckpointError as error:
                 problem = str(error)
         problem = self.workers.broadcast(problem)
