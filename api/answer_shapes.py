@@ -444,7 +444,7 @@ class RecommendationShape(Shape):
                 "over_runner_up": None,
                 "against_best": [],
                 "excluded": {"precision=fp16": "accuracy 0.88 misses accuracy within 0.005 of the best"},
-                "sure": "better than the runner-up at p = 0.001 (paired t-test)",
+                "sure": "better than the runner-up, p = 0.001 (paired t-test)",
                 "text": "Use precision=bf16: cost_usd 0.31 with accuracy within 0.005 of the best.",
                 "notes": [],
             }

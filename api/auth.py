@@ -45,7 +45,7 @@ async def current_user(request: Request) -> Principal:
         if not bears(request, settings.token.get_secret_value()):
             raise ProblemError(
                 "unauthenticated",
-                "this server needs a token; send Authorization: Bearer <token>",
+                "this server requires a token; send Authorization: Bearer <token>",
                 headers={"WWW-Authenticate": 'Bearer realm="stillhouse"'},
             )
         return Principal(own_name(), everything)
@@ -53,8 +53,8 @@ async def current_user(request: Request) -> Principal:
     if name is not None and not _OWNER.fullmatch(name):
         raise ProblemError(
             "invalid-parameter",
-            f"header {OWNER_HEADER} takes up to 100 letters, digits and . _ @ -, and begins with a "
-            "letter or digit",
+            f"header {OWNER_HEADER} takes up to 100 letters, digits and . _ @ -, starting with a letter "
+            "or digit",
         )
     return Principal(name or own_name(), everything)
 

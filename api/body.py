@@ -19,7 +19,7 @@ seeds: [0, 1]
 SPEC_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "The spec, YAML or JSON; told apart by content. At most 1 MiB.",
+        "description": "The spec, in YAML or JSON, detected from the content. At most 1 MiB.",
         "content": {
             "application/yaml": {
                 "schema": {"$ref": "#/components/schemas/ExperimentSpec"},

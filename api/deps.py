@@ -120,5 +120,5 @@ IdempotencyKey = Annotated[
 ]
 LastEventId = Annotated[
     str | None,
-    Header(max_length=100, description="Id of the last event received; the stream goes on after it."),
+    Header(max_length=100, description="Id of the last event received; the stream continues after it."),
 ]

@@ -85,7 +85,7 @@ class Guard:
         if self._hosts is not None and _host(authority) not in self._hosts:
             return ProblemError(
                 "unknown-host",
-                f"this server does not answer to the name {authority!r}; use 127.0.0.1 or localhost, "
+                f"{authority!r} is not a name of this server; use 127.0.0.1 or localhost, "
                 "or set STILLHOUSE_URL to the name in use",
             )
         origin = headers.get("origin")
@@ -94,14 +94,14 @@ class Guard:
             if parts is None or parts.netloc.lower() != authority.lower():
                 return ProblemError(
                     "cross-origin",
-                    f"a page of {origin!r} may not change anything here; use this server's own",
+                    f"a page from {origin!r} may not change anything here; use this server's own page",
                 )
         length = headers.get("content-length", "")
         if length.isascii() and length.isdigit() and int(length[:20]) > MAX_BYTES:
             return ProblemError(
                 "body-too-large",
-                f"the body has {length[:20]} bytes, the limit is {MAX_BYTES:,}; "
-                "data is named by path, never sent",
+                f"the body has {length[:20]} bytes, more than the limit of {MAX_BYTES:,}; refer to data "
+                "by path",
                 headers={"Connection": "close"},
             )
         return None

@@ -23,7 +23,7 @@ TAGS = [
 DESCRIPTION: dict[str, Any] = {
     "title": "Stillhouse",
     "version": version("stillhouse"),
-    "summary": "Which configuration trains this BERT most cheaply without losing accuracy.",
+    "summary": "Find the cheapest way to train a BERT without losing accuracy.",
     "description": (
         "Errors are RFC 9457 problem documents with a stable `type`. Lists are paged by `page_token`. "
         'Times are Unix seconds. A number that is not finite is the string "NaN", "Infinity" or '

@@ -46,7 +46,7 @@ class ExperimentShape(Shape):
     state: ExperimentState
     """Where it is in its life."""
     priority: int
-    """0 to 100; higher goes first."""
+    """0 to 100; higher runs first."""
     attempt: int
     """Ray Jobs started for it so far."""
     spec_sha256: str
@@ -290,7 +290,7 @@ class RunShape(Shape):
     waits_for: str | None
     """What it waits for while its turn has come and there is no room, and who holds it; null = nothing."""
     reused_from: int | None
-    """Run whose figures these are, because it had the same settings and data; null = its own."""
+    """Run whose figures these are, because it has the same settings and data; null = its own."""
     neighbours_foreign_pct: Number | None
     """Share of the time in which processes outside the cluster used its node noticeably; null = not known."""
     neighbours_other_experiment_pct: Number | None
@@ -647,7 +647,7 @@ class Priority(BaseModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"priority": 80}})
 
-    priority: int = Field(ge=0, le=100, strict=True, description="0 to 100; higher goes first.")
+    priority: int = Field(ge=0, le=100, strict=True, description="0 to 100; higher runs first.")
 
 
 def _present(counts: Mapping[RunState, int]) -> dict[RunState, int]:

@@ -58,7 +58,7 @@ def main() -> None:
     parser = BENCHMARK.parser()
     parser.size("--run-seconds", 12.0, smoke=0.2, help="length of a run that is compared")
     parser.size("--student", "mini", smoke="tiny", help="preset that is trained")
-    parser.size("--pacing-steps", 100, smoke=3, help="steps that tell how long one takes")
+    parser.size("--pacing-steps", 100, smoke=3, help="steps that measure how long one takes")
     parser.size("--seeds", 5, smoke=2, help="runs of the sweep whose first is compared")
     parser.size("--rounds", 3, smoke=1, help="runs that wait, and as many alone")
     parser.size("--wait-seconds", 60.0, smoke=3.0, help="how long they wait")

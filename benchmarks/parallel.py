@@ -434,7 +434,7 @@ def _take(
             )
     except (GroupError, ValueError) as error:
         results.refused[variant.name] = str(error).strip().splitlines()[-1]
-        if isinstance(error, GroupError) and "has not answered" in str(error):
+        if isinstance(error, GroupError) and "has not responded" in str(error):
             raise
 
 

@@ -166,7 +166,8 @@ class Adan(torch.optim.Optimizer):
                 )
             if param.dtype not in _FUSED_DTYPES and self.requested_implementation.endswith("_fused"):
                 raise TensorMismatchError(
-                    f"a parameter is {param.dtype} and the fused kernels take float32, bfloat16 and float16; "
+                    f"a parameter is {param.dtype}, but the fused kernels take float32, bfloat16 and "
+                    "float16; "
                     "convert it or choose implementation='multi_unfused'"
                 )
 
@@ -257,7 +258,7 @@ class Adan(torch.optim.Optimizer):
                     )
                 if grad.dtype != param.dtype or grad.device != param.device:
                     raise TensorMismatchError(
-                        f"a gradient is {grad.dtype} on {grad.device} and its parameter {param.dtype} on "
+                        f"a gradient is {grad.dtype} on {grad.device}, but its parameter is {param.dtype} on "
                         f"{param.device}; convert one of them"
                     )
                 if param.device.type not in self._device_types:
@@ -289,7 +290,7 @@ class Adan(torch.optim.Optimizer):
         devices = {batch.device for batch in batches}
         if len(devices) > 1 and self.max_grad_norm > 0.0:
             raise ConfigurationError(
-                f"max_grad_norm needs gradients on one device, and they are on {sorted(map(str, devices))}; "
+                f"max_grad_norm needs gradients on one device, but they are on {sorted(map(str, devices))}; "
                 "clip with torch.nn.utils.clip_grad_norm_ before the step"
             )
         on_cuda = any(device.type == "cuda" for device in devices)
@@ -321,7 +322,7 @@ class Adan(torch.optim.Optimizer):
         if not mismatched:
             raise error
         _log.info(
-            "gradients differ from their parameters in memory order: from now on they are copied into order"
+            "gradients differ from their parameters in memory order; from now on they are copied to match"
         )
         self._relayout = True
         return self._collect()
@@ -346,8 +347,8 @@ class Adan(torch.optim.Optimizer):
                 state = self.state.get(param)
                 if not state:
                     raise ConfigurationError(
-                        f"a parameter of shape {tuple(param.shape)} has taken no step: its second moment "
-                        "would be frozen at 0; freeze after steps in which every parameter has a gradient"
+                        f"a parameter of shape {tuple(param.shape)} has had no step, so its second moment "
+                        "would be frozen at 0; freeze after every parameter has had a gradient"
                     )
                 n = state["exp_avg_sq"]
                 n.div_(bias_correction(b3, int(state["step"])))

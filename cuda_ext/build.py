@@ -197,7 +197,7 @@ def toolkit(nvcc_path: str) -> tuple[Path, str]:
     version = subprocess.run([nvcc_path, "--version"], capture_output=True, text=True, check=False).stdout
     tops = [line.split("TOP=", 1)[1].strip() for line in dry.stderr.splitlines() if "TOP=" in line]
     if not tops or "release " not in version:
-        raise BuildError(f"{nvcc_path} does not tell its toolkit's folder or release; set CUDA_HOME")
+        raise BuildError(f"{nvcc_path} does not report its toolkit's folder or release; set CUDA_HOME")
     return Path(tops[0]).resolve(), version.split("release ", 1)[1].split(",", 1)[0]
 
 
@@ -236,7 +236,8 @@ def cuda_plan() -> Plan:
     built_for = str(torch.version.cuda)
     if release.split(".")[0] != built_for.split(".")[0]:
         raise BuildError(
-            f"nvcc is CUDA {release} and torch is built for CUDA {built_for}; set CUDA_HOME to a match"
+            f"nvcc is CUDA {release}, but torch is built for CUDA {built_for}; set CUDA_HOME to a "
+            "matching toolkit"
         )
     architectures = wanted_architectures()
     binding_flags = (
@@ -411,7 +412,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m cuda_ext.build", description="Compile Stillhouse's kernels."
     )
     parser.add_argument(
-        "--in-package", action="store_true", help="beside the package instead of the user's cache"
+        "--in-package", action="store_true", help="next to the package instead of in the user's cache"
     )
     options = parser.parse_args(arguments)
     built = 0

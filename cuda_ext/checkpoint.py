@@ -20,14 +20,14 @@ def _pairs(optimizer: Optimizer, state_dict: dict[str, Any]) -> list[tuple[Tenso
     if len(saved_groups) != len(optimizer.param_groups):
         raise StateDictError(
             f"the checkpoint has {len(saved_groups)} parameter groups and the optimizer "
-            f"{len(optimizer.param_groups)}; build the optimizer as it was when saved"
+            f"{len(optimizer.param_groups)}; build the optimizer with the same groups"
         )
     pairs = []
     for index, (saved, own) in enumerate(zip(saved_groups, optimizer.param_groups, strict=True)):
         if len(saved["params"]) != len(own["params"]):
             raise StateDictError(
                 f"group {index} has {len(saved['params'])} parameters in the checkpoint and "
-                f"{len(own['params'])} in the optimizer; load it into the model that it was saved from"
+                f"{len(own['params'])} in the optimizer; load it into the model it was saved from"
             )
         for number, param in zip(saved["params"], own["params"], strict=True):
             if number in state_dict["state"]:
@@ -59,13 +59,13 @@ def check(optimizer: Optimizer, state_dict: dict[str, Any], master_weights: str)
                 )
                 raise StateDictError(
                     f"the state of parameter {index} lacks {name!r}: {why}; save with cuda_ext.Adan and the "
-                    "same master_weights, or start the optimizer afresh"
+                    "same master_weights, or start with a fresh optimizer"
                 )
             shape = () if name == "step" else tuple(param.shape)
             if tuple(state[name].shape) != shape:
                 raise StateDictError(
                     f"{name!r} of parameter {index} has shape {tuple(state[name].shape)} in the checkpoint "
-                    f"and the parameter {shape}; load it into the model that it was saved from"
+                    f"and the parameter {shape}; load it into the model it was saved from"
                 )
 
 

@@ -133,5 +133,5 @@ def _capacity_problems(
             yield Problem(
                 "unsatisfiable-resources",
                 path,
-                f"{reason}; ask for less, or set queue.wait_for_capacity: true to wait for nodes",
+                f"{reason}; reduce the request, or set queue.wait_for_capacity: true to wait for nodes",
             )

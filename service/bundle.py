@@ -30,11 +30,11 @@ _LARGEST_FILE = 4 << 30
 _CHUNK = 1 << 20
 
 _README = """\
-Experiment {id}, "{name}", kept by Stillhouse.
+Experiment {id}, "{name}", exported by Stillhouse.
 
-spec.yaml          as submitted; `stillhouse submit spec.yaml` makes the same runs
+spec.yaml          as submitted; `stillhouse submit spec.yaml` creates the same runs
 spec.json          with all defaults, as hashed: {sha256}
-experiment.json    the experiment as it stood
+experiment.json    the experiment at the time of the export
 runs.parquet       one row per run with every figure; runs.csv is the same as text
 points.parquet     every point of every run: run_id, name, step, attempt, at_s, value
 summaries.json     all figures that each run ended with
@@ -143,13 +143,13 @@ def _verified(archive: zipfile.ZipFile) -> Verification:
         elif found != digest:
             differences.append(f"{name} was changed")
     differences += [f"{name} was added" for name in names if name not in expected and name != CHECKSUMS]
-    differences += [f"{name} is there twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    differences += [f"{name} occurs twice" for name in dict.fromkeys(names) if names.count(name) > 1]
     experiment_id = None
     if not differences:
         experiment = json.loads(archive.read("experiment.json"))
         experiment_id = int(experiment["id"])
         if hashlib.sha256(archive.read("spec.json")).hexdigest() != experiment["spec_sha256"]:
-            differences.append("spec.json is not the spec that the experiment ran")
+            differences.append("spec.json is not the spec of the experiment")
     return Verification(experiment_id, len(expected), tuple(differences))
 
 
@@ -157,7 +157,7 @@ def _checksums(text: str) -> Iterator[tuple[str, str]]:
     for line in text.splitlines():
         digest, separator, name = line.partition("  ")
         if not separator or len(digest) != 64:
-            raise NotABundle(f"not a bundle: {CHECKSUMS} has a line that is none")
+            raise NotABundle(f"not a bundle: {CHECKSUMS} has a malformed line")
         yield name, digest
 
 

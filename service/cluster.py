@@ -283,8 +283,8 @@ def unsatisfiable(
     if places:
         least = "at least " if spec.parallel.min_workers is not None else ""
         return (
-            f"{least}{fewest} workers of {in_words(wanted)} are wanted, and the cluster has room "
-            f"for {places} at a time; lower parallel.workers or resources.cpus_per_worker, or add nodes"
+            f"{least}{fewest} workers of {in_words(wanted)} are needed, but the cluster has room for "
+            f"{places} at a time; lower parallel.workers or resources.cpus_per_worker, or add nodes"
         )
     return f"no node has {_missing(wanted, nodes, spec.hardware)}; {_remedy(wanted, nodes)}"
 
@@ -320,7 +320,7 @@ def fits(
 def _no_whole_node(workers: int, wanted: Mapping[str, float], most: float) -> str:
     return (
         f"measure: exclusive needs a whole node for {workers} workers of {in_words(wanted)} that divide its "
-        f"CPUs evenly, or {workers} equal nodes, and the largest node has {most:g} CPUs; "
+        f"CPUs evenly, or {workers} equal nodes, but the largest node has {most:g} CPUs; "
         "change parallel.workers, lower resources.cpus_per_worker, set measure: shared, or add nodes"
     )
 
@@ -336,7 +336,7 @@ def _missing(wanted: Mapping[str, float], nodes: list[dict[str, float]], hardwar
         if most < amount:
             if name.startswith("accelerator_type:"):
                 return f"hardware {hardware} (Ray resource {name})"
-            return f"{in_words({name: amount})} (the most is {in_words({name: most})})"
+            return f"{in_words({name: amount})} (the maximum is {in_words({name: most})})"
     return f"{in_words(wanted)} at once"
 
 
@@ -345,7 +345,11 @@ def _remedy(wanted: Mapping[str, float], nodes: list[dict[str, float]]) -> str:
         {name.partition(":")[2] for node in nodes for name in node if name.startswith("accelerator_type:")}
     )
     if any(name.startswith("accelerator_type:") for name in wanted):
-        return f"it has {', '.join(accelerators)}" if accelerators else "it has no accelerator at all"
+        return (
+            f"the cluster has {', '.join(accelerators)}"
+            if accelerators
+            else "the cluster has no accelerators"
+        )
     return "lower resources, or add nodes"
 
 

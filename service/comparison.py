@@ -69,7 +69,7 @@ class Metric:
 
 def _declared(name: str) -> Metric:
     better = DECLARED[name].better
-    assert better is not None, f"no direction of {name} wins"
+    assert better is not None, f"neither direction of {name} is better"
     return Metric(name, better)
 
 
@@ -187,7 +187,7 @@ def compare(
     axes = tuple(known if by is None else by)
     for name in axes:
         if name not in known:
-            raise ValueError(f"no run has the axis '{name}'; axes: {', '.join(known) or 'none'}")
+            raise ValueError(f"unknown axis '{name}'; axes: {', '.join(known) or 'none'}")
     chosen = tuple(_metric(name) if isinstance(name, str) else name for name in metrics)
     grouped: dict[tuple[Any, ...], list[int]] = {}
     for position, run in enumerate(runs):
@@ -217,7 +217,7 @@ def _metric(name: str) -> Metric:
     for metric in METRICS:
         if metric.name == name:
             return metric
-    raise ValueError(f"no metric is called '{name}'; metrics: {', '.join(m.name for m in METRICS)}")
+    raise ValueError(f"unknown metric '{name}'; metrics: {', '.join(m.name for m in METRICS)}")
 
 
 def _row(axes: Sequence[str], members: Sequence[ComparedRun], figures: dict[str, Spread | None]) -> Row:

@@ -85,7 +85,7 @@ def _python(settings: Settings) -> Iterator[Finding]:
 
 def _data_folder(settings: Settings) -> Iterator[Finding]:
     folder = settings.data_dir
-    fix = "set STILLHOUSE_DATA_DIR to a folder that this user can write"
+    fix = "set STILLHOUSE_DATA_DIR to a folder this user can write to"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):
@@ -95,7 +95,7 @@ def _data_folder(settings: Settings) -> Iterator[Finding]:
         return
     if free_gib < _LEAST_FREE_GIB:
         yield Finding(
-            "data folder", Health.note, f"{folder}: {free_gib:.1f} GiB free", "make room for checkpoints"
+            "data folder", Health.note, f"{folder}: {free_gib:.1f} GiB free", "free space for checkpoints"
         )
     else:
         yield Finding("data folder", Health.ok, f"{folder}: writable, {free_gib:.0f} GiB free")
@@ -104,7 +104,9 @@ def _data_folder(settings: Settings) -> Iterator[Finding]:
 def _catalogue(settings: Settings) -> Iterator[Finding]:
     path = settings.data_dir / "hardware.yaml"
     if path.exists():
-        yield Finding("hardware.yaml", Health.ok, f"{len(settings.catalogue())} entries with those of {path}")
+        yield Finding(
+            "hardware.yaml", Health.ok, f"{len(settings.catalogue())} entries, including those of {path}"
+        )
 
 
 def _database(settings: Settings) -> Iterator[Finding]:
@@ -120,9 +122,11 @@ def _database(settings: Settings) -> Iterator[Finding]:
         if warning is None:
             yield Finding("sqlite", Health.ok, sqlite3.sqlite_version)
         else:
-            yield Finding("sqlite", Health.note, warning, "PostgreSQL or a newer Python build ends this")
+            yield Finding("sqlite", Health.note, warning, "use PostgreSQL or a newer Python build")
         if url.database and not os.path.exists(url.database):
-            yield Finding("database", Health.note, f"{shown}: not there yet", "`stillhouse up` makes it")
+            yield Finding(
+                "database", Health.note, f"{shown}: does not exist yet", "`stillhouse up` creates it"
+            )
             return
     from service.db.errors import StoreError
     from service.store import Store
@@ -144,7 +148,7 @@ def _compiler(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "compiler",
             Health.note,
-            "no C++ compiler: kernels that are compiled on first use are left out",
+            "no C++ compiler: kernels compiled on first use are unavailable",
             "install g++ (Debian: apt-get install g++)",
         )
 
@@ -170,12 +174,12 @@ def _torch(settings: Settings) -> Iterator[Finding]:
                 f"compute capability {device.major}.{device.minor}, CUDA {torch.version.cuda}",
             )
     elif torch.version.cuda is None:
-        yield Finding("cuda", Health.note, "this torch is built without CUDA: runs go to the CPU")
+        yield Finding("cuda", Health.note, "this torch is built without CUDA: runs use the CPU")
     else:
         yield Finding(
             "cuda",
             Health.note,
-            f"torch is built for CUDA {torch.version.cuda}, but no device answers: runs go to the CPU",
+            f"torch is built for CUDA {torch.version.cuda}, but no device is available: runs use the CPU",
             "check `nvidia-smi`; V100 and older need a CUDA 12 build of torch",
         )
 
@@ -190,7 +194,7 @@ def _optimizers(settings: Settings) -> Iterator[Finding]:
         try:
             rows = info.availability()
         except ImportError as error:
-            yield Finding(subject, Health.note, f"not known without torch: {error}")
+            yield Finding(subject, Health.note, f"unknown without torch: {error}")
             continue
         for device, of_device in itertools.groupby(rows, key=lambda row: row.device):
             by_reason: dict[tuple[bool, str], list[str]] = {}
@@ -212,7 +216,7 @@ def _ray(settings: Settings) -> Iterator[Finding]:
         yield Finding("ray", Health.broken, "is not installed", "run `make install` again")
         return
     address = os.environ.get("RAY_ADDRESS")
-    where = f"RAY_ADDRESS={address} is used" if address else "`stillhouse up` starts its own"
+    where = f"using RAY_ADDRESS={address}" if address else "`stillhouse up` starts its own"
     yield Finding("ray", Health.ok, f"{version}; {where}")
 
 
@@ -227,7 +231,7 @@ def _service(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "service",
             Health.note,
-            f"does not answer at {url}",
+            f"not reachable at {url}",
             "start it with `stillhouse up`, or set STILLHOUSE_URL",
         )
         return
@@ -235,5 +239,5 @@ def _service(settings: Settings) -> Iterator[Finding]:
         yield Finding("service", Health.ok, f"ready at {url}")
     else:
         yield Finding(
-            "service", Health.note, f"{url}/readyz answers {answer.status_code}: {answer.text[:200]}"
+            "service", Health.note, f"{url}/readyz returned {answer.status_code}: {answer.text[:200]}"
         )

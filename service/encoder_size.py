@@ -64,8 +64,8 @@ def layer_problems(models: Iterable[Model], settings: Settings) -> list[Problem]
                 Problem(
                     "out-of-range",
                     "model.layers",
-                    f"layer {max(layers)} is asked for, but '{student}' has {size.layers}; "
-                    f"use 0 to {size.layers - 1}",
+                    f"layer {max(layers)} does not exist: '{student}' has {size.layers} layers; use 0 to "
+                    f"{size.layers - 1}",
                 )
             ] = None
     return list(problems)

@@ -57,17 +57,18 @@ def decide_retry(
             return RetryDecision(
                 False,
                 0.0,
-                f"lost to machines {counts.infrastructure} times; the limit is {INFRASTRUCTURE_LIMIT}",
+                f"lost {counts.infrastructure} times to machine failures; the limit is "
+                f"{INFRASTRUCTURE_LIMIT}",
             )
         delay = FIRST_DELAY_S if progressed else backoff_s(counts.infrastructure)
-        return RetryDecision(True, delay, f"{failure}: retried, not counted against max_restarts")
+        return RetryDecision(True, delay, f"{failure}: retrying, not counted against max_restarts")
     if failure in _COUNTED:
         if counts.own <= max_restarts:
             return RetryDecision(
                 True, backoff_s(counts.own), f"{failure}: restart {counts.own} of {max_restarts}"
             )
-        return RetryDecision(False, 0.0, f"{failure}: max_restarts {max_restarts} is used up")
-    return RetryDecision(False, 0.0, f"{failure}: would fail again unchanged")
+        return RetryDecision(False, 0.0, f"{failure}: all {max_restarts} of max_restarts are used")
+    return RetryDecision(False, 0.0, f"{failure}: not retried, would fail the same way again")
 
 
 def retry_rule(failure: FailureClass) -> str:

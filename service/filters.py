@@ -155,7 +155,7 @@ def parse_order(text: str | None, names: Mapping[str, Kind], *, default: Order) 
     if len(words) > 2 or (len(words) == 2 and words[1].lower() not in ("asc", "desc")):
         raise FilterError(f"order_by '{_shown(text)}': give one name, optionally followed by asc or desc")
     if words[0] not in names:
-        raise FilterError(f"order_by: no column is called '{_shown(words[0])}'; {nearest(words[0], names)}")
+        raise FilterError(f"order_by: unknown column '{_shown(words[0])}'; {nearest(words[0], names)}")
     return Order(words[0], len(words) == 2 and words[1].lower() == "desc")
 
 
@@ -203,9 +203,9 @@ def _tokens(text: str) -> list[_Token]:
             start = position + len(text[position:]) - len(text[position:].lstrip())
             if text[start] in "'\"":
                 raise FilterError(
-                    f"position {start + 1}: the string is not closed; end it with {text[start]}"
+                    f"position {start + 1}: the string is not terminated; end it with {text[start]}"
                 )
-            raise FilterError(f"position {start + 1}: '{text[start]}' is not expected")
+            raise FilterError(f"position {start + 1}: unexpected '{text[start]}'")
         kind = match.lastgroup
         assert kind is not None
         tokens.append(_Token(kind, match.group(kind), match.start(kind)))  # type: ignore[arg-type]
@@ -334,7 +334,7 @@ class _Parser:
         if token.text not in self._names:
             known = [*self._names, *(["axis"] if self._axes else [])]
             raise FilterError(
-                f"position {token.position + 1}: no column is called '{_shown(token.text)}'; "
+                f"position {token.position + 1}: unknown column '{_shown(token.text)}'; "
                 + nearest(token.text, known)
             )
         return Name(token.text, self._names[token.text])

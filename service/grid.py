@@ -186,7 +186,7 @@ def ordered(names: Iterable[str], conditions: Conditions) -> list[str]:
         ready = next((name for name in left if conditions.get(name, {}).keys().isdisjoint(left)), None)
         if ready is None:
             raise ValueError(
-                f"the conditions of {' and '.join(map(repr, left))} ask for each other in a circle; "
+                f"the conditions of {' and '.join(map(repr, left))} depend on each other in a cycle; "
                 "remove one from search.when"
             )
         left.remove(ready)

@@ -78,7 +78,7 @@ class Hardware(BaseModel):
         """Why the device cannot compute in a precision; None when it can."""
         if precision in self.precisions:
             return None
-        return f"{self.name} does not compute {precision}; it computes {', '.join(self.precisions)}"
+        return f"{self.name} does not support {precision}; it supports {', '.join(self.precisions)}"
 
     def pricing(self, cpus_per_worker: int, *, shared: bool = False) -> DevicePricing:
         """The part of this entry that a worker needs.
@@ -91,7 +91,7 @@ class Hardware(BaseModel):
             ValueError: for a device that no trainer supports.
         """
         if self.kind.load is None:
-            raise ValueError(f"hardware '{self.name}' is a {self.kind.noun}; no trainer runs there yet")
+            raise ValueError(f"hardware '{self.name}' is a {self.kind.noun}, on which no trainer runs yet")
         return DevicePricing(
             hardware=self.name,
             device=self.device,
@@ -295,7 +295,7 @@ def lookup(name: str, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Hardware
     """
     found = find(name, catalogue)
     if found is None:
-        raise ValueError(f"no hardware is called '{name}'; " + nearest(name, {**catalogue, **ALIASES}))
+        raise ValueError(f"'{name}' is not in the catalogue; " + nearest(name, {**catalogue, **ALIASES}))
     return found
 
 

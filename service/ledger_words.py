@@ -11,7 +11,7 @@ MARKS = {"counter": "", "sampled": "≈", "modelled": "~"}
 """Before an amount of energy, by its provenance."""
 LEGEND = (
     "energy: plain = counter, ≈ sampled, ~ modelled from rated power; time: ~ up to the last heartbeat of an "
-    "attempt that died without reporting an error; lost: its work is in no result"
+    "attempt that died without reporting an error; lost: work that is in no result"
 )
 
 
@@ -48,7 +48,7 @@ PARTS = {
     "worker_start": "starting workers",
     "preparation": "filling caches",
     "warm_up": "warming up",
-    "restart": "setting up again",
+    "restart": "restarting",
     "between_runs": "between runs",
 }
 """Parts of the overhead."""
@@ -62,15 +62,15 @@ def sentences(total: Sum, overhead: Sequence[Overhead] = ()) -> list[str]:
         overhead: its parts; only an experiment has them.
     """
     said = [
-        f"in all: {total.attempts:,} attempt{'s' * (total.attempts != 1)}, "
+        f"total: {total.attempts:,} attempt{'s' * (total.attempts != 1)}, "
         f"{duration(total.device_hours * 3600)} of device time, "
         f"{figure('cost_usd', total.cost_usd)}, {energy(total.energy_kwh)}"
     ]
     if total.retries or total.lost_s:
-        share = f" ({total.lost_usd / total.cost_usd:.0%} of the money)" if total.cost_usd else ""
+        share = f" ({total.lost_usd / total.cost_usd:.0%} of the cost)" if total.cost_usd else ""
         said.append(
-            f"of it {total.retries:,} retr{'y' if total.retries == 1 else 'ies'}, "
-            f"{duration(total.lost_s)} and {figure('cost_usd', total.lost_usd)} for lost work{share}"
+            f"including {total.retries:,} retr{'y' if total.retries == 1 else 'ies'}, "
+            f"{duration(total.lost_s)} and {figure('cost_usd', total.lost_usd)} of lost work{share}"
         )
     if total.overhead_s:
         parts = [
@@ -78,6 +78,7 @@ def sentences(total: Sum, overhead: Sequence[Overhead] = ()) -> list[str]:
         ]
         named = f": {', '.join(parts)}" if parts else ""
         said.append(
-            f"of it {figure('cost_usd', total.overhead_usd)} overhead, which is in no run's figures{named}"
+            f"including {figure('cost_usd', total.overhead_usd)} of overhead, which is in no run's "
+            f"figures{named}"
         )
     return said

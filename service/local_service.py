@@ -160,7 +160,9 @@ class LocalService:
             if _answers(f"{url}/healthz"):
                 return
             time.sleep(0.1)
-        raise ServiceStartError(f"the API did not answer at {url} in {_READY_TIMEOUT_S:.0f} s:\n{api.tail()}")
+        raise ServiceStartError(
+            f"the API was not reachable at {url} within {_READY_TIMEOUT_S:.0f} s:\n{api.tail()}"
+        )
 
     def died(self) -> str | None:
         """Which part ended by itself, with the end of its log; None while all of them live."""
@@ -172,7 +174,7 @@ class LocalService:
                 )
                 return f"the {part.name} {ended}; the end of {part.log}:\n{part.tail()}"
         if self._ray is not None and not self._ray.alive:
-            return "the local Ray ended by itself; running experiments go on at the next start"
+            return "the local Ray stopped unexpectedly; running experiments continue at the next start"
         return None
 
     def stop(self) -> None:
@@ -238,7 +240,7 @@ def _check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ServiceStartError(
-                f"{host}:{port} cannot be listened on ({error.strerror}); "
+                f"{host}:{port} cannot be bound ({error.strerror}); "
                 "set STILLHOUSE_PORT to another port, or 0 for any free one"
             ) from None
 

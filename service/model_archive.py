@@ -55,7 +55,7 @@ def _extract(chunks: Iterable[bytes], draft: Path) -> dict[str, Any]:
             for member in archive:
                 stream = archive.extractfile(member) if member.isfile() else None
                 if stream is None or Path(member.name).name != member.name or member.name in ("", ".", ".."):
-                    raise BrokenModel(f"the archive holds '{member.name}', which is no plain file")
+                    raise BrokenModel(f"the archive holds '{member.name}', which is not a regular file")
                 if listing is None:
                     listing = json.loads(stream.read())
                     missing = dict(listing["files"])
@@ -66,8 +66,8 @@ def _extract(chunks: Iterable[bytes], draft: Path) -> dict[str, Any]:
                     raise BrokenModel(f"the archive holds '{member.name}', which its manifest does not list")
                 if _write(stream, draft / member.name) != expected["sha256"]:
                     raise BrokenModel(
-                        f"{member.name} has other content than the manifest says; the checkpoint is damaged: "
-                        "try --checkpoint last or best, whichever this was not"
+                        f"{member.name} does not match the manifest, so the checkpoint is damaged; try "
+                        "the other of --checkpoint best and last"
                     )
     except (tarfile.TarError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BrokenModel(f"the archive cannot be read ({error})") from None

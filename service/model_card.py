@@ -150,7 +150,7 @@ def _what(told: Told) -> str:
                 f" On the test part{examples}, which was scored once, `{by}` is {run.test_score:.6g}."
             )
         return f"{words}{where}, the best of the run's evaluations by `{by}`{score}.{told_of_test}"
-    return f"{words}{where}, the last that the run saved."
+    return f"{words}{where}, the last the run saved."
 
 
 def _use(told: Told) -> str:
@@ -166,14 +166,17 @@ def _use(told: Told) -> str:
 
 def _figures(told: Told) -> Iterator[str]:
     if not told.summary:
-        yield f"The run was {told.run.state} at step {told.run.step} when this was exported: it has none yet."
+        yield (
+            f"The run was {told.run.state} at step {told.run.step} when this was exported, so there are "
+            "none yet."
+        )
         return
     steps = told.summary.get("steps")
     if steps != told.step:
         yield (
-            f"Of the whole run, which ended at step {steps}; accuracies below are those of its last "
-            f"evaluation, not of the weights here, which are those of step {told.step}. Figures that begin "
-            "with `test_` are of the best checkpoint."
+            f"Figures are for the whole run, which ended at step {steps}; accuracies are from its last "
+            f"evaluation, while the weights here are from step {told.step}. Figures starting with `test_` "
+            "are for the best checkpoint."
         )
     sources = {row.name: row for row in told.measurements if row.attempt == told.run.attempt}
     rows = []

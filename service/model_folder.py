@@ -67,7 +67,7 @@ class ModelFolder:
                 while left:
                     chunk = file.content.read(min(CHUNK_BYTES, left))
                     if not chunk:
-                        raise BrokenModel(f"{file.name} became shorter while it was read")
+                        raise BrokenModel(f"{file.name} was truncated while it was read")
                     left -= len(chunk)
                     yield chunk
                 yield b"\0" * (-file.size % 512)

@@ -56,9 +56,9 @@ class Reference:
         if self.pending or self.state is RunState.succeeded:
             return None
         if self.state is None:
-            return f"run {self.run_id} does not exist any more"
+            return f"run {self.run_id} no longer exists"
         if self.state is RunState.failed:
-            why = self.failure_message or "no reason is known"
+            why = self.failure_message or "unknown cause"
             return f"run {self.run_id} failed: {self.failure_class or FailureClass.lost}: {why}"
         if self.state is RunState.stopped:
             return f"run {self.run_id} was stopped before its end"
@@ -79,7 +79,7 @@ def reference(text: str | None) -> int | None:
         return None
     match = _REFERENCE.fullmatch(text)
     if match is None:
-        raise ValueError(f"'{text}' names no run; write run: and the run's number, such as run:12")
+        raise ValueError(f"'{text}' is not a run; write run: and its number, such as run:12")
     return int(match[1])
 
 
@@ -117,17 +117,17 @@ def reference_problems(plans: Sequence[RunPlan], find: FindRun) -> list[Problem]
 
 def _problem(field: str, text: str, task: str, run: Run | None) -> Problem | None:
     if run is None:
-        return Problem("unknown-run", field, f"'{text}': there is no such run; stillhouse runs lists them")
+        return Problem("unknown-run", field, f"'{text}': no such run; `stillhouse runs` lists them")
     hopeless = Reference(run.id, run.state, run.failure_class, run.failure_message).hopeless
     if hopeless is not None:
         return Problem(
-            "run-without-result", field, f"'{text}': {hopeless}; name a run that succeeded, or retry it first"
+            "run-without-result", field, f"'{text}': {hopeless}; use a run that succeeded, or retry it first"
         )
     if field == "model.teacher" and run.task != task:
         return Problem(
             "teacher-of-another-task",
             field,
-            f"'{text}' learned {run.task}, and task.name is {task}; name a run of the same task",
+            f"'{text}' was trained on {run.task}, but task.name is {task}; use a run of the same task",
         )
     return None
 
@@ -138,13 +138,13 @@ def waits_for(references: Iterable[Reference]) -> str | None:
     if not pending:
         return None
     runs = f"run {pending[0]}" if len(pending) == 1 else f"runs {', '.join(pending[:-1])} and {pending[-1]}"
-    return f"waits for {runs} to finish"
+    return f"waiting for {runs} to finish"
 
 
 def hopeless(references: Iterable[Reference]) -> str | None:
     """Which of the runs that an experiment starts from have no model, and what follows; None = none."""
     reasons = [reason for found in references if (reason := found.hopeless) is not None]
-    return f"{'; '.join(reasons)}; what starts from it will fail with bad_spec" if reasons else None
+    return f"{'; '.join(reasons)}; runs that start from it will fail with bad_spec" if reasons else None
 
 
 def experiment_folder(settings: Settings, experiment_id: int) -> Path:
@@ -204,7 +204,7 @@ def checkpoint_of(settings: Settings, run: Run, which: Which) -> Path:
         raise NoModel(_why_none(run, which, folder))
     problem = manifest.glance(path)
     if problem is not None:
-        raise NoModel(f"run {run.id}: its {which} checkpoint {path} is not whole ({problem})")
+        raise NoModel(f"run {run.id}: its {which} checkpoint {path} is incomplete ({problem})")
     return path
 
 
@@ -222,11 +222,14 @@ def _newest_first(folder: Path) -> Iterator[Path]:
 
 def _why_none(run: Run, which: Which, folder: Path) -> str:
     if run.total_steps == 0 and run.checkpoint is None:
-        return f"run {run.id} trained nothing and wrote no model: its model is model.student, as it was given"
+        return f"run {run.id} only evaluated and wrote no model; use its model.student"
     if not folder.is_dir():
         if run.checkpoint is None:
             return f"run {run.id} is {run.state} and has saved no checkpoint yet"
-        return f"run {run.id}: {folder} is not there; the service needs the folder that the workers write to"
+        return (
+            f"run {run.id}: {folder} does not exist; the service needs access to the folder the "
+            "workers write to"
+        )
     if which == "best":
-        return f"run {run.id} is {run.state} and has no evaluated checkpoint; its last one may do"
-    return f"run {run.id} is {run.state} and has no checkpoint that is whole"
+        return f"run {run.id} is {run.state} and has no evaluated checkpoint; try its last one"
+    return f"run {run.id} is {run.state} and has no complete checkpoint"

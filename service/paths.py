@@ -39,7 +39,7 @@ def model_problem(text: str, roots: Sequence[Path], field: str = "model.student"
     """What is wrong with a model's name or folder, or None; whether a run exists is not judged here."""
     if text in PRESETS and field == "model.teacher":
         return Problem(
-            "model-without-weights", field, f"'{text}' is a preset, which has no weights to learn from; "
+            "model-without-weights", field, f"'{text}' is a preset, which has no trained weights; "
             "give a folder, hub:<id> or run:<id>",
         )  # fmt: skip
     if text in PRESETS:
@@ -54,13 +54,11 @@ def model_problem(text: str, roots: Sequence[Path], field: str = "model.student"
     try:
         path = find(text, roots)
         if not path.is_dir():
-            return Problem("path-not-found", field, f"'{text}' is a file; name the folder that it lies in")
+            return Problem("path-not-found", field, f"'{text}' is a file; give its folder")
         if not (path / "config.json").is_file():
-            return Problem("model-without-weights", field, f"'{text}' has no config.json; save it there")
+            return Problem("model-without-weights", field, f"'{text}' has no config.json; add it")
         if not (path / "model.safetensors").is_file():
-            return Problem(
-                "model-without-weights", field, f"'{text}' has no model.safetensors; save it there"
-            )
+            return Problem("model-without-weights", field, f"'{text}' has no model.safetensors; add it")
     except OutsideRoots as error:
         return Problem("path-outside-roots", field, str(error))
     except UnusablePath as error:

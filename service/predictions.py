@@ -34,7 +34,7 @@ def predictions_file(store: Store, settings: Settings, run_id: int) -> Path:
     if json.loads(store.run_config(run_id))["task"].get("test") == "none":
         raise NoPredictions(f"run {run_id} has no test part; submit it with task.test: auto")
     if run.state in TERMINAL_RUN_STATES:
-        raise NoPredictions(f"run {run_id} has {run.state} and left no {file}")
+        raise NoPredictions(f"run {run_id} is {run.state} and left no {file}")
     raise NoPredictions(f"run {run_id} is {run.state}; its test part is scored at its end")
 
 

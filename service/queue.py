@@ -107,20 +107,20 @@ def explain(
         last_failure: why it is tried again.
     """
     if not scheduler_alive:
-        return "no scheduler is alive; start one with: stillhouse scheduler"
+        return "no scheduler is running; start one with: stillhouse scheduler"
     if waits_for is not None:
         return waits_for
     if missing is not None:
         return f"not enough capacity: {missing}"
     if not_before_s > now:
         why = f" after: {last_failure}" if last_failure else ""
-        return f"waits {not_before_s - now:.0f} s before it is tried again{why}"
-    before = f"{ahead} ahead of it" if ahead else "it is the next"
+        return f"retrying in {not_before_s - now:.0f} s{why}"
+    before = f"{ahead} ahead of it" if ahead else "next in line"
     if active >= max_concurrent:
         return f"max_concurrent_experiments reached ({active} of {max_concurrent} running); {before}"
     if ahead:
         return before
-    return "it is the next; the scheduler takes it in its next round"
+    return "next in line; the scheduler will claim it shortly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class Queue:
                 statements.ADVANCE_EVENTS, {"experiment": experiment_id, "count": 1}
             ).one()
             new = NewEvent(
-                EventKind.experiment_adopted, f"lease ran out; adopted by {scheduler}", attempt=attempt
+                EventKind.experiment_adopted, f"lease expired; adopted by {scheduler}", attempt=attempt
             )
             insert_events(connection, experiment_id, row.event_count, [new], now)
             return True

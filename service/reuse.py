@@ -143,7 +143,7 @@ class _Inputs:
             and now.get(f"{part}.sha256") != then.get(f"{part}.sha256")
         ]
         if now.get("test.rule") != then.get("test.rule"):
-            changed.append("the rule that makes the test part")
+            changed.append("the rule for the test part")
         return f"{' and '.join(changed)} changed since" if changed else None
 
     def _now(self, spec: ExperimentSpec) -> Mapping[str, str | int | float] | str:
@@ -154,7 +154,7 @@ class _Inputs:
 
     def _read(self, spec: ExperimentSpec) -> Mapping[str, str | int | float] | str:
         if on_hub := next(_on_hub(spec), None):
-            return f"{on_hub} is on the hub, where it may change unseen; name a local copy"
+            return f"{on_hub} is on the hub, where it may change unnoticed; use a local copy"
         try:
             return input_identity(spec, self._workspace)
         except TrainingError as error:

@@ -127,9 +127,8 @@ class ExperimentSpec(TrainingSections):
     def _one_worker_shares(self) -> ExperimentSpec:
         if self.queue.share_device and self.parallel.workers > 1:
             raise ValueError(
-                "queue.share_device is for runs of one worker, and parallel.workers is "
-                f"{self.parallel.workers}: workers of one run cannot use one device; "
-                "set queue.share_device: false"
+                "queue.share_device needs single-worker runs, but parallel.workers is "
+                f"{self.parallel.workers}; set queue.share_device: false"
             )
         return self
 
@@ -137,8 +136,8 @@ class ExperimentSpec(TrainingSections):
     def _alone_or_shared(self) -> ExperimentSpec:
         if self.queue.share_device and self.measure == "exclusive":
             raise ValueError(
-                "measure: exclusive and queue.share_device: true contradict each other; "
-                "set queue.share_device: false, or measure: shared"
+                "measure: exclusive and queue.share_device: true cannot be combined; set "
+                "queue.share_device: false, or measure: shared"
             )
         return self
 
@@ -147,8 +146,8 @@ class ExperimentSpec(TrainingSections):
         count = self.run_count()
         if count > MAX_RUNS:
             raise ValueError(
-                f"the grid has {count:,} runs, the limit is {MAX_RUNS:,}; "
-                "shorten search.axes or seeds, or draw with search.name: random"
+                f"the grid has {count:,} runs, more than the limit of {MAX_RUNS:,}; shorten search.axes "
+                "or seeds, or sample with search.name: random"
             )
         return self
 
@@ -444,7 +443,7 @@ def _hardware_problems(
         yield Problem(
             _INFEASIBLE,
             "distillation.teacher_precision",
-            f"{prefix}distillation.teacher_precision {wanted} needs a GPU, and hardware {spec.hardware} "
+            f"{prefix}distillation.teacher_precision {wanted} needs a GPU, but hardware {spec.hardware} "
             f"computes on its {hardware.kind.noun}; use auto",
         )
 
@@ -454,7 +453,7 @@ def _axis_problems(spec: ExperimentSpec) -> Iterator[Problem]:
     for name in spec.search.axes:
         if name not in known:
             yield Problem(
-                "unknown-axis", f"search.axes.{name}", f"no field is called '{name}'; {nearest(name, known)}"
+                "unknown-axis", f"search.axes.{name}", f"unknown field '{name}'; {nearest(name, known)}"
             )
 
 
@@ -468,7 +467,7 @@ def _hardware_axis_problems(spec: ExperimentSpec, catalogue: Mapping[str, Hardwa
             yield Problem(
                 "invalid-value",
                 "search.axes.hardware",
-                f"'{other}' and '{name}' are one entry of the catalogue, {entry.name}; list it once",
+                f"'{other}' and '{name}' are the same catalogue entry, {entry.name}; list it once",
             )
 
 
@@ -516,7 +515,7 @@ def _layer_problems(spec: ExperimentSpec, prefix: str) -> Iterator[Problem]:
         yield Problem(
             "invalid-value",
             "model.layers",
-            f"{prefix}model.layers needs a student with weights, and '{spec.model.student}' is a preset; "
+            f"{prefix}model.layers needs a student with weights, but '{spec.model.student}' is a preset; "
             "remove model.layers, or set model.student to a folder, hub:<id> or run:<id>",
         )
 
@@ -526,7 +525,7 @@ def _metric_problems(spec: ExperimentSpec) -> Iterator[Problem]:
         yield Problem(
             "invalid-value",
             "search.metric",
-            f"which direction of metric '{spec.search.metric}' wins is not known; use another metric, "
+            f"whether lower or higher '{spec.search.metric}' is better is unknown; use another metric, "
             "such as validation_loss",
         )
 
@@ -543,8 +542,8 @@ def _untrained_problems(spec: ExperimentSpec) -> Iterator[Problem]:
             yield Problem(
                 "invalid-value",
                 f"search.{field}",
-                f"search.{field} {getattr(spec.search, field)} judges runs as they train, and length.steps 0 "
-                "trains nothing; use search.name: grid or random without stop_diverging, or raise it",
+                f"search.{field} {getattr(spec.search, field)} needs training runs, but length.steps is "
+                "0; use search.name: grid or random without stop_diverging, or raise length.steps",
             )
 
 
@@ -556,14 +555,14 @@ def _later_problems(spec: ExperimentSpec) -> Iterator[Problem]:
         yield Problem(
             "invalid-value",
             "reuse",
-            "runs of search.name: tpe are not known at submission; remove reuse, or use another search",
+            "search.name: tpe chooses its runs after submission; remove reuse, or use another search",
         )
     if spec.search.reference_every is not None:
         yield Problem(
             "invalid-value",
             "search.reference_every",
-            "search.name: tpe has no cell from the beginning that could be repeated; "
-            "remove search.reference_every, or use another search",
+            "search.name: tpe has no fixed first cell to repeat; remove search.reference_every, or use "
+            "another search",
         )
     for name in ("model.student", "model.teacher"):
         values = spec.search.axes.get(name, [])
@@ -571,8 +570,8 @@ def _later_problems(spec: ExperimentSpec) -> Iterator[Problem]:
             yield Problem(
                 "invalid-value",
                 f"search.axes.{name}",
-                "a run is waited for from submission on, and search.name: tpe draws later; "
-                "use search.name: random or grid",
+                "runs to wait for must be known at submission, but search.name: tpe draws later; use "
+                "search.name: random or grid",
             )
 
 

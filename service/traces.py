@@ -40,8 +40,8 @@ def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
     if not steps:
         raise NoTrace(f"run {run_id} traces no steps; submit it with telemetry.trace_steps, such as 5")
     if run.state in TERMINAL_RUN_STATES:
-        raise NoTrace(f"run {run_id} has {run.state} and left no {path}")
-    raise NoTrace(f"run {run_id} is {run.state} and has not passed its {steps} traced steps yet")
+        raise NoTrace(f"run {run_id} is {run.state} and left no {path}")
+    raise NoTrace(f"run {run_id} is {run.state} and has not reached its {steps} traced steps yet")
 
 
 def read_kernel_trace(store: Store, settings: Settings, run_id: int, rank: int) -> bytes:
@@ -69,8 +69,8 @@ def read_kernel_trace(store: Store, settings: Settings, run_id: int, rank: int) 
     if not steps:
         raise NoTrace(f"run {run_id} profiles no steps; submit it with telemetry.profile_steps, such as 5")
     if run.state in TERMINAL_RUN_STATES:
-        raise NoTrace(f"run {run_id} has {run.state} and left no {path}")
-    raise NoTrace(f"run {run_id} is {run.state} and has not passed its {steps} profiled steps yet")
+        raise NoTrace(f"run {run_id} is {run.state} and left no {path}")
+    raise NoTrace(f"run {run_id} is {run.state} and has not reached its {steps} profiled steps yet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def typical_step(document: Mapping[str, Any]) -> TracedStep:
             if e["args"]["step"] == chosen
         )
     except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"no trace of this service ({type(error).__name__}: {error})") from None
+        raise ValueError(f"not a trace from this service ({type(error).__name__}: {error})") from None
     return TracedStep(int(chosen), tuple(rows[pid] for pid in sorted(rows)), bars)
 
 

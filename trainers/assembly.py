@@ -106,8 +106,8 @@ class _Worker:
         reported = rates.kind.backend.name(self.device)
         if reported is not None and other_device(reported, rates.reported_as):
             self.warn(
-                f"hardware {rates.hardware} is asked for, and this {rates.kind.noun} is {reported}: cost, "
-                "MFU and modelled energy use figures of the former; name the variant that the nodes have "
+                f"hardware {rates.hardware} is requested, but this {rates.kind.noun} is {reported}: cost, "
+                "MFU and modelled energy use the figures of the former; use the variant that the nodes have "
                 "(docs/hardware.md)"
             )
 

@@ -87,17 +87,17 @@ def _out_of_memory(config: RunConfig, trainer: Trainer | None) -> OutOfMemoryErr
     length = config.task.max_length
     if trainer is None:
         return OutOfMemoryError(
-            f"what comes before the first step does not fit into memory at length {length}; lower "
+            f"the preparation of the first step does not fit in memory at length {length}; lower "
             "task.max_length, or use another model or hardware"
         )
     if trainer.timeline.entered[0] in (Phase.validation, Phase.test):
         return OutOfMemoryError(
-            f"an evaluation does not fit into memory at batch {config.evaluation.batch_size} and length "
+            f"an evaluation does not fit in memory at batch {config.evaluation.batch_size} and length "
             f"{length}; lower evaluation.batch_size or task.max_length"
         )
     trainer.forget_micro_size()
     return OutOfMemoryError(
-        f"a step does not fit into memory at micro-batch {trainer.config.micro_size} and length "
+        f"a step does not fit in memory at micro-batch {trainer.config.micro_size} and length "
         f"{length}; lower batch.micro_size or task.max_length"
     )
 

@@ -99,7 +99,7 @@ class FinalTest:
                 )
             except OSError as error:
                 problem = (
-                    f"the predictions of the test part cannot be written to {self._folder} "
+                    f"the predictions for the test part cannot be written to {self._folder} "
                     f"({error.strerror or error}); free space or make the folder writable"
                 )
         problem = self._workers.broadcast(problem)

@@ -83,7 +83,7 @@ class Rounded(Arithmetic):
 
     def __init__(self, half: torch.dtype, *, half_parameters: bool = False) -> None:
         self.half, self.half_parameters = half, half_parameters
-        self.name = f"{_NAMES[half]} operands and results, fp32 arithmetic (no instructions for it here)" + (
+        self.name = f"{_NAMES[half]} operands and results, fp32 arithmetic (no native instructions)" + (
             ", half parameters" if half_parameters else ""
         )
 
@@ -122,7 +122,7 @@ def arithmetic_for(
         return Arithmetic()
     reason = why_not(precision, device)
     if reason is not None:
-        raise BadSpecError(f"precision {precision.value} cannot be computed on {device}: {reason}")
+        raise BadSpecError(f"precision {precision.value} is not supported on {device}: {reason}")
     if precision is Precision.tf32:
         return Tf32()
     half = _HALF[precision]
@@ -223,10 +223,7 @@ class HalfInference(Inference):
         self._half, rounds = half, not _has(half, device)
         if rounds and not emulates:
             word = _NAMES[half]
-            raise BadSpecError(
-                f"numerics.evaluation {word} cannot be computed on {device}, which has no {word}; "
-                "use fp16 or fp32"
-            )
+            raise BadSpecError(f"numerics.evaluation {word} is not supported on {device}; use fp16 or fp32")
         self._kinds = _WIDENED | {nn.Linear: _ROUNDED[half]} if rounds else _PLAIN
         self._kept: nn.Module | None = None
         how = "weights, operands and results, fp32 arithmetic" if rounds else "weights and arithmetic"

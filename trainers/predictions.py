@@ -106,25 +106,25 @@ def read_record(file: Path) -> Record:
     """How the predictions of a file came about.
 
     Raises:
-        NoPredictions: it does not exist, or is not a file of predictions.
+        NoPredictions: it does not exist, or is not a predictions file.
     """
     with _opened(file) as opened:
         metadata = opened.schema_arrow.metadata or {}
     try:
         return Record(**json.loads(metadata[_RECORD]))
     except (KeyError, TypeError, ValueError):
-        raise NoPredictions(f"{file}: not a file of predictions") from None
+        raise NoPredictions(f"{file}: not a predictions file") from None
 
 
 def read(file: Path) -> Iterator[Prediction]:
     """The predictions of a file, a group of rows in memory at a time.
 
     Raises:
-        NoPredictions: it does not exist, or is not a file of predictions.
+        NoPredictions: it does not exist, or is not a predictions file.
     """
     with _opened(file) as opened:
         if set(opened.schema_arrow.names) != set(COLUMNS):
-            raise NoPredictions(f"{file}: not a file of predictions")
+            raise NoPredictions(f"{file}: not a predictions file")
         for batch in opened.iter_batches(batch_size=_ROWS, columns=list(COLUMNS)):
             for row in batch.to_pylist():
                 yield Prediction(
@@ -136,14 +136,14 @@ def unit_scores(file: Path) -> dict[str, float]:
     """Score of each unit by its name.
 
     Raises:
-        NoPredictions: it does not exist, or is not a file of predictions.
+        NoPredictions: it does not exist, or is not a predictions file.
     """
     with _opened(file) as opened:
         try:
             table = opened.read(columns=["unit", "score"])
             return dict(zip(table["unit"].to_pylist(), table["score"].to_pylist(), strict=True))
         except KeyError:
-            raise NoPredictions(f"{file}: not a file of predictions") from None
+            raise NoPredictions(f"{file}: not a predictions file") from None
 
 
 def _opened(file: Path) -> Any:

@@ -384,7 +384,7 @@ class Trainer:
             self.sink.log("warning", f"{what}; the step is skipped")
             return True
         if policy.not_finite == "roll_back" and progress.roll_backs + 1 < policy.not_finite_limit:
-            self.sink.log("warning", f"{what}; going back")
+            self.sink.log("warning", f"{what}; rolling back")
             return False
         self._report_not_finite(loss, grad_norm)
 
@@ -404,7 +404,7 @@ class Trainer:
             path = self.checkpoints.store.newest(lambda line: self.sink.log("warning", line))
         path = self.workers.broadcast(path)
         if path is None:
-            raise CheckpointError("there is no checkpoint to go back to; set checkpoint.every_steps")
+            raise CheckpointError("there is no checkpoint to roll back to; set checkpoint.every_steps")
         taken = store.load(path)
         restored = snapshot.restore(taken, self.model.state, self.data.identity)
         self.model.update.clear()
@@ -413,7 +413,9 @@ class Trainer:
         detour = np.random.SeedSequence([self.config.seed, progress.roll_backs]).generate_state(1)
         seed_all(int(detour[0]), rank=self.workers.rank)
         self.saved_step, self.checkpoint = progress.step, path
-        self.sink.log("warning", f"went back to step {progress.step}; the data comes in another order")
+        self.sink.log(
+            "warning", f"rolled back to step {progress.step}; continuing with a different data order"
+        )
 
     def _totals(
         self,
@@ -493,7 +495,7 @@ class Trainer:
         try:
             tracing.write_kernels(Path(self.config.workspace.checkpoints), traces)
         except OSError as error:
-            self.sink.log("warning", f"the kernel trace is not kept: {error}")
+            self.sink.log("warning", f"the kernel trace was not saved: {error}")
         for measurement in recorded.profiled.measurements(
             recorded.start_s, recorded.end_s, bandwidth_gb_s=self.config.rates.bandwidth_gb_s
         ):
@@ -519,7 +521,7 @@ class Trainer:
         try:
             tracing.write(Path(self.config.workspace.checkpoints), tracing.chrome_trace(traced, about))
         except OSError as error:
-            self.sink.log("warning", f"the trace is not kept: {error}")
+            self.sink.log("warning", f"the trace was not saved: {error}")
         for measurement in tracing.measurements(traced):
             self.sink.measurement(measurement)
 

@@ -49,7 +49,7 @@ Metrics = Annotated[
     list[str] | None,
     Query(
         max_length=_MOST,
-        description="Figures; repeat for several. `my_figure:higher` says which direction wins.",
+        description="Figures; repeat for several. `my_figure:higher` sets which direction is better.",
         examples=[["cost_usd"]],
     ),
 ]

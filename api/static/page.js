@@ -77,11 +77,11 @@ function showQueue() {
     const queue = await get("/queue");
     main.replaceChildren(h("h1", {}, "Queue"),
       h("p", { class: "quiet" }, queue.schedulers_alive.length
-        ? `Schedulers alive: ${queue.schedulers_alive.join(", ")}`
-        : "No scheduler is alive: nothing is claimed until one is started."),
-      table(["#position", "experiment", "owner", "#priority", "why it waits"], queue.items.map((entry) => row(
+        ? `Running schedulers: ${queue.schedulers_alive.join(", ")}`
+        : "No scheduler is running, so nothing will start."),
+      table(["#position", "experiment", "owner", "#priority", "reason"], queue.items.map((entry) => row(
         num(entry.position), h("a", { href: `#/experiments/${entry.experiment.id}` }, `${entry.experiment.id} ${entry.experiment.name}`),
-        entry.experiment.owner, num(entry.experiment.priority), h("td", { class: "wide" }, entry.reason))), "Nothing waits."));
+        entry.experiment.owner, num(entry.experiment.priority), h("td", { class: "wide" }, entry.reason))), "Nothing is waiting."));
   }, 2);
 }
 

@@ -41,7 +41,7 @@ def matrix(candidates: Sequence[Candidate], metrics: Sequence[str]) -> Matrix:
     if not candidates:
         raise AnalysisError("there is nothing to compare: no run has a result")
     if not metrics:
-        raise AnalysisError("no metric is given; name at least one")
+        raise AnalysisError("no metrics given; name at least one")
     values = np.array(
         [[_number(candidate.values.get(metric)) for metric in metrics] for candidate in candidates]
     )
@@ -49,7 +49,7 @@ def matrix(candidates: Sequence[Candidate], metrics: Sequence[str]) -> Matrix:
     if len(absent):
         named = [f"{candidates[row].label} has no {metrics[column]}" for row, column in absent[:5]]
         more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-        raise AnalysisError("; ".join(named) + more + "; leave the metric or the runs out")
+        raise AnalysisError("; ".join(named) + more + "; leave out the metric or those runs")
     return values
 
 

@@ -212,7 +212,7 @@ def sides(
             partial = [str(seed) for seed in every if seed not in whole]
             if partial:
                 label = label_of(points[number])
-                said = f"{label}: seed {', '.join(partial)} did not finish everywhere and is left out of"
+                said = f"{label}: seed {', '.join(partial)} did not finish on every side and is left out of"
                 lacking.setdefault(said, []).append(metric)
     found = [
         Side(label_of(point), point, {metric: of.get(metric, {}) for metric in metrics}, runs)

@@ -341,10 +341,12 @@ def _check(
     for side, values in (("A", a), ("B", b)):
         if len(values) < 2:
             count = "one seed" if values else "no seed"
-            raise AnalysisError(f"{side} has {count} with {metric}; no claim can be made from fewer than two")
+            raise AnalysisError(f"{side} has {count} with {metric}; a claim needs at least two")
         bad = sorted(seed for seed, value in values.items() if not math.isfinite(value))
         if bad:
-            raise AnalysisError(f"{side} has a {metric} that is not finite at seed {bad[0]}; leave it out")
+            raise AnalysisError(
+                f"{side} has a {metric} that is not finite at seed {bad[0]}; leave that seed out"
+            )
     if margin is not None and not 0 < margin < math.inf:
         raise AnalysisError(f"margin {margin} is not a positive number of {metric}'s unit")
     if not 0 < alpha < 1:

@@ -58,8 +58,10 @@ class Drift:
     def sentence(self) -> str:
         """The finding in one line."""
         if self.slope_pct is None or self.total_pct is None or self.spread_pct is None:
-            return f"{self.runs} reference run{'s' * (self.runs != 1)} finished; {FEWEST} tell of a drift"
-        what = "time per example changed" if self.proven else "no drift is shown: time per example changed"
+            return (
+                f"{self.runs} reference run{'s' * (self.runs != 1)} finished; measuring drift takes {FEWEST}"
+            )
+        what = "time per example changed" if self.proven else "no significant drift: time per example changed"
         return (
             f"{what} by {self.slope_pct:+.2g}% per hour ({self.low_pct:+.2g} to {self.high_pct:+.2g}), "
             f"{self.total_pct:+.2g}% over the sweep, by {self.runs} reference runs that vary by "

@@ -65,7 +65,9 @@ def effects(
     full, left_out = _full_design(cells, axes, len(values))
     freedom = len(values) - full.matrix.shape[1]
     if freedom < 1:
-        raise AnalysisError(f"{len(values)} runs cannot tell the effects on {metric} from noise; add seeds")
+        raise AnalysisError(
+            f"{len(values)} runs cannot separate the effects on {metric} from noise; add seeds"
+        )
     coefficients, inverse, between = _fit(full.matrix, cells)
     residuals = values - (full.matrix @ coefficients)[cells.of]
     steps = resolution_of(metric) if resolution is None else resolution
@@ -184,7 +186,7 @@ def _axes(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
                 )
     varied = {name: levels for name, levels in axes.items() if len(levels) > 1}
     if not varied:
-        raise AnalysisError("every axis has one value only; an effect needs at least two")
+        raise AnalysisError("every axis has only one value; an effect needs at least two")
     return varied
 
 
@@ -221,7 +223,7 @@ def _full_design(
     """All axes and as many two-way interactions as keep the matrix of full rank."""
     design = _design(cells.points, axes, [])
     if not _is_full_rank(design.matrix):
-        raise AnalysisError("two axes always change together; their effects cannot be told apart")
+        raise AnalysisError("two axes always change together; their effects cannot be separated")
     kept: list[tuple[str, str]] = []
     left_out: list[tuple[str, str]] = []
     for pair in itertools.combinations(axes, 2):
@@ -304,7 +306,7 @@ def _checks(
         )
     fewest, most = int(cells.counts.min()), int(cells.counts.max())
     if most == 1:
-        found.append("one run per cell: interactions are taken for noise; add seeds to tell them apart")
+        found.append("one run per cell: interactions are treated as noise; add seeds to separate them")
     if fewest < most:
         found.append(f"cells have between {fewest} and {most} runs")
     if unexplained == 0.0:
@@ -348,7 +350,7 @@ def _sentence(model: Effects, level: LevelEffect, alpha: float) -> str:
     interval = f"{amount(level.low)} to {amount(level.high)}"
     what = f"{level.axis}={axis_value(level.level)} against {axis_value(level.baseline)}"
     if not level.p_value < alpha:
-        return f"{what}: no effect on {model.metric} is shown ({interval})"
+        return f"{what}: no significant effect on {model.metric} ({interval})"
     change = f"{what}: {model.metric} {amount(level.effect)} ({interval})"
     others = [term for term in model.terms if len(term.axes) == 2 and level.axis in term.axes]
     depends = [

@@ -46,17 +46,18 @@ def metric_of(
     columns = [metric.name for metric in METRICS]
     if name not in columns and name not in known:
         everything = dict.fromkeys([*columns, *known])
-        raise BadQuestion(parameter, f"no metric is called '{name[:100]}'; {nearest(name[:100], everything)}")
+        raise BadQuestion(parameter, f"unknown metric '{name[:100]}'; {nearest(name[:100], everything)}")
     if direction in ("lower", "higher"):
         return Metric(name, "lower" if direction == "lower" else "higher")
     if direction:
         raise BadQuestion(
-            parameter, f"'{direction[:100]}' is no direction; write {name}:lower or {name}:higher"
+            parameter, f"'{direction[:100]}' is not a direction; write {name}:lower or {name}:higher"
         )
     better = better_of(name, headline)
     if better is None:
         raise BadQuestion(
-            parameter, f"which direction of {name} wins is not known; write {name}:lower or {name}:higher"
+            parameter,
+            f"whether lower or higher {name} is better is unknown; write {name}:lower or {name}:higher",
         )
     return Metric(name, better)
 

@@ -168,7 +168,7 @@ class Question(Rows):
         every, notes = sides(cells, axes, [metric.name for metric in metrics])
         if len(every) < 2:
             raise AnalysisError(
-                f"{', '.join(axes) or 'the experiment'} has one value only; a comparison needs two"
+                f"{', '.join(axes) or 'the experiment'} has only one value; a comparison needs two"
             )
         if pair is not None:
             pairs = [tuple(label_of(self._full(point, every)) for point in pair)]
@@ -177,8 +177,8 @@ class Question(Rows):
         if len(pairs) > MOST_PAIRS:
             raise BadQuestion(
                 "by",
-                f"{len(every)} configurations make {len(pairs):,} pairs, the limit is {MOST_PAIRS}; "
-                "group by an axis, or name two sides as a and b",
+                f"{len(every)} configurations make {len(pairs):,} pairs, more than the limit of "
+                f"{MOST_PAIRS}; group by an axis, or name two sides as a and b",
             )
         tested = self._tested(every, [(one, other) for one, other in pairs], metrics, margins, alpha)
         return tested, notes
@@ -237,22 +237,22 @@ class Question(Rows):
         """
         notes: list[str] = []
         if strategy is not None and weights:
-            raise BadQuestion("strategy", "give a strategy or weights of your own, not both")
+            raise BadQuestion("strategy", "give a strategy or your own weights, not both")
         if as_published and weights:
             raise BadQuestion(
-                "as_published", "weights of your own name their figures; set a strategy, or drop as_published"
+                "as_published", "as_published applies to strategies; set a strategy, or drop as_published"
             )
         definitions = None
         if weights:
             criteria = tuple(self._criterion(name, weight) for name, weight in weights.items())
             if sum(criterion.weight for criterion in criteria) == 0:
-                raise BadQuestion("weight", "all weights are 0, so every configuration scores alike")
+                raise BadQuestion("weight", "all weights are 0, so all configurations score the same")
         else:
             strategy = strategy or "balance"
             if strategy not in STRATEGIES:
                 raise BadQuestion(
                     "strategy",
-                    f"no strategy is called '{strategy[:100]}'; {nearest(strategy[:100], STRATEGIES)}",
+                    f"unknown strategy '{strategy[:100]}'; {nearest(strategy[:100], STRATEGIES)}",
                 )
             definitions = Definitions.published if as_published else Definitions.stillhouse
             criteria = strategies(definitions)[strategy]
@@ -263,7 +263,7 @@ class Question(Rows):
                     absent[criterion] = f"not every configuration has {name}"
             if len(absent) < len(criteria):
                 notes += [
-                    f"{reason}, so its weight of {criterion.weight:g} counts nowhere"
+                    f"{reason}, so its weight of {criterion.weight:g} is ignored"
                     for criterion, reason in absent.items()
                 ]
                 criteria = tuple(criterion for criterion in criteria if criterion not in absent)
@@ -441,7 +441,7 @@ class Question(Rows):
         time_to = self._time_to(cells, base.label, curves, judged, target and target[1]) if curves else None
         notes = self._notes(chosen)
         if time_to is not None:
-            notes.append("time to the target is from the start of a run, interruptions included")
+            notes.append("time to the target counts from the start of a run, including interruptions")
         return SpeedupAnswer(base.label, tuple(chosen), tuple(rows), time_to, left_out, tuple(notes))
 
     def _time_to(
@@ -481,7 +481,7 @@ class Question(Rows):
         found = [cell for cell in cells if is_at(cell.point, point)]
         if len(found) != 1:
             raise BadQuestion(
-                "baseline", f"'{text[:200]}' names {len(found)} configurations; name one, by all its axes"
+                "baseline", f"'{text[:200]}' names {len(found)} configurations; name one, with all its axes"
             )
         return found[0]
 
@@ -501,7 +501,7 @@ def claim_words(a: str, b: str, claim: Claim) -> str:
         else f"p = {claim.p_value:.2g}"
     )
     test = test_words(claim) + steps_words(claim)
-    correction = f", Holm over {claim.claims}" if claim.claims > 1 else ""
+    correction = f", Holm-corrected over {claim.claims} claims" if claim.claims > 1 else ""
     return (
         f"{a} (A) against {b} (B): {verdict}; {claim.metric} {claim.mean_a:.4g} against {claim.mean_b:.4g} "
         f"({change}difference {claim.low:.3g} to {claim.high:.3g}), {p_value} ({test}{correction})"

@@ -158,7 +158,7 @@ def _bound(constraint: Constraint, configurations: Sequence[Configuration]) -> f
         return constraint.value
     means = [mean for c in configurations if (mean := c.mean(constraint.metric)) is not None]
     if not means:
-        raise AnalysisError(f"no run has {constraint.metric}, which a constraint asks for")
+        raise AnalysisError(f"no run has {constraint.metric}, which a constraint needs")
     return max(means) - constraint.value if constraint.better == "higher" else min(means) + constraint.value
 
 
@@ -198,8 +198,8 @@ def _certainty(
     except AnalysisError as error:
         return None, f"not tested: {error}"
     if claim.verdict == "A is better":
-        return claim, f"better than the runner-up at p = {claim.p_value:.2g} ({claim.test})"
-    return claim, f"undecided against the runner-up at p = {claim.p_value:.2g} ({claim.test}){_more(claim)}"
+        return claim, f"better than the runner-up, p = {claim.p_value:.2g} ({claim.test})"
+    return claim, f"undecided against the runner-up, p = {claim.p_value:.2g} ({claim.test}){_more(claim)}"
 
 
 def _more(claim: Claim) -> str:
@@ -225,13 +225,13 @@ def _against_best(
         pick = max if constraint.better == "higher" else min
         best = pick(having, key=lambda c: c.mean(metric) or 0.0)
         if best.mean(metric) == winner.mean(metric):
-            words.append(f"it has the best {metric} itself")
+            words.append(f"it also has the best {metric}")
             continue
         try:
             margin = constraint.value if constraint.value > 0 else None
             claim = test(metric, winner, best, constraint.better, margin)
         except AnalysisError as error:
-            words.append(f"whether {metric} is lost is not tested: {error}")
+            words.append(f"a loss of {metric} is not tested: {error}")
             continue
         claims.append(claim)
         if claim.verdict == "equivalent":
@@ -240,12 +240,10 @@ def _against_best(
                 f"(p = {claim.p_equivalent:.2g})"
             )
         elif claim.verdict == "undecided":
-            words.append(
-                f"whether its {metric} is really within {constraint.value:g} is undecided{_more(claim)}"
-            )
+            words.append(f"whether its {metric} is within {constraint.value:g} is undecided{_more(claim)}")
         elif claim.verdict == "B is better":
             words.append(
-                f"its {metric} is worse than the best by more than luck (p = {claim.p_value:.2g}), "
+                f"its {metric} is significantly worse than the best (p = {claim.p_value:.2g}), "
                 f"by {claim.low:.3g} to {claim.high:.3g}"
             )
     return tuple(claims), words
@@ -268,7 +266,7 @@ def _words(
         assert other is not None
         change = f" ({value / other - 1:+.1%})" if other else ""
         sentences.append(f"The runner-up, {runner_up.label}, has {other:.4g}{change}.")
-    sentences.append(f"How sure: {sure}.")
+    sentences.append(f"Confidence: {sure}.")
     if excluded:
         count = f"{len(excluded)} configuration" + ("s were" if len(excluded) > 1 else " was")
         sentences.append(f"{count} excluded.")

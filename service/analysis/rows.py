@@ -115,9 +115,7 @@ class Rows:
         ending = [axis for axis in known if axis.rsplit(".", 1)[-1] == name]
         if len(ending) == 1:
             return ending[0]
-        raise BadQuestion(
-            parameter, f"no run has the axis '{name[:100]}'; axes: {', '.join(known) or 'none'}"
-        )
+        raise BadQuestion(parameter, f"unknown axis '{name[:100]}'; axes: {', '.join(known) or 'none'}")
 
     def _point(self, text: str, parameter: str) -> dict[str, Any]:
         """Read `precision=fp32, batch.global_size=16` in the order of the axes."""
@@ -161,7 +159,7 @@ class Rows:
         metric = self._metric(name, parameter)
         if not math.isfinite(bound) or (kind == "within_of_best" and bound < 0):
             raise BadQuestion(
-                parameter, f"{bound:g} is no bound of {metric.name}; give a number of 0 or more"
+                parameter, f"{bound:g} is not a bound for {metric.name}; give a number of 0 or more"
             )
         return Constraint(metric.name, kind, bound, metric.better)
 
@@ -273,8 +271,8 @@ class Rows:
             notes += _energy_notes(finished)
         if of := [run for run in finished if run.id in self.run_table.shared]:
             notes.append(
-                f"{len(of)} of {len(finished)} runs shared a device with other runs (queue.share_device); "
-                f"their times hold that: {_runs(of)}"
+                f"{len(of)} of {len(finished)} runs shared a device with other runs (queue.share_device), "
+                f"which their times include: {_runs(of)}"
             )
         notes += self._disturbance_notes()
         if self.run_table.with_overhead:
@@ -283,7 +281,7 @@ class Rows:
             notes += found.notes()
         seeds = {run.seed for run in finished}
         if len(seeds) == 1:
-            notes.append("one seed per configuration: no spread is known and no claim can be made")
+            notes.append("one seed per configuration: the spread is unknown, so nothing can be claimed")
         return notes
 
     def _part_notes(self, metrics: Sequence[Metric]) -> list[str]:
@@ -297,7 +295,9 @@ class Rows:
             validated = [metric.name for metric in metrics if metric.name in SCORES]
             if validated:
                 names, tested = ", ".join(validated), ", ".join(filter(None, map(on_test, validated)))
-                notes.append(f"on validation, which chose the checkpoints: {names}; on test: {tested}")
+                notes.append(
+                    f"on validation, which also selected the checkpoints: {names}; on test: {tested}"
+                )
             return notes
         rules = {str(self.run_table.data.get(run.id, {}).get("test.rule", "")) for run in finished}
         if all(rule.startswith(SplitRule.none) for rule in rules):
@@ -335,7 +335,7 @@ class Rows:
         if notes:
             notes.append(
                 "disturbed runs may be slower than their configuration: leave them out with --undisturbed, "
-                "or measure them again with retry --disturbed"
+                "or remeasure them with retry --disturbed"
             )
         if left_out := self.run_table.left_out:
             count = len(left_out)
@@ -384,7 +384,7 @@ def _energy_notes(finished: Sequence[Run]) -> list[str]:
         return ["energy is modelled from rated power and time, not measured"]
     if len(sources) > 1:
         return [
-            f"energy comes from different sources ({', '.join(sources)}); where one configuration mixes "
-            "them it is left out"
+            f"energy has different provenances ({', '.join(sources)}); it is left out for configurations "
+            "that mix them"
         ]
     return []

@@ -113,7 +113,7 @@ class RunTable:
             count = len(self.left_out)
             raise AnalysisError(
                 f"no undisturbed run has a result: {count} {'was' if count == 1 else 'were'} disturbed; "
-                f"measure them again with: stillhouse retry {self.left_out[0].experiment_id} --disturbed"
+                f"remeasure with: stillhouse retry {self.left_out[0].experiment_id} --disturbed"
             )
         if not self.runs:
             raise AnalysisError("there is nothing to compare: the experiment has no runs")
@@ -121,7 +121,7 @@ class RunTable:
         if len(tasks) > 1:
             raise NotComparable(
                 f"the runs are of different tasks ({', '.join(tasks)}); "
-                f"compare those of one, for instance with the filter: task = '{tasks[0]}'"
+                f"compare runs of one task, for instance with the filter: task = '{tasks[0]}'"
             )
         axes = set(self.axes)
         seen: dict[str, tuple[Any, int]] = {}
@@ -133,8 +133,8 @@ class RunTable:
                 if first != value:
                     raise NotComparable(
                         f"the runs differ in their data: {name} is {_short(first)} in run:{number} "
-                        f"and {_short(value)} in run:{run.id}; compare runs of the same data, "
-                        "for instance with a filter"
+                        f"and {_short(value)} in run:{run.id}; compare runs on the same data, for "
+                        "instance with a filter"
                     )
 
 

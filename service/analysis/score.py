@@ -136,13 +136,13 @@ def sensitivity(
     _check(criteria)
     names = [criterion.metric for criterion in criteria]
     if metric not in names:
-        raise AnalysisError(f"'{metric}' has no weight; weights are given for: {', '.join(names)}")
+        raise AnalysisError(f"'{metric}' has no weight; these have:  {', '.join(names)}")
     at = names.index(metric)
     weights = np.array([criterion.weight for criterion in criteria])
     rest = weights.copy()
     rest[at] = 0.0
     if rest.sum() == 0:
-        raise AnalysisError(f"only '{metric}' has a weight; there is nothing to trade it against")
+        raise AnalysisError(f"only '{metric}' has a weight; there is nothing to trade it off against")
     directions = np.sign(_signed([Criterion(c.metric, 1.0, c.better) for c in criteria]))
     values = normalised(candidates, criteria) * directions
     without = values @ (rest / rest.sum())
@@ -178,14 +178,14 @@ def _signed(criteria: Sequence[Criterion]) -> Matrix:
 
 def _check(criteria: Sequence[Criterion]) -> None:
     if not criteria:
-        raise AnalysisError("no weights are given; name at least one metric with a weight")
+        raise AnalysisError("no weights given; give at least one metric a weight")
     for criterion in criteria:
         if not 0.0 <= criterion.weight < float("inf"):
             raise AnalysisError(
                 f"weight {criterion.weight} of '{criterion.metric}' is not a number of 0 or more"
             )
     if sum(criterion.weight for criterion in criteria) == 0:
-        raise AnalysisError("all weights are 0, so every configuration scores alike; give one a weight")
+        raise AnalysisError("all weights are 0, so all configurations score the same; give one a weight")
     names = [criterion.metric for criterion in criteria]
     if len(set(names)) < len(names):
-        raise AnalysisError("a metric has two weights; give each one")
+        raise AnalysisError("a metric has two weights; give each metric one")

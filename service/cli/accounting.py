@@ -12,7 +12,7 @@ _MOST_LINES = 200
 
 
 def ledger(target: Either, as_json: Json = False) -> None:
-    """Show what every attempt took in time, money and energy, what was lost, and what was overhead."""
+    """Show what every attempt took in time, money and energy, and how much was lost or overhead."""
     found = reference(target)
     with connected() as client:
         if isinstance(found, RunRef):
@@ -24,7 +24,7 @@ def ledger(target: Either, as_json: Json = False) -> None:
         return
     total, accounts = answer.total, [answer] if isinstance(answer, Account) else answer.runs
     if not total.attempts and not total.time_s:
-        say(f"{found}: nothing was tried yet, and nothing is charged")
+        say(f"{found}: no attempts yet, so nothing has been charged")
         return
     from service.cli.rendering import grid_table, print_fitting
     from service.ledger_words import FIGURES, HEADINGS, LEGEND, cells, sentences

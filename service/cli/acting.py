@@ -18,7 +18,7 @@ Experiment = Annotated[str, typer.Argument(metavar="ID", help="An experiment, su
 
 
 def cancel(target: Either, as_json: Json = False) -> None:
-    """End an experiment or run at its next step boundary; what has finished stays."""
+    """Stop an experiment or run at its next step boundary; finished runs are kept."""
     found = reference(target)
     with connected() as client:
         answer = client.cancel_run(found.id) if isinstance(found, RunRef) else client.cancel(found.id)
@@ -34,7 +34,7 @@ def pause(target: Experiment, as_json: Json = False) -> None:
 
 
 def resume(target: Experiment, as_json: Json = False) -> None:
-    """Queue a paused experiment again; its runs go on from their checkpoints."""
+    """Queue a paused experiment again; its runs continue from their checkpoints."""
     number = experiment_reference(target)
     with connected() as client:
         answer = client.resume(number)
@@ -45,15 +45,15 @@ def retry(
     target: Either,
     disturbed: Annotated[
         bool,
-        typer.Option("--disturbed", help="Instead, measure the runs again that neighbours disturbed."),
+        typer.Option("--disturbed", help="Instead, remeasure the runs that neighbours disturbed."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Queue again what failed or was cancelled; what succeeded stays, unless it was disturbed."""
+    """Queue failed and cancelled runs again; with --disturbed, remeasure disturbed runs instead."""
     found = reference(target)
     if disturbed and isinstance(found, RunRef):
         raise Failure(
-            f"--disturbed is for a whole experiment, and {found} is a run; give the experiment's number",
+            f"--disturbed takes an experiment, but {found} is a run; give the experiment's number",
             ExitCode.usage,
         )
     with connected() as client:
@@ -67,11 +67,11 @@ def retry(
 def priority(
     target: Experiment,
     value: Annotated[
-        int, typer.Argument(metavar="PRIORITY", min=0, max=100, help="0 to 100; higher goes first.")
+        int, typer.Argument(metavar="PRIORITY", min=0, max=100, help="0 to 100; higher runs first.")
     ],
     as_json: Json = False,
 ) -> None:
-    """Give an experiment a new place in the queue."""
+    """Change the priority of an experiment in the queue."""
     number = experiment_reference(target)
     with connected() as client:
         answer = client.set_priority(number, value)
@@ -83,15 +83,16 @@ def priority(
 
 def delete(
     target: Experiment,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove an experiment that has ended, with its runs and results."""
+    """Delete a finished experiment with its runs and results."""
     number = experiment_reference(target)
     with connected() as client:
         experiment = client.experiment(number)
         if not yes and not typer.confirm(
-            f"delete experiment {number} ({experiment.name}, {experiment.run_count} runs) with all results?",
+            f"delete experiment {number} ({experiment.name}, {experiment.run_count} runs) "
+            "with all its results?",
             err=True,
         ):
             raise typer.Abort
@@ -99,13 +100,13 @@ def delete(
     if as_json:
         print_json({"deleted": number})
     else:
-        say(f"experiment {number} is deleted")
+        say(f"deleted experiment {number}")
 
 
 def _answer(name: str, answer: Any, as_json: bool, *, requested: float | None = None, word: str = "") -> None:
     if as_json:
         print_json(answer)
     elif requested is not None and answer.ended_s is None and answer.state not in ("paused", "cancelled"):
-        say(f"{name} is {answer.state}; {word} is asked for and reaches it at the next step boundary")
+        say(f"{name} is {answer.state}; {word} requested, takes effect at the next step boundary")
     else:
         say(f"{name} is {answer.state}")

@@ -53,13 +53,13 @@ def print_claims(pairs: Sequence[TestedPair], console: Console) -> None:
         said = ", ".join(dict.fromkeys(map(test_words, made)))
         corrected = max(claim.claims for claim in made)
         if corrected > 1:
-            said += f", corrected by Holm over {corrected} claims"
+            said += f", Holm-corrected over {corrected} claims"
         _dim(console, f"A - B: difference with its 95% interval; p: {said}")
     if close := sum(claim.at_resolution for claim in made):
         _dim(
             console,
-            f"in {close} of {len(made)} claims seeds spread less than the figure's resolution, "
-            "which stands in for their spread",
+            f"in {close} of {len(made)} claims the seeds spread less than the figure's resolution, "
+            "which is used as their spread",
         )
 
 
@@ -95,7 +95,7 @@ def print_frontier(answer: FrontierAnswer, console: Console) -> None:
         others = f" and {len(dominators) - 1} more" if len(dominators) > 1 else ""
         _dim(
             console,
-            f"{_side(points[label])} is beaten on everything by {_side(points[dominators[0]])}{others}",
+            f"{_side(points[label])} is dominated by {_side(points[dominators[0]])}{others}",
         )
     _left_out(answer.left_out, console)
 
@@ -119,7 +119,7 @@ def print_effects(answer: EffectsAnswer, console: Console) -> None:
 
 
 _DEFINED_BY = {
-    "stillhouse": "Stillhouse; --as-published: by the published study",
+    "stillhouse": "Stillhouse; use --as-published for the published study's",
     "published": "the published study: training time without validation, occupancy over wall time",
 }
 
@@ -140,10 +140,10 @@ def print_score(answer: ScoreAnswer, console: Console) -> None:
     points = {scored.label: scored.point for scored in answer.ranking}
     for metric, ranges in answer.sensitivity.items():
         if len(ranges) == 1:
-            _dim(console, f"whatever the weight of {title(metric)}, the winner stays")
+            _dim(console, f"the winner is the same for any weight of {title(metric)}")
             continue
         parts = [f"{_side(points[r.winner])} from {r.low:.0%} to {r.high:.0%}" for r in ranges]
-        _dim(console, f"by the share of {title(metric)} in the weights: {'; '.join(parts)}")
+        _dim(console, f"winner by share of {title(metric)} in the weights: {'; '.join(parts)}")
     _left_out(answer.left_out, console)
 
 
@@ -161,12 +161,12 @@ def print_speedup(answer: SpeedupAnswer, console: Console) -> None:
             for row in answer.rows
         ],
     )
-    _dim(console, f"times better than {answer.baseline}, with 95% intervals where there are two seeds")
+    _dim(console, f"factor relative to {answer.baseline}, with 95% intervals from two seeds on")
     if answer.time_to is not None:
         points = {row.label: row.point for row in answer.rows}
         console.print()
-        reached = grid_table("configuration", "got there", "mean time", "speed-up",
-                             right=("got there", "mean time", "speed-up"))  # fmt: skip
+        reached = grid_table("configuration", "reached target", "mean time", "speed-up",
+                             right=("reached target", "mean time", "speed-up"))  # fmt: skip
         lines = []
         for to in answer.time_to.rows:
             side = _side(points.get(to.label, {}))
@@ -176,7 +176,7 @@ def print_speedup(answer: SpeedupAnswer, console: Console) -> None:
                 f"{to.speedup:.2f}x" if to.speedup else "-",
             )
             reached.add_row(side, *cells)
-            lines.append(f"{side}: {cells[0]} got there, {cells[1]}, {cells[2]}")
+            lines.append(f"{side}: {cells[0]} reached the target, {cells[1]}, {cells[2]}")
         print_fitting(console, reached, lines)
         _dim(console, f"time until {title(answer.time_to.metric)} reached {answer.time_to.target:.4g}")
     _left_out(answer.left_out, console)

@@ -78,8 +78,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Which configuration trains this BERT most cheaply without losing accuracy? "
-    "Experiments are named 17, runs run:42. Exit codes and variables: docs/operations.md.",
+    help="Find the cheapest way to train a BERT without losing accuracy. "
+    "17 is an experiment, run:42 a run. Exit codes and environment variables: docs/operations.md.",
 )
 
 
@@ -100,7 +100,7 @@ def _root(
     del version
 
 
-_START, _SUBMIT, _LOOK, _DECIDE, _STEER = "Start", "Submit", "Look", "Decide", "Steer"
+_START, _SUBMIT, _LOOK, _DECIDE, _STEER = "Start", "Submit", "Inspect", "Decide", "Steer"
 
 app.command(rich_help_panel=_START)(serving.up)
 app.command(rich_help_panel=_START)(serving.api)

@@ -18,17 +18,14 @@ if TYPE_CHECKING:
 Targets = Annotated[list[str], typer.Argument(metavar="ID...", help="One or more experiments, such as 17.")]
 Metrics = Annotated[
     list[str] | None,
-    typer.Option("--metric", metavar="NAME", help="Only this figure; may be repeated."),
+    typer.Option("--metric", metavar="NAME", help="Only this figure. Repeatable."),
 ]
-Filter = Annotated[
-    str | None, typer.Option(help="Only runs that it takes, such as: task = 'imdb' and seed < 3")
-]
+Filter = Annotated[str | None, typer.Option(help="Only matching runs, such as: task = 'imdb' and seed < 3")]
 
-Undisturbed = Annotated[
-    bool, typer.Option("--undisturbed", help="Leave out runs that neighbours disturbed while measured.")
-]
+Undisturbed = Annotated[bool, typer.Option("--undisturbed", help="Leave out runs that neighbours disturbed.")]
 WithOverhead = Annotated[
-    bool, typer.Option("--with-overhead", help="Add each run's even share of overhead to time and cost.")
+    bool,
+    typer.Option("--with-overhead", help="Add each run's even share of the overhead to its time and cost."),
 ]
 
 

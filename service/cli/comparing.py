@@ -37,31 +37,33 @@ def compare(
     targets: Targets,
     by: Annotated[
         list[str] | None,
-        typer.Option("--by", metavar="AXIS", help="Only this axis; may be repeated; unset = all axes."),
+        typer.Option("--by", metavar="AXIS", help="Only this axis. Repeatable; unset = all axes."),
     ] = None,
     metrics: Metrics = None,
     claims: Annotated[bool, typer.Option("--claims", help="Test every pair of rows.")] = False,
     a: Annotated[
         str | None, typer.Option("--a", metavar="AXIS=VALUE", help="Test this side, such as precision=bf16.")
     ] = None,
-    b: Annotated[str | None, typer.Option("--b", metavar="AXIS=VALUE", help="Against this one.")] = None,
+    b: Annotated[str | None, typer.Option("--b", metavar="AXIS=VALUE", help="Against this side.")] = None,
     margin: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=X", help="A difference up to X counts as none; unset = accuracy=0.005."),
+        typer.Option(
+            metavar="NAME=X", help="Treat differences up to X as equivalent; unset = accuracy=0.005."
+        ),
     ] = None,
     queue_seeds: Annotated[
         bool,
-        typer.Option("--queue-seeds", help="Submit the seeds that undecided claims ask for."),
+        typer.Option("--queue-seeds", help="Submit the seeds that undecided claims need."),
     ] = False,
     most_seeds: Annotated[
-        int, typer.Option(min=1, max=1000, help="With --queue-seeds: at most this many.")
+        int, typer.Option(min=1, max=1000, help="With --queue-seeds: submit at most this many.")
     ] = MOST_SEEDS,
     filter: Filter = None,
     undisturbed: Undisturbed = False,
     with_overhead: WithOverhead = False,
     as_json: Json = False,
 ) -> None:
-    """Set runs beside each other by axis, mean ± sd over seeds; with claims, say what is proven."""
+    """Compare runs by axis, mean ± sd over seeds; --claims tests which differences are significant."""
     numbers = experiments(targets)
     tests = claims or queue_seeds or a is not None or b is not None
     submitted = None
@@ -90,9 +92,9 @@ def compare(
     if answer.claims:
         print_claims(answer.claims, screen)
     if submitted is not None:
-        say(f"experiment {submitted.id} is submitted: {submitted.name}, {submitted.run_count:,} runs")
+        say(f"submitted experiment {submitted.id}: {submitted.name}, {submitted.run_count:,} runs")
         together = " ".join(map(str, (*numbers, submitted.id)))
-        say(f"when it has ended: stillhouse compare {together} --claims")
+        say(f"once it has ended: stillhouse compare {together} --claims")
 
 
 def _submit_seeds(
@@ -112,21 +114,24 @@ def _submit_seeds(
     ]
     hopeless = [pair for pair in answer.claims if pair.claim is None and pair not in untested]
     for text in dict.fromkeys(pair.text for pair in hopeless):
-        note(f"{text}; no seed is queued for that")
+        note(f"{text}; no seeds queued")
     if hopeless and not undecided and not untested:
-        raise Failure("a side has no finished run; see why with show, and retry it", ExitCode.not_succeeded)
+        raise Failure(
+            "one side has no finished run; see why with `stillhouse show`, then retry it",
+            ExitCode.not_succeeded,
+        )
     if not undecided and not untested:
-        note("every claim is decided; no seed is queued")
+        note("every claim is decided; no seeds queued")
         return None
     if not asked and not untested:
         raise Failure(
-            "no number of seeds up to 1000 decides these claims; none is queued", ExitCode.not_succeeded
+            "up to 1000 more seeds would not decide these claims; no seeds queued", ExitCode.not_succeeded
         )
     wanted = max([*asked, FIRST_SEEDS if untested else 1])
     if untested and not asked:
-        note(f"no claim can be made yet: {FIRST_SEEDS} more seeds, the fewest for a first one, are queued")
+        note(f"no claim can be made yet; queued {FIRST_SEEDS} more seeds, the minimum for a first claim")
     if wanted > most:
-        note(f"about {wanted} seeds are asked for; {most} are queued (--most-seeds)")
+        note(f"about {wanted} more seeds are needed; queued {most} (--most-seeds)")
     used = {run.seed for number in numbers for run in client.all_runs(experiment_id=number)}
     points = [point for pair in answer.claims for point in (pair.a_point, pair.b_point)] if named else []
     spec = json.loads(client.spec(numbers[0], "canonical"))

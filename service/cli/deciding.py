@@ -23,7 +23,7 @@ from service.cli.output import Json, console, note, print_json, say
 
 def recommend(
     targets: Targets,
-    objective: Annotated[str, typer.Option(metavar="NAME", help="The figure to be best on.")] = "cost_usd",
+    objective: Annotated[str, typer.Option(metavar="NAME", help="Figure to optimise.")] = "cost_usd",
     within: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,7 +42,7 @@ def recommend(
     with_overhead: WithOverhead = False,
     as_json: Json = False,
 ) -> None:
-    """Say which configuration to use: the cheapest that loses no accuracy, and how sure that is."""
+    """Recommend the cheapest configuration that loses no accuracy, with the confidence in it."""
     selection = Selection(filter, undisturbed, with_overhead)
     with asking() as client:
         answer = client.recommend(
@@ -70,7 +70,7 @@ def frontier(
     with_overhead: WithOverhead = False,
     as_json: Json = False,
 ) -> None:
-    """Show what nothing else beats on every figure at once, and who beats the rest."""
+    """Show the configurations that no other dominates, and which of them dominate the rest."""
     selection = Selection(filter, undisturbed, with_overhead)
     with asking() as client:
         answer = client.frontier(
@@ -95,7 +95,7 @@ def effects(
     with_overhead: WithOverhead = False,
     as_json: Json = False,
 ) -> None:
-    """Say what each axis does to each figure, such as "bf16 against fp32: time -50%"."""
+    """Estimate the effect of each axis on each figure, such as "bf16 against fp32: time -50%"."""
     selection = Selection(filter, undisturbed, with_overhead)
     with asking() as client:
         answer = client.effects(
@@ -116,25 +116,25 @@ def score(
     targets: Targets,
     strategy: Annotated[
         str | None,
-        typer.Option(help="balance, or an order such as cost_time_energy; unset = balance."),
+        typer.Option(help="balance, or a priority order such as cost_time_energy; unset = balance."),
     ] = None,
     weight: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=W", help="A weight of your own, such as cost_usd=0.5. Repeatable."),
+        typer.Option(metavar="NAME=W", help="Your own weight, such as cost_usd=0.5. Repeatable."),
     ] = None,
     as_published: Annotated[
-        bool, typer.Option("--as-published", help="Weigh the published study's time and occupancy.")
+        bool, typer.Option("--as-published", help="Use the published study's time and occupancy.")
     ] = False,
     filter: Filter = None,
     undisturbed: Undisturbed = False,
     with_overhead: WithOverhead = False,
     as_json: Json = False,
 ) -> None:
-    """Rank by a weighted sum of max-normalised figures, and say where the winner changes."""
+    """Rank by a weighted sum of max-normalised figures, and show where the winner changes."""
     if strategy is not None and weight:
         raise Failure("give --strategy or --weight, not both", ExitCode.usage)
     if as_published and weight:
-        raise Failure("--as-published is for strategies; remove it or --weight", ExitCode.usage)
+        raise Failure("--as-published applies to strategies; remove it or --weight", ExitCode.usage)
     selection = Selection(filter, undisturbed, with_overhead)
     with asking() as client:
         answer = client.score(
@@ -158,14 +158,15 @@ def speedup(
     baseline: Annotated[
         str | None,
         typer.Option(
-            metavar="AXIS=VALUE,...", help="All axis values of one configuration; unset = the grid's first."
+            metavar="AXIS=VALUE,...",
+            help="All axis values of one configuration; unset = the first of the grid.",
         ),
     ] = None,
     metrics: Metrics = None,
     target: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME=X", help="Time until this is reached; unset = the best headline less 0.005."
+            metavar="NAME=X", help="Target for the time to accuracy; unset = the best headline less 0.005."
         ),
     ] = None,
     filter: Filter = None,
@@ -173,7 +174,7 @@ def speedup(
     with_overhead: WithOverhead = False,
     as_json: Json = False,
 ) -> None:
-    """Say how many times faster and cheaper each is than a baseline, and how soon it is accurate."""
+    """Show how much faster and cheaper each is than a baseline, and how soon it reaches a target."""
     wanted = next(iter(assigned([target] if target else None, "target").items()), None)
     selection = Selection(filter, undisturbed, with_overhead)
     with asking() as client:

@@ -60,7 +60,7 @@ def run(stop: StopRequests, *, as_json: bool = False) -> bool:
     """
     started = time.monotonic()
     if not SPEC.is_file():
-        raise Failure(f"{SPEC}: not found; the demo runs from a checkout of the project", ExitCode.not_found)
+        raise Failure(f"{SPEC}: not found; run the demo from a checkout of the project", ExitCode.not_found)
     folder = Path(tempfile.mkdtemp(prefix="stillhouse-demo-")).resolve()
     os.environ.pop("RAY_ADDRESS", None)  # A cluster elsewhere could not read the temporary folder.
     note(f"demo in {folder}")
@@ -69,13 +69,13 @@ def run(stop: StopRequests, *, as_json: bool = False) -> bool:
     service = LocalService(demo_settings(folder), report=note)
     try:
         addresses = service.start()
-        note(f"the service is up at {addresses.api_url}, Ray's dashboard at {addresses.ray_dashboard_url}")
+        note(f"service ready at {addresses.api_url}, Ray dashboard at {addresses.ray_dashboard_url}")
         succeeded, planned = _experiment(addresses.api_url, folder, as_json=as_json)
     except ServiceStartError as error:
         raise Failure(str(error), ExitCode.not_succeeded) from None
     finally:
         stop.interrupts = False  # From here on a first Ctrl-C does not break the stopping.
-        note("stopping everything ...")
+        note("stopping ...")
         service.stop()
     line = f"demo: {succeeded} of {planned} runs succeeded in {time.monotonic() - started:.0f} s"
     if as_json:
@@ -89,7 +89,7 @@ def _experiment(url: str, folder: Path, *, as_json: bool) -> tuple[int, int]:
     """Submit, follow and compare; how many runs succeeded, and of how many."""
     with client_errors(), Client(url) as client:
         experiment = client.submit(SPEC.read_bytes())
-        note(f"experiment {experiment.id} is submitted: {experiment.name}, {experiment.run_count} runs")
+        note(f"submitted experiment {experiment.id}: {experiment.name}, {experiment.run_count} runs")
         if as_json:
             client.wait(experiment.id)
         else:
@@ -103,8 +103,8 @@ def _experiment(url: str, folder: Path, *, as_json: bool) -> tuple[int, int]:
         screen.print()
         print_comparison(comparison, screen)
         say("")
-        say(f"results     {folder} (database, logs, checkpoints); they stay until you delete them")
-        say(f"look again  STILLHOUSE_DATA_DIR={folder} stillhouse up")
+        say(f"results     {folder} (database, logs, checkpoints), kept until you delete it")
+        say(f"inspect     STILLHOUSE_DATA_DIR={folder} stillhouse up")
     for run in runs:
         if run.failure_message:
             note(f"run:{run.id} {run.failure_class}: {run.failure_message}")

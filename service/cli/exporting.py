@@ -23,13 +23,13 @@ class Checkpoint(StrEnum):
 
 def export_model(
     target: Annotated[str, typer.Argument(metavar="RUN", help="A run, such as run:42.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is not there yet, or empty.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
     checkpoint: Annotated[
-        Checkpoint, typer.Option(help="Of the best evaluation, or the newest.")
+        Checkpoint, typer.Option(help="best (of the best evaluation) or last.")
     ] = Checkpoint.best,
     as_json: Json = False,
 ) -> None:
-    """Write a run's model as a folder that transformers loads, with a model card of its figures."""
+    """Write a run's model as a folder that transformers can load, with a model card of its figures."""
     from service.model_archive import BrokenModel
 
     found = reference(target)
@@ -58,9 +58,9 @@ def trace(
         typer.Option("--output", "-o", help="A file for Perfetto (ui.perfetto.dev) or chrome://tracing."),
     ] = Path("trace.json"),
     kernels: Annotated[
-        bool, typer.Option("--kernels", help="Operators and kernels of the profiled steps instead.")
+        bool, typer.Option("--kernels", help="Instead, operators and kernels of the profiled steps.")
     ] = False,
-    rank: Annotated[int, typer.Option("--rank", min=0, help="With --kernels: the worker.")] = 0,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="With --kernels: rank of the worker.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Write the timeline of a run's traced steps: where each worker spent them."""
@@ -83,11 +83,11 @@ def trace(
 def predictions(
     target: Annotated[str, typer.Argument(metavar="RUN", help="A run, such as run:42.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="A Parquet file; JSON lines where it ends in .jsonl.")
+        Path, typer.Option("--output", "-o", help="A Parquet file, or JSON lines if it ends in .jsonl.")
     ] = Path("predictions.parquet"),
     as_json: Json = False,
 ) -> None:
-    """Write what a run made of each unit of its test part: score, prediction and truth."""
+    """Write a run's result for each unit of its test part: score, prediction and truth."""
     found = reference(target)
     if not isinstance(found, RunRef):
         raise Failure(f"'{target}' is an experiment; give a run, such as run:42", ExitCode.usage)
@@ -112,4 +112,4 @@ def _refuse_full(folder: Path) -> None:
     except OSError as error:
         raise Failure(f"{folder}: {error.strerror or error}", ExitCode.usage) from None
     if full:
-        raise Failure(f"{folder} is not an empty folder; name one that is not there yet", ExitCode.usage)
+        raise Failure(f"{folder} is not an empty folder; give a new one", ExitCode.usage)

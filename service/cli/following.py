@@ -33,7 +33,7 @@ def follow_experiment(client: Client, experiment_id: int, *, as_json: bool = Fal
         return _follow_as_json(client, experiment_id)
     experiment = client.experiment(experiment_id)
     if experiment.waiting is not None:
-        note(f"waits at position {experiment.waiting.position}: {experiment.waiting.reason}")
+        note(f"waiting at position {experiment.waiting.position}: {experiment.waiting.reason}")
     board = Board(experiment)
     board.take_runs(client.all_runs(experiment_id=experiment_id))
     if sys.stdout.isatty():
@@ -54,7 +54,7 @@ def _follow_as_json(client: Client, experiment_id: int) -> Experiment:
         elif isinstance(message, Ended):
             say(json_text({"ended": message.experiment}))
             return message.experiment
-    raise Failure(f"the service ended the stream of experiment {experiment_id}", ExitCode.unreachable)
+    raise Failure(f"the service closed the stream of experiment {experiment_id}", ExitCode.unreachable)
 
 
 def _follow_live(client: Client, board: Board) -> Experiment:
@@ -137,7 +137,7 @@ def follow_run(client: Client, run_id: int, *, as_json: bool = False) -> Run:
             if not as_json:
                 say(board.line(message.run))
             return message.run
-    raise Failure(f"the service ended the stream of run:{run_id}", ExitCode.unreachable)
+    raise Failure(f"the service closed the stream of run:{run_id}", ExitCode.unreachable)
 
 
 def _run_message(message: Any) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _until(look: Callable[[], T | None], name: str, timeout_s: float | None) -> 
         if found is not None:
             return found
         if deadline is not None and time.monotonic() >= deadline:
-            raise Failure(f"{name} has not ended after {timeout_s:g} s; it goes on", ExitCode.timeout)
+            raise Failure(f"{name} has not ended after {timeout_s:g} s and continues", ExitCode.timeout)
         time.sleep(_POLL_S)
 
 

@@ -19,7 +19,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")]
 
 _WIDTH_WITHOUT_TERMINAL = 100
 

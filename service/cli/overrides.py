@@ -58,7 +58,7 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
     if not key or not equals:
         raise Failure(f"--set {assignment}: write key=value, such as precision=bf16", ExitCode.usage)
     if "\n" in value:
-        raise Failure(f"--set {key}: the value has several lines; edit the file instead", ExitCode.usage)
+        raise Failure(f"--set {key}: the value has more than one line; edit the file instead", ExitCode.usage)
     parsed = _parsed(f"--set {key}", f"value: {value}".encode())
     # An axis is one key with dots in it: search.axes.batch.global_size=[8, 16].
     path = ["search", "axes", key[len(_AXES) :]] if key.startswith(_AXES) else key.split(".")

@@ -32,27 +32,27 @@ def profile(
     target: Annotated[str, typer.Argument(metavar="FILE|RUN", help="A spec, or a run such as run:42.")],
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a field of a spec; may be repeated."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a field of a spec. Repeatable."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps that are measured.")] = 5,
-    warm_up: Annotated[int, typer.Option(min=0, max=1000, help="Steps before these.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps to measure.")] = 5,
+    warm_up: Annotated[int, typer.Option(min=0, max=1000, help="Steps before the measured ones.")] = 2,
     check: Annotated[
-        bool, typer.Option(help="Train a data-parallel run of two workers too, and compare.")
+        bool, typer.Option(help="Also train a data-parallel run of two workers, and compare.")
     ] = True,
     on_cluster: Annotated[
         bool, typer.Option("--on-cluster", help="Measure in a worker group on nodes of the spec's hardware.")
     ] = False,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", min=1.0, help="With --on-cluster: longest wait, in seconds.")
+        float, typer.Option("--timeout", min=1.0, help="With --on-cluster: give up after this many seconds.")
     ] = 900.0,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="Measure nothing: parameters, arithmetic and rates alone.")
+        bool, typer.Option("--estimate", help="Measure nothing: use only parameters, arithmetic and rates.")
     ] = False,
     link_gb_s: Annotated[
         float | None, typer.Option("--link-gb-s", min=1e-3, help="Bandwidth of a worker's link, in GB/s.")
     ] = None,
     tflops: Annotated[
-        float | None, typer.Option(min=1e-4, help="With --estimate: rate of products, in TFLOP/s.")
+        float | None, typer.Option(min=1e-4, help="With --estimate: rate of matrix products, in TFLOP/s.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -144,7 +144,7 @@ def _chosen(
         found = reference(target)
         assert isinstance(found, RunRef)
         if assignments:
-            raise Failure("--set changes a spec; a run is what it is", ExitCode.usage)
+            raise Failure("--set changes a spec and has no effect on a run; remove it", ExitCode.usage)
         with connected() as client:
             run = client.run(found.id)
             text = client.spec(run.experiment_id, "canonical").encode()
@@ -159,7 +159,7 @@ def _chosen(
                 return plan.spec, plan.seed
     except SpecError as error:
         raise Failure([f"{target}: {problem}" for problem in error.problems], ExitCode.usage) from None
-    raise Failure(f"{target}: its experiment's spec has no such run any more", ExitCode.usage)
+    raise Failure(f"{target}: its experiment's spec no longer has this run", ExitCode.usage)
 
 
 def _config(
@@ -170,7 +170,7 @@ def _config(
 
     if referenced_runs(spec):
         raise Failure(
-            "the model is that of a run; write it to a folder with `stillhouse export-model` and name that",
+            "the model comes from a run; write it to a folder with `stillhouse export-model` and use that",
             ExitCode.usage,
         )
     return run_config(
@@ -223,7 +223,7 @@ def _measured_on_cluster(
     workers = max(2, spec.parallel.workers)
     if config.batch.global_size % workers:
         raise Failure(
-            f"batch.global_size is {config.batch.global_size}, which {workers} workers cannot divide; change "
+            f"batch.global_size {config.batch.global_size} is not divisible by {workers} workers; change "
             "it or parallel.workers",
             ExitCode.usage,
         )
@@ -254,7 +254,7 @@ def _of(
     step = step_of(measured.step, config.parallel)
     if exchange is None:
         link = _assumed_link(hardware, link_gb_s)
-        return step, link, ["one process was measured", f"link {link.bandwidth_gb_s:g} GB/s assumed"]
+        return step, link, ["measured with one process", f"link {link.bandwidth_gb_s:g} GB/s assumed"]
     notes = [
         f"layer times of {exchange.workers} workers at once; on one machine they share its memory bandwidth"
     ]
@@ -262,10 +262,10 @@ def _of(
         return step, Link(link_gb_s), [*notes, f"link {link_gb_s:g} GB/s (--link-gb-s)"]
     link = link_of(exchange)
     notes.append(
-        f"all-reduce between them: {exchange.message_ms:.2f} ms a message and {exchange.ms_per_mib:.2f} ms "
-        f"a MiB; it takes {exchange.taken:.0%} of its time from a worker that computes meanwhile"
+        f"all-reduce between them: {exchange.message_ms:.2f} ms per message and {exchange.ms_per_mib:.2f} ms "
+        f"per MiB; it takes {exchange.taken:.0%} of its time from a worker that is computing"
     )
-    notes.append("more workers are estimated with a core and a link each like these")
+    notes.append("further workers are estimated with a core and a link each like these")
     return step, link, notes
 
 

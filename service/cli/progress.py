@@ -145,7 +145,7 @@ class Board:
     def preparing(self, run: Run) -> str | None:
         """What a run waits for, or what it said last while it prepares its data; None for every other run."""
         if run.waits_for is not None:
-            return f"waits for {run.waits_for}"
+            return f"waiting for {run.waits_for}"
         is_preparing = run.state in _ACTIVE and run.phase == "preparing"
         return self.said.get(run.id) if is_preparing else None
 

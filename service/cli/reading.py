@@ -37,7 +37,7 @@ _PAGE_LINES = 1000
 def list_experiments(
     filter: Filter = None, order_by: OrderBy = None, limit: Limit = 20, as_json: Json = False
 ) -> None:
-    """List experiments, the newest first."""
+    """List experiments, newest first."""
     with connected() as client:
         found = list(islice(client.all_experiments(filter=filter, order_by=order_by), limit + 1))
     if as_json:
@@ -71,17 +71,17 @@ def runs(filter: Filter = None, order_by: OrderBy = None, limit: Limit = 20, as_
 
 def _say_more(more: bool, limit: int) -> None:
     if more:
-        note(f"more than {limit}; see further with --limit, or narrow down with --filter")
+        note(f"more than {limit}; raise --limit, or narrow down with --filter")
 
 
 def show(
     target: Either,
     every_event: Annotated[
-        bool, typer.Option("--events", help="Every event, also of runs that go as they should.")
+        bool, typer.Option("--events", help="Show every event, including routine ones.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Tell the story of an experiment or run: state, attempts, failures, resumes, events."""
+    """Show the history of an experiment or run: state, attempts, failures, resumes, events."""
     from service.cli.rendering import experiment_story, run_story
 
     found = reference(target)
@@ -118,14 +118,14 @@ def watch(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show progress and last metrics live until the end; Ctrl-C leaves the experiment running."""
+    """Show live progress and metrics to the end; Ctrl-C leaves the experiment running."""
     from service.cli.following import exit_for, follow_experiment, follow_run
 
     with connected(patient=True) as client:
         if target is None:
             newest = client.experiments(page_size=1).items
             if not newest:
-                raise Failure("there is no experiment yet; submit one", ExitCode.not_found)
+                raise Failure("there are no experiments yet; submit one", ExitCode.not_found)
             target = str(newest[0].id)
         found = reference(target)
         try:
@@ -134,7 +134,7 @@ def watch(
             else:
                 exit_for(follow_experiment(client, found.id, as_json=as_json))
         except KeyboardInterrupt:
-            note(f"{found} goes on; look again with: stillhouse watch {target}")
+            note(f"{found} keeps running; to watch it again: stillhouse watch {target}")
             raise typer.Exit(ExitCode.interrupted) from None
 
 
@@ -145,7 +145,7 @@ def wait(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Return when an experiment or run has ended; the exit code says how."""
+    """Wait until an experiment or run has ended; the exit code says how."""
     from service.cli.following import exit_for, wait_for_experiment, wait_for_run
 
     found = reference(target)
@@ -164,8 +164,8 @@ def wait(
 
 def logs(
     target: Either,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the end.")] = False,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Lines of this attempt only.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the end.")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Only lines of this attempt.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print the log lines of a run, or of all runs of an experiment."""
@@ -223,7 +223,7 @@ def _log_text(line: LogLine, several: bool) -> str:
 
 
 def queue(as_json: Json = False) -> None:
-    """Show what waits, in the order of claims, and why each waits."""
+    """Show what is waiting, in order, and why."""
     from service.cli.rendering import queue_table
 
     with connected() as client:
@@ -234,13 +234,13 @@ def queue(as_json: Json = False) -> None:
     if answer.items:
         console().print(queue_table(answer.items))
     else:
-        say("nothing waits")
+        say("nothing is waiting")
     if not answer.schedulers_alive:
-        note("no scheduler is alive: nothing will be claimed; start one with `stillhouse scheduler`")
+        note("no scheduler is running, so nothing will start; run `stillhouse scheduler`")
 
 
 def hardware(
-    name: Annotated[str | None, typer.Argument(help="An entry or a short name; all without.")] = None,
+    name: Annotated[str | None, typer.Argument(help="An entry or a short name; unset = all.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show the hardware catalogue: memory, power, peaks and price, and the source of each."""
@@ -259,7 +259,7 @@ def hardware(
         from service.hardware import nearest
 
         known = [known for entry in entries for known in (entry.name, *entry.aliases)]
-        raise Failure(f"no hardware is called '{name}'; {nearest(name, known)}", ExitCode.not_found)
+        raise Failure(f"'{name}' is not in the catalogue; {nearest(name, known)}", ExitCode.not_found)
     if as_json:
         print_json(chosen)
     else:
@@ -288,23 +288,23 @@ def export(
         typer.Option(
             "--bundle",
             metavar="FILE.zip",
-            help="Everything about one experiment with checksums: spec, runs, points, environment.",
+            help="Pack one experiment with checksums: spec, runs, points, environment.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write everything about runs as a table; --json is --format jsonl."""
+    """Export everything about runs as a table; --json means --format jsonl."""
     if bundle is not None:
         from service.cli.reporting import export_bundle
 
         if target is None or output is not None or filter is not None:
-            raise Failure("--bundle takes one experiment and nothing else", ExitCode.usage)
+            raise Failure("--bundle takes one experiment and no other option", ExitCode.usage)
         export_bundle(target, bundle, as_json=as_json)
         return
     form = Format.jsonl if as_json else format
     number = experiment_reference(target) if target is not None else None
     if output is None and form is Format.parquet and sys.stdout.isatty():
-        raise Failure("parquet is binary; give a file with -o, or pipe it on", ExitCode.usage)
+        raise Failure("parquet is binary; give a file with -o, or pipe it", ExitCode.usage)
     with connected() as client:
         if output is None:
             for chunk in client.export_chunks(number, format=form.value, filter=filter):

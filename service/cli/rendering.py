@@ -212,9 +212,9 @@ def _comparison_notes(answer: ComparisonAnswer) -> list[str]:
     spreads = [spread for row in answer.rows for spread in row.figures.values() if spread is not None]
     notes = []
     if any(spread.sd is not None for spread in spreads):
-        notes.append("mean ± standard deviation between seeds; * best mean, which proves no difference yet")
+        notes.append("mean ± standard deviation between seeds; * best mean; not tested for significance")
     elif spreads:
-        notes.append("* best value, which proves no difference yet")
+        notes.append("* best value; not tested for significance")
     for row in answer.rows:
         notes.extend(_row_notes(row))
     return [*notes, *answer.notes]
@@ -224,7 +224,7 @@ def _row_notes(row: ComparedRow) -> list[str]:
     name = point_text(row.point) or "all runs"
     notes = [f"{name}: {count} failed ({reason})" for reason, count in row.failures.items()]
     if row.incomplete:
-        notes.append(f"{name}: {row.incomplete} ended early and count as incomplete results")
+        notes.append(f"{name}: {row.incomplete} ended early, counted as incomplete results")
     return notes
 
 
@@ -257,11 +257,11 @@ def experiment_story(
         facts.append(("ended", _when(experiment.ended_s)))
     facts.append(("runs", counts_text(experiment.run_states) or "none"))
     if experiment.waiting is not None:
-        facts.append(("waits", f"position {experiment.waiting.position}: {experiment.waiting.reason}"))
+        facts.append(("waiting", f"position {experiment.waiting.position}: {experiment.waiting.reason}"))
     if experiment.cancel_requested_s is not None and experiment.ended_s is None:
-        facts.append(("cancel", f"asked {ago(experiment.cancel_requested_s)}"))
+        facts.append(("cancel", f"requested {ago(experiment.cancel_requested_s)}"))
     if experiment.pause_requested_s is not None and experiment.ended_s is None:
-        facts.append(("pause", f"asked {ago(experiment.pause_requested_s)}"))
+        facts.append(("pause", f"requested {ago(experiment.pause_requested_s)}"))
     if experiment.attempt > 1:
         facts.append(("attempts", f"{experiment.attempt} Ray jobs so far; now {experiment.submission_id}"))
     elif experiment.submission_id:
@@ -272,11 +272,15 @@ def experiment_story(
             "used",
             f"{figure('cost_usd', totals.cost_usd)}, {figure('energy_kwh', totals.energy_kwh)}, "
             f"{duration(totals.device_hours * 3600)} of device time"
-            + (f"; {figure('cost_usd', totals.overhead_usd)} of it overhead" if totals.overhead_usd else ""),
+            + (
+                f", including {figure('cost_usd', totals.overhead_usd)} of overhead"
+                if totals.overhead_usd
+                else ""
+            ),
         )
     )
     waiting = dict.fromkeys(run.waits_for for run in runs if run.waits_for is not None)
-    facts += [("no room", f"runs wait for {what}") for what in waiting]
+    facts += [("no room", f"runs are waiting for {what}") for what in waiting]
     if experiment.failure_message:
         facts.append(("failure", f"{experiment.failure_class}: {experiment.failure_message}"))
     facts += [("drift", sentence) for sentence in _drift(runs)]
@@ -284,7 +288,7 @@ def experiment_story(
     if disturbed:
         finished = sum(run.state in RUN_STATES_WITH_RESULT for run in runs if not run.is_reference)
         said = in_words(len(disturbed), finished, counted(disturbed.values()))
-        facts.append(("warning", f"{said}; measure again with: stillhouse retry {experiment.id} --disturbed"))
+        facts.append(("warning", f"{said}; to remeasure: stillhouse retry {experiment.id} --disturbed"))
     _print_facts(console, facts)
     if runs:
         console.print()
@@ -295,7 +299,7 @@ def experiment_story(
     told = [event for event in events if every_event or not _is_routine(event)]
     _print_events(console, told)
     if len(told) < len(events):
-        _say_dim(console, f"{len(events) - len(told):,} routine events of runs are left out (--events)")
+        _say_dim(console, f"{len(events) - len(told):,} routine events hidden (--events)")
 
 
 def _drift(runs: Sequence[Run]) -> list[str]:
@@ -332,7 +336,7 @@ def run_story(
         (
             "trains",
             f"{run.student}"
-            + (f", taught by {run.teacher}," if run.teacher else "")
+            + (f", distilled from {run.teacher}," if run.teacher else "")
             + f" on {run.task}, {run.precision}, batch {run.global_batch_size}",
         ),
         (
@@ -343,9 +347,9 @@ def run_story(
         ("progress", f"step {step_text(run)}" + (f", {run.phase}" if run.phase and not run.ended_s else "")),
     ]
     if run.waits_for is not None:
-        facts.append(("waits for", run.waits_for))
+        facts.append(("waiting for", run.waits_for))
     if run.reused_from is not None:
-        facts.append(("reuses", f"run:{run.reused_from}, which had the same settings and data"))
+        facts.append(("reuses", f"run:{run.reused_from}, with the same settings and data"))
     if run.checkpoint is not None:
         facts.append(("checkpoint", f"step {run.checkpoint_step}: {run.checkpoint}"))
     if run.best_checkpoint is not None:
@@ -355,16 +359,16 @@ def run_story(
         facts.append(
             (
                 "test",
-                f"{title(headline(run))} {run.test_score:.4f} of {run.test_examples:,} examples, scored once",
+                f"{title(headline(run))} {run.test_score:.4f} on {run.test_examples:,} examples, scored once",
             )
         )
     if run.failure_message:
         facts.append(("failure", f"{run.failure_class}: {run.failure_message}"))
     told = (attempts[-1].facts if attempts else None) or {}
     if told.get("device_shared"):
-        facts.append(("device", "shared with other runs: its times hold theirs, its energy is modelled"))
+        facts.append(("device", "shared with other runs: its times include theirs, its energy is modelled"))
     facts += [
-        ("beside it", f"{kind.words} used the node {share:.0f}% of the time")
+        ("neighbours", f"{kind.words} used the node {share:.0f}% of the time")
         for kind in Neighbour
         if (share := getattr(run, of_time(kind)) or 0.0) >= 0.5
     ]
@@ -389,7 +393,7 @@ def strategy_text(strategy: str, attempts: Sequence[Attempt]) -> str:
     stages = parallel.get("stages") or parallel["workers"]
     engine = parallel.get("engine") or "torch"
     schedule = "" if engine == "deepspeed" else f", {parallel.get('schedule') or '1f1b'}"
-    return f"pipeline of {stages} stages by {engine}{schedule}"
+    return f"pipeline of {stages} stages on {engine}{schedule}"
 
 
 def _attempt_line(attempt: Attempt) -> Text:
@@ -412,7 +416,9 @@ def _attempt_line(attempt: Attempt) -> Text:
             for name in ("total_time_s", "cost_usd", "score")
             if isinstance(value := attempt.summary.get(name), int | float)
         ]
-        line.append(f"\n           measured again since; here {', '.join(told) or 'no figures'}", style="dim")
+        line.append(
+            f"\n           remeasured since; this attempt: {', '.join(told) or 'no figures'}", style="dim"
+        )
     return line
 
 
@@ -441,7 +447,7 @@ def _print_events(console: Console, events: Sequence[Event]) -> None:
 
 def queue_table(entries: Sequence[QueueEntry]) -> Table:
     """What waits, and why."""
-    table = grid_table("#", "id", "name", "owner", "priority", "why it waits", right=("#", "id", "priority"))
+    table = grid_table("#", "id", "name", "owner", "priority", "reason", right=("#", "id", "priority"))
     for entry in entries:
         experiment = entry.experiment
         table.add_row(
@@ -486,7 +492,7 @@ def hardware_sheet(entry: HardwareEntry) -> Table:
         "power": f"{entry.tdp_w:g} W",
         "peaks": ", ".join(peaks) + " TFLOP/s, dense" if peaks else "-",
         "source": entry.source or "no data sheet",
-        "without data sheet": ", ".join(entry.without_data_sheet) or "-",
+        "no data sheet for": ", ".join(entry.without_data_sheet) or "-",
         "price": f"{entry.price_usd_per_hour:.2f} USD/h, {entry.price_date}",
         "price source": entry.price_source,
     }

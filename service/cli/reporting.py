@@ -18,18 +18,18 @@ from service.cli.references import experiment_reference
 def report(
     targets: Targets,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="File; its ending, .html or .md, is the format.")
+        Path, typer.Option("--output", "-o", help="Output file; .html or .md sets the format.")
     ] = Path("report.html"),
     filter: Filter = None,
     undisturbed: Undisturbed = False,
     with_overhead: WithOverhead = False,
     as_json: Json = False,
 ) -> None:
-    """Write one file with the question, the answer, plots, verdicts, caveats and how to reproduce."""
+    """Write one file with question, answer, plots, verdicts, caveats and reproduction steps."""
     formats: dict[str, Literal["html", "md"]] = {".html": "html", ".htm": "html", ".md": "md"}
     form = formats.get(output.suffix.lower())
     if form is None:
-        raise Failure(f"{output}: a report ends in .html or .md", ExitCode.usage)
+        raise Failure(f"{output}: the name of a report ends in .html or .md", ExitCode.usage)
     selection = Selection(filter, undisturbed, with_overhead)
     with asking() as client:
         content = client.report(experiments(targets), format=form, selection=selection)
@@ -59,10 +59,10 @@ def export_bundle(target: str, path: Path, *, as_json: bool) -> None:
 
 
 def verify(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle of `export --bundle`.")],
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle written by `export --bundle`.")],
     as_json: Json = False,
 ) -> None:
-    """Check a bundle against its checksums; one line says what differs."""
+    """Check a bundle against its checksums; prints one line if something differs."""
     from service.bundle import NotABundle, verify_bundle
 
     try:

@@ -17,20 +17,20 @@ from service.cli.stop_requests import stop_requests
 _LOOK_EVERY_S = 0.5
 
 EndWithParent = Annotated[
-    bool, typer.Option("--end-with-parent", hidden=True, help="End when standard input closes.")
+    bool, typer.Option("--end-with-parent", hidden=True, help="Stop when standard input closes.")
 ]
 
 
 def up(
     cpus: Annotated[
-        int | None, typer.Option(min=1, help="CPUs that a local Ray hands out; unset = those of the machine.")
+        int | None, typer.Option(min=1, help="CPUs for a local Ray; unset = all of the machine.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Start everything on this machine: database, Ray with dashboard, API, scheduler.
 
-    Stays in the foreground; Ctrl-C or SIGTERM ends all of it. RAY_ADDRESS, when set, names the
-    cluster to use instead of a local one.
+    Stays in the foreground; Ctrl-C or SIGTERM stops everything. If RAY_ADDRESS is set, that
+    cluster is used instead of a local one.
     """
     from service.cli.connection import read_settings
     from service.local_service import LocalService, ServiceStartError
@@ -44,7 +44,7 @@ def up(
         except ServiceStartError as error:
             raise Failure(str(error), ExitCode.not_succeeded) from None
         except KeyboardInterrupt:
-            note("stopped before it was up")
+            note("stopped during start-up")
             return
         try:
             if as_json:
@@ -53,12 +53,12 @@ def up(
                 say(f"API        {addresses.api_url}  (reference: {addresses.api_url}/docs)")
                 say(f"Ray        {addresses.ray_dashboard_url}")
                 if addresses.ray_token:
-                    say(f"           asks once for the token {addresses.ray_token}")
+                    say(f"           token, asked for once: {addresses.ray_token}")
                 say(f"database   {shown_database(settings.resolved_database_url())}")
                 say(f"logs       {addresses.logs}")
                 if addresses.api_url != str(settings.url).rstrip("/"):
-                    say(f"for the other terminal: export STILLHOUSE_URL={addresses.api_url}")
-                say("Ctrl-C stops everything; experiments go on at the next start")
+                    say(f"in another terminal: export STILLHOUSE_URL={addresses.api_url}")
+                say("Ctrl-C stops everything; experiments continue at the next start")
             died = None
             while not stop.asked.wait(_LOOK_EVERY_S) and died is None:
                 died = service.died()
@@ -71,7 +71,7 @@ def up(
 
 
 def api(end_with_parent: EndWithParent = False) -> None:
-    """Serve the API alone; the database must be migrated (`stillhouse db upgrade`)."""
+    """Serve only the API; the database must be migrated (`stillhouse db upgrade`)."""
     import importlib
 
     from service.cli.connection import read_settings
@@ -90,7 +90,7 @@ def api(end_with_parent: EndWithParent = False) -> None:
 
 
 def scheduler(end_with_parent: EndWithParent = False) -> None:
-    """Run a scheduler alone; several share the work by leases."""
+    """Run only a scheduler; several share the work by leases."""
     from service.cli.connection import read_settings
 
     settings = read_settings()
@@ -103,11 +103,11 @@ def scheduler(end_with_parent: EndWithParent = False) -> None:
 
 def demo(
     texts: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Only write the generated texts there, and stop.")
+        Path | None, typer.Option(metavar="FOLDER", help="Only write the generated texts to this folder.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run eight small trainings from nothing to a comparison, in a temporary folder."""
+    """Take eight small runs from nothing to a comparison, in a temporary folder."""
     from service.cli import demonstration
 
     if texts is not None:
@@ -115,7 +115,7 @@ def demo(
         if as_json:
             print_json({"texts": str(texts)})
         else:
-            say(f"texts are in {texts}")
+            say(f"texts written to {texts}")
         return
     with stop_requests() as stop:
         succeeded = demonstration.run(stop, as_json=as_json)

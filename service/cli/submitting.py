@@ -12,22 +12,22 @@ from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, console, note, print_json, say
 from service.states import RunState
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="A spec in YAML or JSON; - is standard input.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A spec in YAML or JSON; - = standard input.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a field, such as batch.global_size=32; may be repeated."
+        "--set", metavar="KEY=VALUE", help="Change a field, such as batch.global_size=32. Repeatable."
     ),
 ]
 
 Reuse = Annotated[
     bool,
-    typer.Option("--reuse", help="Train only what no run has trained with the same settings and data."),
+    typer.Option("--reuse", help="Reuse runs that succeeded with the same settings and data."),
 ]
 
 
 def validate(file: File, assignments: Set = None, as_json: Json = False) -> None:
-    """Check a spec, every field, path and grid point, without a service."""
+    """Check every field, path and grid point of a spec, without a service."""
     from service.admission import admit
     from service.cli.connection import read_settings
     from service.cli.overrides import spec_text
@@ -56,7 +56,7 @@ def preview(
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many runs.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """Show the runs that a spec would make, whether the cluster can serve each, and what all will take."""
+    """Show the runs a spec would create, whether the cluster can run each, and a cost forecast."""
     from service.cli.connection import connected
     from service.cli.overrides import spec_text
     from service.cli.rendering import exclusive_lines, forecast_lines, preview_table
@@ -71,7 +71,7 @@ def preview(
     screen.print(preview_table(answer.items))
     left = answer.run_count - len(answer.items)
     reused = f", {answer.reused_count:,} reused" if answer.reused_count else ""
-    say(f"{answer.run_count:,} runs in all{reused}" + (f", {left:,} not shown (--limit)" if left else ""))
+    say(f"{answer.run_count:,} runs in total{reused}" + (f", {left:,} not shown (--limit)" if left else ""))
     for line in exclusive_lines(answer.items):
         say(line)
     for reason in dict.fromkeys(run.not_reused for run in answer.items if run.not_reused):
@@ -82,20 +82,20 @@ def preview(
         for warning in answer.forecast.warnings:
             note(f"warning: {warning}")
     if answer.cluster_age_s is None:
-        note("no scheduler has seen the cluster yet: capacity was not judged")
+        note("no scheduler has reported the cluster yet: capacity was not checked")
 
 
 def submit(
     file: File,
     assignments: Set = None,
     reuse: Reuse = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when the experiment has ended.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Show progress live until the end.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the experiment has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Show live progress to the end.")] = False,
     timeout_s: Annotated[
         float | None, typer.Option("--timeout", min=0.0, help="With --wait: give up after this many seconds.")
     ] = None,
     idempotency_key: Annotated[
-        str | None, typer.Option(help="Submitting again under this key answers with the same experiment.")
+        str | None, typer.Option(help="Submitting again with this key returns the same experiment.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -107,9 +107,7 @@ def submit(
     text = spec_text(file, _with_reuse(assignments, reuse))
     with connected() as client:
         experiment = client.submit(text, idempotency_key=idempotency_key)
-        submitted = (
-            f"experiment {experiment.id} is submitted: {experiment.name}, {experiment.run_count:,} runs"
-        )
+        submitted = f"submitted experiment {experiment.id}: {experiment.name}, {experiment.run_count:,} runs"
         if reused := experiment.run_states.get(RunState.succeeded, 0):
             submitted += f", {reused:,} reused"
         if follow:
@@ -127,7 +125,7 @@ def submit(
                 print_json(experiment)
             else:
                 say(submitted)
-                say(f"watch it: stillhouse watch {experiment.id}")
+                say(f"to watch it: stillhouse watch {experiment.id}")
             return
     exit_for(ended)
 
@@ -137,7 +135,7 @@ def _with_reuse(assignments: list[str] | None, reuse: bool) -> list[str]:
 
 
 def schema(as_json: Json = False) -> None:
-    """Print the JSON Schema of a spec, for editors and other programs."""
+    """Print the JSON Schema of a spec, for editors and other tools."""
     del as_json  # It is JSON either way.
     from service.spec import json_schema
 

@@ -10,11 +10,11 @@ import typer
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, console, print_json, say
 
-database = typer.Typer(no_args_is_help=True, help="Look after the database.")
+database = typer.Typer(no_args_is_help=True, help="Migrate and check the database.")
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say what this machine has and lacks, each with what to do about it."""
+    """Check what this machine has and lacks, with a fix for each problem."""
     from rich.table import Table
     from rich.text import Text
 
@@ -41,14 +41,14 @@ def doctor(as_json: Json = False) -> None:
         print_json(findings)
     broken = sum(finding.health is Health.broken for finding in findings)
     if not as_json:
-        say("everything needed works" if not broken else f"{broken} broken: see the lines marked ->")
+        say("everything required works" if not broken else f"{broken} broken; see the lines marked ->")
     if broken:
         raise typer.Exit(ExitCode.not_succeeded)
 
 
 @database.command()
 def upgrade(as_json: Json = False) -> None:
-    """Bring the database to the schema of this version; does nothing when it is current."""
+    """Migrate the database to this version's schema; does nothing if it is current."""
     from service.cli.connection import read_settings
     from service.db import migrate
 
@@ -60,7 +60,7 @@ def upgrade(as_json: Json = False) -> None:
 
 @database.command()
 def check(as_json: Json = False) -> None:
-    """Say whether the database is reachable, sound and current; reads all of a SQLite file."""
+    """Check that the database is reachable, sound and current; reads all of a SQLite file."""
     from service.cli.connection import read_settings
     from service.db import migrate
 

@@ -143,11 +143,11 @@ class Wire:
                 answer = self._http.request(method, path, **arguments)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 if last:
-                    raise Unreachable(f"nobody answers at {self.url} ({_reason(error)})") from None
+                    raise Unreachable(f"cannot reach {self.url} ({_reason(error)})") from None
                 delay_s = _backoff_s(attempt)
             except httpx.TransportError as error:
                 if last or not repeat:
-                    raise Unreachable(f"{self.url} broke off ({_reason(error)})") from None
+                    raise Unreachable(f"lost the connection to {self.url} ({_reason(error)})") from None
                 delay_s = _backoff_s(attempt)
             else:
                 if answer.status_code < 400:
@@ -180,7 +180,7 @@ class Wire:
             except httpx.TransportError as error:
                 failures += 1
                 if failures >= self._attempts:
-                    raise Unreachable(f"{self.url} broke off ({_reason(error)})") from None
+                    raise Unreachable(f"lost the connection to {self.url} ({_reason(error)})") from None
             self._sleep(_backoff_s(max(1, failures)))
 
 
@@ -226,8 +226,8 @@ def read(kind: type[T], answer: bytes) -> T:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ClientError(
-            f"the server's answer is not understood ({place}: {first['msg']}); "
-            "are client and server of the same version?"
+            f"unexpected response from the server ({place}: {first['msg']}); check that client and server "
+            "have the same version"
         ) from None
     return value
 
@@ -243,7 +243,7 @@ def api_error(status: int, content: bytes) -> ApiError:
         Problem(str(entry.get("type", "")), str(entry.get("path", "")), str(entry.get("message", "")))
         for entry in problem.get("errors") or ()
     ]
-    return ApiError(slug, status, str(problem.get("detail", f"the server answered {status}")), errors)
+    return ApiError(slug, status, str(problem.get("detail", f"the server returned {status}")), errors)
 
 
 def encoded(text: str | bytes) -> bytes:
@@ -277,4 +277,4 @@ def reading(url: str) -> Iterator[None]:
     try:
         yield
     except httpx.TransportError as error:
-        raise Unreachable(f"{url} broke off ({_reason(error)})") from None
+        raise Unreachable(f"lost the connection to {url} ({_reason(error)})") from None

@@ -25,7 +25,7 @@ class IdempotencyMismatch(StoreError):
 
     def __init__(self, key: str) -> None:
         self.key = key
-        super().__init__(f"idempotency key '{key}' belongs to another body; use a new key for a new request")
+        super().__init__(f"idempotency key '{key}' was used for another request; use a new key")
 
 
 class StaleAttempt(StoreError):

@@ -152,7 +152,9 @@ def same_type(
 def _form_problems(connection: Connection) -> list[str]:
     problems = _revision_problems(connection)
     if not problems:
-        problems += [f"tables differ from this program's: {found}" for found in differences(connection)]
+        problems += [
+            f"the tables differ from this program's schema: {found}" for found in differences(connection)
+        ]
     return problems
 
 
@@ -161,7 +163,7 @@ def _revision_problems(connection: Connection) -> list[str]:
     if current == newest:
         return []
     if current is None:
-        return ["the database has no tables yet; run: stillhouse db upgrade"]
+        return ["the database has no tables; run: stillhouse db upgrade"]
     try:
         _refuse_newer(connection)
     except UnusableDatabase as error:
@@ -174,7 +176,7 @@ def _refuse_newer(connection: Connection) -> None:
     known = {script.revision for script in ScriptDirectory.from_config(_config(None)).walk_revisions()}
     if current is not None and current not in known:
         raise UnusableDatabase(
-            f"the tables are at revision {current}, which this program does not know; use a newer Stillhouse"
+            f"the tables are at revision {current}, which is newer than this program; use a newer Stillhouse"
         )
 
 

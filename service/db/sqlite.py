@@ -155,8 +155,9 @@ def version_warning(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> s
         return None
     ours, fixed = (".".join(map(str, of)) for of in (version, _FIXED_VERSION))
     return (
-        f"SQLite {ours} is older than {fixed}, which fixes a rare corruption when a checkpoint meets a "
-        "commit; Stillhouse keeps the two apart with a lock, so let no other program write to this database"
+        f"SQLite {ours} is older than {fixed}, which fixes a rare corruption when a checkpoint "
+        "coincides with a commit; Stillhouse keeps the two apart with a lock, so let no other program "
+        "write to this database"
     )
 
 
@@ -171,7 +172,7 @@ def file_system_problem(database: Path) -> str | None:
             best, kind = mount, partition.fstype
     if kind.lower() in _NETWORK_FILE_SYSTEMS:
         return (
-            f"{database} lies on {best}, a network file system ({kind}), where SQLite is not safe; "
+            f"{database} is on {best}, a network file system ({kind}), where SQLite is not safe; "
             "set STILLHOUSE_DATA_DIR to a local disk or STILLHOUSE_DATABASE_URL to PostgreSQL"
         )
     return None

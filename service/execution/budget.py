@@ -36,7 +36,7 @@ class BudgetLimit:
         if self.reached is None:
             self.reached = self._over()
             if self.reached is not None:
-                message = f"{self.reached}; no further run is started"
+                message = f"{self.reached}; no further runs are started"
                 if self._holds:
                     self._context.note(f"held: {message}", EventKind.experiment_held)
                 else:
@@ -57,7 +57,7 @@ class BudgetLimit:
             ("runs", "runs", self._budget.runs, started),
         ):
             if limit is not None and used >= limit * self._allowance:
-                return f"budget.{name} is reached: {used:.4g} of {limit * self._allowance:g} {unit}"
+                return f"budget.{name} reached: {used:.4g} of {limit * self._allowance:g} {unit}"
         return None
 
 

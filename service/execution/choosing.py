@@ -182,7 +182,7 @@ class RunChooser:
         if waits or "hardware" in run.point or run.started_s is not None:
             if missing not in self._noted:
                 self._noted.add(missing)
-                self._context.note(f"runs wait for capacity: {missing}", EventKind.experiment_note)
+                self._context.note(f"runs are waiting for capacity: {missing}", EventKind.experiment_note)
             return
         self._fail(run, missing)
 

@@ -163,7 +163,7 @@ class Driver:
         importlib.import_module("ray.tune")
         # What an earlier attempt has acknowledged must arrive before its runs get new attempts.
         if not actor.wait_until_caught_up(_CATCH_UP_S):
-            raise TimeoutError("points of an earlier attempt could not be brought into the database")
+            raise TimeoutError("points of an earlier attempt could not be stored in the database")
         wait_out(
             lambda: self._store.reset_runs_of_dead_attempt(self._id, self._attempt),
             "the sweep",
@@ -203,7 +203,7 @@ class Driver:
 
     def _hear(self, requests: Requests) -> None:
         if self._actor is None or self._sweep is None:
-            raise RuntimeError("requests are heard once the sweep has begun")
+            raise RuntimeError("requests are handled once the sweep has started")
         everything: StopReason | None = None
         if requests.cancel:
             everything = StopReason.cancel
@@ -241,7 +241,7 @@ class Driver:
 
     def _lost(self) -> None:
         # Another attempt is current. Nothing of this one may write any more; its actors end with it.
-        logger.error("attempt %d at experiment %d is over; ending at once", self._attempt, self._id)
+        logger.error("attempt %d at experiment %d has ended; exiting", self._attempt, self._id)
         logging.shutdown()
         os._exit(STALE_EXIT_CODE)
 
@@ -273,7 +273,7 @@ def main() -> int:
     parser.add_argument("--experiment", type=int, required=True)
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--settings", type=Path, required=True)
-    parser.add_argument("--name", default="", help="of the experiment, for whoever lists processes")
+    parser.add_argument("--name", default="", help="of the experiment, visible in process listings")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("alembic", "ray.tune.analysis.experiment_analysis"):

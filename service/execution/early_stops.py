@@ -61,7 +61,7 @@ class EarlyStops:
         for run_id in live:
             if run_id not in self._stopped and (reason := self._reason(run_id)) is not None:
                 self._stopped.add(run_id)
-                self._note(f"run {run_id} ends early: {reason}")
+                self._note(f"stopping run {run_id} early: {reason}")
         return frozenset(self._stopped.intersection(live))
 
     def _reason(self, run_id: int) -> str | None:

@@ -53,7 +53,7 @@ class Endings:
             except _StartNotRecorded:
                 # The database was unavailable, and the recorder has not yet brought what it kept.
                 time.sleep(RETRY_S)
-        lost = Ending("failed", failure=(FailureClass.lost, "no report of its start came"))
+        lost = Ending("failed", failure=(FailureClass.lost, "its start was never reported"))
         return wait_out(lambda: self._write(live, lost), "a run's end")
 
     def _write(self, live: LiveTurn, ending: Ending) -> RunState | None:
@@ -68,7 +68,7 @@ class Endings:
                     attempt,
                     RunState.failed,
                     summary=ending.summary,
-                    failure=(FailureClass.preempted, "the worker was taken back"),
+                    failure=(FailureClass.preempted, "the worker was preempted"),
                     retry_delay_s=0.0,
                 )
             stopped = ending.kind == "stopped"
@@ -78,7 +78,7 @@ class Endings:
             run = self._store.run(run_id)
             if run.attempt == attempt and run.state is RunState.starting:
                 raise _StartNotRecorded from error
-            logger.info("run %d had ended already: %s", run_id, error)
+            logger.info("run %d had already ended: %s", run_id, error)
             return None
 
     def _write_failure(self, live: LiveTurn, failure: tuple[FailureClass, str]) -> RunState:

@@ -86,4 +86,4 @@ class FakeRayJobs:
 
     def _check(self) -> None:
         if self.unreachable:
-            raise RayUnreachable("Ray is away")
+            raise RayUnreachable("Ray is unavailable")

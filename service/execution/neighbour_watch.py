@@ -259,7 +259,7 @@ class _Gpus:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            logger.info("NVML does not say who uses the GPU: %s", error)
+            logger.info("NVML does not list the processes on the GPU: %s", error)
             return
         self._nvml = pynvml
 
@@ -279,6 +279,6 @@ class _Gpus:
                 if not running.isdisjoint(ours):
                     found |= running - set(ours)
         except self._nvml.NVMLError as error:
-            logger.info("NVML no longer says who uses the GPU: %s", error)
+            logger.info("NVML no longer lists the processes on the GPU: %s", error)
             self._nvml = None
         return found

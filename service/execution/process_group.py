@@ -81,8 +81,9 @@ def process_group(address: str, port: int, *, device: str) -> Iterator[None]:
         )
     except RuntimeError as error:
         raise NoProcessGroup(
-            f"{backend} cannot open the process group with {address}: {' '.join(str(error).split())[:200]}; "
-            f"see that {variable} ({os.environ.get(variable, 'not set')}) names an interface of every node"
+            f"{backend} cannot open the process group with {address}: "
+            f"{' '.join(str(error).split())[:200]}; make sure that {variable} "
+            f"({os.environ.get(variable, 'not set')}) names an interface of every node"
         ) from error
     with TorchConfigContextManager():
         yield

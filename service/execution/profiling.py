@@ -115,7 +115,7 @@ def measure_on_cluster(jobs: RayJobs, order: ProfileOrder, *, timeout_s: float) 
         job = wait_until_ended(jobs, submission_id, timeout_s)
     except TimeoutError:
         raise ProfileFailed(
-            f"the cluster has not measured within {timeout_s:g} s: its workers may be busy with other runs"
+            f"no measurement within {timeout_s:g} s; its workers may be busy with other runs: raise --timeout"
         ) from None
     finally:
         jobs.stop(submission_id)  # does nothing to a job that has ended

@@ -170,7 +170,7 @@ class DashboardRayJobs:
             nodes = self._get("/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
             usage = _usage(self._get("/api/cluster_status"))
         except (RayUnreachable, _Answer) as error:
-            logger.warning("the cluster cannot be looked at: %s", error)
+            logger.warning("the cluster cannot be inspected: %s", error)
             return ClusterSnapshot(at_s, False, self.dashboard_url, ())
         return ClusterSnapshot(
             at_s,
@@ -199,11 +199,11 @@ class DashboardRayJobs:
             return getattr(self._client, method)(*args, **kwargs)
         except AuthenticationError as error:
             raise RayUnreachable(
-                f"Ray at {self.dashboard_url} asks for a token: {_first_line(str(error))}"
+                f"Ray at {self.dashboard_url} requires a token: {_first_line(str(error))}"
             ) from None
         except (requests.RequestException, ConnectionError) as error:
             raise RayUnreachable(
-                f"Ray does not answer at {self.dashboard_url}: {type(error).__name__}"
+                f"cannot reach Ray at {self.dashboard_url}: {type(error).__name__}"
             ) from None
 
     def _get(self, path: str) -> Any:

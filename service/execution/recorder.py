@@ -141,12 +141,14 @@ class Recorder:
                 return True
             except StoreOutage as error:
                 if self._away_until_s == 0.0:
-                    logger.warning("the database is away, points go to %s: %s", self._spool.path, error)
+                    logger.warning(
+                        "the database is unavailable; spooling points to %s: %s", self._spool.path, error
+                    )
                 self._away_until_s = time.monotonic() + RETRY_S
         try:
             self._spool.append([report.to_bytes() for report in reports])
         except OSError as error:
-            logger.error("neither the database nor the local disk takes points: %s", error)
+            logger.error("neither the database nor the local disk accepts points: %s", error)
             return False
         return True
 
@@ -162,7 +164,7 @@ class Recorder:
                         part = []
                 self._write(part)
                 spool.clear()
-                logger.info("brought the records of %s into the database", spool.path)
+                logger.info("stored the records of %s in the database", spool.path)
             if spool is not self._spool:
                 spool.close(remove=True)
                 self._inherited.remove(spool)

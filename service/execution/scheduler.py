@@ -120,21 +120,21 @@ class Scheduler:
         Waits longer from pass to pass while Ray or the database is away.
         """
         failures = 0
-        logger.info("%s starts", self.name)
+        logger.info("%s started", self.name)
         while not stop.is_set():
             away = False
             try:
                 away = self.run_once().ray_away
             except StoreOutage as error:
                 away = True
-                logger.warning("the database is away: %s", error)
+                logger.warning("the database is unavailable: %s", error)
             failures = failures + 1 if away else 0
             stop.wait(min(LONGEST_PAUSE_S, PASS_EVERY_S * 2.0 ** min(failures, 10)))
         try:
             self._queue.leave(self.name)
         except StoreOutage as error:
-            logger.warning("could not sign off, which a lease's time does too: %s", error)
-        logger.info("%s ends; what runs goes on, and the next scheduler adopts it", self.name)
+            logger.warning("could not sign off; the lease will expire instead: %s", error)
+        logger.info("%s stopped; running experiments continue, and the next scheduler adopts them", self.name)
 
     def run_once(self) -> Pass:
         """One pass.
@@ -161,7 +161,7 @@ class Scheduler:
             for experiment in active:
                 self._look_after(experiment, now, did)
             if not self._reachable:
-                raise RayUnreachable("Ray does not answer; nothing is claimed until it does")
+                raise RayUnreachable("Ray is unreachable; nothing is claimed until it is back")
             self._claim(len(active) - len(did.ended), did)
         except RayUnreachable as error:
             logger.warning("%s", error)
@@ -243,10 +243,10 @@ class Scheduler:
             if self._adopt(experiment, did):
                 self._adopted[key] = now + self._settings.lease_s
             return
-        logger.warning("%s is silent for two leases; it is stopped", experiment.submission_id)
+        logger.warning("%s: no heartbeat for two leases; stopping it", experiment.submission_id)
         self._jobs.stop(experiment.submission_id)
         did.stopped.append(experiment.id)
-        self._end(experiment, "the driver was silent for two leases and was stopped", did)
+        self._end(experiment, "the driver sent no heartbeat for two leases and was stopped", did)
 
     def _adopt(self, experiment: Experiment, did: _Pass) -> bool:
         adopted = self._queue.adopt(experiment.id, experiment.attempt, self.name, self._settings.lease_s)
@@ -257,7 +257,7 @@ class Scheduler:
 
     def _why_ended(self, job: RayJob | None) -> str:
         if job is None:
-            return "Ray does not know the job any more: its head was started anew"
+            return "Ray no longer knows this job: its head was restarted"
         said = f": {job.message}" if job.message else ""
         return f"the driver ended without a result (job {job.state}{said})"
 

@@ -128,7 +128,9 @@ class RecorderSink:
         row = ProgressRow(self._run_id, self._attempt, step, total_steps, phase)
         self._add(lambda: setattr(self, "_progress", row))
         if phase == "saving" and self._rank == 0 and not self.flush(SAVING_S):
-            logger.warning("a checkpoint is written before the recorder has the points that lead to it")
+            logger.warning(
+                "writing a checkpoint before the recorder has acknowledged the points leading to it"
+            )
 
     def measurement(self, measurement: Measurement) -> None:
         """Adds a measurement to the next report."""
@@ -244,7 +246,7 @@ class RecorderSink:
                 answer = self._send(report)
             except Exception as error:
                 # Whatever the way to the recorder raises, the rows stay here until it is back.
-                logger.warning("the recorder does not answer, the report is sent again: %s", error)
+                logger.warning("the recorder does not respond; resending the report: %s", error)
                 with self._changed:
                     if self._changed.wait_for(lambda: self._closing, _RESEND_S):
                         return False

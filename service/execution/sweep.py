@@ -108,7 +108,7 @@ class Sweep:
             choice = self._chooser.choose()
             return choice if isinstance(choice, Wait) else self._give_turn(choice)
         except StoreOutage as error:
-            logger.warning("the database is unavailable; no run is started: %s", error)
+            logger.warning("the database is unavailable; not starting any run: %s", error)
             return Wait.later
 
     def open(self, turn: Turn, ready: Ready) -> Assignment | None:
@@ -162,7 +162,7 @@ class Sweep:
                 self._chooser.list_when_due()
             self._waiting.update(waiting)
         except StoreOutage as error:
-            logger.warning("the database is unavailable; what runs wait for is not stored: %s", error)
+            logger.warning("the database is unavailable; cannot store what runs are waiting for: %s", error)
 
     def ended(self, turn: Turn, ending: Ending) -> None:
         """Write what became of a turn; waits for the database when it is unavailable.

@@ -86,12 +86,12 @@ def failure_of(error: BaseException) -> tuple[FailureClass, str]:
     if isinstance(cause, ray_errors.OutOfMemoryError):
         return FailureClass.out_of_memory, "Ray ended the worker because the node ran out of memory"
     if isinstance(cause, ray_errors.NodeDiedError):
-        return FailureClass.infrastructure, "the node of a worker is gone"
+        return FailureClass.infrastructure, "a worker's node is gone"
     if isinstance(cause, ray_errors.RayActorError | ray_errors.WorkerCrashedError):
         if "OutOfMemoryError" in str(cause) or "memory usage threshold" in str(cause):
             return FailureClass.out_of_memory, "Ray ended the worker because the node ran out of memory"
         if getattr(cause, "preempted", False):
-            return FailureClass.preempted, "the worker's node was taken back"
+            return FailureClass.preempted, "the worker's node was preempted"
         return FailureClass.infrastructure, "a worker process died"
     if isinstance(cause, ray_errors.RayError) or type(cause).__module__.startswith("ray.train."):
         return FailureClass.infrastructure, f"{type(cause).__name__}: {_first_line(str(cause))}"

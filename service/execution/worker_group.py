@@ -255,7 +255,7 @@ def _meet(actor: ExperimentActorClient, group: str, storage: Path, rank: int) ->
     deadline = time.monotonic() + _MEET_S
     while len(workers := patiently(partial(actor.arrive, group, own))) < world:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{world - len(workers)} of {world} workers did not come to the group")
+            raise TimeoutError(f"{world - len(workers)} of {world} workers did not join the group")
         time.sleep(_LOOK_S)
     see_mark(mark, own.host, workers[0].host, _SEEN_S)
     return workers
@@ -309,7 +309,7 @@ class _Room:
             self._had_room_s = now
         elif now - self._had_room_s > _NO_ROOM_S:
             raise WorkerGroupFailed(
-                f"nodes have gone, and the cluster has no room for {self._workers} workers any more", {}
+                f"nodes have left, and the cluster no longer has room for {self._workers} workers", {}
             )
 
 

@@ -42,7 +42,7 @@ class Layer:
             value = getattr(self, field)
             if not 0 <= value < float("inf"):
                 raise ValueError(
-                    f"layer {self.name}: {field} {value} is no finite time or size; give one >= 0"
+                    f"layer {self.name}: {field} {value} is not a finite time or size; give one >= 0"
                 )
 
 

@@ -53,9 +53,9 @@ class Likeness:
 
 
 LIKENESS = (
-    Likeness("the same batch, optimizer and length of texts", 1.10),
-    Likeness("the same length of texts, another batch or optimizer", 1.4),
-    Likeness("another length of texts", 2.0),
+    Likeness("the same batch, optimizer and text length", 1.10),
+    Likeness("the same text length, another batch or optimizer", 1.4),
+    Likeness("another text length", 2.0),
 )
 """Tiers, nearest first."""
 
@@ -188,7 +188,10 @@ def forecast(
     said = [f"{count:,} run{'s' * (count != 1)} from {words}" for words, count in basis.most_common()]
     if (share := _least_share(spec)) < 1.0:
         total = {name: Span(span.low * share, span.middle, span.high) for name, span in total.items()}
-        said.append("the search ends runs early: at the low end each at its first rung, in the middle none")
+        said.append(
+            "the search stops runs early: the low end assumes all stop at their first rung, the middle "
+            "that none do"
+        )
     return Forecast(
         runs=round(counted),
         **total,
@@ -219,14 +222,14 @@ def forecast_run(
     steps = _steps(spec, past)
     if steps is None:
         return (
-            "how many examples the dataset has is not known before it is read; set length.steps or "
-            "task.train_examples, or run one of it"
+            "the size of the dataset is unknown until it is read; set length.steps or "
+            "task.train_examples, or run it once"
         )
     tier, like = _nearest(spec, past)
     if not spec.trains and not like and spec.task.validation_examples is None:
         return (
-            "it only evaluates, and on how many examples is not known before the dataset is read; set "
-            "task.validation_examples, or run one of it"
+            "it only evaluates, on an unknown number of examples until the dataset is read; set "
+            "task.validation_examples, or run it once"
         )
     work = _work(spec, steps)
     devices = spec.parallel.workers * (spec.resources.cpus_per_worker if hardware.kind.counted_in_cpus else 1)
@@ -237,7 +240,7 @@ def forecast_run(
         if drawn:
             middle = statistics.median(drawn)
             watts = Span(min(min(drawn), middle / 1.05), middle, max(max(drawn), middle * 1.05))
-        basis = f"{len(like)} finished run{'s' * (len(like) != 1)} like them ({tier.words})"
+        basis = f"{len(like)} similar finished run{'s' * (len(like) != 1)} ({tier.words})"
     else:
         estimate = _from_catalogue(spec, encoder, work, devices, hardware)
         if isinstance(estimate, str):
@@ -321,7 +324,9 @@ def _from_catalogue(
     spec: ExperimentSpec, encoder: EncoderSize | None, work: float, devices: int, hardware: Hardware
 ) -> tuple[Span, str] | str:
     if encoder is None:
-        return f"nothing like it has finished, and the size of '{spec.model.student}' is not known unread"
+        return (
+            f"no similar run has finished, and the size of '{spec.model.student}' is unknown until it is read"
+        )
     layers = encoder.layers if spec.model.layers is None else len(spec.model.layers)
     hidden = encoder.hidden
     # Forward and backward of the encoder, per position of a full text: see trainers.telemetry.flops.
@@ -332,18 +337,18 @@ def _from_catalogue(
         rates = Span(LEAST_CPU_GFLOPS, CPU_GFLOPS, MOST_CPU_GFLOPS) * (1e9 * devices)
         words = (
             f"counted arithmetic at {CPU_GFLOPS:g} GFLOP/s per CPU (assumed; {LEAST_CPU_GFLOPS:g} to "
-            f"{MOST_CPU_GFLOPS:g}): no run like them has finished"
+            f"{MOST_CPU_GFLOPS:g}): no similar run has finished"
         )
     else:
         peak = (hardware.peak_tflops or {}).get(Precision(spec.precision))
         if peak is None:
             return (
-                f"nothing like it has finished, and {hardware.name} has no published peak in {spec.precision}"
+                f"no similar run has finished, and {hardware.name} has no published peak in {spec.precision}"
             )
         rates = Span(LEAST_MFU, MFU, MOST_MFU) * (peak * 1e12 * devices)
         words = (
-            f"counted arithmetic at {MFU:.0%} of {hardware.name}'s peak ({LEAST_MFU:.0%} to {MOST_MFU:.0%}): "
-            "no run like them has finished"
+            f"counted arithmetic at {MFU:.0%} of {hardware.name}'s peak ({LEAST_MFU:.0%} to "
+            f"{MOST_MFU:.0%}): no similar run has finished"
         )
     time_s = Span(
         SETUP_S / 3 + LEAST_FILLED * flops / rates.high,
@@ -390,7 +395,7 @@ def _warnings(spec: ExperimentSpec, total: Mapping[str, Span], runs: float) -> l
     if spec.budget.runs is not None and spec.budget.runs < spec.run_count():
         said.append(
             f"budget.runs {spec.budget.runs:,} is less than the {spec.run_count():,} runs of the grid; "
-            f"after so many the experiment {happens}"
+            f"after that many the experiment {happens}"
         )
     for field, name, unit in LIMITS:
         limit, span = getattr(spec.budget, field), total[name]
@@ -423,7 +428,7 @@ def too_small(spec: ExperimentSpec, found: Forecast) -> list[tuple[str, str]]:
             problems.append(
                 (
                     f"budget.{field}",
-                    f"{limit:g} {unit} is less than the smallest run takes ({span.middle:.3g}, at least "
+                    f"{limit:g} {unit} is less than the smallest run needs ({span.middle:.3g}, at least "
                     f"{least:.3g}, by {one.basis}); raise it, or shorten the runs",
                 )
             )

@@ -223,13 +223,13 @@ def _caveats(
     caveats: list[str] = []
     going = [run for run in runs if run.ended_s is None]
     if going:
-        caveats.append(f"{_count(going)} not ended yet: everything here may change")
+        caveats.append(f"{_count(going)} not ended yet: figures may still change")
     for state, said in (
         (RunState.failed, "failed and have no result"),
         (RunState.cancelled, "were cancelled"),
         (
             RunState.stopped,
-            "were stopped early: in no mean and no claim, because their time is not the whole",
+            "were stopped early: left out of means and claims, because their times are incomplete",
         ),
     ):
         of = [run for run in runs if run.state is state]
@@ -238,7 +238,7 @@ def _caveats(
     retried = [run for run in finished if run.own_failures + run.infrastructure_failures]
     if retried:
         caveats.append(
-            f"{_count(retried)} finished after failures; the work lost to them is charged to the "
+            f"{_count(retried)} finished after failures; the lost work is charged to the "
             "experiment, not to the run's figures"
         )
     for answer in (recommendation, comparison):
@@ -246,15 +246,15 @@ def _caveats(
             caveats += answer.notes
     if len(run_table.environments) > 1:
         caveats.append(
-            f"the runs come from {len(run_table.environments)} different environments (see Environment): "
-            "a difference in time may be theirs"
+            f"the runs come from {len(run_table.environments)} different environments (see Environment), "
+            "which may explain differences in time"
         )
     known = {run for _, of in run_table.environments for run in of}
     silent = [run for run in finished if run.id not in known]
     if silent:
-        caveats.append(f"{_count(silent)} did not say where they ran")
+        caveats.append(f"{_count(silent)} did not report where they ran")
     if any(facts.get("git_dirty") for facts, _ in run_table.environments):
-        caveats.append("some runs used code with uncommitted changes; the commit alone does not give it back")
+        caveats.append("some runs used code with uncommitted changes; the commit alone does not reproduce it")
     if not isinstance(effects, Unanswered):
         for item in effects.items:
             caveats += [f"effects on {item.model.metric}: {check}" for check in item.model.checks]

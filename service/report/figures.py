@@ -101,8 +101,8 @@ def _curves(contents: Contents) -> Iterable[Figure]:
             left = len(groups) - len(shown)
             yield Figure(
                 f"curve-{name.replace('_', '-')}",
-                f"{_titled(name)} over steps: mean over seeds, with a band of one standard deviation "
-                "between seeds where there are two or more."
+                f"{_titled(name)} over steps: mean over seeds, with a band of one standard deviation if "
+                "there are two or more seeds."
                 + (f" The first {MOST_CURVES} of {len(groups)} configurations." if left else ""),
                 data,
                 _with_legend(
@@ -217,7 +217,7 @@ def _trade_off(answer: FrontierAnswer, name: str, judged: str, *, higher: bool) 
     return Figure(
         f"tradeoff-{name.replace('_', '-')}",
         f"{_titled(name)} against {title(judged)}, means over seeds. {'Up' if higher else 'Down'} and left "
-        "is better; the dotted line joins what nothing beats on these two.",
+        "is better; the dotted line joins the configurations that nothing beats on these two.",
         data,
         _layout(f"{title(name)} ({scale.unit})", _axis_title(judged), height=380),
     )
@@ -265,8 +265,9 @@ def _effects(answer: EffectsAnswer | Unanswered) -> Iterable[Figure]:
         layout["xaxis"]["zeroline"] = True
         yield Figure(
             f"effect-{model.metric.replace('_', '-')}",
-            f"What each value does to {title(model.metric)} against the first value of its axis, averaged "
-            "over all else, with 95% intervals. An interval that crosses zero shows no effect.",
+            f"Effect of each value on {title(model.metric)} relative to the first value of its axis, "
+            "averaged over the other axes, with 95% intervals. An interval that includes zero shows no "
+            "effect.",
             data,
             layout,
         )
@@ -300,7 +301,7 @@ def _breakdown(contents: Contents) -> Figure | None:
     layout = _layout(f"time ({scale.unit}), mean over seeds", "", height=150 + 26 * len(labels))
     layout |= {"barmode": "stack"}
     layout["yaxis"]["autorange"] = "reversed"
-    return Figure("breakdown", "What the time of a run is made of, mean over seeds.", data, layout)
+    return Figure("breakdown", "Breakdown of the time of a run, mean over seeds.", data, layout)
 
 
 def _mark(phase: str) -> dict[str, Any]:
@@ -342,7 +343,7 @@ def _timeline(contents: Contents) -> Figure | None:
         )
     dense = len(started) > 60
     layout = _layout(
-        f"time since the first run began ({scale.unit})",
+        f"time since the first run started ({scale.unit})",
         "run",
         height=min(1600, 140 + (8 if dense else 18) * len(started)),
     )
@@ -355,7 +356,7 @@ def _timeline(contents: Contents) -> Figure | None:
     layout |= {"bargap": 0.15, "barmode": "overlay"}
     return Figure(
         "timeline",
-        "When each run ran, from its first start to its end, waiting between attempts included.",
+        "When each run ran, from first start to end, including waits between attempts.",
         data,
         layout,
     )
@@ -388,14 +389,14 @@ def _steps(contents: Contents) -> Iterable[Figure]:
                     "<extra>%{fullData.name}</extra>",
                 }
             )
-        layout = _layout("time since the step began (ms)", "worker", height=170 + 34 * len(step.rows))
+        layout = _layout("time since the start of the step (ms)", "worker", height=170 + 34 * len(step.rows))
         layout["yaxis"] |= {"autorange": "reversed", "categoryorder": "array", "categoryarray": [*step.rows]}
         layout |= {"bargap": 0.2, "barmode": "overlay"}
         point = point_text(runs[id].point)
         yield Figure(
             f"step-{id}",
-            f"Step {step.step} of run:{id}{f' ({point})' if point else ''}, one that took the median time: "
-            "what each worker did when. `stillhouse trace` has all traced steps.",
+            f"Step {step.step} of run:{id}{f' ({point})' if point else ''}, a step of median duration: "
+            "each worker's timeline. `stillhouse trace` has all traced steps.",
             data,
             layout,
         )

@@ -84,22 +84,22 @@ def sections(contents: Contents) -> list[ReportSection]:
         ReportSection("answer", "Answer", list(_answer(contents))),
         ReportSection("question", "Question", list(_question(contents))),
         ReportSection("results", "Results", list(_results(contents))),
-        ReportSection("trade-offs", "What more accuracy costs", [*_frontier(contents), *plots("tradeoff-")]),
+        ReportSection("trade-offs", "The price of accuracy", [*_frontier(contents), *plots("tradeoff-")]),
         ReportSection("verdicts", "Tested claims", list(_verdicts(contents))),
-        ReportSection("effects", "What each axis does", [*_effects(contents), *plots("effect-")]),
-        ReportSection("speed-ups", "Against the baseline", list(_speedup(contents))),
-        ReportSection("scores", "If you weigh it otherwise", list(_scores(contents))),
+        ReportSection("effects", "Effects by axis", [*_effects(contents), *plots("effect-")]),
+        ReportSection("speed-ups", "Speed-up over the baseline", list(_speedup(contents))),
+        ReportSection("scores", "Other weightings", list(_scores(contents))),
         ReportSection("curves", "Learning curves", plots("curve-")),
         ReportSection(
             "time",
-            "Where the time went",
+            "Time breakdown",
             [*plots("breakdown"), *plots("step-"), *plots("timeline"), *_drift(contents)],
         ),
-        ReportSection("ledger", "What it cost in all", list(_ledger(contents))),
+        ReportSection("ledger", "Total cost", list(_ledger(contents))),
         ReportSection("method", "Method", list(_method(contents))),
         ReportSection("environment", "Environment", list(_environment(contents))),
-        ReportSection("caveats", "Before you believe this", list(_caveats(contents))),
-        ReportSection("reproduce", "How to reproduce", list(_reproduce(contents))),
+        ReportSection("caveats", "Caveats", list(_caveats(contents))),
+        ReportSection("reproduce", "How to reproduce this", list(_reproduce(contents))),
     ]
     return [section for section in found if section.blocks]
 
@@ -107,7 +107,7 @@ def sections(contents: Contents) -> list[ReportSection]:
 def _answer(contents: Contents) -> Iterable[Block]:
     chosen = contents.recommendation
     if isinstance(chosen, Unanswered):
-        yield Paragraph(f"There is no recommendation: {chosen.reason}.", strong=True)
+        yield Paragraph(f"No recommendation: {chosen.reason}.", strong=True)
         return
     yield Paragraph(f"Use {point_text(chosen.winner_point) or 'the only configuration'}.", strong=True)
     yield Paragraph(chosen.text)
@@ -218,9 +218,10 @@ def _results(contents: Contents) -> Iterable[Block]:
     yield Table(headings, rows, frozenset(range(count, count + 1 + len(answer.metrics))))
     several = any(s.sd is not None for row in answer.rows for s in row.figures.values() if s is not None)
     yield Paragraph(
-        "Mean ± standard deviation between seeds. * marks the best mean, which proves no difference yet."
+        "Mean ± standard deviation between seeds. * marks the best mean; not tested for significance."
         if several
-        else "One seed per configuration: no spread is known. * marks the best value, which proves nothing."
+        else "One seed per configuration: the spread is unknown. * marks the best value; not tested for "
+        "significance."
     )
     if len(answer.rows) > MOST_ROWS:
         yield Paragraph(f"The first {MOST_ROWS} of {len(answer.rows)} configurations; the bundle has all.")
@@ -233,8 +234,8 @@ def _frontier(contents: Contents) -> Iterable[Block]:
         return
     names = ", ".join(title(metric.name) for metric in answer.metrics)
     yield Paragraph(
-        f"{len(answer.members)} of {len(answer.members) + len(answer.others)} configurations are "
-        f"beaten by none on {names} at once."
+        f"{len(answer.members)} of {len(answer.members) + len(answer.others)} configurations are not "
+        f"dominated on {names}."
     )
     points = {member.label: member.point for member in answer.members}
     yield Table(
@@ -251,7 +252,7 @@ def _frontier(contents: Contents) -> Iterable[Block]:
     if answer.dominated:
         others = {member.label: member.point for member in answer.others}
         yield Table(
-            ["beaten on everything", "by"],
+            ["dominated", "by"],
             [
                 [point_text(others[label]), "; ".join(point_text(points[by]) for by in dominators[:3])]
                 for label, dominators in _cut(list(answer.dominated.items()))
@@ -265,7 +266,7 @@ def _verdicts(contents: Contents) -> Iterable[Block]:
         yield Paragraph(answer.reason)
         return
     yield Paragraph(
-        "The recommended configuration (A) against each other one (B). A difference is A less B; intervals "
+        "The recommended configuration (A) against every other one (B). Differences are A - B; intervals "
         "are of 95% each, p-values are corrected over all claims on a metric (Holm)."
     )
     untested: dict[str, list[str]] = {}
@@ -279,7 +280,7 @@ def _verdicts(contents: Contents) -> Iterable[Block]:
             yield Paragraph(f"{title(metric).capitalize()}:")
             yield Table(["B", "verdict", "A - B", "interval", "p"], _cut(rows), frozenset({2, 3, 4}))
     if untested:
-        yield Paragraph("No claim can be made from fewer than two seeds with a result:")
+        yield Paragraph("A claim needs at least two seeds with a result; missing for:")
         yield Bullets([f"{point}: {', '.join(metrics)}" for point, metrics in _cut(list(untested.items()))])
 
 
@@ -338,7 +339,7 @@ def _speedup(contents: Contents) -> Iterable[Block]:
         rows.append(cells)
     baseline = _short_labels(contents)[answer.baseline]
     yield Paragraph(
-        f"How many times better than {baseline}, with 95% intervals; 2x is twice as fast, or half the money."
+        f"Factor relative to {baseline}, with 95% intervals; 2x is twice as fast, or half the cost."
     )
     yield Table(
         ["configuration", *(title(metric.name) for metric in answer.metrics)],
@@ -349,10 +350,10 @@ def _speedup(contents: Contents) -> Iterable[Block]:
         short = _short_labels(contents)
         yield Paragraph(
             f"Time until {title(answer.time_to.metric)} first reached {answer.time_to.target:.4g} at an "
-            "evaluation, from the start of the run; a mean only where every seed got there."
+            "evaluation, from the start of the run; a mean only if every seed reached it."
         )
         yield Table(
-            ["configuration", "seeds that got there", "mean time", "speed-up"],
+            ["configuration", "seeds that reached it", "mean time", "speed-up"],
             [
                 [
                     short[row.label],
@@ -372,8 +373,8 @@ def _scores(contents: Contents) -> Iterable[Block]:
         yield Paragraph(answers.reason)
         return
     yield Paragraph(
-        "The best of a weighted sum of max-normalised metrics, by how one weighs time, cost, energy and "
-        "occupancy. Accuracy is not in it; the answer above holds it as a constraint."
+        "The best weighted sum of max-normalised metrics, for different weights of time, cost, energy "
+        "and occupancy. Accuracy is not included; the recommendation above treats it as a constraint."
     )
     rows = []
     for name, answer in answers.items():
@@ -395,19 +396,19 @@ def _method(contents: Contents) -> Iterable[Block]:
     del contents
     yield Bullets(
         [
-            "A configuration is one combination of axis values; its runs differ by seed alone. Only runs "
-            "that trained their whole length count.",
+            "A configuration is one combination of axis values; its runs differ only in their seed. Only "
+            "runs that trained to full length count.",
             "A claim pairs seeds that both sides ran. Paired: t-test of the differences. Unpaired: Welch's "
-            "t-test. Two-sided, at 5%, corrected by Holm over all claims on a metric. Seeds are taken to "
-            "spread at least as much as the figure's steps cause: seeds that agree prove nothing.",
-            "Where the scores of each example are kept, a claim needs seeds and examples (a two-way test); "
-            "elsewhere it is about further seeds on the same examples.",
+            "t-test. Two-sided, at 5%, Holm-corrected over all claims on a metric. The spread between "
+            "seeds is floored at the figure's resolution: agreement between seeds alone proves nothing.",
+            "If per-example scores are available, a claim needs seeds and examples (a two-way test); "
+            "otherwise it covers only further seeds on the same examples.",
             "Equivalent means: two one-sided t-tests show the difference to be within the "
             f"margin ({NO_LOSS:g} of accuracy).",
-            "Effects come from a linear model with all two-way interactions that the runs can tell "
-            "apart; time, cost and energy are modelled as logarithms.",
-            "Cost is the price of the devices x the time they were held; energy says whether it was measured "
-            "or modelled, and the two never share a number.",
+            "Effects come from a linear model with all two-way interactions that the runs can separate; "
+            "time, cost and energy are modelled as logarithms.",
+            "Cost is the price of the devices x the time they were held; energy is labelled as measured "
+            "or modelled, and the two are never combined in one number.",
         ]
     )
 
@@ -443,13 +444,13 @@ def _ledger(contents: Contents) -> Iterable[Block]:
             ),
             frozenset({1, 3, 4, 5, 6, 7}),
         )
-    yield Paragraph(f"Devices are paid for from placed to released, busy or not; {ledger_words.LEGEND}.")
+    yield Paragraph(f"Devices are charged from placed to released, busy or not; {ledger_words.LEGEND}.")
 
 
 def _environment(contents: Contents) -> Iterable[Block]:
     environments = contents.run_table.environments
     if not environments:
-        yield Paragraph("No run said where it ran.")
+        yield Paragraph("No run reported where it ran.")
         return
     names = list(dict.fromkeys(name for facts, _ in environments for name in facts))
     shown = environments[:6]
@@ -471,7 +472,7 @@ def _fact(value: Any) -> str:
 
 
 def _caveats(contents: Contents) -> Iterable[Block]:
-    yield Bullets(contents.caveats or ["Nothing is known that speaks against these numbers."])
+    yield Bullets(contents.caveats or ["No known caveats apply to these numbers."])
 
 
 def _reproduce(contents: Contents) -> Iterable[Block]:
@@ -483,10 +484,10 @@ def _reproduce(contents: Contents) -> Iterable[Block]:
         )
     )
     yield Paragraph(
-        "Submit the spec again to the same version of the code, with the same data under the configured "
+        "Submit the spec again with the same version of the code, with the same data under the configured "
         "folders"
         + (f" (commit {commits[0][:12]})" if len(commits) == 1 else "")
-        + ". `stillhouse export --bundle` keeps all rows, points and facts with checksums."
+        + ". `stillhouse export --bundle` packs all rows, points and facts with checksums."
     )
     yield Code(
         "\n".join(

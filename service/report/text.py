@@ -12,7 +12,7 @@ from service.report.sections import Block, Bullets, Code, Paragraph, Plot, Table
 def markdown(contents: Contents) -> str:
     """The whole report."""
     names = ", ".join(experiment.name for experiment in contents.run_table.experiments)
-    lines = [f"# {_inline(names)}", "", f"Made {utc(contents.made_at_s)}."]
+    lines = [f"# {_inline(names)}", "", f"Generated {utc(contents.made_at_s)}."]
     for section in sections(contents):
         written = [line for block in section.blocks for line in _block(block)]
         if written:

@@ -33,7 +33,7 @@ class Verdict:
     stops: bool
 
     def __str__(self) -> str:
-        return f"at {self.rung:.0%} of its length it is number {self.place} of {self.reached}"
+        return f"at {self.rung:.0%} of its length it ranks {self.place} of {self.reached}"
 
 
 def rungs(first: float, reduction: int) -> tuple[float, ...]:

@@ -32,7 +32,7 @@ class Range(Section):
         if not self.low < self.high:
             raise ValueError(f"low {self.low:g} is not below high {self.high:g}; swap them")
         if self.log and self.low <= 0:
-            raise ValueError(f"a logarithm needs low above 0, not {self.low:g}; raise low or remove log")
+            raise ValueError(f"log needs low above 0, not {self.low:g}; raise low or remove log")
         return self
 
     def span(self) -> grid.Span:
@@ -85,8 +85,8 @@ class Search(Section):
             for value in values:
                 if not isinstance(value, AxisValue):
                     raise ValueError(
-                        f"axis '{name}' has the value {_shown(value)}, and a list or section cannot be an "
-                        "axis value; submit an experiment for each, and compare those"
+                        f"axis '{name}' has the value {_shown(value)}, but a list or section cannot be an "
+                        "axis value; submit one experiment per value, and compare them"
                     )
         return axes
 
@@ -107,26 +107,26 @@ class Search(Section):
     def _not_of_the_test_part(cls, metric: str) -> str:
         if metric.startswith(_TEST):
             raise ValueError(
-                f"'{metric}' is of the test part, by which nothing is chosen; "
-                f"search by the validation part, such as {metric.removeprefix(_TEST)}"
+                f"'{metric}' is measured on the test part, which may not guide a search; use a "
+                f"validation metric, such as {metric.removeprefix(_TEST)}"
                 if metric.removeprefix(_TEST) in SCORES
-                else f"'{metric}' is of the test part, by which nothing is chosen; search by the validation "
-                "part, such as validation_loss"
+                else f"'{metric}' is measured on the test part, which may not guide a search; use a "
+                "validation metric, such as validation_loss"
             )
         return metric
 
     @model_validator(mode="after")
     def _consistent(self) -> Search:
         if self.name == "grid" and self.samples is not None:
-            raise ValueError("samples belongs to search.name: random, asha or tpe; remove it or change name")
+            raise ValueError("samples needs search.name: random, asha or tpe; remove it or change name")
         if self.name in ("random", "tpe") and self.samples is None:
-            raise ValueError(f"search.name: {self.name} needs search.samples; say how many combinations")
+            raise ValueError(f"search.name: {self.name} needs search.samples; set the number of combinations")
         if self.name == "tpe" and not self.axes:
-            raise ValueError("search.name: tpe has nothing to search; name values or ranges in search.axes")
+            raise ValueError("search.name: tpe has nothing to search; add values or ranges to search.axes")
         spans = [name for name, values in self.axes.items() if isinstance(values, Range)]
         if spans and self.samples is None:
             raise ValueError(
-                f"axis '{spans[0]}' is a range, which a grid cannot walk; list values, "
+                f"axis '{spans[0]}' is a range, which a grid cannot expand; list values, "
                 "or use search.name: random with samples"
             )
         return self
@@ -135,7 +135,7 @@ class Search(Section):
     def _otherwise_is_conditional(self) -> Search:
         for name in self.otherwise:
             if name not in self.when:
-                raise ValueError(f"otherwise names '{name}', which has no condition; add it to search.when")
+                raise ValueError(f"otherwise has '{name}', which has no condition; add it to search.when")
         return self
 
     def settings(self, point: Mapping[str, AxisValue]) -> Point:
@@ -149,23 +149,25 @@ class Search(Section):
     def _conditions_can_hold(self) -> Search:
         for name, needs in self.when.items():
             if name not in self.axes:
-                raise ValueError(f"when names '{name}', which is no axis; add it to search.axes or remove it")
+                raise ValueError(
+                    f"when has '{name}', which is not an axis; add it to search.axes or remove it"
+                )
             for other, values in needs.items():
                 known = self.axes.get(other)
                 if known is None:
                     raise ValueError(
-                        f"when of '{name}' asks for '{other}', which is no axis; "
+                        f"when of '{name}' depends on '{other}', which is not an axis; "
                         "add it to search.axes or remove the condition"
                     )
                 if isinstance(known, Range):
                     raise ValueError(
-                        f"when of '{name}' asks for '{other}', which is a range; use a listed axis"
+                        f"when of '{name}' depends on '{other}', which is a range; use a listed axis"
                     )
                 strange = [value for value in values if value not in known]
                 if strange or not values:
                     shown = json.dumps(strange[0]) if strange else "anything"
                     raise ValueError(
-                        f"when of '{name}': '{other}' never is {shown}; use values out of {json.dumps(known)}"
+                        f"when of '{name}': '{other}' is never {shown}; use values from {json.dumps(known)}"
                     )
         self._ordered()
         return self

@@ -69,7 +69,7 @@ def suggest(
         seed: of the search.
 
     Raises:
-        ValueError: every configuration was tried.
+        ValueError: all configurations have been tried.
     """
     known = {_text(earlier.point) for earlier in tried}
     for number in range(_TRIES):
@@ -83,7 +83,7 @@ def suggest(
     everything = itertools.islice(grid.grid_points(listed, conditions), grid.MAX_RUNS)
     left = [other for other in everything if _text(other) not in known]
     if not left:
-        raise ValueError("every configuration was tried")
+        raise ValueError("all configurations have been tried")
     return left[_seed_of(seed, len(tried), _TRIES) % len(left)]
 
 

@@ -156,8 +156,10 @@ def check_experiment_attempt(experiment_id: int, attempt: int, row: sa.Row[Any])
         StaleAttempt: another attempt is current, or this one has ended.
     """
     if row.attempt != attempt:
-        raise StaleAttempt(f"experiment {experiment_id}: attempt {attempt} is over, {row.attempt} is current")
+        raise StaleAttempt(
+            f"experiment {experiment_id}: attempt {attempt} has ended; the current one is {row.attempt}"
+        )
     if row.state not in ACTIVE_EXPERIMENT_STATES:
         raise StaleAttempt(
-            f"experiment {experiment_id}: attempt {attempt} is over, the experiment is {row.state}"
+            f"experiment {experiment_id}: attempt {attempt} has ended; the experiment is {row.state}"
         )

@@ -122,7 +122,7 @@ class Driving(StorePart):
                 statements.RENEW_LEASE, {"experiment": experiment_id, "current": attempt, "until": until}
             ).one_or_none()
             if row is None:
-                raise StaleAttempt(f"attempt {attempt} at experiment {experiment_id} is over")
+                raise StaleAttempt(f"attempt {attempt} at experiment {experiment_id} has ended")
             cancelled = connection.execute(statements.RUNS_TO_CANCEL, {"experiment": experiment_id})
             return Requests(
                 cancel=row.cancel_requested_s is not None,
@@ -166,7 +166,7 @@ class Driving(StorePart):
             if row.cancel_requested_s is not None or row.pause_requested_s is not None:
                 asked = "cancel" if row.cancel_requested_s is not None else "pause"
                 raise Conflict(
-                    f"experiment {experiment_id} was asked to {asked}; no further attempt is opened"
+                    f"experiment {experiment_id} has a {asked} request; no further attempts are opened"
                 )
             run = read_run(connection, run_id)
             number, had, has = run.attempt + 1, run.workers, workers or run.workers
@@ -186,7 +186,7 @@ class Driving(StorePart):
                 .values(attempt=number)
             )
             if not moved.rowcount:
-                raise Conflict(f"run {run_id} is {run.state}; only a queued one can be started")
+                raise Conflict(f"run {run_id} is {run.state}; only a queued run can start")
             connection.execute(
                 sa.insert(schema.attempts).values(
                     run_id=run_id,
@@ -201,8 +201,10 @@ class Driving(StorePart):
                     placement=placement,
                 )
             )
-            with_workers = "" if has == had else f" with {has} worker{'' if has == 1 else 's'}, before {had}"
-            new = NewEvent(EventKind.run_starting, f"attempt {number} starts{with_workers}", run_id, number)
+            with_workers = (
+                "" if has == had else f" with {has} worker{'' if has == 1 else 's'}, previously {had}"
+            )
+            new = NewEvent(EventKind.run_starting, f"attempt {number} started{with_workers}", run_id, number)
             announce(connection, experiment_id, [new], now)
             return number
 
@@ -426,7 +428,7 @@ class Driving(StorePart):
                     )
                 )
                 kind = EventKind.experiment_released
-                message = f"queued again, not before {delay_s:g} s from now"
+                message = f"queued again, to start in {delay_s:g} s at the earliest"
             else:
                 _end_experiment(connection, experiment_id, target, row, failure, now)
                 kind, message = EventKind.of_experiment(target), str(target)
@@ -521,10 +523,10 @@ class Driving(StorePart):
 def _refused_run(connection: Connection, run_id: int, attempt: int) -> StaleAttempt | Conflict:
     run = read_run(connection, run_id)
     if run.attempt != attempt:
-        return StaleAttempt(f"run {run_id}: attempt {attempt} is over, {run.attempt} is current")
+        return StaleAttempt(f"run {run_id}: attempt {attempt} has ended; the current one is {run.attempt}")
     if run.state is RunState.queued:
-        return StaleAttempt(f"run {run_id}: attempt {attempt} is over, the run waits for the next")
-    return Conflict(f"run {run_id} is {run.state} already")
+        return StaleAttempt(f"run {run_id}: attempt {attempt} has ended; the run is waiting for the next")
+    return Conflict(f"run {run_id} is already {run.state}")
 
 
 def _end_experiment(
@@ -590,7 +592,7 @@ def _end_event(
 ) -> NewEvent:
     why = "" if failure is None else f": {failure[0]}: {failure[1]}"
     if target is RunState.queued:
-        message = f"attempt {attempt} failed{why}; tried again in {retry_delay_s or 0:g} s"
+        message = f"attempt {attempt} failed{why}; retrying in {retry_delay_s or 0:g} s"
         return NewEvent(EventKind.run_retrying, message[:LONGEST_MESSAGE], run_id, attempt)
     data = None if failure is None else {"failure_class": str(failure[0])}
     return NewEvent(EventKind.of_run(target), f"{target}{why}"[:LONGEST_MESSAGE], run_id, attempt, data)

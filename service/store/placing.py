@@ -66,7 +66,7 @@ class Placing(StorePart):
         now = self.clock()
         texts = {run_id: None if text is None else storable(text) for run_id, text in reasons.items()}
         new = [
-            NewEvent(EventKind.run_waiting, f"waits for {text}", run_id)
+            NewEvent(EventKind.run_waiting, f"waiting for {text}", run_id)
             for run_id, text in texts.items()
             if text is not None
         ]

@@ -106,7 +106,8 @@ class Requesting(StorePart):
             row = lock_experiment(connection, experiment_id)
             if row.state in TERMINAL_EXPERIMENT_STATES:
                 raise Conflict(
-                    f"experiment {experiment_id} is {row.state}; only a queued or running one can pause"
+                    f"experiment {experiment_id} is {row.state}; only a queued or running experiment can "
+                    "be paused"
                 )
             if row.state is ExperimentState.queued:
                 connection.execute(
@@ -153,7 +154,7 @@ class Requesting(StorePart):
                 announce(
                     connection,
                     experiment_id,
-                    [NewEvent(EventKind.experiment_resumed, "pause taken back")],
+                    [NewEvent(EventKind.experiment_resumed, "pause request withdrawn")],
                     now,
                 )
             return read_experiment(connection, experiment_id)
@@ -172,7 +173,9 @@ class Requesting(StorePart):
         def body(connection: Connection) -> Experiment:
             row = lock_experiment(connection, experiment_id)
             if row.state not in TERMINAL_EXPERIMENT_STATES:
-                raise Conflict(f"experiment {experiment_id} is {row.state}; only an ended one can be retried")
+                raise Conflict(
+                    f"experiment {experiment_id} is {row.state}; only a finished experiment can be retried"
+                )
             unfinished = TERMINAL_RUN_STATES - {RunState.succeeded}
             queued = self._queue_again(connection, experiment_id, unfinished, now)
             if not queued:
@@ -203,13 +206,15 @@ class Requesting(StorePart):
         def body(connection: Connection) -> Experiment:
             row = lock_experiment(connection, experiment_id)
             if row.state not in TERMINAL_EXPERIMENT_STATES:
-                raise Conflict(f"experiment {experiment_id} is {row.state}; only an ended one can be retried")
+                raise Conflict(
+                    f"experiment {experiment_id} is {row.state}; only a finished experiment can be retried"
+                )
             results = connection.execute(statements.results(experiment_id)).mappings()
             runs = {run.id: run for run in map(Run.from_row, results)}
             causes = disturbances(runs.values())
             if not causes:
                 raise Conflict(
-                    f"experiment {experiment_id}: no result was disturbed; there is nothing to measure again"
+                    f"experiment {experiment_id}: no result was disturbed; there is nothing to remeasure"
                 )
             reused = connection.execute(reuse_statements.reused_among(causes))
             kept: dict[int, int] = {row.reused_from: row.user for row in reused}
@@ -226,7 +231,7 @@ class Requesting(StorePart):
             new = [
                 NewEvent(
                     EventKind.run_kept,
-                    f"not measured again: run {user} reuses its figures",
+                    f"not remeasured: run {user} reuses its figures",
                     id,
                     runs[id].attempt,
                 )
@@ -312,7 +317,9 @@ class Requesting(StorePart):
         def body(connection: Connection) -> Experiment:
             row = lock_experiment(connection, experiment_id)
             if row.state in TERMINAL_EXPERIMENT_STATES:
-                raise Conflict(f"experiment {experiment_id} is {row.state}; its priority no longer matters")
+                raise Conflict(
+                    f"experiment {experiment_id} is {row.state}; its priority no longer has any effect"
+                )
             connection.execute(statements.set_experiment(experiment_id, priority=priority))
             announce(
                 connection,
@@ -342,12 +349,12 @@ class Requesting(StorePart):
         def body(connection: Connection) -> None:
             row = lock_experiment(connection, experiment_id)
             if row.state not in TERMINAL_EXPERIMENT_STATES:
-                raise Conflict(f"experiment {experiment_id} is {row.state}; cancel it before it is deleted")
+                raise Conflict(f"experiment {experiment_id} is {row.state}; cancel it before deleting it")
             dependent = connection.execute(statements.unfinished_dependents(experiment_id)).one_or_none()
             if dependent is not None:
                 raise Conflict(
                     f"experiment {dependent.experiment_id} starts from run {dependent.run_id} and has not "
-                    f"ended; cancel it, or delete experiment {experiment_id} afterwards"
+                    f"ended; cancel it, or delete experiment {experiment_id} once it has"
                 )
             reuser = connection.execute(reuse_statements.reusers(experiment_id)).one_or_none()
             if reuser is not None:
@@ -404,7 +411,7 @@ class Requesting(StorePart):
             run = read_run(connection, run_id)
             if run.state not in TERMINAL_RUN_STATES or run.state is RunState.succeeded:
                 raise Conflict(
-                    f"run {run_id} is {run.state}; only a failed, cancelled or stopped one can be retried"
+                    f"run {run_id} is {run.state}; only a failed, cancelled or stopped run can be retried"
                 )
             ended = row.state in TERMINAL_EXPERIMENT_STATES
             if row.cancel_requested_s is not None and not ended:

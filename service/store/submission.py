@@ -420,7 +420,7 @@ def _reuse_runs(connection: Connection, id: int, item: _Submitted, now: float) -
         events += [
             NewEvent(
                 EventKind.run_reused,
-                f"run {row['id']} of experiment {row['experiment_id']} had the same settings and data",
+                f"run {row['id']} of experiment {row['experiment_id']} has the same settings and data",
                 own[index],
                 data={"run_id": row["id"]},
             )
@@ -428,5 +428,5 @@ def _reuse_runs(connection: Connection, id: int, item: _Submitted, now: float) -
         ]
     if len(taken) == len(item.runs):
         connection.execute(statements.set_experiment(id, state=ExperimentState.succeeded, ended_s=now))
-        events.append(NewEvent(EventKind.experiment_succeeded, "every run is reused"))
+        events.append(NewEvent(EventKind.experiment_succeeded, "all runs are reused"))
     announce(connection, id, events, now)

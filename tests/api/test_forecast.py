@@ -41,14 +41,14 @@ def test_history_is_found_and_the_whole_grid_is_forecast_on_the_first_page(
     assert forecast["device_hours"]["middle"] == pytest.approx(400 / 3600)
     assert forecast["cost_usd"]["low"] < forecast["cost_usd"]["middle"] < forecast["cost_usd"]["high"]
     assert forecast["energy_kwh"]["middle"] == pytest.approx(0.004)
-    assert "2 finished runs like them" in forecast["basis"][0]
+    assert "2 similar finished runs" in forecast["basis"][0]
     assert preview(client, SPEC, page_token=first["next_page_token"])["forecast"] is None
 
 
 def test_without_history_the_reason_is_said(client: TestClient) -> None:
     forecast = preview(client, SPEC)["forecast"]
     assert forecast["runs"] == 0
-    assert "4 runs: how many examples the dataset has is not known" in forecast["unknown"][0]
+    assert "4 runs: the size of the dataset is unknown" in forecast["unknown"][0]
 
 
 def test_a_budget_that_no_run_fits_into_is_refused_and_one_that_ends_the_sweep_is_not(

@@ -51,13 +51,13 @@ def save_checkpoint(settings: Settings, experiment_id: int, run_id: int, *, best
 @pytest.mark.parametrize(
     ("text", "type", "words"),
     [
-        ("model: {student: 'run:77'}", "unknown-run", "'run:77': there is no such run"),
-        ("model: {teacher: 'run:77'}", "unknown-run", "'run:77': there is no such run"),
-        ("model: {student: 'run:x'}", "invalid-value", "write run: and the run's number, such as run:12"),
-        ("model: {teacher: 'run:0'}", "invalid-value", "names no run"),
-        ("model: {teacher: mini}", "model-without-weights", "a preset, which has no weights"),
-        ("model: {teacher: /etc}", "path-outside-roots", "lies outside the allowed folders"),
-        ("model: {teacher: ../../etc}", "path-outside-roots", "lies outside the allowed folders"),
+        ("model: {student: 'run:77'}", "unknown-run", "'run:77': no such run"),
+        ("model: {teacher: 'run:77'}", "unknown-run", "'run:77': no such run"),
+        ("model: {student: 'run:x'}", "invalid-value", "write run: and its number, such as run:12"),
+        ("model: {teacher: 'run:0'}", "invalid-value", "is not a run"),
+        ("model: {teacher: mini}", "model-without-weights", "a preset, which has no trained weights"),
+        ("model: {teacher: /etc}", "path-outside-roots", "is outside the allowed folders"),
+        ("model: {teacher: ../../etc}", "path-outside-roots", "is outside the allowed folders"),
         ("model: {teacher: nowhere}", "path-not-found", "does not exist"),
         ("model: {teacher: texts}", "model-without-weights", "no config.json"),
         ("search: {axes: {model.teacher: [null, 'run:78']}}", "unknown-run", "'run:78'"),
@@ -90,7 +90,7 @@ def test_a_teacher_of_another_task_is_refused_and_a_student_is_not(
     (run,) = driver.start(experiment)
     body = submitted(client, f"model: {{teacher: 'run:{run.id}'}}", 422)
     assert body["type"] == "/problems/teacher-of-another-task"
-    assert f"'run:{run.id}' learned wikiqa, and task.name is imdb" in body["detail"]
+    assert f"'run:{run.id}' was trained on wikiqa, but task.name is imdb" in body["detail"]
     submitted(client, f"model: {{student: 'run:{run.id}'}}", 201)
 
 
@@ -106,7 +106,7 @@ def test_the_queue_says_which_run_is_waited_for(client: TestClient, driver: Driv
     waiting = submitted(client, f"model: {{teacher: 'run:{run.id}'}}", 201)
     (entry,) = client.get(f"{API}/queue").json()["items"]
     assert entry["experiment"]["id"] == waiting["id"]
-    assert entry["reason"] == f"waits for run {run.id} to finish"
+    assert entry["reason"] == f"waiting for run {run.id} to finish"
     assert client.get(f"{API}/experiments/{waiting['id']}/runs").json()["items"][0]["teacher"] == (
         f"run:{run.id}"
     )

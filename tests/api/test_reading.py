@@ -195,7 +195,7 @@ def test_bad_priority_is_refused(client: TestClient, grid: list[dict[str, Any]],
 def test_queue_says_why_each_waits(client: TestClient, grid: list[dict[str, Any]], driver: Driver) -> None:
     (entry,) = client.get(f"{API}/queue").json()["items"]
     assert (entry["position"], entry["experiment"]["id"]) == (1, 1)
-    assert "no scheduler is alive" in entry["reason"]
+    assert "no scheduler is running" in entry["reason"]
     driver.queue.heartbeat("s1", node="here", pid=1)
     answer = client.get(f"{API}/queue").json()
     assert answer["schedulers_alive"] == ["s1"]

@@ -168,7 +168,7 @@ def test_layers_that_the_student_does_not_have_are_refused(client: TestClient, t
     answer = client.post(EXPERIMENTS, content=text)
     assert answer.status_code == 422
     (problem,) = answer.json()["errors"]
-    assert problem["message"] == "layer 4 is asked for, but 'bert' has 4; use 0 to 3"
+    assert problem["message"] == "layer 4 does not exist: 'bert' has 4 layers; use 0 to 3"
     assert client.post(EXPERIMENTS, content=text.replace("4]", "3]")).status_code == 201
 
 
@@ -189,7 +189,7 @@ def test_paths_and_files_are_no_hub_datasets(client: TestClient, identifier: str
 @pytest.mark.parametrize("field", ["student", "teacher"])
 def test_paths_are_no_hub_models(client: TestClient, field: str) -> None:
     problem = refused(client, SPEC.replace("student: tiny", f"{field}: 'hub:/etc'"), "invalid-value")
-    assert "'hub:/etc' is no model of the hub" in problem["detail"]
+    assert "'hub:/etc' is not a model id of the hub" in problem["detail"]
     assert problem["errors"][0]["path"] == f"model.{field}"
 
 
@@ -303,7 +303,7 @@ def test_preview_says_why_a_run_is_not_feasible(app: FastAPI, client: TestClient
     reasons = {(run["point"]["hardware"], run["point"]["precision"]): run["reason"] for run in page["items"]}
     assert reasons["cpu", "fp32"] is None
     assert "V100" in reasons["V100", "fp32"]
-    assert "does not compute bf16" in reasons["V100", "bf16"]
+    assert "does not support bf16" in reasons["V100", "bf16"]
     assert page["cluster_age_s"] >= 0
     v100 = next(run for run in page["items"] if run["hardware"] == "V100-PCIE-16GB")
     assert (v100["accelerators"], v100["price_usd_per_hour"], v100["feasible"]) == (1, 2.75, False)

@@ -42,7 +42,7 @@ def test_a_trace_is_served_as_it_lies_on_the_disk(
     experiment = driver.submit(telemetry={"trace_steps": 3})
     (run,) = driver.start(experiment)
     body = problem(client, f"/runs/{run.id}/trace", 409, "no-trace")
-    assert body["detail"] == f"run {run.id} is running and has not passed its 3 traced steps yet"
+    assert body["detail"] == f"run {run.id} is running and has not reached its 3 traced steps yet"
     write_trace(checkpoints_folder(settings, experiment.id, run.id))
     answer = client.get(f"{API}/runs/{run.id}/trace")
     assert answer.status_code == 200
@@ -70,7 +70,7 @@ def test_the_kernel_trace_of_each_worker_is_served(
     (run,) = driver.start(experiment)
     place = f"/runs/{run.id}/trace/kernels"
     body = problem(client, place, 409, "no-trace")
-    assert body["detail"] == f"run {run.id} is running and has not passed its 3 profiled steps yet"
+    assert body["detail"] == f"run {run.id} is running and has not reached its 3 profiled steps yet"
     folder = checkpoints_folder(settings, experiment.id, run.id)
     tracing.write_kernels(folder, [gzip.compress(b'{"rank": %d}' % rank) for rank in (0, 1)])
     assert client.get(API + place).json() == {"rank": 0}
@@ -100,5 +100,5 @@ def test_the_typical_step_has_the_median_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("document", [{}, {"traceEvents": []}, {"traceEvents": [{"ph": "X"}]}, []])
 def test_another_document_is_no_trace(document: object) -> None:
-    with pytest.raises(ValueError, match="no trace of this service"):
+    with pytest.raises(ValueError, match="not a trace from this service"):
         typical_step(document)  # type: ignore[arg-type]

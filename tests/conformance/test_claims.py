@@ -128,7 +128,7 @@ def test_what_waits_for_its_delay_is_passed_over(store: Store, queue: Queue, sub
     failure = (FailureClass.infrastructure, "no node")
     store.release_experiment(first.id, 1, delay_s=60, failure=failure)
     queue.heartbeat("s", node="n", pid=1)
-    assert "waits 60 s before it is tried again after: no node" in queue.position(first.id).reason
+    assert "retrying in 60 s after: no node" in queue.position(first.id).reason
     assert [claimed.id for claimed in queue.claim("s", lease_s=30)] == [second.id]
     assert queue.claim("s", lease_s=30) == []
     now[0] += 61
@@ -172,7 +172,7 @@ def test_set_priority_moves_in_the_queue(store: Store, queue: Queue, submit: Sub
 
 def test_reasons(store: Store, queue: Queue, submit: Submit) -> None:
     first, second = submit(), submit()
-    assert "no scheduler is alive" in queue.position(first.id).reason
+    assert "no scheduler is running" in queue.position(first.id).reason
     queue.heartbeat("s", node="n", pid=1)
     assert "next" in queue.position(first.id).reason
     assert "1 ahead" in queue.position(second.id).reason

@@ -73,7 +73,7 @@ def test_what_a_run_waits_for_is_shown_until_its_attempt_is_opened(store: Store,
     store.set_waiting(experiment.id, 1, {first.id: "1 CPU; experiment 7 holds 2 cpu", second.id: "1 CPU"})
     assert store.run(first.id).waits_for == "1 CPU; experiment 7 holds 2 cpu"
     told = [event.message for event in store.events(experiment.id) if event.kind == "run.waiting"]
-    assert told == ["waits for 1 CPU; experiment 7 holds 2 cpu", "waits for 1 CPU"]
+    assert told == ["waiting for 1 CPU; experiment 7 holds 2 cpu", "waiting for 1 CPU"]
     store.set_waiting(experiment.id, 1, {second.id: None})
     assert store.run(second.id).waits_for is None
     attempt = store.open_attempt(first.id, 1, placement="g")

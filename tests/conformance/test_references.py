@@ -32,10 +32,10 @@ def test_it_is_not_claimed_before_the_run_has_succeeded(
 ) -> None:
     source, run, attempt = training()
     waiting = submit(1, model={"student": f"run:{run.id}"})
-    assert reason(queue, waiting) == f"waits for run {run.id} to finish"
+    assert reason(queue, waiting) == f"waiting for run {run.id} to finish"
     assert queue.claim("s", lease_s=30) == []
     store.finish_run(run.id, attempt, RunState.succeeded, summary={"best_step": 9})
-    assert reason(queue, waiting) == "it is the next; the scheduler takes it in its next round"
+    assert reason(queue, waiting) == "next in line; the scheduler will claim it shortly"
     assert [found.id for found in queue.claim("s", lease_s=30)] == [waiting.id]
     assert source.id != waiting.id
 
@@ -54,7 +54,7 @@ def test_an_axis_waits_for_every_run_that_it_names(
     names = [f"run:{run.id}" for run in runs]
     waiting = submit(1, model={"student": "tiny"}, search={"axes": {"model.teacher": [None, *names[1:]]}})
     assert [found.run_id for found in store.references(waiting.id)] == [runs[1].id, runs[2].id]
-    assert reason(queue, waiting) == f"waits for runs {runs[1].id} and {runs[2].id} to finish"
+    assert reason(queue, waiting) == f"waiting for runs {runs[1].id} and {runs[2].id} to finish"
     assert [run.teacher for run in store.runs(experiment_id=waiting.id).items] == [None, *names[1:]]
     assert count(store, "run_references") == 2
 
@@ -66,8 +66,8 @@ def test_a_run_that_failed_is_told_and_holds_nobody_up(
     waiting = submit(1, model={"student": f"run:{run.id}"})
     store.finish_run(run.id, attempt, RunState.failed, failure=(FailureClass.out_of_memory, "batch 64"))
     assert reason(queue, waiting) == (
-        f"it is the next; the scheduler takes it in its next round; run {run.id} failed: out_of_memory: "
-        "batch 64; what starts from it will fail with bad_spec"
+        f"next in line; the scheduler will claim it shortly; run {run.id} failed: out_of_memory: "
+        "batch 64; runs that start from it will fail with bad_spec"
     )
     assert [found.id for found in queue.claim("s", lease_s=30)] == [waiting.id]
 
@@ -80,7 +80,7 @@ def test_a_cancelled_run_that_is_retried_is_waited_for_again(
     store.finish_run(run.id, attempt, RunState.cancelled)
     assert f"run {run.id} was cancelled" in reason(queue, waiting)
     store.retry_run(run.id)
-    assert reason(queue, waiting) == f"waits for run {run.id} to finish"
+    assert reason(queue, waiting) == f"waiting for run {run.id} to finish"
 
 
 def test_a_source_is_not_deleted_while_another_experiment_needs_it(
@@ -97,7 +97,7 @@ def test_a_source_is_not_deleted_while_another_experiment_needs_it(
     with pytest.raises(NotFound):
         store.run(run.id)
     (left,) = store.references(waiting.id)
-    assert left.hopeless == f"run {run.id} does not exist any more"
+    assert left.hopeless == f"run {run.id} no longer exists"
 
 
 def test_references_go_with_their_experiment(store: Store, submit: Submit, training: Training) -> None:

@@ -333,7 +333,7 @@ def test_without_disturbed_results_there_is_nothing_to_measure_again(store: Stor
     experiment, (run,) = running(1)
     measured(store, run.id, {Neighbour.foreign: 10.0, Neighbour.same_experiment: 90.0})
     store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
-    with pytest.raises(Conflict, match="no result was disturbed; there is nothing to measure again"):
+    with pytest.raises(Conflict, match="no result was disturbed; there is nothing to remeasure"):
         store.retry_disturbed(experiment.id)
     assert store.experiment(experiment.id).state is ExperimentState.succeeded
 

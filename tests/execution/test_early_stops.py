@@ -53,7 +53,7 @@ def test_the_worst_of_three_at_a_rung_ends(begin, store, notes):
         report(store, run_id, "validation_loss", [10], [loss])
     assert stops.look([first, second, third]) == {third}
     assert notes == [
-        f"run {third} ends early: at 11% of its length it is number 3 of 3 by validation_loss (0.9)"
+        f"stopping run {third} early: at 11% of its length it ranks 3 of 3 by validation_loss (0.9)"
     ]
     assert stops.look([first, second, third]) == {third}
     assert stops.look([first, second]) == frozenset()
@@ -74,7 +74,7 @@ def test_a_run_whose_loss_rises_for_good_ends(begin, store, notes):
     report(store, calm, "loss", steps, [1.0] * 40)
     report(store, wild, "loss", steps, [1.0] * 25 + [9.0] * 15)
     assert stops.look([calm, wild]) == {wild}
-    assert notes == [f"run {wild} ends early: its loss is more than 3 times its lowest"]
+    assert notes == [f"stopping run {wild} early: its loss is more than 3 times its lowest"]
 
 
 def test_a_reference_run_is_no_candidate_and_goes_to_its_end(begin, store):

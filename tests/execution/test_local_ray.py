@@ -65,5 +65,5 @@ def test_an_existing_cluster_is_used_and_left_alone(monkeypatch: pytest.MonkeyPa
 
 
 def test_jobs_of_a_wrong_address_say_so() -> None:
-    with pytest.raises(RayUnreachable, match="does not answer"):
+    with pytest.raises(RayUnreachable, match="cannot reach Ray at"):
         DashboardRayJobs("http://127.0.0.1:9").status("x")

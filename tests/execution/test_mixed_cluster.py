@@ -49,7 +49,7 @@ def test_runs_land_on_their_hardware_and_nothing_is_lost_when_a_node_goes_and_co
     for (hardware, precision), run in cells.items():
         if precision not in KINDS[str(hardware)]:
             assert (run.state, run.failure_class) == (RunState.failed, FailureClass.bad_spec)
-            assert f"{hardware} does not compute bf16" in (run.failure_message or "")
+            assert f"{hardware} does not support bf16" in (run.failure_message or "")
             continue
         assert run.state is RunState.succeeded, running.story()
         facts = running.store.attempts(run.id)[-1].facts

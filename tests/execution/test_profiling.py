@@ -84,7 +84,7 @@ def test_nodes_that_are_not_there_are_named_before_anything_starts(tmp_path):
 
 def test_a_job_that_takes_too_long_is_stopped(tmp_path):
     jobs = FakeRayJobs(nodes=(node(rack="b"),))
-    with pytest.raises(ProfileFailed, match=r"has not measured within 0\.3 s"):
+    with pytest.raises(ProfileFailed, match=r"no measurement within 0\.3 s"):
         measure_on_cluster(jobs, order(tmp_path), timeout_s=0.3)
     (submitted,) = jobs.submitted
     job = jobs.status(submitted)

@@ -162,7 +162,7 @@ def test_a_machine_failure_is_tried_again_after_its_delay(begin: Begin, store: S
 
 
 ELASTIC = {"parallel": {"strategy": "ddp", "workers": {"min": 2, "max": 4}}, "batch": {"global_size": 8}}
-MACHINE_FAILED = Ending("failed", failure=(FailureClass.infrastructure, "the node of a worker is gone"))
+MACHINE_FAILED = Ending("failed", failure=(FailureClass.infrastructure, "a worker's node is gone"))
 
 
 def test_an_elastic_run_takes_as_many_workers_as_have_room(
@@ -183,7 +183,7 @@ def test_an_elastic_run_takes_as_many_workers_as_have_room(
     clock.forward(16)
     assert sweep.next_turn() is Wait.later
     assert len(notes) == 1
-    assert notes[0].startswith("runs wait for capacity: at least 2 workers of 1 CPU are wanted")
+    assert notes[0].startswith("runs are waiting for capacity: at least 2 workers of 1 CPU are needed")
     resources[:] = [{"CPU": 9.0}]
     clock.forward(4)
     complete(sweep, store, given(sweep))
@@ -219,7 +219,7 @@ def test_a_run_whose_nodes_have_gone_waits_for_others(
     resources[:] = [{"CPU": 1.0}]
     clock.forward(4)
     assert sweep.next_turn() is Wait.later
-    assert [note.partition(":")[0] for note in notes] == ["runs wait for capacity"]
+    assert [note.partition(":")[0] for note in notes] == ["runs are waiting for capacity"]
     resources[:] = [dict(CPUS)]
     clock.forward(4)
     assert given(sweep).attempt == 2
@@ -291,7 +291,7 @@ def test_a_reached_budget_stops_the_rest(begin: Begin, store: Store, clock: Cloc
     clock.forward(2 * 3600)
     complete(sweep, store, first)
     assert sweep.next_turn() is Wait.over
-    assert "budget.hours is reached" in notes[0]
+    assert "budget.hours reached" in notes[0]
     state, _ = sweep.final_state()
     assert state is ExperimentState.succeeded
     store.finish_experiment(experiment.id, 1, state)
@@ -317,7 +317,7 @@ def test_capacity_is_waited_for_when_asked_and_said_once(
         assert sweep.next_turn() is Wait.later
         clock.forward(3)
     assert len(notes) == 1
-    assert "runs wait for capacity" in notes[0]
+    assert "runs are waiting for capacity" in notes[0]
     resources.append({"CPU": 8.0, "GPU": 1.0, "accelerator_type:A100": 1.0})
     clock.forward(3)
     assert given(sweep).shape.device == "cuda"
@@ -421,7 +421,7 @@ def test_a_budget_of_runs_ends_the_sweep(begin: Begin, store: Store, notes: list
         complete(sweep, store, given(sweep))
     assert sweep.next_turn() is Wait.over
     assert sweep.final_state() == (ExperimentState.succeeded, None)
-    assert notes == ["budget.runs is reached: 2 of 2 runs; no further run is started"]
+    assert notes == ["budget.runs reached: 2 of 2 runs; no further runs are started"]
 
 
 def test_a_held_budget_pauses_and_is_granted_again_by_a_resume(
@@ -470,8 +470,9 @@ def test_cells_of_absent_hardware_wait_while_the_others_go_on(
     complete(sweep, store, here)
     assert sweep.next_turn() is Wait.later
     assert notes == [
-        "runs wait for capacity: no node has hardware A100-PCIE-80GB (Ray resource accelerator_type:A100); "
-        "it has no accelerator at all"
+        "runs are waiting for capacity: no node has hardware A100-PCIE-80GB (Ray resource "
+        "accelerator_type:A100); "
+        "the cluster has no accelerators"
     ]
     resources.append({"CPU": 2.0, "GPU": 1.0, "accelerator_type:A100": 1.0})
     clock.forward(10)

@@ -98,7 +98,7 @@ def test_a_run_is_planned_and_trained_on_it(catalogue, shared, recorder, tmp_pat
     assert readings >= 1
     assert readings == pytest.approx(round(readings))
     assert any(
-        "hardware Card-1 is asked for, and this card is Maker Card 2" in line for line in recorder.logs
+        "hardware Card-1 is requested, but this card is Maker Card 2" in line for line in recorder.logs
     )
 
 
@@ -122,8 +122,8 @@ def test_a_run_that_is_measured_alone_holds_its_share_of_the_cpus(catalogue):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"precision": "bf16"}, "Card-1 does not compute bf16"),
-        ({"numerics": {"evaluation": "bf16"}}, "Card-1 does not compute bf16"),
+        ({"precision": "bf16"}, "Card-1 does not support bf16"),
+        ({"numerics": {"evaluation": "bf16"}}, "Card-1 does not support bf16"),
         (
             {
                 "model": {"student": "tiny", "teacher": "hub:a/b"},
@@ -139,5 +139,5 @@ def test_what_it_does_not_compute_is_refused(catalogue, fields, reason):
 
 
 def test_a_kind_without_a_trainer_is_refused(catalogue):
-    with pytest.raises(SpecError, match="hardware 'TPUv3' is a TPU; no trainer runs there yet"):
+    with pytest.raises(SpecError, match="hardware 'TPUv3' is a TPU, on which no trainer runs yet"):
         validate({**DOCUMENT, "hardware": "TPUv3"}, catalogue)

@@ -74,7 +74,7 @@ def test_the_published_schema_offers_what_is_registered():
     ("document", "field", "reason"),
     [
         ({"precision": "bf16"}, "", "model.encoder signs computes in fp32, not bf16; set precision: fp32"),
-        ({"hardware": "T4"}, "model.encoder", "signs runs on cpu, and hardware T4 is cuda; change hardware"),
+        ({"hardware": "T4"}, "model.encoder", "signs runs on cpu, but hardware T4 is cuda; change hardware"),
         ({"model": {"encoder": "signs", "compile": True}}, "model", "does not work with encoder signs"),
         ({"model": {"encoder": "fused"}}, "model.encoder", "input should be 'huggingface' or 'signs'"),
     ],

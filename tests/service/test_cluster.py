@@ -51,24 +51,24 @@ def test_what_fits(wanted: dict[str, Any], nodes: list[dict[str, float]]) -> Non
     [
         (
             {"resources": {"cpus_per_worker": 4}}, [{"CPU": 2.0}],
-            "no node has 4 CPUs (the most is 2 CPUs); lower",
+            "no node has 4 CPUs (the maximum is 2 CPUs); lower",
         ),
         (
             {"hardware": "V100"}, [GPU],
-            "no node has hardware V100 (Ray resource accelerator_type:V100); it has A100",
+            "no node has hardware V100 (Ray resource accelerator_type:V100); the cluster has A100",
         ),
-        ({"hardware": "V100"}, [{"CPU": 2.0}], "it has no accelerator at all"),
+        ({"hardware": "V100"}, [{"CPU": 2.0}], "the cluster has no accelerators"),
         (
             {"parallel": {"strategy": "ddp", "workers": 4}}, [{"CPU": 2.0}, {"CPU": 1.0}],
-            "4 workers of 1 CPU are wanted, and the cluster has room for 3 at a time; lower parallel.workers",
+            "4 workers of 1 CPU are needed, but the cluster has room for 3 at a time; lower parallel.workers",
         ),
         (
             {"parallel": {"strategy": "ddp", "workers": {"min": 3, "max": 8}}}, [{"CPU": 2.0}],
-            "at least 4 workers of 1 CPU are wanted, and the cluster has room for 2 at a time",
+            "at least 4 workers of 1 CPU are needed, but the cluster has room for 2 at a time",
         ),
         (
             {"resources": {"memory_gib_per_worker": 65}}, [GPU],
-            "no node has 65 GiB memory (the most is 64 GiB memory)",
+            "no node has 65 GiB memory (the maximum is 64 GiB memory)",
         ),
         (
             {"resources": {"cpus_per_worker": 4, "memory_gib_per_worker": 8}},

@@ -121,9 +121,9 @@ def test_values_that_are_not_finite_are_left_out() -> None:
 
 def test_an_unknown_axis_or_metric_is_named_with_the_choices() -> None:
     runs = figures("fp32", 16, 0.8)
-    with pytest.raises(ValueError, match=r"no run has the axis 'batch'; axes: precision, batch.global_size"):
+    with pytest.raises(ValueError, match=r"unknown axis 'batch'; axes: precision, batch.global_size"):
         compare(runs, by=["batch"])
-    with pytest.raises(ValueError, match=r"no metric is called 'speed'; metrics: total_time_s"):
+    with pytest.raises(ValueError, match=r"unknown metric 'speed'; metrics: total_time_s"):
         compare(runs, metrics=["speed"])
 
 

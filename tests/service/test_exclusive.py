@@ -113,9 +113,9 @@ def test_what_is_held_is_charged(tmp_path: Path) -> None:
         (group(3), nodes({"CPU": 8.0}),
          "needs a whole node for 3 workers of 1 CPU that divide its CPUs evenly"),
         (group(2, resources={"cpus_per_worker": 3}), nodes({"CPU": 5.0}, {"CPU": 4.0}),
-         "or 2 equal nodes, and the largest node has 5 CPUs; change parallel.workers"),
+         "or 2 equal nodes, but the largest node has 5 CPUs; change parallel.workers"),
         (spec(resources={"cpus_per_worker": 4}), nodes({"CPU": 2.0}),
-         "no node has 4 CPUs (the most is 2 CPUs)"),
+         "no node has 4 CPUs (the maximum is 2 CPUs)"),
     ],
 )  # fmt: skip
 def test_where_no_node_is_large_enough_one_line_says_so(
@@ -127,7 +127,9 @@ def test_where_no_node_is_large_enough_one_line_says_so(
 
 
 def test_a_shared_device_cannot_be_measured_alone() -> None:
-    with pytest.raises(SpecError, match=r"measure: exclusive and queue\.share_device: true contradict"):
+    with pytest.raises(
+        SpecError, match=r"measure: exclusive and queue\.share_device: true cannot be combined"
+    ):
         spec(queue={"share_device": True})
 
 

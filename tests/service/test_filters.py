@@ -73,7 +73,7 @@ def test_what_is_accepted(text: str, condition: Condition | None) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("precison = 'a'", "position 1: no column is called 'precison'; did you mean 'precision'?"),
+        ("precison = 'a'", "position 1: unknown column 'precison'; did you mean 'precision'?"),
         ("accuracy > 'a'", "position 12: 'accuracy' is a number; write it without quotes"),
         ("precision = fp16", "position 13: expected a quoted string or a number, found 'fp16'"),
         ("precision = 16", "position 13: 'precision' is text; write 16 in quotes"),
@@ -87,8 +87,8 @@ def test_what_is_accepted(text: str, condition: Condition | None) -> None:
         ("accuracy is 1", "position 13: expected NULL, found '1'"),
         ("accuracy like 'a'", "position 10: 'accuracy' is a number; compare it with =, <, > or IN"),
         ("precision like 1", "position 16: expected a quoted pattern, found '1'"),
-        ("precision = 'a", "position 13: the string is not closed; end it with '"),
-        ("precision = 'a'; drop table runs", "position 16: ';' is not expected"),
+        ("precision = 'a", "position 13: the string is not terminated; end it with '"),
+        ("precision = 'a'; drop table runs", "position 16: unexpected ';'"),
         ("accuracy > 1e999", "position 12: '1e999' is out of range"),
         ("accuracy not 1", "position 14: expected LIKE, ILIKE or IN after NOT, found '1'"),
         ("and", "position 1: expected a name, found 'and'"),

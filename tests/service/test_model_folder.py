@@ -264,7 +264,7 @@ def test_the_card_of_a_best_checkpoint_does_not_take_figures_of_the_last(
     card = (tmp_path / "model" / "README.md").read_text()
     assert f"the best of the run's evaluations by `accuracy` of {trained.run.best_score:.6g}" in card
     if trained.run.best_step != trained.run.checkpoint_step:
-        assert "not of the weights here" in card
+        assert "while the weights here are from" in card
 
 
 @pytest.fixture
@@ -281,7 +281,7 @@ def test_a_flipped_bit_in_the_weights_is_found_where_it_arrives(copy: Trained, t
     content = bytearray(weights.read_bytes())
     content[-9] ^= 4
     weights.write_bytes(content)
-    with pytest.raises(BrokenModel, match=r"model\.safetensors has other content .* --checkpoint"):
+    with pytest.raises(BrokenModel, match=r"model\.safetensors does not match .* --checkpoint"):
         copy.unpacked(tmp_path / "model")
     assert not list(tmp_path.glob("*model*"))
 
@@ -289,21 +289,21 @@ def test_a_flipped_bit_in_the_weights_is_found_where_it_arrives(copy: Trained, t
 def test_a_short_file_is_found_before_anything_is_sent(copy: Trained) -> None:
     weights = checkpoint_of(copy.settings, copy.run, "best") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(NoModel, match="is not whole"):
+    with pytest.raises(NoModel, match="is incomplete"):
         open_model(copy.store, copy.settings, copy.run.id, "best")
 
 
 def test_without_a_mark_there_is_no_best_but_a_last(copy: Trained) -> None:
     path = checkpoint_of(copy.settings, copy.run, "best")
     (path.parent / "best.json").unlink()
-    with pytest.raises(NoModel, match="has no evaluated checkpoint; its last one may do"):
+    with pytest.raises(NoModel, match="has no evaluated checkpoint; try its last one"):
         checkpoint_of(copy.settings, copy.run, "best")
     assert checkpoint_of(copy.settings, copy.run, "last").is_dir()
 
 
 def test_a_folder_that_the_service_does_not_see_is_named(trained: Trained, tmp_path: Path) -> None:
     elsewhere = trained.settings.model_copy(update={"data_dir": tmp_path})
-    with pytest.raises(NoModel, match="needs the folder that the workers write to"):
+    with pytest.raises(NoModel, match="needs access to the folder the workers write to"):
         checkpoint_of(elsewhere, trained.run, "best")
 
 
@@ -338,9 +338,9 @@ def archive(files: dict[str, bytes], **more: Any) -> bytes:
         (archive({}), "lacks manifest.json"),
         (archive({"manifest.json": b'{"files": {"a": {"size": 1, "sha256": "x"}}}'}), "lacks a"),
         (archive({"manifest.json": b'{"files": {}}', "a": b"1"}), "'a', which its manifest does not list"),
-        (archive({"../evil": b"1"}), "which is no plain file"),
-        (archive({"/etc/evil": b"1"}), "which is no plain file"),
-        (archive({"link": b""}, type=tarfile.SYMTYPE, linkname="/etc/passwd"), "which is no plain file"),
+        (archive({"../evil": b"1"}), "which is not a regular file"),
+        (archive({"/etc/evil": b"1"}), "which is not a regular file"),
+        (archive({"link": b""}, type=tarfile.SYMTYPE, linkname="/etc/passwd"), "which is not a regular file"),
         (archive({"manifest.json": b"not json"}), "cannot be read"),
         (archive({"manifest.json": b"[]"}), "cannot be read"),
         (b"no tar at all" * 100, "cannot be read"),

@@ -56,7 +56,7 @@ def test_a_run_shows_the_shape_of_its_pipeline() -> None:
         facts={"config": {"parallel": {"workers": 4, "stages": 2, "engine": None, "schedule": "gpipe"}}},
         summary=None,
     )  # fmt: skip
-    assert strategy_text("pipeline", [told]) == "pipeline of 2 stages by torch, gpipe"
+    assert strategy_text("pipeline", [told]) == "pipeline of 2 stages on torch, gpipe"
     assert strategy_text("pipeline", []) == "pipeline"
     assert strategy_text("ddp", [told]) == "ddp"
 

@@ -16,19 +16,19 @@ READY: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({}, "it is the next; the scheduler takes it in its next round"),
+        ({}, "next in line; the scheduler will claim it shortly"),
         ({"ahead": 3}, "3 ahead of it"),
-        ({"active": 4}, "max_concurrent_experiments reached (4 of 4 running); it is the next"),
+        ({"active": 4}, "max_concurrent_experiments reached (4 of 4 running); next in line"),
         ({"active": 4, "ahead": 2}, "max_concurrent_experiments reached (4 of 4 running); 2 ahead of it"),
-        ({"not_before_s": 130.0, "active": 4}, "waits 30 s before it is tried again"),
+        ({"not_before_s": 130.0, "active": 4}, "retrying in 30 s"),
         (
             {"not_before_s": 130.0, "last_failure": "node lost"},
-            "waits 30 s before it is tried again after: node lost",
+            "retrying in 30 s after: node lost",
         ),
         ({"missing": "no node has 4 CPUs", "active": 4}, "not enough capacity: no node has 4 CPUs"),
         (
             {"scheduler_alive": False, "missing": "x"},
-            "no scheduler is alive; start one with: stillhouse scheduler",
+            "no scheduler is running; start one with: stillhouse scheduler",
         ),
     ],
 )

@@ -76,7 +76,7 @@ def test_dates_and_words_like_on_stay_strings() -> None:
         ("optimizer: {learning_rate: .inf}", "not-finite", "optimizer.learning_rate", "Infinity"),
         ("optimizer: {learning_rate: 1e400}", "not-finite", "optimizer.learning_rate", "finite"),
         ("optimizer: {weight_decay: 99999999999999999999}", "out-of-range", "optimizer.weight_decay", "10"),
-        ("precision: fp16", "precision-not-on-hardware", "precision", "cpu does not compute fp16"),
+        ("precision: fp16", "precision-not-on-hardware", "precision", "cpu does not support fp16"),
         ("precision: fp64", "invalid-value", "precision", "'fp32'"),
         ("length: {epochs: 1, steps: 3}", "invalid-value", "length", "exactly one"),
         ("optimizer: {betas: [0.9]}", "invalid-value", "optimizer", "takes 2"),
@@ -98,7 +98,7 @@ def test_dates_and_words_like_on_stay_strings() -> None:
             "optimizer: {name: adan, masters: split}",
             "invalid-value",
             "",
-            "completes parameters stored in bf16, and these are stored in fp32; set precision: bf16",
+            "completes parameters stored in bf16, but these are stored in fp32; set precision: bf16",
         ),
         (
             "optimizer: {warmup_steps: 10, warmup_fraction: 0.1}",
@@ -110,7 +110,7 @@ def test_dates_and_words_like_on_stay_strings() -> None:
             "optimizer: {warmup_steps: 10}\nlength: {steps: 10}",
             "invalid-value",
             "",
-            "warmup_steps 10 leaves none of the 10 steps",
+            "warmup_steps 10 leaves no step of length.steps 10",
         ),
         ("parallel: {workers: 2}", "invalid-value", "parallel", "strategy: ddp"),
         ("parallel: {strategy: ddp, workers: 3}", "invalid-value", "", "such as 18"),
@@ -127,8 +127,13 @@ def test_dates_and_words_like_on_stay_strings() -> None:
         ("seeds: [1, 1]", "invalid-value", "seeds", "twice"),
         ("search: {axes: {batch.global_size: []}}", "invalid-value", "search.axes", "is empty"),
         ("search: {axes: {precision: [fp32, fp32]}}", "invalid-value", "search.axes", "twice"),
-        ("search: {axes: {batch.size: [2]}}", "unknown-axis", "search.axes.batch.size", "no field"),
-        ("search: {axes: {queue.priority: [2]}}", "unknown-axis", "search.axes.queue.priority", "no field"),
+        ("search: {axes: {batch.size: [2]}}", "unknown-axis", "search.axes.batch.size", "unknown field"),
+        (
+            "search: {axes: {queue.priority: [2]}}",
+            "unknown-axis",
+            "search.axes.queue.priority",
+            "unknown field",
+        ),
         ("search: {name: random}", "invalid-value", "search", "samples"),
         ("search: {otherwise: {precision: bf16}}", "invalid-value", "search", "no condition"),
         ("distillation: {temperature: 3}", "invalid-value", "distillation", "without a teacher"),
@@ -139,20 +144,20 @@ def test_dates_and_words_like_on_stay_strings() -> None:
             "search: {axes: {distillation.layer_map: [[0, 1], [1, 1]]}}",
             "invalid-value",
             "search.axes",
-            "has the value [0, 1], and a list or section cannot be an axis value",
+            "has the value [0, 1], but a list or section cannot be an axis value",
         ),
         ("model: {teacher: t}\ndistillation: {layer_map: []}", "out-of-range", "distillation.layer_map", "1"),
         (
             "model: {student: tiny, teacher: t}\ndistillation: {layer_map: [0, 1, 2]}",
             "invalid-value",
             "distillation.layer_map",
-            "distillation.layer_map has 3 layers, and the student 2",
+            "distillation.layer_map has 3 layers, but the student has 2",
         ),
         (
             "model: {student: hub:x, layers: [0, 2], teacher: t}\ndistillation: {layer_map: [0, 1, 2]}",
             "invalid-value",
             "distillation.layer_map",
-            "distillation.layer_map has 3 layers, and the student 2",
+            "distillation.layer_map has 3 layers, but the student has 2",
         ),
         (
             "model: {teacher: t}\ndistillation: {teacher_precision: fp16}",
@@ -290,7 +295,7 @@ def test_a_huge_grid_is_refused_before_it_is_expanded() -> None:
     started = time.perf_counter()
     found = problems(yaml.safe_dump({**MINIMAL, "search": {"axes": axes}}))
     assert [kind for kind, _, _ in found] == ["grid-too-large"]
-    assert "1,000,000,000 runs, the limit is 10,000" in found[0][2]
+    assert "1,000,000,000 runs, more than the limit of 10,000" in found[0][2]
     assert time.perf_counter() - started < 5  # Expanding it would take hours.
 
 
@@ -425,7 +430,7 @@ def test_searches_that_judge_training_are_refused_where_nothing_is_trained(
     document = {**MINIMAL, "search": {"samples": 2, **search, "axes": axes}}
     if fixed:
         document["length"] = {"steps": 0}
-    with pytest.raises(SpecError, match=r"judges runs as they train, and length\.steps 0"):
+    with pytest.raises(SpecError, match=r"needs training runs, but length\.steps is 0"):
         validate(document)
 
 
@@ -433,7 +438,7 @@ def test_evaluation_in_a_format_that_a_gpu_lacks_is_refused_and_a_cpu_rounds() -
     for word in ("fp16", "bf16"):
         validate({**MINIMAL, "numerics": {"evaluation": word}})
     validate({**MINIMAL, "hardware": "V100", "numerics": {"evaluation": "fp16"}})
-    with pytest.raises(SpecError, match=r"V100.* does not compute bf16"):
+    with pytest.raises(SpecError, match=r"V100.* does not support bf16"):
         validate({**MINIMAL, "hardware": "V100", "numerics": {"evaluation": "bf16"}})
 
 
@@ -498,7 +503,7 @@ def test_every_axis_name_is_a_field() -> None:
 def test_layers_of_a_preset_are_refused_at_submission() -> None:
     base = {"name": "n", "task": {"name": "imdb"}, "model": {"student": "mini", "layers": [0, 2]}}
     with pytest.raises(
-        SpecError, match=r"model\.layers needs a student with weights, and 'mini' is a preset"
+        SpecError, match=r"model\.layers needs a student with weights, but 'mini' is a preset"
     ):
         validate(base)
     mixed = validate(base | {"search": {"axes": {"model.student": ["run:1", "mini"]}}})
@@ -511,7 +516,7 @@ def test_layers_of_a_preset_are_refused_at_submission() -> None:
     [
         ({"search": {"name": "tpe", "samples": 3}}, "has nothing to search"),
         ({"search": {"name": "tpe", "axes": {"precision": ["fp32"]}}}, "needs search.samples"),
-        ({"reuse": True}, "are not known at submission"),
+        ({"reuse": True}, "chooses its runs after submission"),
         ({"search": {"name": "tpe", "samples": 3, "axes": {"model.student": ["run:3"]}}}, "draws later"),
     ],
 )
@@ -529,7 +534,7 @@ def test_a_search_by_score_goes_the_way_of_the_tasks_headline(task: str, better:
 
 def test_a_search_by_score_over_tasks_that_are_judged_otherwise_is_refused() -> None:
     search = {"name": "tpe", "samples": 2, "metric": "score", "axes": {"task.name": ["imdb", "mlm"]}}
-    with pytest.raises(SpecError, match=r"search\.metric: which direction of metric 'score' wins"):
+    with pytest.raises(SpecError, match=r"search\.metric: whether lower or higher 'score' is better"):
         validate({**MINIMAL, "search": search})
 
 

@@ -213,7 +213,7 @@ def test_each_stage_is_a_training_of_its_own(distil, recorder, tmp_path):
 def test_without_weights_the_teacher_is_not_used_and_that_is_said(distil, recorder, monkeypatch):
     monkeypatch.setattr(Teacher, "load", forbidden)
     train(distil(distillation={"soft_weight": 0.0}), recorder, NeverStop())
-    assert "the teacher is not used: every weight of distillation is 0" in recorder.logs
+    assert "the teacher is unused: all distillation weights are 0" in recorder.logs
     assert recorder.series("task_loss") == {}
 
 
@@ -221,7 +221,7 @@ def test_teacher_no_larger_than_its_student_is_warned_of(distil, recorder, teach
     config = distil(model__student=str(teacher), length={"steps": 1})
     train(config, recorder, NeverStop())
     (said,) = [line for line in recorder.logs if "no larger than its student" in line]
-    assert said.endswith("(4 layers of width 256, and 4 of 256); is it the model you mean?")
+    assert said.endswith("(4 layers of width 256, and 4 of 256); is this the intended model?")
     smaller = Recorder()
     train(distil("smaller", length={"steps": 1}), smaller, NeverStop())
     assert not [line for line in smaller.logs if "no larger" in line]
@@ -424,8 +424,8 @@ def forbidden(*_arguments: object, **_settings: object):
 
 def test_second_run_does_not_load_the_teacher(distil, recorder, monkeypatch):
     train(distil(), recorder, NeverStop())
-    assert recorder.facts["teacher_logits"] == "computed once, kept on disk"
-    assert any("logits of 90 examples" in line for line in recorder.logs)
+    assert recorder.facts["teacher_logits"] == "computed once, cached on disk"
+    assert any("logits for 90 examples" in line for line in recorder.logs)
     first = recorder.series("loss")
     monkeypatch.setattr(Teacher, "load", forbidden)
     for seed in (0, 1):
@@ -456,7 +456,7 @@ def test_changed_teacher_is_asked_anew(distil, copied, tmp_path, monkeypatch):
 
 def test_logits_that_are_not_finite_are_not_kept(distil, copied, tmp_path):
     rewrite_weights(copied, lambda weights: weights | {"classifier.weight": torch.full((2, 256), 3e38)})
-    with pytest.raises(NotFiniteError, match=r"not finite in fp32; its weights are damaged, use another"):
+    with pytest.raises(NotFiniteError, match=r"not finite in fp32; its weights are damaged; use another"):
         train(distil(model__teacher=str(copied), distillation=FP32), NullSink(), NeverStop())
     assert not list((tmp_path / "cache" / "teacher-logits").glob("*/logits.npy"))
 
@@ -560,7 +560,9 @@ def test_preset_as_a_teacher(distil):
 
 
 def test_missing_teacher(distil):
-    refused(distil(model__teacher="nobody"), r"model\.teacher 'nobody' is no preset .* does not exist under")
+    refused(
+        distil(model__teacher="nobody"), r"model\.teacher 'nobody' is not a preset .* does not exist under"
+    )
 
 
 def test_another_vocabulary(distil, copied, teacher):
@@ -569,7 +571,7 @@ def test_another_vocabulary(distil, copied, teacher):
     pieces = tokenizer.get_vocab_size()
     refused(
         distil(model__student=str(teacher), model__teacher=str(copied)),
-        rf"another vocabulary than the student: {pieces} pieces and \d+, first different at \d+ \('",
+        rf"different vocabulary than the student: {pieces} and \d+ pieces, first difference at \d+ \('",
     )
 
 
@@ -585,7 +587,7 @@ def test_headless_teacher_is_refused_for_its_logits_alone(distil, copied):
     rewrite_weights(copied, without_head)
     refused(
         distil(model__teacher=str(copied)),
-        r"was taught to tell nothing, having no head, and the task is about classes.*fine-tune it",
+        r"was trained to predict nothing, as it has no head, but the task needs classes.*fine-tune it",
     )
     settings = {"soft_weight": 0.0, "hidden_weight": 1.0}
     config = distil(model__teacher=str(copied), distillation=settings, length={"steps": 1})
@@ -596,13 +598,13 @@ def test_teacher_of_another_kind_of_task(distil, copied):
     rewrite_weights(copied, with_span_head)
     refused(
         distil(model__teacher=str(copied)),
-        r"taught to tell spans of a text, and the task is about classes",
+        r"trained to predict spans of a text, but the task needs classes",
     )
 
 
 def test_teacher_of_other_classes(distil, copied):
     rewrite_config(copied, id2label={"0": "cat", "1": "dog"})
-    refused(distil(model__teacher=str(copied)), r"calls class 0 'cat', and the task 'negative'")
+    refused(distil(model__teacher=str(copied)), r"calls class 0 'cat', but the task calls it 'negative'")
 
 
 def test_teacher_may_spell_classes_as_files_do(distil, copied):
@@ -613,7 +615,7 @@ def test_teacher_may_spell_classes_as_files_do(distil, copied):
 
 def test_teacher_of_swapped_classes(distil, copied):
     rewrite_config(copied, id2label={"0": "POS", "1": "NEG"})
-    refused(distil(model__teacher=str(copied)), r"calls class 0 'POS', and the task 'negative'")
+    refused(distil(model__teacher=str(copied)), r"calls class 0 'POS', but the task calls it 'negative'")
 
 
 @pytest.mark.parametrize("keys", [("a", "b"), ("0", "5")])
@@ -636,7 +638,7 @@ def test_teacher_without_layers(distil, copied):
 
 def test_teacher_of_more_classes(distil, copied):
     rewrite_config(copied, id2label={"0": "negative", "1": "positive", "2": "neutral"})
-    refused(distil(model__teacher=str(copied)), r"tells 3 classes, and the task has 2")
+    refused(distil(model__teacher=str(copied)), r"has 3 classes, but the task has 2")
 
 
 def test_teacher_of_unnamed_classes_is_taken_at_its_numbers(distil, copied, recorder):
@@ -649,9 +651,7 @@ def test_teacher_whose_pooler_is_gone(distil, copied):
     rewrite_weights(
         copied, lambda weights: {name: w for name, w in weights.items() if not name.startswith("bert.pooler")}
     )
-    refused(
-        distil(model__teacher=str(copied)), r"has no weight bert\.pooler.* that fits task imdb; fine-tune"
-    )
+    refused(distil(model__teacher=str(copied)), r"has no weight bert\.pooler.* for task imdb; fine-tune")
 
 
 @pytest.mark.parametrize("settings", [{"soft_weight": 0.5}, {"soft_weight": 0.0, "hidden_weight": 1.0}])
@@ -666,9 +666,9 @@ def test_teacher_with_too_few_positions(distil, copied, settings):
 @pytest.mark.parametrize(
     ("layers", "match"),
     [
-        ([0], r"layer_map has 1 layers, and the student 2"),
-        ([0, 1, 2], r"layer_map has 3 layers, and the student 2"),
-        ([0, 4], r"layer_map asks for layer 4, but the teacher has 4; use 0 to 3"),
+        ([0], r"layer_map has 1 layers, but the student has 2"),
+        ([0, 1, 2], r"layer_map has 3 layers, but the student has 2"),
+        ([0, 4], r"layer_map has layer 4, but the teacher has 4; use 0 to 3"),
     ],
 )
 def test_layer_map_that_does_not_fit(distil, layers, match):
@@ -683,7 +683,7 @@ def test_fp16_teacher_on_a_cpu(distil):
 
 
 def test_first_stage_without_anything_to_learn():
-    with pytest.raises(ValueError, match=r"hidden_first_fraction 0\.5 has nothing to learn first"):
+    with pytest.raises(ValueError, match=r"hidden_first_fraction 0\.5 has no loss to train first"):
         Distillation(hidden_first_fraction=0.5)
 
 

@@ -113,5 +113,5 @@ def test_published_rows_keep_the_identity_to_their_printed_digits(throughput, st
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf])
 def test_scale_must_be_a_ratio(scale):
-    with pytest.raises(ValueError, match="no ratio of batches"):
+    with pytest.raises(ValueError, match="not a ratio of batches"):
         NoiseScale(scale)

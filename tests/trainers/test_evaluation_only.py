@@ -116,13 +116,13 @@ def test_an_evaluation_that_was_stopped_begins_again(configure, recorder):
     [
         (
             {"model": {"student": "tiny", "teacher": "x"}},
-            "length.steps 0 .*, and model.teacher x",
+            "length.steps 0 .*, but model.teacher x",
         ),
-        ({"telemetry": {"profile_steps": 2}}, "and telemetry.profile_steps 2 profiles steps"),
-        ({"telemetry": {"trace_steps": 2}}, "and telemetry.trace_steps 2 traces steps"),
+        ({"telemetry": {"profile_steps": 2}}, "but telemetry.profile_steps 2 profiles training steps"),
+        ({"telemetry": {"trace_steps": 2}}, "but telemetry.trace_steps 2 traces training steps"),
         (
             {"parallel": {"strategy": "pipeline", "workers": 2, "partition": "time"}},
-            "and parallel.partition time divides by time in training",
+            "but parallel.partition time measures training steps",
         ),
     ],
 )

@@ -298,9 +298,9 @@ def test_runs_at_the_same_time_lose_no_ones_answer(tmp_path):
 @pytest.mark.parametrize(
     ("place", "words", "forgotten"),
     [
-        ("trainers.update.Update.apply", "a step does not fit into memory at micro-batch 4 and length 48", 1),
-        ("trainers.evaluation.Evaluator._forward", "an evaluation does not fit into memory at batch 64", 0),
-        ("trainers.assembly.build_optimizer", "what comes before the first step does not fit", 0),
+        ("trainers.update.Update.apply", "a step does not fit in memory at micro-batch 4 and length 48", 1),
+        ("trainers.evaluation.Evaluator._forward", "an evaluation does not fit in memory at batch 64", 0),
+        ("trainers.assembly.build_optimizer", "the preparation of the first step does not fit", 0),
     ],
 )
 def test_what_ran_out_of_memory_is_named_and_a_steps_size_forgotten(
@@ -339,7 +339,7 @@ def test_run_after_one_that_did_not_fit_starts_clean(configure, recorder, monkey
 
     with monkeypatch.context() as broken:
         broken.setattr("trainers.update.Update.apply", out_of_memory)
-        with pytest.raises(OutOfMemoryError, match="does not fit into memory at micro-batch 8"):
+        with pytest.raises(OutOfMemoryError, match="does not fit in memory at micro-batch 8"):
             train(configure(), recorder, NeverStop())
     outcome = train(configure(), type(recorder)(), NeverStop())
     assert outcome.status == "completed"

@@ -129,9 +129,7 @@ def test_sizes_count_sequences_and_reading_ends_when_they_are_there(configured, 
 
 def test_more_sequences_than_there_are_is_said(configured, folder):
     (folder / "train.txt").write_text("\n".join(LINES))
-    with pytest.raises(
-        BadDataError, match=r"train_examples asks for 5000, but the train part packs into \d+ seq"
-    ):
+    with pytest.raises(BadDataError, match=r"train_examples is 5000, but the train part packs into \d+ seq"):
         prepare(configured(task={"train_examples": 5000}))
 
 
@@ -159,11 +157,11 @@ def test_masks_are_no_part_of_the_cache_but_of_the_identity(configured, folder):
     [
         ("train.jsonl", b'{"text": "a"}\n{"text": }\n', r"train\.jsonl, line 2: not a JSON object"),
         ("train.jsonl", b'{"words": "a"}\n', r"train\.jsonl, line 1, field text: missing \(found: words\)"),
-        ("train.jsonl", b'{"text": 7}\n', r"train\.jsonl, line 1, field text: a int, not a text"),
+        ("train.jsonl", b'{"text": 7}\n', r"train\.jsonl, line 1, field text: a int, not a string"),
         ("train.txt", b"fine\ncaf\xe9\n", r"train\.txt, line 2: byte 0xe9 is not UTF-8"),
-        ("train.txt", b"\n \n\n", r"texts: the train part holds no text"),
-        ("train.jsonl", b'{"text": ""}\n', r"texts: the train part holds no text"),
-        ("train.txt.gz", b"no gzip", r"train\.txt\.gz, line 1: the gzip file is broken \(Not a gz"),
+        ("train.txt", b"\n \n\n", r"texts: the train part contains no text"),
+        ("train.jsonl", b'{"text": ""}\n', r"texts: the train part contains no text"),
+        ("train.txt.gz", b"no gzip", r"train\.txt\.gz, line 1: the gzip file is damaged \(Not a gz"),
         (
             "train.jsonl.gz",
             gzip.compress(b'{"text": "a"}\n', mtime=0)[:-9],
@@ -182,7 +180,7 @@ def test_malformed_files_are_named(configured, folder, recorder, name, content, 
 def test_an_empty_validation_part_is_named(configured, folder):
     (folder / "train.txt").write_text("\n".join(LINES))
     (folder / "valid.txt").write_text("\n\n")
-    with pytest.raises(BadDataError, match="the validation part holds no text"):
+    with pytest.raises(BadDataError, match="the validation part contains no text"):
         prepare(configured())
 
 

@@ -102,7 +102,7 @@ def test_going_back_continues_in_another_order(configure, recorder, poison):
     )
     outcome = train(config, recorder, NeverStop())
     assert (outcome.status, outcome.step) == ("completed", 8)
-    assert "went back to step 4" in " ".join(recorder.logs)
+    assert "rolled back to step 4" in " ".join(recorder.logs)
     assert all(math.isfinite(loss) for loss in recorder.series("loss").values() if loss)
     keys = [(point.name, point.step) for point in recorder.seen]
     assert len(keys) == len(set(keys))
@@ -114,7 +114,7 @@ def test_going_back_before_the_first_checkpoint_is_due_goes_to_the_beginning(con
     outcome = train(configure(numerics={"not_finite": "roll_back"}), recorder, NeverStop())
     assert outcome.status == "completed"
     assert recorder.saved[0] == 0
-    assert "went back to step 0" in " ".join(recorder.logs)
+    assert "rolled back to step 0" in " ".join(recorder.logs)
 
 
 def test_going_back_ends_at_its_limit(configure, recorder, poison):

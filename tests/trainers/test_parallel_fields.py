@@ -16,27 +16,27 @@ PIPELINE = {"strategy": "pipeline", "workers": 2}
         ({"strategy": "ddp", "workers": 2, "stages": 2}, {}, "stages belongs to strategy pipeline, not ddp"),
         ({"strategy": "single", "engine": "torch"}, {}, "engine belongs to strategy pipeline, not single"),
         ({"strategy": "pipeline"}, {}, "needs at least 2 workers"),
-        ({**PIPELINE, "workers": 6, "stages": 4}, {}, "workers 6 does not divide by stages 4"),
-        ({**PIPELINE, "workers": 3}, {}, "3 stages need at least 3 layers, and model.student tiny has 2"),
+        ({**PIPELINE, "workers": 6, "stages": 4}, {}, "workers 6 is not divisible by stages 4"),
+        ({**PIPELINE, "workers": 3}, {}, "3 stages need at least 3 layers, but model.student tiny has 2"),
         (
             {**PIPELINE, "schedule": "interleaved"},
             {},
             "2 stages with 4 model chunks need at least 4 layers, .*; .* or set parallel.schedule: 1f1b",
         ),
-        ({**PIPELINE, "workers": 6, "stages": 2}, {}, r"global_size 8 does not divide by .* 3; .*such as 9"),
+        ({**PIPELINE, "workers": 6, "stages": 2}, {}, r"global_size 8 is not divisible by .* 3; .*such as 9"),
         ({**PIPELINE, "workers": 4, "stages": 2}, {"batch__micro_size": 3}, "micro_size 3 does not divide"),
         (
             {**PIPELINE, "engine": "deepspeed", "schedule": "gpipe"},
             {},
-            "engine deepspeed has the schedule 1f1b alone, not gpipe",
+            "engine deepspeed has only the schedule 1f1b, not gpipe",
         ),
         ({**PIPELINE, "workers": {"min": 2, "max": 4}}, {}, "set parallel.stages"),
-        ({**PIPELINE, "partition": "time"}, {"deterministic": True}, "partition time .* by a measurement"),
-        (PIPELINE, {"model__compile": True}, "model.compile compiles a whole encoder"),
+        ({**PIPELINE, "partition": "time"}, {"deterministic": True}, "partition time .* by measured times"),
+        (PIPELINE, {"model__compile": True}, "model.compile needs a whole encoder"),
         (
             PIPELINE,
             {"model__teacher": "teachers/mini", "distillation": {"hidden_weight": 1.0}},
-            "distillation.hidden_weight compares layers inside the model",
+            "distillation.hidden_weight compares inner layers",
         ),
     ],
 )
@@ -60,5 +60,5 @@ def test_elastic_pipelines_have_whole_replicas():
     sections = {"task": {"name": "imdb"}, "model": {"student": "tiny"}, "batch": {"global_size": 8}}
     assert TrainingSections.model_validate({**sections, "parallel": parallel}).worker_numbers == (4, 2)
     parallel["workers"]["max"] = 7
-    with pytest.raises(ValidationError, match="workers 7 does not divide by stages 2"):
+    with pytest.raises(ValidationError, match="workers 7 is not divisible by stages 2"):
         TrainingSections.model_validate({**sections, "parallel": parallel})

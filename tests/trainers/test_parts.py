@@ -159,7 +159,7 @@ def test_mlm_drops_texts_of_the_test_file_from_training(prepared):
     (prepared.folder / "valid.txt").write_text("another line\n")
     (prepared.folder / "test.txt").write_text("LINE 3 of  some words\n")
     prepared("mlm", max_length=8)
-    assert "train: 1 texts dropped, because a later part has them too (task.overlap)" in prepared.lines
+    assert "train: 1 texts dropped because they are also in a later part (task.overlap)" in prepared.lines
     with pytest.raises(BadDataError, match=r"the same text is in the train and the test part: 'line 3 of"):
         prepared("mlm", max_length=8, overlap="error")
 
@@ -171,7 +171,7 @@ def test_an_example_in_two_parts_is_dropped_from_the_training_part(prepared):
     data = prepared()
     assert (len(data.train), len(data.validation), len(data.test)) == (58, 1, 2)
     assert (
-        "train: 2 of 60 examples dropped, because the validation or test part has them too (task.overlap)"
+        "train: 2 of 60 examples dropped because they are also in the validation or test part (task.overlap)"
         in prepared.lines
     )
     assert len(prepared(overlap="allow").train) == 60

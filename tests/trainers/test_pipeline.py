@@ -217,7 +217,7 @@ def test_run_whose_stage_was_killed_ends_bitwise_where_a_whole_run_ends(
     assert killed.codes[-1] == -9
     said = killed.results[0]["runs"][0]
     assert said["failure"] == "infrastructure"
-    assert re.match(r"stage 0 of 2 was left waiting: stage 1 died or was stopped", said["message"])
+    assert re.match(r"stage 0 of 2 gave up waiting: stage 1 died or was stopped", said["message"])
     whole, resumed = launch([config_in(tmp_path / "whole", **changes), victim]).results[0]["runs"]
     assert resumed["resumed_from"] == 2
     assert resumed["weights"] == whole["weights"]
@@ -253,7 +253,7 @@ def test_stage_that_stalls_is_named_and_nobody_hangs(launch, config_in, tmp_path
     said = ended.results[0]["runs"][0]
     assert said["failure"] == "infrastructure"
     assert re.match(
-        r"stage 0 of 2 was left waiting: stage 1 has been in phase data_wait for \d+ s, "
+        r"stage 0 of 2 gave up waiting: stage 1 has been in phase data_wait for \d+ s, "
         r"longer than parallel.stage_timeout_s 3 allows",
         said["message"],
     )

@@ -45,9 +45,7 @@ def cell(half: torch.dtype) -> torch.nn.Linear:
 
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
 def test_cpu_is_refused_in_a_run_with_the_reason(configure, recorder, precision):
-    with pytest.raises(
-        BadSpecError, match=f"precision {precision} cannot be computed on cpu: it needs a GPU"
-    ):
+    with pytest.raises(BadSpecError, match=f"precision {precision} is not supported on cpu: it needs a GPU"):
         train(configure(precision=precision), recorder, NeverStop())
 
 

@@ -231,10 +231,10 @@ def refusal(squad, **task):
     ("change", "message"),
     [
         ({"id": None}, "line 2, field id: missing (found: id, question, context, answers)"),
-        ({"id": " "}, "line 2, field id: empty; give every question an id of its own"),
-        ({"id": "q1"}, "line 2, question q1, field id: used before"),
+        ({"id": " "}, "line 2, field id: empty; give every question a unique id"),
+        ({"id": "q1"}, "line 2, question q1, field id: already used"),
         ({"question": ""}, "line 2, question q2, field question: empty"),
-        ({"question": 7}, "line 2, question q2, field question: a int, not a text"),
+        ({"question": 7}, "line 2, question q2, field question: a int, not a string"),
         ({"context": " "}, "line 2, question q2, field context: empty"),
         ({"answers": None}, "line 2, question q2, field answers: missing or malformed"),
         ({"answers": "{text"}, "line 2, question q2, field answers: not JSON"),
@@ -246,22 +246,22 @@ def refusal(squad, **task):
         ),
         (
             {"answers": {"text": ["Assam"], "answer_start": ["13"]}},
-            "line 2, question q2, field answers: answer_start '13' of 'Assam' is no whole number",
+            "line 2, question q2, field answers: answer_start '13' of 'Assam' is not a whole number",
         ),
-        ({"answers": {"text": [""], "answer_start": [0]}}, "field answers: '' is no answer's text"),
+        ({"answers": {"text": [""], "answer_start": [0]}}, "field answers: '' is not the text of an answer"),
         (
             {"answers": {"text": ["Assam"], "answer_start": [12]}},
-            "question q2, field answers: 'Assam' does not stand at character 12 of the context "
-            "(it stands at 13)",
+            "question q2, field answers: 'Assam' is not at character 12 of the context "
+            "(it occurs at 13)",
         ),
         (
             {"answers": {"text": ["Assam"], "answer_start": [-5]}},
-            "question q2, field answers: 'Assam' does not stand at character -5",
+            "question q2, field answers: 'Assam' is not at character -5",
         ),
         (
             {"answers": {"text": ["Ceylon"], "answer_start": [13]}},
-            "question q2, field answers: 'Ceylon' does not stand at character 13 of the context "
-            "(it stands nowhere in it)",
+            "question q2, field answers: 'Ceylon' is not at character 13 of the context "
+            "(it does not occur)",
         ),
         ({"is_impossible": True}, "question q2, field is_impossible: true, but the question has 2 answers"),
         (
@@ -272,7 +272,7 @@ def refusal(squad, **task):
             {"question": "why " * 60},
             "line 2, question q2, field question: 60 tokens leave no room for the context in 48",
         ),
-        ({"context": "\u200b\u0301", "answers": {"text": [], "answer_start": []}}, "context: not one token"),
+        ({"context": "\u200b\u0301", "answers": {"text": [], "answer_start": []}}, "context: no tokens"),
     ],
 )  # fmt: skip
 def test_bad_rows_are_named(squad, change, message):
@@ -286,9 +286,9 @@ def test_bad_rows_are_named(squad, change, message):
     ("text", "message"),
     [
         ('{"version": "v2.0",\n "data": [}', "train-v2.0.json, line 2, column 11: not JSON"),
-        ('{"data": 3}', "train-v2.0.json, field data: no list; expected the official form"),
+        ('{"data": 3}', "train-v2.0.json, field data: not a list; expected the official SQuAD format"),
         ('{"data": [3]}', "train-v2.0.json, data[0]: a JSON int, not an object"),
-        ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "data[0].paragraphs[0], field qas: no list"),
+        ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "data[0].paragraphs[0], field qas: not a list"),
         (
             '{"data": [{"paragraphs": [{"context": "x", "qas": [{"question": "y"}]}]}]}',
             "data[0].paragraphs[0].qas[0], field id: missing",
@@ -332,7 +332,7 @@ def test_questions_without_any_answer_are_said(squad):
 def test_two_files_for_one_part_are_refused(squad):
     write_both(squad.folder, "{}-v2.0.json", json.dumps(official_tree()))
     write_both(squad.folder, "{}-v1.1.json", json.dumps(official_tree()))
-    assert "train-v1.1.json, train-v2.0.json could all be the train part" in refusal(squad)
+    assert "train-v1.1.json, train-v2.0.json could each be the train part" in refusal(squad)
 
 
 def test_a_stride_of_more_than_half_a_window_is_refused():

@@ -154,7 +154,7 @@ def test_codes_are_cut_to_the_level_and_shorter_ones_left_out(coded, level, clas
 
 def test_no_code_as_long_as_the_level_is_refused(coded):
     config = coded.model_copy(update={"task": coded.task.model_copy(update={"level": 10})})
-    with pytest.raises(BadDataError, match="no row of the train part can be used: the code has fewer digits"):
+    with pytest.raises(BadDataError, match="no row of the train part is usable: the code has fewer digits"):
         prepare(config)
 
 
@@ -190,18 +190,18 @@ def test_codes_that_cannot_be_learned_are_refused(coded, folder, parts, message)
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("train.csv", "text,code\nhorse,1x\n", r"line 2, field code: '1x' is no customs code; write 2, 4"),
-        ("train.csv", "text,code\nhorse,101\n", r"field code: '101' is no customs code; .* leading zero"),
-        ("train.csv", "text,code\nhorse,010121000010\n", r"is no customs code"),
+        ("train.csv", "text,code\nhorse,1x\n", r"line 2, field code: '1x' is not a customs code; write 2, 4"),
+        ("train.csv", "text,code\nhorse,101\n", r"field code: '101' is not a customs code; .* leading zero"),
+        ("train.csv", "text,code\nhorse,010121000010\n", r"is not a customs code"),
         ("train.csv", "text,code\n ,0101\n", r"train\.csv, line 2, field text: empty"),
         ("train.csv", "words,code\nhorse,0101\n", r"field text: missing \(found: words, code\)"),
         ("train.csv", "text,number\nhorse,0101\n", r"field code: missing \(found: text, number\)"),
         ("train.csv", "text,code\nhorse\n", r"train\.csv, line 2: 1 fields, but the header has 2"),
         ("train.jsonl", '{"text": "horse", "code": 101}\n', r"field code: 101 is a number; .* leading zeros"),
-        ("a.csv", US.replace('"1","Asses"', '"x","Asses"'), r"a\.csv, line 6, field Indent: 'x' is no whole"),
+        ("a.csv", US.replace('"1","Asses"', '"x","Asses"'), r"line 6, field Indent: 'x' is not a whole"),
         ("a.csv", US.replace("Asses", ""), r"a\.csv, line 6, field Description: empty"),
         ("a.csv", HARMONIZED.replace("Horses; pure-bred", ""), r"a\.csv, line 4, field description: empty"),
-        ("a.csv", HARMONIZED.replace(",0101,", ",01O1,"), r"line 3, field code: '01O1' is no customs"),
+        ("a.csv", HARMONIZED.replace(",0101,", ",01O1,"), r"line 3, field code: '01O1' is not a customs"),
         ("a.json", "[{]", r"a\.json, line 1: not a JSON list"),
         ("a.json", f"[{'9' * 5000}]", r"a\.json: cannot be read \(Exceeds the limit"),
         ("a.json", "[7]", r"a\.json, item 1: a JSON int, not an object"),
@@ -215,7 +215,7 @@ def test_codes_that_cannot_be_learned_are_refused(coded, folder, parts, message)
         (
             "a.json",
             '[{"commodity_code": "01", "description": "x", "synonyms": [7]}]',
-            r"a\.json, item 1, field synonyms: a int, not a text",
+            r"a\.json, item 1, field synonyms: a int, not a string",
         ),
         ("notes.csv", "a,b\n1,2\n", "no dataset found"),
     ],

@@ -78,8 +78,8 @@ def test_examples_that_are_cut_are_said_at_every_start(private):
     for _ in range(2):
         data, lines = start(max_length=8)
         assert (
-            "train: 40 of 40 examples (100.0 %) have more than 8 tokens and are cut; "
-            "raise task.max_length to keep them whole" in lines
+            "train: 40 of 40 examples (100.0 %) have more than 8 tokens and are truncated; "
+            "raise task.max_length to avoid this" in lines
         )
         assert data.train.cut.all()
     whole, lines = start(max_length=512)

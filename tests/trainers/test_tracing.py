@@ -181,7 +181,7 @@ def test_a_full_disk_ends_no_run(
     monkeypatch.setattr(tracing, "sync", full)
     outcome = train(configure(telemetry__trace_steps=1, length__steps=2), recorder, NeverStop())
     assert outcome.status == "completed"
-    assert any("the trace is not kept" in line for line in recorder.logs)
+    assert any("the trace was not saved" in line for line in recorder.logs)
 
 
 def test_one_worker_gathers_alone() -> None:

@@ -173,7 +173,7 @@ def _problem(path: Path, *, every_byte: bool) -> str | None:
         if manifest["format"] != FORMAT:
             return f"format {manifest['format']} is not {FORMAT}"
         if path.name != f"step-{manifest['step']:08d}":
-            return f"the manifest is of step {manifest['step']}"
+            return f"the manifest is for step {manifest['step']}"
         return _difference(path, manifest["files"], every_byte=every_byte)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
@@ -188,5 +188,5 @@ def _difference(path: Path, files: Mapping[str, Mapping[str, Any]], *, every_byt
         if size != expected["size"]:
             return f"{name} has {size} bytes, the manifest says {expected['size']}"
         if every_byte and digest(file) != expected["sha256"]:
-            return f"{name} has other content than the manifest says"
+            return f"{name} does not match the manifest"
     return None

@@ -98,7 +98,7 @@ class CheckpointStore:
             shutil.rmtree(draft, ignore_errors=True)
             raise CheckpointError(
                 f"checkpoint of step {step} cannot be written to {self._folder} ({_reason(error)}); "
-                "free space or make the folder writable: the run resumes from the checkpoint before"
+                "free space or make the folder writable: the run will resume from the previous checkpoint"
             ) from error
         self._prune(step)
         return final
@@ -114,7 +114,7 @@ class CheckpointStore:
             problem = verify(path)
             if problem is None:
                 return path
-            reject(f"checkpoint {path} is not used: {problem}")
+            reject(f"checkpoint {path} is ignored: {problem}")
         return None
 
     def mark_best(self, step: int, metric: str, score: float) -> bool:

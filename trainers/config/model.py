@@ -76,7 +76,7 @@ class Distillation(Section):
         inside = (self.hidden_weight, self.embedding_weight, self.relation_weight, self.cosine_weight)
         if self.hidden_first_fraction and not any(inside):
             raise ValueError(
-                f"hidden_first_fraction {self.hidden_first_fraction} has nothing to learn first; set one of "
+                f"hidden_first_fraction {self.hidden_first_fraction} has no loss to train first; set one of "
                 "hidden_weight, embedding_weight, relation_weight and cosine_weight, or remove it"
             )
         return self
@@ -90,6 +90,6 @@ def require_layer_map(layer_map: Sequence[int], student_layers: int) -> None:
     """
     if len(layer_map) != student_layers:
         raise ValueError(
-            f"distillation.layer_map has {len(layer_map)} layers, and the student {student_layers}; "
-            "give one of the teacher's layers for each of the student's, or remove it"
+            f"distillation.layer_map has {len(layer_map)} layers, but the student has {student_layers}; "
+            "give one teacher layer for each student layer, or remove it"
         )

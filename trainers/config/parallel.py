@@ -92,10 +92,10 @@ class Parallel(Section):
         if workers.keys() != {"min", "max"}:
             shown = ", ".join(map(str, workers)) or "nothing"
             raise ValueError(
-                f"workers has {shown}; a range has min and max, such as workers: {{min: 1, max: 4}}"
+                f"workers has {shown}; a range needs min and max, such as workers: {{min: 1, max: 4}}"
             )
         if "min_workers" in fields:
-            raise ValueError("workers is a range and min_workers is set too; remove min_workers")
+            raise ValueError("workers is a range, but min_workers is also set; remove min_workers")
         for name, value in workers.items():
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_WORKERS:
                 raise ValueError(f"workers.{name} is {value!r}; give a whole number from 1 to {MAX_WORKERS}")
@@ -106,7 +106,7 @@ class Parallel(Section):
         if self.strategy is Strategy.single and self.workers != 1:
             raise ValueError(
                 f"strategy single has one worker, not {self.workers}; "
-                "set parallel.strategy: ddp or parallel.workers: 1 (where strategy is an axis, make workers "
+                "set parallel.strategy: ddp or parallel.workers: 1 (if strategy is an axis, make workers "
                 "one too, with search.when: {parallel.workers: {parallel.strategy: [ddp]}})"
             )
         if self.compression is not Compression.none and self.strategy is not Strategy.ddp:
@@ -119,7 +119,7 @@ class Parallel(Section):
                 raise ValueError("strategy single has one worker, not a range; set parallel.strategy: ddp")
             if self.min_workers > self.workers:
                 raise ValueError(
-                    f"the fewest workers, {self.min_workers}, are more than the most, {self.workers}; "
+                    f"the minimum of {self.min_workers} workers exceeds the maximum of {self.workers}; "
                     "lower min or raise max of parallel.workers"
                 )
         return self
@@ -141,17 +141,17 @@ class Parallel(Section):
             )
         if self.workers % self.stage_count:
             raise ValueError(
-                f"workers {self.workers} does not divide by stages {self.stage_count}; "
+                f"workers {self.workers} is not divisible by stages {self.stage_count}; "
                 f"set parallel.workers to a multiple of {self.stage_count}"
             )
         if self.min_workers is not None and self.stages is None:
             raise ValueError(
-                "a pipeline with a range of workers needs its number of stages; "
+                "a pipeline with a range of workers needs a number of stages; "
                 "set parallel.stages, or a single number in parallel.workers"
             )
         if self.engine == "deepspeed" and self.schedule not in (None, "1f1b"):
             raise ValueError(
-                f"engine deepspeed has the schedule 1f1b alone, not {self.schedule}; "
+                f"engine deepspeed has only the schedule 1f1b, not {self.schedule}; "
                 "remove parallel.schedule or set parallel.engine: torch"
             )
         return self
@@ -184,7 +184,7 @@ def require_layers(parallel: Parallel, layers: int, whose: str) -> None:
         return
     chunks = "" if parallel.chunks == parallel.stage_count else f" with {parallel.chunks} model chunks"
     raise ValueError(
-        f"{parallel.stage_count} stages{chunks} need at least {parallel.chunks} layers, and {whose} has "
-        f"{layers}; lower parallel.stages, or parallel.workers where that is unset"
+        f"{parallel.stage_count} stages{chunks} need at least {parallel.chunks} layers, but {whose} has "
+        f"{layers}; lower parallel.stages, or parallel.workers if that is unset"
         + (", or set parallel.schedule: 1f1b" if chunks else "")
     )

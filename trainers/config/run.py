@@ -72,5 +72,5 @@ class RunConfig(TrainingSections):
     @model_validator(mode="after")
     def _one_number_of_workers(self) -> RunConfig:
         if self.parallel.min_workers is not None:
-            raise ValueError("an attempt has one number of workers; set parallel.workers to it")
+            raise ValueError("an attempt needs a single number of workers; set parallel.workers to it")
         return self

@@ -121,7 +121,7 @@ class Task(Section):
                 )
         if self.test == "none" and self.test_examples is not None:
             raise ValueError(
-                f"test_examples {self.test_examples} has no test part to draw from with test none; "
+                f"test_examples {self.test_examples} has no test part to draw from, because test is none; "
                 "remove task.test_examples or set task.test: auto"
             )
         self.own(OwnFields).check(self.max_length)

@@ -76,15 +76,15 @@ class TrainingSections(Section):
         if self.trains:
             return self
         unused = (
-            ("model.teacher", self.model.teacher, None, "is what a student learns from"),
-            ("telemetry.profile_steps", self.telemetry.profile_steps, 0, "profiles steps of training"),
-            ("telemetry.trace_steps", self.telemetry.trace_steps, 0, "traces steps of training"),
-            ("parallel.partition", self.parallel.partition, None, "divides by time in training"),
+            ("model.teacher", self.model.teacher, None, "trains a student"),
+            ("telemetry.profile_steps", self.telemetry.profile_steps, 0, "profiles training steps"),
+            ("telemetry.trace_steps", self.telemetry.trace_steps, 0, "traces training steps"),
+            ("parallel.partition", self.parallel.partition, None, "measures training steps"),
         )
         for field, value, without, what in unused:
             if value != without and not (field == "parallel.partition" and value != "time"):
                 raise ValueError(
-                    f"length.steps 0 trains nothing, and {field} {value} {what}; remove {field}, "
+                    f"length.steps 0 trains nothing, but {field} {value} {what}; remove {field}, "
                     "or raise length.steps"
                 )
         return self
@@ -107,8 +107,8 @@ class TrainingSections(Section):
         if kind != default and self.stored not in completed:
             wanted = completed[0]
             raise ValueError(
-                f"optimizer.masters {kind} completes parameters stored in {wanted}, and these are stored in "
-                f"{self.stored}; set precision: {wanted} with numerics.parameters: half, "
+                f"optimizer.masters {kind} completes parameters stored in {wanted}, but these are stored "
+                f"in {self.stored}; set precision: {wanted} with numerics.parameters: half, "
                 f"or optimizer.masters: {default}"
             )
         return self
@@ -118,8 +118,8 @@ class TrainingSections(Section):
         warmup, steps = self.optimizer.warmup_steps, self.length.steps
         if warmup is not None and steps and warmup >= steps:
             raise ValueError(
-                f"optimizer.warmup_steps {warmup} leaves none of the {steps} steps of length.steps; "
-                f"lower it below {steps}, or raise length.steps"
+                f"optimizer.warmup_steps {warmup} leaves no step of length.steps {steps}; lower it below "
+                f"{steps}, or raise length.steps"
             )
         return self
 
@@ -141,8 +141,8 @@ class TrainingSections(Section):
         halves = (Compression.fp16, Compression.bf16)
         if compression in halves and self.numerics.parameters == "half":
             raise ValueError(
-                f"parallel.compression {compression} has nothing to compress: with numerics.parameters half "
-                f"gradients are {self.precision} already; set parallel.compression: none"
+                f"parallel.compression {compression} has nothing to compress: with numerics.parameters "
+                f"half the gradients are already {self.precision}; set parallel.compression: none"
             )
         return self
 
@@ -163,13 +163,13 @@ class TrainingSections(Section):
         size, micro = self.batch.global_size, self.batch.micro_size
         stages = self.parallel.stage_count
         if workers % stages:
-            return f"parallel.workers {workers} does not divide by parallel.stages {stages}"
+            return f"parallel.workers {workers} is not divisible by parallel.stages {stages}"
         # In a pipeline all workers of a replica see the same examples.
         replicas = workers // stages
         whom = "parallel.workers" if stages == 1 else "parallel.workers / parallel.stages ="
         if size % replicas:
             return (
-                f"batch.global_size {size} does not divide by {whom} {replicas}; "
+                f"batch.global_size {size} is not divisible by {whom} {replicas}; "
                 f"use a multiple of {replicas}, such as {math.ceil(size / replicas) * replicas}"
             )
         share = size // replicas
@@ -198,25 +198,26 @@ class TrainingSections(Section):
             require_layers(self.parallel, len(self.model.layers), "model.layers")
         if self.model.compile:
             raise ValueError(
-                "model.compile compiles a whole encoder, and no stage of a pipeline has one; "
+                "model.compile needs a whole encoder, which no pipeline stage has; "
                 "set model.compile: false or another parallel.strategy"
             )
         if self.parallel.partition == "time" and self.deterministic:
             raise ValueError(
-                "parallel.partition time divides layers by a measurement, which no attempt repeats; "
+                "parallel.partition time divides layers by measured times, which differ between attempts; "
                 "set parallel.partition: uniform, or deterministic: false"
             )
         if self.parallel.engine == "deepspeed" and self.numerics.parameters == "half":
             raise ValueError(
-                "numerics.parameters half is not for engine deepspeed, which would keep masters of its own; "
+                "numerics.parameters half does not work with engine deepspeed, which would keep its own "
+                "masters; "
                 "set numerics.parameters: fp32 or parallel.engine: torch"
             )
         if self.model.teacher is not None:
             for field in ("hidden_weight", "embedding_weight", "relation_weight", "cosine_weight"):
                 if getattr(self.distillation, field):
                     raise ValueError(
-                        f"distillation.{field} compares layers inside the model, and the stage of a pipeline "
-                        f"that has the teacher sees logits alone; set distillation.{field}: 0 or "
+                        f"distillation.{field} compares inner layers, but the pipeline stage that has the "
+                        f"teacher sees only logits; set distillation.{field}: 0 or "
                         "another parallel.strategy"
                     )
         return self

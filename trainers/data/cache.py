@@ -36,8 +36,8 @@ def cached_folder(root: Path, key: str, build: Callable[[Path], None]) -> Path:
                 _build(folder, build)
         except OSError as error:
             raise CacheError(
-                f"{error.filename or root}: the cache cannot be written ({error.strerror or error}); "
-                "free space, or let this user write there"
+                f"{error.filename or root}: the cache cannot be written ({error.strerror or error}); free "
+                "space, or make it writable for this user"
             ) from error
     return folder
 

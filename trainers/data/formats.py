@@ -158,7 +158,7 @@ def _cells(path: Path, name: str, column: Any) -> list[Any]:
         values: list[Any] = column.to_pylist()
     except (ValueError, OverflowError, LookupError) as error:  # bytes that are no UTF-8, dates after 9999
         raise BadDataError(
-            f"{path}, field {name}: holds what cannot be read ({error}); repair the column or leave it out"
+            f"{path}, field {name}: cannot be read ({error}); repair the column or leave it out"
         ) from None
     return values
 
@@ -191,7 +191,7 @@ def _raw_lines(path: Path) -> Generator[bytes]:
                 yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BadDataError(
-            f"{path}, line {number + 1}: the gzip file is broken ({error}); copy or compress it again"
+            f"{path}, line {number + 1}: the gzip file is damaged ({error}); copy or compress it again"
         ) from None
     except OSError as error:
         raise BadDataError(f"{path}: cannot be read ({error.strerror})") from None

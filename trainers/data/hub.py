@@ -55,7 +55,7 @@ class HubDataset:
         tables = named_parts(splits.get)
         if TRAIN not in tables:
             raise BadDataError(
-                f"hub dataset '{self.name}' has no part named train (found: {', '.join(splits)})"
+                f"hub dataset '{self.name}' has no split named train (found: {', '.join(splits)})"
             )
         return used_parts(tables, self._test)
 
@@ -66,8 +66,8 @@ class HubDataset:
         identifier, _, configuration = self.name.partition(":")
         if Path(identifier).exists():  # The library would read that instead.
             raise BadDataError(
-                f"hub dataset '{identifier}' has the name of a path in the working directory {Path.cwd()}; "
-                "move that, or start elsewhere"
+                f"hub dataset '{identifier}' has the same name as a path in the working directory "
+                f"{Path.cwd()}; rename that path, or start elsewhere"
             )
         before = datasets.config.HF_HUB_OFFLINE
         datasets.config.HF_HUB_OFFLINE = self._offline or before

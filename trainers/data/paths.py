@@ -45,7 +45,7 @@ def id_on_hub(text: str, what: str) -> str:
     found = text.removeprefix(HUB)
     if not form.fullmatch(found) or ".." in found:
         raise UnusablePath(
-            f"'{text}' is no {what} of the hub: an id is {shown}; for a folder leave out '{HUB}'"
+            f"'{text}' is not a {what} id of the hub: an id is {shown}; for a folder leave out '{HUB}'"
         )
     return found
 
@@ -78,7 +78,7 @@ def find(text: str, roots: Sequence[Path]) -> Path:
     except (OSError, RuntimeError, ValueError) as error:  # Too long, a loop of links, no permission.
         raise UnusablePath(f"'{text}' cannot be read: {error}") from None
     if not inside:
-        raise OutsideRoots(f"'{text}' lies outside the allowed folders ({shown})")
+        raise OutsideRoots(f"'{text}' is outside the allowed folders ({shown})")
     raise UnusablePath(f"'{text}' does not exist under {shown}")
 
 
@@ -94,10 +94,10 @@ def resolve(text: str, roots: Sequence[str], what: str) -> Path:
         UnusablePath: naming the path, the roots and what to do.
     """
     if not roots:
-        raise UnusablePath(f"{what} path '{text}' cannot be used: no {what} folder is allowed on this worker")
+        raise UnusablePath(f"{what} path '{text}' cannot be used: this worker allows no {what} folders")
     try:
         return find(text, [Path(root) for root in roots])
     except OutsideRoots as error:
-        raise UnusablePath(f"{what} path {error}; move it there or allow its folder") from None
+        raise UnusablePath(f"{what} path {error}; move it there, or allow its folder") from None
     except UnusablePath as error:
         raise UnusablePath(f"{what} path {error}") from None

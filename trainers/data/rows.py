@@ -29,13 +29,13 @@ class Row:
         """
         value = self._present(name)
         if not isinstance(value, str):
-            raise self.refusal(name, f"a {type(value).__name__}, not a text")
+            raise self.refusal(name, f"a {type(value).__name__}, not a string")
         if not value.strip():
             raise self.refusal(name, "empty; remove the row or fill it")
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            raise self.refusal(name, "holds half of a surrogate pair") from None
+            raise self.refusal(name, "contains half of a surrogate pair") from None
         return value
 
     def label(self, name: str) -> str | int:

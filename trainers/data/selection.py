@@ -48,8 +48,8 @@ def halved(units: Hashes, strata: Indices) -> tuple[Indices, Indices]:
     distinct, _ = _laid_out(units, strata)
     if len(distinct) < 2:
         raise BadDataError(
-            f"the validation part has {len(units)} examples in {len(distinct)} group: too few to make a test "
-            "part of; add examples, add a test part, or set task.test: none"
+            f"the validation part has {len(units)} examples in {len(distinct)} group: too few for a test "
+            "part; add examples, add a test part, or set task.test: none"
         )
     inside = np.isin(units, distinct[1::2])
     return np.flatnonzero(~inside), np.flatnonzero(inside)
@@ -109,8 +109,7 @@ def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int,
         return np.arange(len(labels))
     if count > len(labels):
         raise BadDataError(
-            f"{part}_examples asks for {count}, but the {part} part has {len(labels)}; "
-            f"lower task.{part}_examples"
+            f"{part}_examples is {count}, but the {part} part has {len(labels)}; lower task.{part}_examples"
         )
     rng = np.random.default_rng([seed, _DRAWS[part], 1])
     classes = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]

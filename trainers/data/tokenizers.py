@@ -70,8 +70,8 @@ def load(folder: Path) -> Tokenizer:
             tokenizer = Tokenizer.from_file(str(file))
             if not tokenizer.num_special_tokens_to_add(is_pair=False):
                 raise BadSpecError(
-                    "no post_processor puts [CLS] before a text and [SEP] after it; "
-                    "add that of a BERT, or give vocab.txt instead"
+                    "no post_processor adds [CLS] before a text and [SEP] after it; add BERT's, or give "
+                    "vocab.txt instead"
                 )
             return tokenizer
         if vocabulary.is_file():
@@ -81,7 +81,7 @@ def load(folder: Path) -> Tokenizer:
             model = models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
             return _framed(_bert(model, lowercase=bool(config.get("do_lower_case", True))))
     except Exception as error:  # the library raises plain Exception
-        raise BadSpecError(f"{folder}: the tokenizer cannot be used ({error})") from None
+        raise BadSpecError(f"{folder}: unusable tokenizer ({error})") from None
     raise BadSpecError(f"{folder}: no tokenizer; expected tokenizer.json or vocab.txt")
 
 

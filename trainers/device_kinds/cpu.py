@@ -20,7 +20,7 @@ def _load() -> Backend:
 
 CPU = DeviceKind(
     name="cpu",
-    summary="CPUs of the node",
+    summary="the node's CPUs",
     noun="CPU",
     torch_type="cpu",
     load=_load,

@@ -21,7 +21,7 @@ def _load() -> Backend:
 
 CUDA = DeviceKind(
     name="cuda",
-    summary="a GPU of NVIDIA",
+    summary="an NVIDIA GPU",
     noun="GPU",
     torch_type="cuda",
     load=_load,

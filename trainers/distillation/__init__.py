@@ -98,7 +98,7 @@ def set_up(
     inside = plan.looks_inside(wanted)
     if config.model.teacher is None or not (inside or wanted.soft_weight):
         if config.model.teacher is not None:
-            report("the teacher is not used: every weight of distillation is 0")
+            report("the teacher is unused: all distillation weights are 0")
         return Distilled(student, Objective(task), data.transform)
 
     found = Teacher(
@@ -114,7 +114,8 @@ def set_up(
     if found.layers <= shape.num_hidden_layers and found.width <= shape.hidden_size:
         warn(
             f"model.teacher {found.folder} is no larger than its student ({found.layers} layers of width "
-            f"{found.width}, and {shape.num_hidden_layers} of {shape.hidden_size}); is it the model you mean?"
+            f"{found.width}, and {shape.num_hidden_layers} of {shape.hidden_size}); is this the intended "
+            "model?"
         )
     layer_map = _layer_map(wanted.layer_map, shape.num_hidden_layers, found.layers)
     heads = plan.relation_heads(
@@ -178,7 +179,7 @@ def set_up(
 def _source_of_logits(soft_weight: float, kept: bool) -> str:
     if not soft_weight:
         return "not used"
-    return "computed once, kept on disk" if kept else "computed in each step"
+    return "computed once, cached on disk" if kept else "computed in each step"
 
 
 def _layer_map(wanted: tuple[int, ...] | None, student_layers: int, teacher_layers: int) -> tuple[int, ...]:
@@ -196,7 +197,7 @@ def _layer_map(wanted: tuple[int, ...] | None, student_layers: int, teacher_laye
     beyond = [layer for layer in wanted if layer >= teacher_layers]
     if beyond:
         raise BadSpecError(
-            f"distillation.layer_map asks for layer {beyond[0]}, but the teacher has {teacher_layers}; "
+            f"distillation.layer_map has layer {beyond[0]}, but the teacher has {teacher_layers}; "
             f"use 0 to {teacher_layers - 1}"
         )
     return wanted

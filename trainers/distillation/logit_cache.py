@@ -101,7 +101,7 @@ def _fill(
 ) -> None:
     began_s = said_s = time.monotonic()
     total, done = len(data.train), 0
-    report(f"computing the teacher's logits of {total} examples, once for this teacher and this data")
+    report(f"computing the teacher's logits for {total} examples, once for this teacher and this data")
     model = teacher.load()
     for rows in _by_length(data.train.lengths):
         batch = collate(data.train, rows, data.pad_id, multiple).to(device)

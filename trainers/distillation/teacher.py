@@ -87,7 +87,7 @@ def format_on(device: torch.device, wanted: str, student: Precision = Precision.
         wanted = next(half for half in kind.teacher_precisions if has_instructions[half](device))
     if wanted not in kind.teacher_precisions:
         raise BadSpecError(
-            f"distillation.teacher_precision {wanted} needs a GPU, and this worker computes on its "
+            f"distillation.teacher_precision {wanted} needs a GPU, but this worker computes on its "
             f"{kind.noun}; use auto"
         )
     if wanted == "fp16":
@@ -166,7 +166,7 @@ class Teacher:
         )
         if self._with_head and model.fresh:
             raise BadSpecError(
-                f"{_FIELD} {self.folder} has no weight {model.fresh[0]} that fits task "
+                f"{_FIELD} {self.folder} has no weight {model.fresh[0]} for task "
                 f"{self._config.task.name}; fine-tune it on the task first"
             )
         if self.format.rounded:
@@ -221,9 +221,9 @@ def require_finite(logits: torch.Tensor, teacher: Teacher) -> None:
     if not bool(torch.isfinite(logits).all()):
         remedy = "set distillation.teacher_precision to bf16 or fp32"
         if teacher.format.precision in (Precision.fp32, Precision.tf32):
-            remedy = "its weights are damaged, use another teacher"
+            remedy = "its weights are damaged; use another teacher"
         raise NotFiniteError(
-            f"{_FIELD} {teacher.folder} gives logits that are not finite in {teacher.format.name}; {remedy}"
+            f"{_FIELD} {teacher.folder} produces non-finite logits in {teacher.format.name}; {remedy}"
         )
 
 
@@ -239,9 +239,9 @@ def _same_vocabulary(file: Path, folder: Folder) -> None:
         (number, pair) for number, pair in enumerate(zip_longest(ours, theirs)) if pair[0] != pair[1]
     )
     raise BadSpecError(
-        f"{_FIELD} {folder} has another vocabulary than the student: {len(theirs)} pieces and "
-        f"{len(ours)}, first different at {number} ({their!r} and {our!r}); "
-        "use a student and a teacher with one tokenizer"
+        f"{_FIELD} {folder} has a different vocabulary than the student: {len(theirs)} and {len(ours)} "
+        f"pieces, first difference at {number} ({their!r} and {our!r}); "
+        "use a student and a teacher with the same tokenizer"
     )
 
 
@@ -265,9 +265,9 @@ def _same_task(
     kinds = [kind for prefix, kind in _HEADS.items() if any(name.startswith(prefix) for name in weights)]
     if not any(isinstance(head, kind) for kind, _ in kinds):
         wanted = next(words for kind, words in _HEADS.values() if isinstance(head, kind))
-        found = " and ".join(words for _, words in kinds) or "nothing, having no head"
+        found = " and ".join(words for _, words in kinds) or "nothing, as it has no head"
         raise BadSpecError(
-            f"{_FIELD} {folder} was taught to tell {found}, and the task is about {wanted}; "
+            f"{_FIELD} {folder} was trained to predict {found}, but the task needs {wanted}; "
             "fine-tune it on the task first, or set distillation.soft_weight: 0"
         )
     if not isinstance(head, ClassHead) or not isinstance(names, dict):
@@ -280,16 +280,16 @@ def _same_task(
     theirs = [str(names[str(number)]) for number in range(len(names))]
     if len(theirs) != len(head.classes):
         raise BadSpecError(
-            f"{_FIELD} {folder} tells {len(theirs)} classes, and the task has {len(head.classes)}; "
-            "use a teacher that was fine-tuned on the task"
+            f"{_FIELD} {folder} has {len(theirs)} classes, but the task has {len(head.classes)}; use a "
+            "teacher fine-tuned on the task"
         )
     if all(_UNNAMED.fullmatch(name) for name in theirs):
-        report(f"{_FIELD}: the teacher's classes have no names; they are taken in the task's order")
+        report(f"{_FIELD}: the teacher's classes have no names; assuming the task's order")
         return
     meant = {our.casefold(): number for number, our in enumerate(head.classes)} | dict(spellings)
     for number, (their, our) in enumerate(zip(theirs, head.classes, strict=True)):
         if meant.get(their.casefold()) != number:
             raise BadSpecError(
-                f"{_FIELD} {folder} calls class {number} {their!r}, and the task {our!r}; "
-                "use a teacher that was fine-tuned on the task"
+                f"{_FIELD} {folder} calls class {number} {their!r}, but the task calls it {our!r}; "
+                "use a teacher fine-tuned on the task"
             )

@@ -110,7 +110,7 @@ def layer_times(config: RunConfig, *, steps: int, warm_up: int) -> StepTimes:
         TrainingError: whatever `trainers.entrypoint.train` raises.
     """
     if config.model.compile:
-        raise BadSpecError("model.compile leaves no layers to be timed; set it to false")
+        raise BadSpecError("with model.compile the layers cannot be timed; set it to false")
     with (
         tempfile.TemporaryDirectory(prefix="stillhouse-layers-") as folder,
         assembled(with_checkpoints(config, folder)) as trainer,

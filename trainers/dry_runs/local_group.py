@@ -116,11 +116,11 @@ class LocalGroup:
             try:
                 # One that fails leaves the others waiting for it.
                 if not pipe.poll(5.0 if problems else self._limit_s):
-                    problems.append(f"worker {rank} has not answered")
+                    problems.append(f"worker {rank} has not responded")
                     continue
                 problem, answer = pipe.recv()
             except (EOFError, OSError):
-                problems.append(f"worker {rank} has ended")
+                problems.append(f"worker {rank} has exited")
                 continue
             if problem is not None:
                 problems.append(f"worker {rank}: {problem}")

@@ -126,8 +126,8 @@ def choose(
             found = min(workers.all_gather(own))
         if found == 0:
             raise OutOfMemoryError(
-                f"not even one example of length {config.task.max_length} fits into memory; "
-                "lower task.max_length, or use another model or hardware"
+                f"not even one example of length {config.task.max_length} fits in memory; lower "
+                "task.max_length, or use another model or hardware"
             )
         if workers.rank == 0:
             memory.keep(key, found)

@@ -54,7 +54,7 @@ class EncoderInfo:
         """
         if self.devices is not None and device not in self.devices:
             raise ValueError(
-                f"model.encoder {self.name} runs on {', '.join(self.devices)}, and hardware {hardware} is "
+                f"model.encoder {self.name} runs on {', '.join(self.devices)}, but hardware {hardware} is "
                 f"{device}; change hardware, or set another model.encoder"
             )
 

@@ -76,8 +76,8 @@ class Folder:
             raise BadSpecError(f"{file}: model_type is {kind!r}; only bert models can be trained")
         if fields.get("quantization_config"):
             raise BadSpecError(
-                f"{file}: the model is quantised (quantization_config): quantised weights are not loaded; "
-                "save the model in fp32, fp16 or bf16"
+                f"{file}: the model is quantised (quantization_config): quantised weights are not "
+                "supported; save the model in fp32, fp16 or bf16"
             )
         for name in _SIZES:
             size = fields.get(name)
@@ -124,21 +124,22 @@ def locate(model: str, workspace: Workspace, field: str = "model.student") -> Or
         found = resolve(model, workspace.model_roots, "model")
     except UnusablePath as error:
         raise BadSpecError(
-            f"{field} '{model}' is no preset ({', '.join(PRESETS)}), and as a folder: {error}"
+            f"{field} '{model}' is not a preset ({', '.join(PRESETS)}), and as a folder: {error}"
         ) from None
     return Folder(_with_weights(found))
 
 
 def _with_weights(folder: Path) -> Path:
     if not folder.is_dir():
-        raise BadSpecError(f"{folder}: a model is a folder with config.json, tokenizer and {WEIGHTS}")
+        raise BadSpecError(f"{folder}: a model is a folder with config.json, a tokenizer and {WEIGHTS}")
     if not (folder / WEIGHTS).is_file():
         raise BadSpecError(
-            f"{folder}: the model folder has no weights ({WEIGHTS} is missing; other formats are not loaded)"
+            f"{folder}: the model folder has no weights ({WEIGHTS} is missing; other formats are not "
+            "supported)"
         )
     if (problem := manifest.changed(folder, _FILES)) is not None:
         raise BadSpecError(
-            f"{folder}: {problem}; copy the model there anew, or remove its manifest.json if you changed it"
+            f"{folder}: {problem}; copy the model there again, or delete its manifest.json if you changed it"
         )
     return folder
 

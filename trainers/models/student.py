@@ -217,10 +217,10 @@ def build(
     except Exception as error:  # the library lets a field's value fail where it is used, in any way
         lines = [line.strip() for line in str(error).splitlines()]
         reason = " ".join((type(error).__name__, *lines[:2]))
-        raise BadSpecError(f"{origin}: the model's configuration is not usable ({reason})") from None
+        raise BadSpecError(f"{origin}: unusable model configuration ({reason})") from None
     if config.vocab_size < vocabulary_size:
         raise BadSpecError(
-            f"the tokenizer's ids go up to {vocabulary_size - 1}, and {origin} has rows for 0 to "
+            f"the tokenizer's ids go up to {vocabulary_size - 1}, but {origin} has rows for 0 to "
             f"{config.vocab_size - 1}; use its own tokenizer"
         )
     if config.max_position_embeddings < max_length:
@@ -237,13 +237,13 @@ def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
     """How many layers are kept, all of which the origin must have weights for."""
     if not isinstance(origin, Folder):
         raise BadSpecError(
-            f"model.layers needs a student with weights, and {origin} is a preset; "
+            f"model.layers needs a student with weights, but {origin} is a preset; "
             "remove model.layers or set model.student to a folder"
         )
     beyond = [layer for layer in layers if layer >= available]
     if beyond:
         raise BadSpecError(
-            f"model.layers asks for layer {beyond[0]}, but {origin} has {available}; use 0 to {available - 1}"
+            f"model.layers has layer {beyond[0]}, but {origin} has {available}; use 0 to {available - 1}"
         )
     return len(layers)
 
@@ -268,8 +268,8 @@ def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None, d
             numbers = {int(found[1]) for own in names.values() if (found := _LAYER.match(own))}
             if len(numbers) > depth:
                 raise BadSpecError(
-                    f"{file}: the file has {len(numbers)} layers, config.json says {depth}; "
-                    "correct config.json, and use model.layers to keep some"
+                    f"{file}: the file has {len(numbers)} layers, but config.json says {depth}; correct "
+                    "config.json, or use model.layers to keep some"
                 )
             for name, own in names.items():
                 for target in _targets(own, layers):
@@ -281,8 +281,8 @@ def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None, d
                         if target.startswith(_OF_HEADS):
                             continue  # a head of another task
                         raise BadSpecError(
-                            f"{file}: {name} has shape {tuple(tensor.shape)}, "
-                            f"config.json says {tuple(wanted[target].shape)}"
+                            f"{file}: {name} has shape {tuple(tensor.shape)}, but config.json says "
+                            f"{tuple(wanted[target].shape)}"
                         )
                     wanted[target].copy_(tensor)
                     missing.discard(target)
@@ -290,7 +290,7 @@ def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None, d
         raise BadSpecError(f"{file}: the weights cannot be read ({error})") from None
     needed = sorted(name for name in missing if not name.startswith((*_OF_HEADS, "bert.pooler.")))
     if needed:
-        raise BadSpecError(f"{file}: {len(needed)} weights of the encoder are missing, first {needed[0]}")
+        raise BadSpecError(f"{file}: {len(needed)} encoder weights are missing, first {needed[0]}")
     return sorted(missing)
 
 
@@ -302,13 +302,13 @@ def _require_numbers(tensor: torch.Tensor, what: str) -> None:
     """
     if tensor.dtype not in _FLOATS:
         raise BadSpecError(
-            f"{what} is {str(tensor.dtype).removeprefix('torch.')}: quantised weights are not loaded; "
+            f"{what} is {str(tensor.dtype).removeprefix('torch.')}: quantised weights are not supported; "
             "save the model in fp32, fp16 or bf16"
         )
     if not bool(torch.isfinite(tensor).all()):
         raise BadSpecError(
-            f"{what} has values that are not finite: the weights are damaged; "
-            "use another copy of the model, or a checkpoint from before it diverged"
+            f"{what} has non-finite values: the weights are damaged; use another copy of the model, or a "
+            "checkpoint from before it diverged"
         )
 
 

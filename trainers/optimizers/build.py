@@ -30,7 +30,7 @@ class Idle(torch.optim.Optimizer):
         Raises:
             RuntimeError: always.
         """
-        raise RuntimeError("this run trains nothing")
+        raise RuntimeError("this run only evaluates")
 
 
 def idle(model: nn.Module) -> Built:

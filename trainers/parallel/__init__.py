@@ -33,7 +33,7 @@ def workers_of(config: RunConfig) -> Workers:
     if size != wanted:
         raise BadSpecError(
             f"parallel.workers is {wanted}, but the process group has {size}; "
-            "start as many workers as the run has"
+            "start as many workers as the run needs"
         )
     return GroupWorkers(config.parallel.stage_count)
 

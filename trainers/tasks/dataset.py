@@ -309,13 +309,13 @@ class _Examples(Generic[Example]):
             if any(twice):
                 others = " or ".join(name for name in parts if name in kept and name != part)
                 self.notes.append(
-                    f"{part}: {sum(twice)} of {len(examples)} examples dropped, because the {others} part "
-                    "has them too (task.overlap)"
+                    f"{part}: {sum(twice)} of {len(examples)} examples dropped because they are also in "
+                    f"the {others} part (task.overlap)"
                 )
             if not kept[part]:
                 raise BadDataError(
-                    f"{self._source.name}: every example of the {part} part is in another part too; give it "
-                    "examples of its own, or set task.overlap: allow"
+                    f"{self._source.name}: every example of the {part} part is also in another part; give "
+                    "it examples of its own, or set task.overlap: allow"
                 )
             for key in keys:
                 seen.setdefault(key, part)
@@ -336,8 +336,8 @@ class _Examples(Generic[Example]):
                 "task.too_long: cut"
             )
         share = f"{tokens.cut.sum()} of {len(tokens)} examples ({100 * tokens.cut.mean():.1f} %)"
-        told = f"{part}: {share} have more than {limit} tokens and are cut"
-        return told if limit == MAX_LENGTH else f"{told}; raise task.max_length to keep them whole"
+        told = f"{part}: {share} have more than {limit} tokens and are truncated"
+        return told if limit == MAX_LENGTH else f"{told}; raise task.max_length to avoid this"
 
     def _place(self, example: Example) -> str:
         """Where an example stands: the first row with its texts."""
@@ -357,7 +357,7 @@ class _Examples(Generic[Example]):
         examples = [one for one in read if one is not None]
         if not examples:
             raise BadDataError(
-                f"{self._source.name}: no row of the {part} part can be used: {self._task.left_out}"
+                f"{self._source.name}: no row of the {part} part is usable: {self._task.left_out}"
             )
         if len(examples) < len(read):
             self.notes.append(
@@ -411,8 +411,8 @@ def same_answer(
         if len(set(map(answer, examples))) == 1:
             line = f"{part}: all examples ({len(examples)}) have {answer(examples[0])}"
             if part == "train":
-                raise BadDataError(f"{line}, so that there is nothing to tell apart; {advice}")
-            yield f"{line}: its scores say little"
+                raise BadDataError(f"{line}, so there is nothing to learn; {advice}")
+            yield f"{line}: its scores mean little"
 
 
 class Pace:

@@ -86,7 +86,7 @@ class NoiseScale:
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < math.inf:
-            raise ValueError(f"scale {self.scale} is no ratio of batches; give one above 0")
+            raise ValueError(f"scale {self.scale} is not a ratio of batches; give one above 0")
 
     def add(self, moments: GradientMoments) -> None:
         """Take in a step; one that is not finite is passed over."""

@@ -299,7 +299,7 @@ def test_too_few_examples_ask_for_no_seeds() -> None:
 
 
 def test_one_seed_allows_no_claim() -> None:
-    with pytest.raises(AnalysisError, match="B has one seed with accuracy; no claim"):
+    with pytest.raises(AnalysisError, match="B has one seed with accuracy; a claim needs"):
         compare("accuracy", {0: 0.9, 1: 0.9}, {0: 0.8}, better="higher")
 
 

@@ -25,7 +25,7 @@ def test_noise_alone_is_called_no_drift() -> None:
     assert not found.proven
     assert found.low_pct is not None and found.high_pct is not None
     assert found.low_pct < 0 < found.high_pct
-    assert found.sentence().startswith("no drift is shown")
+    assert found.sentence().startswith("no significant drift")
     assert found.notes() == []
 
 
@@ -45,7 +45,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
 def test_fewer_than_three_say_nothing(count: int) -> None:
     found = drift([HOUR * n for n in range(count)], [10.0] * count)
     assert (found.runs, found.slope_pct, found.proven) == (count, None, False)
-    assert "3 tell of a drift" in found.sentence()
+    assert "measuring drift takes 3" in found.sentence()
 
 
 def test_measurements_at_one_moment_say_nothing() -> None:

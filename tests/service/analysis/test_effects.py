@@ -86,7 +86,7 @@ def test_runs_that_repeat_exactly_are_judged_by_what_a_figure_can_tell() -> None
     ("rows", "says"),
     [
         ([], "no run has t"),
-        ([Observation({"x": 1}, 1.0), Observation({"x": 1}, 2.0)], "one value only"),
+        ([Observation({"x": 1}, 1.0), Observation({"x": 1}, 2.0)], "only one value"),
         ([Observation({"x": 1}, 1.0), Observation({"x": 2}, 2.0)], "add seeds"),
         ([Observation({"x": 1}, 1.0), Observation({"x": 2}, math.nan)], "not finite"),
         ([Observation({"x": 1}, 1.0), Observation({"x": 2}, 0.0)], "positive values"),

@@ -65,7 +65,7 @@ def test_every_answer_says_which_part_it_is_about(ask: Any) -> None:
 
 def test_a_figure_of_the_validation_part_is_called_so() -> None:
     notes = Question(evidence_on_test()).compare(metrics=["accuracy", "cost_usd"]).notes
-    assert "on validation, which chose the checkpoints: accuracy; on test: test_accuracy" in notes
+    assert "on validation, which also selected the checkpoints: accuracy; on test: test_accuracy" in notes
 
 
 def test_runs_without_test_figures_among_others_make_validation_the_part() -> None:

@@ -80,7 +80,9 @@ def test_a_seed_that_did_not_finish_everywhere_is_left_out_and_named() -> None:
         return {"state": RunState.stopped} if run.id == 1 else {}
 
     answer = Question(run_table(change=stopped)).compare(by=["precision"], claims=True, metrics=["cost_usd"])
-    assert any(note.startswith("precision=fp32: seed 0 did not finish everywhere") for note in answer.notes)
+    assert any(
+        note.startswith("precision=fp32: seed 0 did not finish on every side") for note in answer.notes
+    )
     assert answer.claims[0].claim is not None
     assert answer.claims[0].claim.pairs == 2
 
@@ -89,16 +91,17 @@ def test_a_pair_without_seeds_has_its_reason_and_the_others_their_claims() -> No
     answer = Question(run_table(change=failed)).compare(claims=True, metrics=["cost_usd"])
     untested = [pair for pair in answer.claims if pair.claim is None]
     assert len(untested) == 3
-    assert "no claim can be made" in untested[0].text
+    assert "a claim needs at least two" in untested[0].text
     assert {pair.claim.claims for pair in answer.claims if pair.claim} == {3}
 
 
 def test_one_seed_makes_no_claim_and_says_so() -> None:
     question = Question(run_table(seeds=1))
-    with pytest.raises(AnalysisError, match="no claim can be made from fewer than two"):
+    with pytest.raises(AnalysisError, match="a claim needs at least two"):
         question.compare(claims=True)
     assert (
-        "one seed per configuration: no spread is known and no claim can be made" in question.compare().notes
+        "one seed per configuration: the spread is unknown, so nothing can be claimed"
+        in question.compare().notes
     )
 
 
@@ -119,9 +122,9 @@ def test_an_undecided_claim_says_how_many_seeds_even_after_correction() -> None:
 @pytest.mark.parametrize(
     ("ask", "parameter", "says"),
     [
-        ({"by": ["batchsize"]}, "by", "no run has the axis 'batchsize'; axes: precision, batch.global_size"),
+        ({"by": ["batchsize"]}, "by", "unknown axis 'batchsize'; axes: precision, batch.global_size"),
         ({"metrics": ["costs_usd"]}, "metric", "did you mean 'cost_usd'"),
-        ({"metrics": ["cost_usd:less"]}, "metric", "'less' is no direction"),
+        ({"metrics": ["cost_usd:less"]}, "metric", "'less' is not a direction"),
         ({"a": "precision=bf16"}, "b", "give both a and b"),
         ({"a": "precision=bf16", "b": "precision=bf16"}, "b", "a and b are the same"),
         ({"a": "precision=bf16", "b": "batch.global_size=16"}, "b", "name different axes"),
@@ -149,7 +152,7 @@ def test_an_axis_is_found_by_its_last_part() -> None:
 
 
 def test_an_axis_of_one_value_cannot_be_compared() -> None:
-    with pytest.raises(AnalysisError, match=r"batch\.global_size has one value only"):
+    with pytest.raises(AnalysisError, match=r"batch\.global_size has only one value"):
         Question(run_table({"precision": ["fp32", "bf16"], "batch.global_size": [16]})).compare(
             by=["batch.global_size"], claims=True
         )
@@ -216,13 +219,13 @@ def test_mixed_energy_is_left_out_of_a_configuration_and_said() -> None:
 
     answer = Question(run_table(change=measured)).frontier(metrics=["energy_kwh", "accuracy"])
     assert answer.left_out == {"precision=fp32, batch.global_size=16": "has no energy_kwh"}
-    assert any("different sources (counter, modelled)" in note for note in answer.notes)
+    assert any("different provenances (counter, modelled)" in note for note in answer.notes)
 
 
 def test_a_strategy_says_which_of_its_metrics_no_run_has() -> None:
     answer = Question(run_table()).score(strategy="cost_time_energy")
     assert [criterion.metric for criterion in answer.criteria] == ["total_time_s", "cost_usd", "energy_kwh"]
-    assert "no run has sm_occupancy_pct, so its weight of 0.1 counts nowhere" in answer.notes
+    assert "no run has sm_occupancy_pct, so its weight of 0.1 is ignored" in answer.notes
     assert answer.ranking[0].label == "precision=bf16, batch.global_size=32"
     assert set(answer.sensitivity) == {"total_time_s", "cost_usd", "energy_kwh"}
 
@@ -234,7 +237,7 @@ def test_a_strategy_weighs_occupancy_only_where_every_configuration_has_it() -> 
     on_one = {id: {"sm_occupancy_pct": 50.0} for id in range(1, 4)}
     answer = Question(run_table(summaries=on_one)).score(strategy="balance")
     assert [criterion.metric for criterion in answer.criteria] == ["total_time_s", "cost_usd", "energy_kwh"]
-    assert "not every configuration has sm_occupancy_pct, so its weight of 0.1 counts nowhere" in answer.notes
+    assert "not every configuration has sm_occupancy_pct, so its weight of 0.1 is ignored" in answer.notes
     assert (len(answer.ranking), answer.left_out) == (4, {})
 
 
@@ -256,7 +259,7 @@ def test_a_strategy_as_published_weighs_the_studys_time_and_occupancy_and_says_s
     assert [c.metric for c in theirs.criteria] == [
         "train_time_s", "cost_usd", "energy_kwh", "sm_occupancy_wall_pct",
     ]  # fmt: skip
-    with pytest.raises(BadQuestion, match="name their figures"):
+    with pytest.raises(BadQuestion, match="applies to strategies"):
         question.score(weights={"cost_usd": 1.0}, as_published=True)
     assert question.score(weights={"cost_usd": 1.0}).definitions is None
 
@@ -270,12 +273,12 @@ def test_own_weights_may_weigh_accuracy() -> None:
 @pytest.mark.parametrize(
     ("ask", "parameter", "says"),
     [
-        ({"strategy": "cheap"}, "strategy", "no strategy is called 'cheap'"),
+        ({"strategy": "cheap"}, "strategy", "unknown strategy 'cheap'"),
         ({"strategy": "balance", "weights": {"cost_usd": 1.0}}, "strategy", "not both"),
         ({"weights": {"cost_usd": -1.0}}, "weight", "is not a number of 0 or more"),
         ({"weights": {"cost_usd": math.nan}}, "weight", "is not a number of 0 or more"),
         ({"weights": {"cost_usd": 0.0}}, "weight", "all weights are 0"),
-        ({"weights": {"occupancy": 1.0}}, "weight", "no metric is called 'occupancy'"),
+        ({"weights": {"occupancy": 1.0}}, "weight", "unknown metric 'occupancy'"),
     ],
 )
 def test_weights_that_say_nothing_are_refused(ask: dict[str, Any], parameter: str, says: str) -> None:
@@ -316,8 +319,7 @@ def test_effects_without_repeated_seeds_say_what_their_noise_is() -> None:
     [item] = Question(run_table(axes, seeds=1)).effects(metrics=["total_time_s"]).items
     assert item.model.left_out == (("precision", "batch.global_size"),)
     assert (
-        "one run per cell: interactions are taken for noise; add seeds to tell them apart"
-        in item.model.checks
+        "one run per cell: interactions are treated as noise; add seeds to separate them" in item.model.checks
     )
 
 
@@ -331,12 +333,12 @@ def test_a_recommendation_says_whether_its_accuracy_is_the_best_ones() -> None:
     answer = Question(run_table()).recommend()
     assert answer.winner == "precision=bf16, batch.global_size=32"
     assert answer.winner_point == {"precision": "bf16", "batch.global_size": 32}
-    assert "it has the best accuracy itself" in answer.sure
+    assert "it also has the best accuracy" in answer.sure
 
 
 def test_a_bound_that_is_none_is_refused() -> None:
     for ask in ({"within": {"accuracy": -0.1}}, {"at_most": {"cost_usd": math.inf}}):
-        with pytest.raises(BadQuestion, match="is no bound of"):
+        with pytest.raises(BadQuestion, match="is not a bound for"):
             Question(run_table()).recommend(**ask)  # type: ignore[arg-type]
 
 

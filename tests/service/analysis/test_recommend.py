@@ -54,7 +54,7 @@ def test_one_seed_is_recommended_but_not_claimed() -> None:
     answer = recommend(grid, objective="cost_usd")
     assert answer.winner == "a"
     assert answer.over_runner_up is None
-    assert "no claim can be made" in answer.sure
+    assert "a claim needs at least two" in answer.sure
 
 
 def test_what_did_not_fit_is_excluded_with_its_reason() -> None:

@@ -76,8 +76,8 @@ def test_undecided_claims_queue_the_seeds_they_ask_for(house: House) -> None:
     asked = ("--metric", "accuracy", "--margin", "accuracy=0.001", "--queue-seeds", "--most-seeds", "4")
     result = house.run("compare", "1", *sides, *asked)
     assert result.exit_code == 0, result.output
-    assert "experiment 2 is submitted: precision by batch by optimizer, 16 runs" in result.stdout
-    assert "4 are queued (--most-seeds)" in result.stderr
+    assert "submitted experiment 2: precision by batch by optimizer, 16 runs" in result.stdout
+    assert "queued 4 (--most-seeds)" in result.stderr
     assert "stillhouse compare 1 2 --claims" in result.stdout
     with Client(house.url) as client:
         spec = orjson.loads(client.spec(2, "canonical"))
@@ -101,7 +101,7 @@ def test_no_seed_is_queued_when_every_claim_is_decided(swept: House) -> None:
     )
     assert result.exit_code == 0
     assert "every claim is decided" in result.stderr
-    assert "is submitted" not in result.stdout
+    assert "submitted experiment" not in result.stdout
 
 
 def test_one_seed_queues_seeds_too(house: House) -> None:
@@ -110,11 +110,11 @@ def test_one_seed_queues_seeds_too(house: House) -> None:
     sweep(store, clock, axes={"precision": ["fp32", "bf16"]}, seeds=1)
     refused = house.run("compare", "1", "--claims")
     assert refused.exit_code == 1
-    assert "no claim can be made from fewer than two" in refused.stderr
+    assert "a claim needs at least two" in refused.stderr
     result = house.run("compare", "1", "--claims", "--queue-seeds")
     assert result.exit_code == 0, result.output
-    assert "2 more seeds, the fewest for a first one, are queued" in result.stderr
-    assert "experiment 2 is submitted" in result.stdout
+    assert "queued 2 more seeds, the minimum for a first claim" in result.stderr
+    assert "submitted experiment 2" in result.stdout
     with Client(house.url) as client:
         assert orjson.loads(client.spec(2, "canonical"))["seeds"] == [1, 2]
 
@@ -126,27 +126,27 @@ def test_a_side_without_any_result_gets_no_further_seeds(house: House) -> None:
     sweep(store, clock, axes=axes, seeds=1, out_of_memory=lambda run: run.precision == "fp32")
     result = house.run("compare", "1", "--claims", "--queue-seeds")
     assert result.exit_code == 1
-    assert "no seed is queued for that" in result.stderr
-    assert "is submitted" not in result.stdout
+    assert "no seeds queued" in result.stderr
+    assert "submitted experiment" not in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        ("compare 1 --by colour", 2, "error: no run has the axis 'colour'; axes: "),
+        ("compare 1 --by colour", 2, "error: unknown axis 'colour'; axes: "),
         ("compare 1 --a precision=bf16", 2, "error: give both a and b, or neither"),
-        ("compare 2 --claims", 1, "no claim can be made from fewer than two"),
+        ("compare 2 --claims", 1, "a claim needs at least two"),
         ("compare 1 --claims --margin accuracy", 2, "error: --margin: 'accuracy' is not NAME=NUMBER"),
         ("score 1 --strategy cheap", 2, "'cheap'"),
         ("score 1 --strategy balance --weight cost_usd=1", 2, "not both"),
         ("score 1 --weight cost_usd=0", 2, "all weights are 0"),
-        ("score 1 --weight cost_usd=1 --as-published", 2, "--as-published is for strategies"),
-        ("frontier 1 --metric price", 2, "no metric is called 'price'"),
+        ("score 1 --weight cost_usd=1 --as-published", 2, "--as-published applies to strategies"),
+        ("frontier 1 --metric price", 2, "unknown metric 'price'"),
         ("effects 2", 1, "add seeds"),
         ("speedup 1 --baseline precision=fp32", 2, "names 6 configurations"),
-        ("report 1 -o report.pdf", 2, "a report ends in .html or .md"),
+        ("report 1 -o report.pdf", 2, "the name of a report ends in .html or .md"),
         ("report 99 -o report.md", 3, "no experiment has the id 99"),
-        ("export 1 --bundle b.zip -o runs.csv", 2, "--bundle takes one experiment and nothing else"),
+        ("export 1 --bundle b.zip -o runs.csv", 2, "--bundle takes one experiment and no other option"),
         ("verify missing.zip", 3, "missing.zip: no such file"),
     ],
 )

@@ -54,7 +54,7 @@ def test_as_json_it_is_one_document(house: House, trained: int, tmp_path: Path) 
 def test_what_cannot_be_exported_is_one_line(house: House, trained: int, tmp_path: Path) -> None:
     new = str(tmp_path / "model")
     refused(house, 3, "no run has the id 999", "run:999", new)
-    refused(house, 4, "is not there", f"run:{trained + 1}", new, "--checkpoint", "last")
+    refused(house, 4, "does not exist", f"run:{trained + 1}", new, "--checkpoint", "last")
     refused(house, 2, "give a run, such as run:42", "1", new)
     refused(house, 2, "is not an empty folder", f"run:{trained}", str(house.folder))
     refused(house, 2, "is not an empty folder", f"run:{trained}", str(house.folder / "data/stillhouse.db"))
@@ -68,5 +68,5 @@ def test_a_damaged_checkpoint_leaves_no_folder(house: House, trained: int, tmp_p
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    refused(house, 5, "other content than the manifest says", f"run:{trained}", str(tmp_path / "model"))
+    refused(house, 5, "does not match the manifest", f"run:{trained}", str(tmp_path / "model"))
     assert list(tmp_path.glob("*model*")) == []

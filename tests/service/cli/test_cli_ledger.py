@@ -70,7 +70,7 @@ def test_the_report_and_the_bundle_hold_it(killed: tuple[House, int], tmp_path: 
     page = tmp_path / "report.md"
     assert house.run("report", str(number), "-o", str(page)).exit_code == 0
     text = page.read_text(encoding="utf-8")
-    assert "## What it cost in all" in text
+    assert "## Total cost" in text
     assert "| infrastructure | ~1 min 30 s |" in text
     bundle = tmp_path / "bundle.zip"
     assert house.run("export", str(number), "--bundle", str(bundle)).exit_code == 0
@@ -82,7 +82,7 @@ def test_the_report_and_the_bundle_hold_it(killed: tuple[House, int], tmp_path: 
 
 def test_nothing_tried_is_nothing_charged(house: House) -> None:
     number = house.submitted()
-    assert "nothing is charged" in house.run("ledger", str(number)).stdout
+    assert "nothing has been charged" in house.run("ledger", str(number)).stdout
     assert house.run("ledger", "99").exit_code == 3
 
 
@@ -95,7 +95,7 @@ def test_a_preview_forecasts_from_what_has_run_and_warns_about_the_budget(
     assert result.exit_code == 0, result.output
     assert "forecast of 2 runs, with 90% intervals:" in result.stdout
     assert "device time 3 min 20 s (" in result.stdout
-    assert "2 runs from 2 finished runs like them" in result.stdout
+    assert "2 runs from 2 similar finished runs" in result.stdout
     assert "warning: budget.hours 0.01 will be reached" in result.stderr
     assert house.json("preview", house.spec(text))["forecast"]["runs"] == 2
 
@@ -125,7 +125,7 @@ def test_show_tells_of_drift_and_of_neighbours(house: House) -> None:
     house.ended(ExperimentState.succeeded, experiment)
     told = house.run("show", str(number), width=120).stdout
     assert "time per example changed by +3.1% per hour" in told
-    assert "1 of 2 runs disturbed: foreign processes; measure again with" in told
+    assert "1 of 2 runs disturbed: foreign processes; to remeasure" in told
     assert f"stillhouse retry {number} --disturbed" in told
     assert "run:3 ref." in told
     assert "foreign processes used the node 34% of the time" in house.run("show", "run:2", width=120).stdout

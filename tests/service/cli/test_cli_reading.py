@@ -17,7 +17,7 @@ def test_an_empty_service_says_how_to_begin(house: House) -> None:
     result = house.run("list")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "stillhouse submit" in result.stderr
-    assert house.run("watch").stderr == "error: there is no experiment yet; submit one\n"
+    assert house.run("watch").stderr == "error: there are no experiments yet; submit one\n"
 
 
 def test_list_counts_the_runs_that_are_done(full_house: House) -> None:
@@ -61,14 +61,14 @@ def test_show_tells_of_failures_retries_and_resumes(house: House) -> None:
 
 def test_show_leaves_out_what_goes_as_it_should_and_says_so(full_house: House) -> None:
     number = 1
-    assert "24 routine events of runs are left out (--events)" in full_house.run("show", str(number)).stdout
-    assert "left out" not in full_house.run("show", str(number), "--events").stdout
+    assert "24 routine events hidden (--events)" in full_house.run("show", str(number)).stdout
+    assert "hidden" not in full_house.run("show", str(number), "--events").stdout
     assert len(full_house.json("show", str(number))["events"]) == 28
 
 
 def test_show_says_why_an_experiment_waits(house: House) -> None:
     number = house.submitted()
-    assert "no scheduler is alive" in " ".join(house.run("show", str(number)).stdout.split())
+    assert "no scheduler is running" in " ".join(house.run("show", str(number)).stdout.split())
 
 
 def test_compare_shows_mean_and_spread_by_cell(full_house: House) -> None:
@@ -86,7 +86,7 @@ def test_compare_says_what_is_missing_once(full_house: House) -> None:
     assert result.exit_code == 0
     assert result.output.count("one seed per") == 1
     assert result.output.count("energy is modelled") == 1
-    assert "* best value, which proves no difference yet" in result.stdout
+    assert "* best value; not tested for significance" in result.stdout
     notes = full_house.json("compare", "1", "--filter", "seed = 0")["notes"]
     assert all(note in " ".join(result.stdout.split()) for note in notes)
 
@@ -109,7 +109,7 @@ def test_compare_as_json_has_the_numbers(full_house: House) -> None:
 def test_compare_names_an_unknown_axis(full_house: House) -> None:
     result = full_house.run("compare", "1", "--by", "batch")
     assert result.exit_code == 2
-    assert result.stderr == "error: no run has the axis 'batch'; axes: precision, batch.global_size\n"
+    assert result.stderr == "error: unknown axis 'batch'; axes: precision, batch.global_size\n"
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -173,7 +173,7 @@ def test_wait_gives_up_after_its_timeout(house: House) -> None:
     number = house.submitted()
     result = house.run("wait", str(number), "--timeout", "0.1")
     assert result.exit_code == 7
-    assert "has not ended after 0.1 s; it goes on" in result.stderr
+    assert "has not ended after 0.1 s and continues" in result.stderr
 
 
 def test_submit_and_wait_is_one_json_document(house: House) -> None:
@@ -201,8 +201,8 @@ def test_logs_of_all_runs_name_each_and_one_run_does_not(full_house: House) -> N
 def test_queue_says_why_each_waits(house: House) -> None:
     house.submitted()
     result = house.run("queue")
-    assert "no scheduler is alive" in " ".join(result.stdout.split())
-    assert "nothing will be claimed" in result.stderr
+    assert "no scheduler is running" in " ".join(result.stdout.split())
+    assert "nothing will start" in result.stderr
 
 
 def test_hardware_shows_the_catalogue_and_the_sources_of_an_entry(house: House) -> None:
@@ -216,7 +216,7 @@ def test_hardware_shows_the_catalogue_and_the_sources_of_an_entry(house: House) 
     assert house.json("hardware", "V100")["name"] == "V100-PCIE-16GB"
     missing = house.run("hardware", "A1000")
     assert missing.exit_code == 3
-    assert "no hardware is called 'A1000'; did you mean 'A100'?" in missing.stderr
+    assert "'A1000' is not in the catalogue; did you mean 'A100'?" in missing.stderr
 
 
 def test_export_writes_every_format(full_house: House) -> None:
@@ -288,7 +288,7 @@ def test_recommend_names_the_cheapest_that_loses_no_accuracy(full_house: House) 
     loose = full_house.run("recommend", "1", "--within", "accuracy=0.2")
     assert loose.exit_code == 0
     assert loose.stdout.startswith("Use precision=bf16, batch.global_size=16: cost_usd ")
-    assert "How sure: " in loose.stdout
+    assert "Confidence: " in loose.stdout
     strict = full_house.run("recommend", "1")
     assert strict.stdout.startswith("Use precision=fp32, ")
     assert "excluded precision=bf16, batch.global_size=16: accuracy" in strict.stdout
@@ -305,7 +305,7 @@ def test_recommend_as_json_has_the_evidence(full_house: House) -> None:
     [
         (["2"], 1, "no run has accuracy"),
         (["1", "--at-least", "accuracy=0.99"], 1, "no configuration meets every constraint"),
-        (["1", "--objective", "price"], 2, "no metric is called 'price'"),
+        (["1", "--objective", "price"], 2, "unknown metric 'price'"),
         (["1", "--within", "accuracy"], 2, "'accuracy' is not NAME=NUMBER"),
     ],
 )

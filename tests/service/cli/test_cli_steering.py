@@ -18,8 +18,8 @@ def test_submit_says_the_number_and_how_to_watch(house: House) -> None:
     result = house.run("submit", house.spec())
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        "experiment 1 is submitted: precision-by-batch, 8 runs",
-        "watch it: stillhouse watch 1",
+        "submitted experiment 1: precision-by-batch, 8 runs",
+        "to watch it: stillhouse watch 1",
     ]
     assert result.stderr == ""
 
@@ -51,7 +51,7 @@ def test_set_changes_fields_sections_and_axes_with_yaml_types(house: House) -> N
         ("seeds=[1", "--set seeds: line "),
         ("precison=bf16", "precison: unknown key; did you mean 'precision'?"),
         ("batch.global_size=0", "batch.global_size: 0: input should be greater than or equal to 1"),
-        ("hardware=A1000", "hardware: no hardware is called 'A1000'; did you mean 'A100'?"),
+        ("hardware=A1000", "hardware: 'A1000' is not in the catalogue; did you mean 'A100'?"),
     ],
 )
 def test_a_bad_value_is_one_line_and_nothing_is_stored(house: House, assignment: str, said: str) -> None:
@@ -95,8 +95,8 @@ def test_the_same_idempotency_key_is_the_same_experiment(house: House) -> None:
 def test_preview_lists_the_runs_and_what_is_left_out(house: House) -> None:
     result = house.run("preview", house.spec(), "--limit", "3")
     assert result.exit_code == 0
-    assert "8 runs in all, 5 not shown" in result.stdout
-    assert "capacity was not judged" in result.stderr
+    assert "8 runs in total, 5 not shown" in result.stdout
+    assert "capacity was not checked" in result.stderr
     assert [run["point"]["precision"] for run in house.json("preview", house.spec())["items"]] == [
         "fp32", "fp32", "fp32", "fp32", "bf16", "bf16", "bf16", "bf16",
     ]  # fmt: skip
@@ -105,20 +105,20 @@ def test_preview_lists_the_runs_and_what_is_left_out(house: House) -> None:
 def test_reuse_is_previewed_submitted_and_shown(house: House) -> None:
     house.whole_experiment()
     wider = house.spec(SPEC.replace("[16, 32]", "[16, 32, 64]"))
-    assert "12 runs in all\n" in house.run("preview", wider).stdout
+    assert "12 runs in total\n" in house.run("preview", wider).stdout
     preview = house.run("preview", wider, "--reuse", width=120)
-    assert "12 runs in all, 8 reused" in preview.stdout
+    assert "12 runs in total, 8 reused" in preview.stdout
     assert "reuses run:1" in preview.stdout
     assert "12 runs, 8 reused" in house.run("submit", wider, "--reuse").stdout
     shown = house.run("show", "2", width=120).stdout
     assert "= run:8" in shown
     assert "0 USD" in shown
     first = house.runs(2)[0]
-    assert "run:1, which had the same settings and data" in house.run("show", f"run:{first.id}").stdout
+    assert "run:1, with the same settings and data" in house.run("show", f"run:{first.id}").stdout
 
     (house.folder / "texts" / "train.jsonl").write_text('{"text": "other", "label": 0}\n', encoding="utf-8")
     preview = house.run("preview", wider, "--reuse")
-    assert "12 runs in all\n" in preview.stdout
+    assert "12 runs in total\n" in preview.stdout
     assert "not reused: run 1 has the same settings, but the training data changed since" in preview.stderr
 
 
@@ -134,7 +134,7 @@ def test_cancel_of_a_running_experiment_is_a_request(house: House) -> None:
     house.claimed()
     result = house.run("cancel", str(number))
     assert result.stdout == (
-        f"experiment {number} is running; cancel is asked for and reaches it at the next step boundary\n"
+        f"experiment {number} is running; cancel requested, takes effect at the next step boundary\n"
     )
 
 
@@ -171,7 +171,7 @@ def test_delete_asks_unless_told_yes(house: House) -> None:
     number = house.whole_experiment()
     assert house.run("delete", str(number)).exit_code != 0
     assert house.store.experiment(number).id == number
-    assert house.run("delete", str(number), "--yes").stdout == f"experiment {number} is deleted\n"
+    assert house.run("delete", str(number), "--yes").stdout == f"deleted experiment {number}\n"
     assert house.run("show", str(number)).exit_code == 3
 
 
@@ -213,10 +213,10 @@ def test_disturbed_results_are_left_out_or_measured_again(house: House) -> None:
 
     refused = house.run("retry", "run:1", "--disturbed")
     assert refused.exit_code == 2
-    assert "--disturbed is for a whole experiment" in refused.output
+    assert "--disturbed takes an experiment" in refused.output
     assert house.json("retry", str(number), "--disturbed")["state"] == "queued"
     assert [run.state for run in house.runs(number)].count(RunState.queued) == 1
-    assert "measured again since; here" in house.run("show", "run:1", width=120).stdout
+    assert "remeasured since; this attempt:" in house.run("show", "run:1", width=120).stdout
     again = house.run("retry", str(number), "--disturbed")
     assert again.exit_code != 0
-    assert "is queued; only an ended one can be retried" in again.output
+    assert "is queued; only a finished experiment can be retried" in again.output

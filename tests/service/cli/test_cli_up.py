@@ -89,7 +89,7 @@ def test_a_taken_port_is_said_before_anything_is_started(tmp_path: Path) -> None
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         settings = Settings(data_dir=tmp_path, port=taken.getsockname()[1])
-        with pytest.raises(ServiceStartError, match=r"cannot be listened on .*set STILLHOUSE_PORT"):
+        with pytest.raises(ServiceStartError, match=r"cannot be bound .*set STILLHOUSE_PORT"):
             LocalService(settings).start()
 
 

@@ -51,7 +51,7 @@ def test_a_run_like_finished_ones_takes_what_they_took() -> None:
     assert found.time_s.low < 108.0 < 112.0 < found.time_s.high
     assert found.cost_usd.middle == pytest.approx(110.0 * 0.05 / 3600)
     assert found.energy_kwh.middle == pytest.approx(110.0 * 7.5 / 3.6e6)
-    assert "3 finished runs like them (the same batch, optimizer and length of texts)" in found.basis
+    assert "3 similar finished runs (the same batch, optimizer and text length)" in found.basis
 
 
 def test_time_grows_with_steps_and_start_up_does_not() -> None:
@@ -79,7 +79,7 @@ def test_the_nearest_runs_are_taken_and_farther_ones_have_wider_intervals() -> N
     widths = [span.high / span.low for span in (of(spec(), found).time_s for found in (exact, batch, length))]
     assert widths == sorted(widths)
     assert "another batch" in of(spec(), batch, length).basis
-    assert "another length" in of(spec(), length).basis
+    assert "another text length" in of(spec(), length).basis
 
 
 def test_ninety_in_a_hundred_runs_end_within_the_interval() -> None:
@@ -120,7 +120,7 @@ def test_what_cannot_be_forecast_says_why() -> None:
         spec(task={"name": "imdb", "path": "texts"}, length={"epochs": 1}), BASE, (), CATALOGUE
     )
     assert isinstance(data, str)
-    assert "how many examples the dataset has" in data
+    assert "the size of the dataset" in data
     model = forecast_run(spec(model={"student": "my-bert"}), None, (), CATALOGUE)
     assert isinstance(model, str)
     assert "the size of 'my-bert'" in model
@@ -149,7 +149,7 @@ def test_a_grid_is_the_sum_of_its_runs_ends_included() -> None:
 
 def test_runs_of_another_task_or_hardware_are_no_history() -> None:
     found = whole(spec(), past(task={"name": "wikiqa"}), past(hardware="A100"))
-    assert "no run like them has finished" in found.basis[0]
+    assert "no similar run has finished" in found.basis[0]
 
 
 def test_a_budget_that_will_not_do_is_said() -> None:
@@ -167,7 +167,7 @@ def test_a_budget_too_small_for_any_run_is_refused_on_evidence_alone() -> None:
     tight = spec(budget={"cost_usd": 0.0001})
     ((field, message),) = too_small(tight, whole(tight, past()))
     assert field == "budget.cost_usd"
-    assert "is less than the smallest run takes" in message
+    assert "is less than the smallest run needs" in message
     assert too_small(tight, whole(tight)) == []
     enough = spec(budget={"cost_usd": 0.01})
     assert too_small(enough, whole(enough, past())) == []
@@ -184,7 +184,7 @@ def test_early_stops_lower_the_lower_end() -> None:
     halved, plain = spec(search=search), spec()
     found = forecast(halved, [Cell(plain, 10, BASE)], [past()], CATALOGUE)
     assert found.cost_usd.low == pytest.approx(whole(plain, past()).cost_usd.low / 9)
-    assert any("ends runs early" in words for words in found.basis)
+    assert any("stops runs early" in words for words in found.basis)
 
 
 def test_points_drawn_evenly_stand_for_what_will_be_suggested(store: Store) -> None:

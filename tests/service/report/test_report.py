@@ -24,9 +24,9 @@ def test_every_part_of_the_report_is_there(simulated: Sweep) -> None:
     text = markdown(simulated.contents())
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert headings == [
-        "Answer", "Question", "Results", "What more accuracy costs", "Tested claims", "What each axis does",
-        "Against the baseline", "If you weigh it otherwise", "What it cost in all", "Method", "Environment",
-        "Before you believe this", "How to reproduce",
+        "Answer", "Question", "Results", "The price of accuracy", "Tested claims", "Effects by axis",
+        "Speed-up over the baseline", "Other weightings", "Total cost", "Method", "Environment",
+        "Caveats", "How to reproduce this",
     ]  # fmt: skip
     assert "Use precision=bf16 batch=" in text
     assert "Does bf16 lose accuracy" in text
@@ -129,8 +129,8 @@ def test_one_seed_is_reported_without_claims(simulated: Sweep) -> None:
     contents = gather(simulated.store, [experiment.id])
     assert isinstance(contents.effects, Unanswered)
     text = markdown(contents)
-    assert "One seed per configuration: no spread is known." in text
-    assert "No claim can be made from fewer than two seeds" in text
+    assert "One seed per configuration: the spread is unknown." in text
+    assert "A claim needs at least two seeds" in text
 
 
 def test_an_experiment_without_results_still_has_a_report(simulated: Sweep) -> None:
@@ -144,7 +144,7 @@ def test_an_experiment_without_results_still_has_a_report(simulated: Sweep) -> N
     from service.report import gather
 
     text = markdown(gather(simulated.store, [experiment.id]))
-    assert "There is no recommendation: " in text
+    assert "No recommendation: " in text
     assert "2 runs (run:" in text
 
 

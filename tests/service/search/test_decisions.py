@@ -27,7 +27,7 @@ def test_of_three_at_a_rung_the_worst_two_end():
     verdicts = [halving.judge(run, [(10, loss)], 90) for run, loss in enumerate([0.9, 0.5, 0.7])]
     # The first two met fewer than three, so there was nobody to be compared with fairly.
     assert [verdict.stops for verdict in verdicts] == [False, False, True]
-    assert str(verdicts[2]) == "at 11% of its length it is number 2 of 3"
+    assert str(verdicts[2]) == "at 11% of its length it ranks 2 of 3"
     assert not halving.judge(3, [(10, 0.1)], 90).stops
 
 

@@ -115,34 +115,37 @@ def test_conditions_hold_in_any_order_of_the_axes_and_so_in_the_canonical_one():
     ("search", "says"),
     [
         ("{name: random, axes: {precision: [fp32]}}", "random needs search.samples"),
-        ("{samples: 3}", "samples belongs to search.name: random, asha or tpe"),
-        ("{axes: {batch.global_size: {low: 1, high: 2}}}", "which a grid cannot walk"),
+        ("{samples: 3}", "samples needs search.name: random, asha or tpe"),
+        ("{axes: {batch.global_size: {low: 1, high: 2}}}", "which a grid cannot expand"),
         ("{name: random, samples: 2, axes: {optimizer.eps: {low: 2, high: 1}}}", "low 2 is not below high 1"),
         (
             "{name: random, samples: 2, axes: {optimizer.eps: {low: 0, high: 1, log: true}}}",
-            "a logarithm needs low above 0",
+            "log needs low above 0",
         ),
-        ("{when: {precision: {seeds: [1]}}}", "when names 'precision', which is no axis"),
+        ("{when: {precision: {seeds: [1]}}}", "when has 'precision', which is not an axis"),
         (
             "{axes: {precision: [fp32]}, when: {precision: {threads: [1]}}}",
-            "when of 'precision' asks for 'threads', which is no axis",
+            "when of 'precision' depends on 'threads', which is not an axis",
         ),
         (
             "{axes: {precision: [fp32], threads: [1]}, "
             "when: {precision: {threads: [1]}, threads: {precision: [fp32]}}}",
-            "conditions of 'precision' and 'threads' ask for each other in a circle",
+            "conditions of 'precision' and 'threads' depend on each other in a cycle",
         ),
         (
             "{axes: {precision: [fp32], threads: [1]}, when: {threads: {precision: [bf16]}}}",
-            "'precision' never is \"bf16\"",
+            "'precision' is never \"bf16\"",
         ),
         (
             "{name: asha, metric: test_accuracy}",
-            "'test_accuracy' is of the test part, by which nothing is chosen; search by the validation part, "
-            "such as accuracy",
+            "'test_accuracy' is measured on the test part, which may not guide a search; use a "
+            "validation metric, such as accuracy",
         ),
-        ("{name: tpe, samples: 2, metric: test_score, axes: {threads: [1, 2]}}", "is of the test part"),
-        ("{name: asha, metric: beauty}", "which direction of metric 'beauty' wins is not known"),
+        (
+            "{name: tpe, samples: 2, metric: test_score, axes: {threads: [1, 2]}}",
+            "is measured on the test part",
+        ),
+        ("{name: asha, metric: beauty}", "whether lower or higher 'beauty' is better is unknown"),
     ],
 )
 def test_a_search_that_makes_no_sense_gets_one_line(search, says):

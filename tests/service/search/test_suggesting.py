@@ -75,7 +75,7 @@ def test_a_list_is_walked_to_its_end_and_nothing_comes_twice() -> None:
 
     tried = search(axes, judge, 6)
     assert len({repr(one.point) for one in tried}) == 6
-    with pytest.raises(ValueError, match="every configuration was tried"):
+    with pytest.raises(ValueError, match="all configurations have been tried"):
         suggest(axes, {}, tried, better="lower", seed=0)
 
 

@@ -171,8 +171,8 @@ class OneBitExchange(GradientExchange):
         mean = self._means.get(index) or self._add(index, buffer.numel())
         if mean.length != buffer.numel():
             raise CheckpointError(
-                f"the checkpoint's compression errors have {mean.length} elements where bucket {index} has "
-                f"{buffer.numel()}; resume with the version of torch that wrote it, or start the run anew"
+                f"the checkpoint's compression errors have {mean.length} elements, but bucket {index} has "
+                f"{buffer.numel()}; resume with the torch version that wrote it, or start the run again"
             )
         units = self._units_of(index, bucket.parameters())
         work = mean.scatter(buffer / (units * self._loss_scale))

@@ -30,7 +30,7 @@ def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     if not 1 <= stages <= len(costs):
         raise ValueError(f"{len(costs)} layers cannot fill {stages} stages; use 1 to {len(costs)} stages")
     if not all(0.0 <= cost < float("inf") for cost in costs):
-        raise ValueError(f"costs of layers are finite and not negative: {list(costs)}")
+        raise ValueError(f"layer costs must be finite and not negative: {list(costs)}")
     before = [0.0, *accumulate(costs)]
 
     def cost(start: int, stop: int) -> float:

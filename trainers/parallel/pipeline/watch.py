@@ -60,7 +60,7 @@ class StageWatch:
             if not isinstance(error, distributed.DistError) and not any(one in text.lower() for one in _LOST):
                 raise
             own = f"stage {self._workers.stage} of {self._workers.stages}"
-            raise PipelineError(f"{own} was left waiting: {self._blame()} ({text})") from error
+            raise PipelineError(f"{own} gave up waiting: {self._blame()} ({text})") from error
         finally:
             self._ended.set()
             thread.join()
@@ -84,7 +84,7 @@ class StageWatch:
             after = {rank: self._sign(rank) for rank in others}
         except RuntimeError:
             # It lives in rank 0's process.
-            return f"{self._name(0)} is gone, and the process group's store with it"
+            return f"{self._name(0)} is gone, and with it the process group's store"
         silent = [rank for rank in others if before[rank] == after[rank]]
         if silent:
             return f"{' and '.join(map(self._name, silent))} died or was stopped"

@@ -35,5 +35,5 @@ def _texts_in(folder: Path) -> list[Path]:
     # Listed, since a glob takes a folder that cannot be read for an empty one.
     found = sorted(path for path in folder.iterdir() if path.suffix == ".txt") if folder.exists() else []
     if not found:
-        raise BadDataError(f"{folder}: no texts; both classes are needed: pos/*.txt and neg/*.txt")
+        raise BadDataError(f"{folder}: no texts; both pos/*.txt and neg/*.txt are needed")
     return found

@@ -255,7 +255,7 @@ class _Corpus:
                 f"or a file {part}.txt" + (", or set task.test: none" if part == TEST else "")
             )
         advice = "; add texts, remove the file, or set task.test: none" if part == TEST else ""
-        return BadDataError(f"{self.name}: the {part} part holds no text{advice}")
+        return BadDataError(f"{self.name}: the {part} part contains no text{advice}")
 
 
 def _share(text: str, key: bytes = b"") -> float:
@@ -309,7 +309,7 @@ class _Apart:
             self._seen = {**own, **self._seen}
             if dropped:
                 self._note(
-                    f"{part}: {dropped} texts dropped, because a later part has them too (task.overlap)"
+                    f"{part}: {dropped} texts dropped because they are also in a later part (task.overlap)"
                 )
 
 
@@ -392,7 +392,7 @@ def _pack(
         asked = task.examples_of(part)
         if asked is not None and done < asked:
             raise BadDataError(
-                f"{part}_examples asks for {asked}, but the {part} part packs into {done} sequences of "
+                f"{part}_examples is {asked}, but the {part} part packs into {done} sequences of "
                 f"{task.max_length} tokens; lower task.{part}_examples"
             )
         writer.finish()

@@ -50,7 +50,7 @@ def read_squad(path: Path) -> Iterator[Row]:
     except ValueError as error:  # a number with thousands of digits
         raise BadDataError(f"{path}: cannot be read ({error})") from None
     except RecursionError:
-        raise BadDataError(f"{path}: nested too deeply; expected the official form of SQuAD") from None
+        raise BadDataError(f"{path}: nested too deeply; expected the official SQuAD format") from None
     except OSError as error:
         raise BadDataError(f"{path}: cannot be read ({error.strerror})") from None
     for article, in_article in _members(tree, "data", str(path), ", "):
@@ -63,7 +63,7 @@ def read_squad(path: Path) -> Iterator[Row]:
 def _members(node: Any, name: str, where: str, joint: str) -> Iterator[tuple[dict[str, Any], str]]:
     """The objects of a list in a node, each with its place."""
     if not isinstance(node, dict) or not isinstance(node.get(name), list):
-        raise BadDataError(f"{where}, field {name}: no list; expected the official form of SQuAD")
+        raise BadDataError(f"{where}, field {name}: not a list; expected the official SQuAD format")
     for i, member in enumerate(node[name]):
         place = f"{where}{joint}{name}[{i}]"
         if not isinstance(member, dict):
@@ -83,7 +83,7 @@ def _named(folder: Path, name: str) -> Path | None:
         found.append(plain)
     if len(found) > 1:
         shown = ", ".join(file.name for file in found)
-        raise BadDataError(f"{folder}: {shown} could all be the {name} part; leave one of them there")
+        raise BadDataError(f"{folder}: {shown} could each be the {name} part; keep only one")
     return found[0] if found else None
 
 

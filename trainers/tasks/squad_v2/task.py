@@ -38,7 +38,7 @@ class SquadV2(DatasetTask[Question]):
         """See `DatasetTask.example`; the fields are `id question context answers`, perhaps `title`."""
         number = str(row.label("id")).strip()
         if not number:
-            raise row.refusal("id", "empty; give every question an id of its own")
+            raise row.refusal("id", "empty; give every question a unique id")
         row = Row(row.fields, f"{row.where}, question {number}")
         text, context = row.text("question"), row.text("context")
         answers = _answers(row, context)
@@ -166,20 +166,20 @@ def _answers(row: Row, context: str) -> tuple[Answer, ...]:
     else:
         raise row.refusal(
             "answers",
-            'missing or malformed; expected {"text": [...], "answer_start": [...]}, empty when none',
+            'missing or malformed; expected {"text": [...], "answer_start": [...]}, empty if none',
         )
     return tuple(_answer(row, context, text, start) for text, start in pairs)
 
 
 def _answer(row: Row, context: str, text: Any, start: Any) -> Answer:
     if not isinstance(text, str) or not text.strip():
-        raise row.refusal("answers", f"{text!r} is no answer's text")
+        raise row.refusal("answers", f"{text!r} is not the text of an answer")
     if not isinstance(start, int) or isinstance(start, bool):
-        raise row.refusal("answers", f"answer_start {start!r} of {text!r} is no whole number")
+        raise row.refusal("answers", f"answer_start {start!r} of {text!r} is not a whole number")
     if start < 0 or context[start : start + len(text)] != text:
         found = context.find(text)
-        hint = f"it stands at {found}" if found >= 0 else "it stands nowhere in it"
-        raise row.refusal("answers", f"{text!r} does not stand at character {start} of the context ({hint})")
+        hint = f"it occurs at {found}" if found >= 0 else "it does not occur"
+        raise row.refusal("answers", f"{text!r} is not at character {start} of the context ({hint})")
     return Answer(text, start)
 
 
@@ -187,7 +187,9 @@ def _refuse_duplicates(questions: Sequence[Question]) -> None:
     seen: dict[str, str] = {}
     for one in questions:
         if one.id in seen:
-            raise BadDataError(f"{one.where}, field id: used before ({seen[one.id]}); give each its own")
+            raise BadDataError(
+                f"{one.where}, field id: already used ({seen[one.id]}); give each question a unique id"
+            )
         seen[one.id] = one.where
 
 

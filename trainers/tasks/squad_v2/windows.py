@@ -157,7 +157,7 @@ def tokenise_windows(
                     f"in {max_length}; raise task.max_length or shorten the question"
                 )
             if begin == end:
-                raise BadDataError(f"{one.where}, field context: not one token; remove the question")
+                raise BadDataError(f"{one.where}, field context: no tokens; remove the question")
             for first, after in windows(end - begin, room, min(stride, room // 2)):
                 pieces.append(np.concatenate((head, contexts.ids[begin + first : begin + after], tail)))
                 lengths.append(len(pieces[-1]))

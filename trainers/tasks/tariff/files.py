@@ -80,7 +80,7 @@ def read_us_tariff(path: Path) -> Iterator[Row]:
         try:
             indent = int(row.fields["Indent"])
         except ValueError:
-            raise row.refusal("Indent", f"{row.fields['Indent']!r} is no whole number") from None
+            raise row.refusal("Indent", f"{row.fields['Indent']!r} is not a whole number") from None
         while above and above[-1][0] >= indent:
             above.pop()
         above.append((indent, row.text("Description").strip().removesuffix(":")))

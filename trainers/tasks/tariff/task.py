@@ -63,12 +63,14 @@ class Tariff(DatasetTask[Phrase]):
         text = row.text("text")
         written = row.label("code")
         if not isinstance(written, str):
-            raise row.refusal("code", f"{written!r} is a number; write it as a text, leading zeros count")
+            raise row.refusal(
+                "code", f"{written!r} is a number; write it as a string, because leading zeros count"
+            )
         digits = re.sub(r"[.\s]", "", written)
         if not (digits.isascii() and _CODE.fullmatch(digits)):
             raise row.refusal(
                 "code",
-                f"{written!r} is no customs code; write 2, 4, 6, 8 or 10 digits with their leading zero, "
+                f"{written!r} is not a customs code; write 2, 4, 6, 8 or 10 digits with leading zeros, "
                 "such as 0101.21",
             )
         level = _level(task)
@@ -116,8 +118,8 @@ class Tariff(DatasetTask[Phrase]):
         for part, phrases in parts.items():
             if all(one.number == UNSEEN for one in phrases):
                 raise BadDataError(
-                    f"{part}: no code of {len(phrases)} examples is in the training part, so that none can "
-                    f"be found; put the same codes into both parts, or leave the {part} part out"
+                    f"{part}: no code of {len(phrases)} examples is in the training part, so none can be "
+                    f"predicted; put the same codes into both parts, or leave out the {part} part"
                 )
 
     def tokenise(
