@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from service.headlines import Ended, answer_headlines
+from service.headlines import EndedRun, answer_headlines
 from service.states import RUN_STATES_WITH_RESULT, RunState
 from trainers.figures import DECLARED, Better
 
@@ -87,13 +87,13 @@ DEFAULT_METRICS = ("total_time_s", "cost_usd", "energy_kwh", "accuracy")
 """The project's question: time, cost, energy, and what happened to accuracy."""
 
 
-def default_metrics(runs: Iterable[Ended]) -> tuple[str, ...]:
+def default_metrics(runs: Iterable[EndedRun]) -> tuple[str, ...]:
     """The project's question in the words of the runs' tasks: their headline metrics for accuracy."""
     headlines = answer_headlines(runs) or ("accuracy",)
     return (*(name for name in DEFAULT_METRICS if name != "accuracy"), *headlines)
 
 
-def evaluation_metrics(runs: Sequence[Ended], known: Container[str]) -> tuple[str, ...]:
+def evaluation_metrics(runs: Sequence[EndedRun], known: Container[str]) -> tuple[str, ...]:
     """What runs that only evaluate are compared by: accuracy, what an example takes, and memory.
 
     Args:
