@@ -82,7 +82,11 @@ def format_on(device: torch.device, wanted: str, student: Precision = Precision.
         BadSpecError: the device does not have it.
     """
     kind = kind_of(device)
-    has_instructions = {"fp16": has_fp16, "bf16": has_bf16, "fp32": lambda _: True}
+    has_instructions: dict[str, Callable[[torch.device], bool]] = {
+        "fp16": has_fp16,
+        "bf16": has_bf16,
+        "fp32": lambda _: True,
+    }
     if wanted == "auto":
         wanted = next(half for half in kind.teacher_precisions if has_instructions[half](device))
     if wanted not in kind.teacher_precisions:
