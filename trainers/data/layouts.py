@@ -12,7 +12,7 @@ from trainers.data.rows import Row
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourcePart:
     """One part of a dataset on disk.
 
     Attributes:
@@ -24,11 +24,11 @@ class Part:
     read: Callable[[], Iterator[Row]]
 
 
-Layout = Callable[[Path], Mapping[str, Part] | None]
+Layout = Callable[[Path], Mapping[str, SourcePart] | None]
 """Finds the parts of a dataset at a file or folder; None = it is not laid out this way."""
 
 
-def tables(path: Path) -> Mapping[str, Part] | None:
+def tables(path: Path) -> Mapping[str, SourcePart] | None:
     """One file of rows (the training part), or a folder with `train.*` and perhaps further parts."""
     if path.is_file():
         return {TRAIN: table(path)} if ending(path) in READERS else None
@@ -36,9 +36,9 @@ def tables(path: Path) -> Mapping[str, Part] | None:
     return {part: table(file) for part, file in found.items()} if TRAIN in found else None
 
 
-def table(path: Path) -> Part:
+def table(path: Path) -> SourcePart:
     """Returns a part that is one file of rows."""
-    return Part([path], lambda: READERS[ending(path)](path))
+    return SourcePart([path], lambda: READERS[ending(path)](path))
 
 
 def _named(folder: Path, name: str) -> Path | None:

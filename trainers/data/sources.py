@@ -10,7 +10,7 @@ from trainers.config import Task, Workspace
 from trainers.data.fingerprint import FileSet, fingerprint
 from trainers.data.formats import READERS, ending
 from trainers.data.hub import HubDataset
-from trainers.data.layouts import Layout, Part, tables
+from trainers.data.layouts import Layout, SourcePart, tables
 from trainers.data.parts import rule_identity, used_parts
 from trainers.data.paths import HUB, UnusablePath, id_on_hub, resolve
 from trainers.data.rows import Row
@@ -66,7 +66,7 @@ def open_source(task: Task, workspace: Workspace) -> Source:
         raise BadDataError(f"{error.filename or found}: cannot be read ({error.strerror})") from None
 
 
-def _parts(path: Path, layouts: Sequence[Layout]) -> Mapping[str, Part]:
+def _parts(path: Path, layouts: Sequence[Layout]) -> Mapping[str, SourcePart]:
     for layout in layouts:
         parts = layout(path)
         if parts is not None:
@@ -89,7 +89,7 @@ class FileSource:
         OSError: a file cannot be read.
     """
 
-    def __init__(self, path: Path, parts: Mapping[str, Part], memory: Path) -> None:
+    def __init__(self, path: Path, parts: Mapping[str, SourcePart], memory: Path) -> None:
         self.name = path.name
         root = path if path.is_dir() else path.parent
         self._parts = parts

@@ -12,6 +12,7 @@ from typing import ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
+from typing_extensions import override
 
 from trainers import config as configuration
 from trainers.config import MAX_LENGTH, RunConfig
@@ -188,8 +189,9 @@ class DatasetTask(Task, Generic[Example]):
         """
         return ()
 
+    @override
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
-        """See `Task.prepare`. What is already in the cache is neither read nor tokenised."""
+        """Returns the data; what is already in the cache is neither read nor tokenised."""
         source = open_source(config.task, config.workspace)
         examples = _Examples(self, source, config)
         cache = Path(config.workspace.cache)

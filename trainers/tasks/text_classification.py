@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
+from typing_extensions import override
 
 from trainers import config as configuration
 from trainers.data.batches import Batch
@@ -31,8 +32,9 @@ class TextClassification(DatasetTask[Labelled]):
     classes: ClassVar[tuple[str, ...]]
     """Names of the classes, by number."""
 
+    @override
     def example(self, row: Row, task: configuration.Task) -> Labelled:
-        """See `DatasetTask.example`; the fields are `text` and `label`."""
+        """Returns the example of a row with fields `text` and `label`."""
         text = row.text("text")
         label = row.label("label")
         number = self.spellings.get(str(label).strip().lower())
@@ -48,10 +50,11 @@ class TextClassification(DatasetTask[Labelled]):
         """The text."""
         return (example[0],)
 
+    @override
     def review(self, parts: Mapping[str, Sequence[Labelled]], task: configuration.Task) -> Iterable[str]:
-        """See `DatasetTask.review`."""
         return same_answer(parts, lambda one: f"label {self.classes[one[1]]}", "add examples of other labels")
 
+    @override
     def tokenise(
         self,
         examples: Sequence[Labelled],
@@ -59,16 +62,16 @@ class TextClassification(DatasetTask[Labelled]):
         task: configuration.Task,
         told: Callable[[int], None],
     ) -> TokenSet:
-        """See `DatasetTask.tokenise`; labels are classes (N,)."""
+        """Returns tokens with classes (N,) as labels."""
         labels = np.array([label for _, label in examples], dtype=np.int64)
         return tokenise([text for text, _ in examples], labels, tokenizer, task.max_length, told)
 
+    @override
     def head(self, folder: Path) -> Head:
-        """See `DatasetTask.head`."""
         return ClassHead(self.classes)
 
+    @override
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
-        """See `DatasetTask.scoring`."""
         return ClassScoring(tokens.labels, self.classes)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -89,21 +92,21 @@ class ClassScoring:
 
     @property
     def units(self) -> int:
-        """See `Scoring.units`: texts."""
+        """Texts."""
         return len(self._labels)
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """See `Scoring.observe`: the logits."""
+        """Returns the logits."""
         return logits
 
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """See `Scoring.score`; nothing is carried over."""
+        """Returns the metrics; nothing is carried over."""
         return classification(observed.argmax(1), self._labels, len(self._classes))
 
     def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
-        """See `Scoring.judge`: the names of the classes."""
+        """Returns the names of the classes."""
         predicted = observed.argmax(1)
         return Judged(
             np.arange(len(predicted)),

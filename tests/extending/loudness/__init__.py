@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import Field
 
 from trainers.data.formats import read_plain
-from trainers.data.layouts import Part
+from trainers.data.layouts import SourcePart
 from trainers.data.parts import TEST, TRAIN
 from trainers.data.rows import Row
 from trainers.models.heads import ClassHead
@@ -17,7 +17,7 @@ from trainers.tasks.info import OwnFields, Score, TaskInfo
 CLASSES = ("calm", "loud")
 
 
-def one_file_per_class(path: Path) -> Mapping[str, Part] | None:
+def one_file_per_class(path: Path) -> Mapping[str, SourcePart] | None:
     """`calm.txt` and `loud.txt`, one text per line."""
     files = [path / f"{name}.txt" for name in CLASSES]
     if not all(file.is_file() for file in files):
@@ -28,7 +28,7 @@ def one_file_per_class(path: Path) -> Mapping[str, Part] | None:
             for row in read_plain(file):
                 yield Row({**row.fields, "label": name}, row.where)
 
-    return {TRAIN: Part(files, read)}
+    return {TRAIN: SourcePart(files, read)}
 
 
 class LoudnessFields(OwnFields):

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trainers.data.formats import read_text
-from trainers.data.layouts import Part
+from trainers.data.layouts import SourcePart
 from trainers.data.parts import named_parts
 from trainers.data.rows import Row
 from trainers.errors import BadDataError
 
 
-def labelled_folders(path: Path) -> Mapping[str, Part] | None:
+def labelled_folders(path: Path) -> Mapping[str, SourcePart] | None:
     """`{train,test}/{pos,neg}/*.txt`, perhaps `validation/`."""
     root = path / "aclImdb" if (path / "aclImdb").is_dir() else path
     if not ((root / "train" / "pos").is_dir() or (root / "train" / "neg").is_dir()):
@@ -21,14 +21,14 @@ def labelled_folders(path: Path) -> Mapping[str, Part] | None:
     return {part: _one_text_per_file(folder) for part, folder in found.items()}
 
 
-def _one_text_per_file(folder: Path) -> Part:
+def _one_text_per_file(folder: Path) -> SourcePart:
     files = [(path, label) for label in ("neg", "pos") for path in _texts_in(folder / label)]
 
     def read() -> Iterator[Row]:
         for path, label in files:
             yield Row({"text": read_text(path), "label": label}, str(path))
 
-    return Part([path for path, _ in files], read)
+    return SourcePart([path for path, _ in files], read)
 
 
 def _texts_in(folder: Path) -> list[Path]:

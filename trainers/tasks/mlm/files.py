@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainers.data.formats import READERS, ending, read_plain
-from trainers.data.layouts import Part, tables
+from trainers.data.layouts import SourcePart, tables
 from trainers.data.parts import TRAIN, named_parts
 
 _PLAIN = (".txt", ".txt.gz")
 
 
-def plain_texts(path: Path) -> Mapping[str, Part] | None:
+def plain_texts(path: Path) -> Mapping[str, SourcePart] | None:
     """One file of texts, or a folder with `train.*` and perhaps `valid.*`, `validation.*`, `test.*`.
 
     Plain text has one text per line; of tables the field `text` is read.
@@ -28,6 +28,6 @@ def _named(folder: Path, name: str) -> Path | None:
     return next((folder / f"{name}{end}" for end in ends if (folder / f"{name}{end}").is_file()), None)
 
 
-def _texts(path: Path) -> Part:
+def _texts(path: Path) -> SourcePart:
     reader = read_plain if ending(path) in _PLAIN else READERS[ending(path)]
-    return Part([path], lambda: reader(path))
+    return SourcePart([path], lambda: reader(path))

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
+from typing_extensions import override
 
 from trainers import config as configuration
 from trainers.config import RunConfig
@@ -52,8 +53,9 @@ _SAMPLE_CHARACTERS = 16 << 20
 class Mlm(Task):
     """Sequences of `task.max_length` tokens."""
 
+    @override
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
-        """See `Task.prepare`. What is already in the cache is neither read nor tokenised."""
+        """Returns the data; what is already in the cache is neither read nor tokenised."""
         task = config.task
         corpus = _Corpus(open_source(task, config.workspace), task)
         cache = Path(config.workspace.cache)
@@ -133,7 +135,7 @@ class GuessScoring:
 
     @property
     def units(self) -> int:
-        """See `Scoring.units`: sequences, over which the loss is a mean."""
+        """Sequences, over which the loss is a mean."""
         return self._sequences
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -161,12 +163,12 @@ class GuessScoring:
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """See `Scoring.score`; nothing is carried over."""
+        """Returns the metrics; nothing is carried over."""
         guesses, right, reciprocal, _ = observed.astype(np.float64).sum(0)
         return {"accuracy": float(right / guesses), "mrr": float(reciprocal / guesses)}
 
     def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
-        """See `Scoring.judge`: right guesses of each sequence, and all of them; its loss is the score."""
+        """Returns the right guesses of each sequence, and all of them; its loss is the score."""
         guesses, right, _, loss = observed.astype(np.float64).T
         return Judged(
             np.arange(len(observed)),
@@ -278,7 +280,7 @@ class _Apart:
         self._seen: dict[int, str] = {}
 
     def pieces(self, part: str) -> Generator[list[str]]:
-        """See `_Corpus.pieces`.
+        """Yields pieces of a part without texts of an earlier part.
 
         Raises:
             BadDataError: a text is in two parts, and the spec has none dropped.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainers.data.layouts import Part
+from trainers.data.layouts import SourcePart
 from trainers.data.parts import TRAIN, named_parts
 from trainers.data.rows import Row
 from trainers.errors import BadDataError
@@ -17,7 +17,7 @@ _OFFICIAL = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"(version|data)"\s*:')
 _SNIFFED_BYTES = 4096
 
 
-def official(path: Path) -> Mapping[str, Part] | None:
+def official(path: Path) -> Mapping[str, SourcePart] | None:
     """`train-v2.0.json` and perhaps `dev-v2.0.json` and `test-v2.0.json`, or one such file (for training).
 
     Raises:
@@ -71,8 +71,8 @@ def _members(node: Any, name: str, where: str, joint: str) -> Iterator[tuple[dic
         yield member, place
 
 
-def _part(path: Path) -> Part:
-    return Part([path], lambda: read_squad(path))
+def _part(path: Path) -> SourcePart:
+    return SourcePart([path], lambda: read_squad(path))
 
 
 def _named(folder: Path, name: str) -> Path | None:

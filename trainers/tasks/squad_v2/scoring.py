@@ -158,16 +158,16 @@ class SpanScoring:
         self._data, self._questions, self._max_tokens = data, questions, max_answer_tokens
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """See `Scoring.observe`: `best_spans`."""
+        """Returns `best_spans` of each window."""
         return best_spans(logits, batch, self._max_tokens)
 
     @property
     def units(self) -> int:
-        """See `Scoring.units`: questions."""
+        """Questions."""
         return int(self._data.columns["question"][-1]) + 1
 
     def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
-        """See `Scoring.judge`: the answer given, empty = none, and the right ones."""
+        """Returns the answer given, empty = none, and the right ones."""
         texts, null_scores = answers(merge_windows(observed, self._data), self._questions.contexts)
         given = [
             "" if null_score > carried["null_threshold"] else text
@@ -182,7 +182,7 @@ class SpanScoring:
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """See `Scoring.score`; `null_threshold` of those carried over."""
+        """Returns the metrics; of the scores carried over it uses `null_threshold`."""
         texts, null_scores = answers(merge_windows(observed, self._data), self._questions.contexts)
         golds = self._questions.golds
         has_answer = np.array([gold.has_answer for gold in golds])

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
+from typing_extensions import override
 
 from trainers import config as configuration
 from trainers.data.batches import Batch
@@ -34,8 +35,9 @@ _QUESTIONS = "questions.json"
 class SquadV2(DatasetTask[Question]):
     """Find the span that answers, or none; an example is a window, sizes count questions."""
 
+    @override
     def example(self, row: Row, task: configuration.Task) -> Question:
-        """See `DatasetTask.example`; the fields are `id question context answers`, perhaps `title`."""
+        """Returns the example of a row with fields `id question context answers`, perhaps `title`."""
         number = str(row.label("id")).strip()
         if not number:
             raise row.refusal("id", "empty; give every question a unique id")
@@ -65,16 +67,18 @@ class SquadV2(DatasetTask[Question]):
         """The stride."""
         return {"stride": _stride(task)}
 
+    @override
     def divide(
         self, parts: Mapping[str, list[Question]], task: configuration.Task
     ) -> dict[str, list[Question]]:
-        """See `DatasetTask.divide`; ids are unique within a part of the dataset."""
+        """Divides the parts; ids are unique within a part of the dataset."""
         for questions in parts.values():
             _refuse_duplicates(questions)
         return super().divide(parts, task)
 
+    @override
     def units(self, examples: Sequence[Question]) -> Sequence[str]:
-        """See `DatasetTask.units`: articles by title, or contexts where there is one article.
+        """Returns articles by title, or contexts where there is one article.
 
         Articles that share a context are one; its name is the first of theirs.
         """
@@ -91,16 +95,19 @@ class SquadV2(DatasetTask[Question]):
         """Nothing: there are too few articles to balance them."""
         return 0
 
+    @override
     def unit_names(self, examples: Sequence[Question]) -> Iterable[str]:
-        """See `DatasetTask.unit_names`: the questions' ids."""
+        """Returns the questions' ids."""
         return [one.id for one in examples]
 
+    @override
     def hold_out(self, whole: Sequence[Question], task: configuration.Task) -> tuple[Indices, Indices]:
-        """See `DatasetTask.hold_out`; articles are held out whole, or contexts where there is one article."""
+        """Holds out whole articles, or contexts where there is one article."""
         return held_out_groups(_articles(whole), task.validation_fraction, task.split_seed)
 
+    @override
     def review(self, parts: Mapping[str, Sequence[Question]], task: configuration.Task) -> Iterable[str]:
-        """See `DatasetTask.review`; SQuAD 1.1 has nothing but questions with an answer."""
+        """Notes parts, such as those of SQuAD 1.1, whose questions all have an answer, or none."""
         for part, questions in parts.items():
             answered = sum(map(self.stratum, questions))
             if answered in (0, len(questions)):
@@ -114,7 +121,7 @@ class SquadV2(DatasetTask[Question]):
         task: configuration.Task,
         told: Callable[[int], None],
     ) -> TokenSet:
-        """See `tokenise_windows`."""
+        """Returns the windows of the examples, tokenised."""
         return tokenise_windows(examples, tokenizer, task.max_length, _stride(task), told)
 
     def describe(
@@ -125,12 +132,12 @@ class SquadV2(DatasetTask[Question]):
             if part != TRAIN:
                 GoldQuestions.write(folder / f"{part}.{_QUESTIONS}", questions)
 
+    @override
     def head(self, folder: Path) -> Head:
-        """See `DatasetTask.head`."""
         return SpanHead()
 
+    @override
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
-        """See `DatasetTask.scoring`."""
         questions = GoldQuestions(folder / f"{part}.{_QUESTIONS}")
         return SpanScoring(tokens, questions, task.own(SpanFields).max_answer_tokens)
 

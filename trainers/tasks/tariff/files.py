@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.data.formats import read_csv, read_text
-from trainers.data.layouts import Part
+from trainers.data.layouts import SourcePart
 from trainers.data.rows import Row
 from trainers.errors import BadDataError
 
@@ -27,7 +27,7 @@ _UK_TEXTS = ("description", "original_description")
 _UK_LISTS = ("synonyms", "colloquial_terms", "known_brands")
 
 
-def official(path: Path) -> Mapping[str, Part] | None:
+def official(path: Path) -> Mapping[str, SourcePart] | None:
     """One official file, or a folder with any of them, whose rows are then taken together."""
     if path.is_dir() and any(path.glob("train.*")):
         return None
@@ -36,7 +36,7 @@ def official(path: Path) -> Mapping[str, Part] | None:
     if not found:
         return None
     readers = [partial(reader, file) for file, reader in found.items()]
-    return {"train": Part(list(found), lambda: chain.from_iterable(read() for read in readers))}
+    return {"train": SourcePart(list(found), lambda: chain.from_iterable(read() for read in readers))}
 
 
 def _reader_of(file: Path) -> Reader | None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
+from typing_extensions import override
 
 from trainers import config as configuration
 from trainers.data.batches import Batch
@@ -58,8 +59,9 @@ class Tariff(DatasetTask[Phrase]):
         """The level."""
         return {"level": _level(task)}
 
+    @override
     def example(self, row: Row, task: configuration.Task) -> Phrase | None:
-        """See `DatasetTask.example`; the fields are `text` and `code`. None when the code is too short."""
+        """Returns the example of a row with fields `text` and `code`; None when the code is too short."""
         text = row.text("text")
         written = row.label("code")
         if not isinstance(written, str):
@@ -84,8 +86,9 @@ class Tariff(DatasetTask[Phrase]):
         """The text."""
         return (example.text,)
 
+    @override
     def hold_out(self, whole: Sequence[Phrase], task: configuration.Task) -> tuple[Indices, Indices]:
-        """See `DatasetTask.hold_out`; a text is held out with all its codes."""
+        """Holds out texts with all their codes."""
         spellings: dict[str, int] = {}
         texts = [spellings.setdefault(normal(one.text), len(spellings)) for one in whole]
         return held_out_by_text(
@@ -96,10 +99,11 @@ class Tariff(DatasetTask[Phrase]):
             advice="lower task.level or add examples" if _level(task) > 2 else "add examples",
         )
 
+    @override
     def draw(
         self, parts: Mapping[str, Sequence[Phrase]], task: configuration.Task
     ) -> dict[str, list[Phrase]]:
-        """See `DatasetTask.draw`; classes are numbered."""
+        """Draws examples, with classes numbered."""
         chosen = super().draw(parts, task)
         numbers = {code: i for i, code in enumerate(sorted({one.code for one in chosen["train"]}))}
         return {
@@ -107,8 +111,8 @@ class Tariff(DatasetTask[Phrase]):
             for part, phrases in chosen.items()
         }
 
+    @override
     def review(self, parts: Mapping[str, Sequence[Phrase]], task: configuration.Task) -> Iterator[str]:
-        """See `DatasetTask.review`."""
         level = _level(task)
         yield from same_answer(
             parts,
@@ -122,6 +126,7 @@ class Tariff(DatasetTask[Phrase]):
                     f"predicted; put the same codes into both parts, or leave out the {part} part"
                 )
 
+    @override
     def tokenise(
         self,
         examples: Sequence[Phrase],
@@ -129,7 +134,7 @@ class Tariff(DatasetTask[Phrase]):
         task: configuration.Task,
         told: Callable[[int], None],
     ) -> TokenSet:
-        """See `DatasetTask.tokenise`; labels (N,) classes, column `code` (N,) the code as a number."""
+        """Returns labels (N,), the classes, and column `code` (N,), the code as a number."""
         labels = np.array([one.number for one in examples], dtype=np.int64)
         tokens = tokenise([one.text for one in examples], labels, tokenizer, task.max_length, told)
         codes = np.array([int(one.code) for one in examples])
@@ -140,12 +145,12 @@ class Tariff(DatasetTask[Phrase]):
         codes = sorted({one.code for one in parts["train"]})
         (folder / _CODES).write_text(json.dumps(codes), encoding="utf-8")
 
+    @override
     def head(self, folder: Path) -> Head:
-        """See `DatasetTask.head`."""
         return ClassHead(_codes_in(folder))
 
+    @override
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
-        """See `DatasetTask.scoring`."""
         codes = [int(code) for code in _codes_in(folder)]
         return CodeScoring(tokens.columns["code"], codes, _level(task))
 
@@ -176,15 +181,15 @@ class CodeScoring:
 
     @property
     def units(self) -> int:
-        """See `Scoring.units`: texts."""
+        """Texts."""
         return len(self._right)
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """See `Scoring.observe`: (B, 5) the likeliest classes, best first; fewer when there are fewer."""
+        """Returns (B, 5) the likeliest classes, best first; fewer when there are fewer."""
         return logits.topk(min(_TOP, logits.shape[1]), dim=1).indices.float()
 
     def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
-        """See `Scoring.judge`: the likeliest codes, best first, and the right one."""
+        """Returns the likeliest codes, best first, and the right one."""
         likeliest = self._codes[observed.astype(np.int64)]
         return Judged(
             np.arange(len(likeliest)),
@@ -196,7 +201,7 @@ class CodeScoring:
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """See `Scoring.score`; nothing is carried over."""
+        """Returns the metrics; nothing is carried over."""
         likeliest = self._codes[observed.astype(np.int64)]
         every = np.union1d(self._codes, self._right)
         scores = classification(

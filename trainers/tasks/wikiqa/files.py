@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trainers.data.formats import read_lines
-from trainers.data.layouts import Part, table
+from trainers.data.layouts import SourcePart, table
 from trainers.data.parts import TRAIN, named_parts
 from trainers.data.rows import Row
 from trainers.errors import BadDataError
@@ -14,7 +14,7 @@ from trainers.errors import BadDataError
 _COLUMNS = ("question", "sentence", "label")
 
 
-def official(path: Path) -> Mapping[str, Part] | None:
+def official(path: Path) -> Mapping[str, SourcePart] | None:
     """`WikiQA-train` with perhaps `WikiQA-dev` and `WikiQA-test`, all `.tsv` or all `.txt`; or one `.txt`.
 
     The `.tsv` files have seven columns and a header, the tokenised `.txt` files three without.
@@ -22,7 +22,7 @@ def official(path: Path) -> Mapping[str, Part] | None:
     """
     if path.is_file():
         return {"train": _tokenised(path)} if path.suffix == ".txt" else None
-    found: list[Mapping[str, Part]] = []
+    found: list[Mapping[str, SourcePart]] = []
     for end, part in ((".tsv", table), (".txt", _tokenised)):
         files = named_parts(lambda name, end=end: _file(path / f"WikiQA-{name}{end}"))  # type: ignore[misc]
         if TRAIN in files:
@@ -53,5 +53,5 @@ def read_tokenised(path: Path) -> Iterator[Row]:
         yield Row(dict(zip(_COLUMNS, values, strict=True)), where)
 
 
-def _tokenised(path: Path) -> Part:
-    return Part([path], lambda: read_tokenised(path))
+def _tokenised(path: Path) -> SourcePart:
+    return SourcePart([path], lambda: read_tokenised(path))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
+from typing_extensions import override
 
 from trainers import config as configuration
 from trainers.data.batches import Batch
@@ -55,8 +56,9 @@ class WikiQa(DatasetTask[Pair]):
 
     spellings = {"0": 0, "1": 1}  # noqa: RUF012
 
+    @override
     def example(self, row: Row, task: configuration.Task) -> Pair:
-        """See `DatasetTask.example`; fields `question`, `sentence` or `answer`, `label`, perhaps an id.
+        """Returns the pair of a row with fields `question`, `sentence` or `answer`, `label`, perhaps an id.
 
         The official columns are `Question`, `Sentence`, `Label` and `QuestionID`.
         """
@@ -87,12 +89,14 @@ class WikiQa(DatasetTask[Pair]):
         """-1 when the sentence answers: the smallest of a question's sentences says whether one does."""
         return -example.label
 
+    @override
     def unit_names(self, examples: Sequence[Pair]) -> Iterable[str]:
-        """See `DatasetTask.unit_names`: the questions' ids, or their texts."""
+        """Returns the questions' ids, or their texts."""
         return dict.fromkeys(pair.key for pair in examples)
 
+    @override
     def hold_out(self, whole: Sequence[Pair], task: configuration.Task) -> tuple[Indices, Indices]:
-        """See `DatasetTask.hold_out`; questions stay whole, with the same share of answerable ones."""
+        """Holds out whole questions, with the same share of answerable ones."""
         numbers = _numbered(whole)
         answerable = np.zeros(int(numbers.max()) + 1, dtype=np.int64)
         np.maximum.at(answerable, numbers, [pair.label for pair in whole])
@@ -100,8 +104,9 @@ class WikiQa(DatasetTask[Pair]):
         inside = np.isin(numbers, held)
         return np.flatnonzero(~inside), np.flatnonzero(inside)
 
+    @override
     def draw(self, parts: Mapping[str, Sequence[Pair]], task: configuration.Task) -> dict[str, list[Pair]]:
-        """See `DatasetTask.draw`; questions stay whole."""
+        """Draws whole questions."""
         questions = {part: _by_question(pairs) for part, pairs in parts.items()}
         chosen = drawn(questions, _answerable, task)
         for part, several in chosen.items():
@@ -112,10 +117,11 @@ class WikiQa(DatasetTask[Pair]):
                 )
         return {part: [pair for question in several for pair in question] for part, several in chosen.items()}
 
+    @override
     def review(self, parts: Mapping[str, Sequence[Pair]], task: configuration.Task) -> Iterable[str]:
-        """See `DatasetTask.review`."""
         return same_answer(parts, lambda pair: f"label {pair.label}", "add sentences of the other label")
 
+    @override
     def tokenise(
         self,
         examples: Sequence[Pair],
@@ -123,18 +129,18 @@ class WikiQa(DatasetTask[Pair]):
         task: configuration.Task,
         told: Callable[[int], None],
     ) -> TokenSet:
-        """See `DatasetTask.tokenise`; labels (N,) 0 or 1, column `question` (N,) number of the question."""
+        """Returns labels (N,), 0 or 1, and column `question` (N,), the number of the question."""
         labels = np.array([pair.label for pair in examples], dtype=np.int64)
         pairs = [(pair.question, pair.sentence) for pair in examples]
         tokens = tokenise(pairs, labels, tokenizer, task.max_length, told)
         return replace(tokens, columns={**tokens.columns, "question": _numbered(examples)})
 
+    @override
     def head(self, folder: Path) -> Head:
-        """See `DatasetTask.head`."""
         return ClassHead(_CLASSES)
 
+    @override
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
-        """See `DatasetTask.scoring`."""
         return RankingScoring(tokens.labels, tokens.columns["question"])
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -155,17 +161,17 @@ class RankingScoring:
 
     @property
     def units(self) -> int:
-        """See `Scoring.units`: questions with an answer."""
+        """Questions with an answer."""
         return len(np.unique(self._questions[self._labels == 1]))
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """See `Scoring.observe`: (B, 1) by how much the logit of the answers' class is the larger."""
+        """Returns (B, 1) by how much the logit of the answers' class is the larger."""
         return logits.float().diff(dim=1)
 
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """See `Scoring.score`; the threshold is a probability, `threshold` of those carried over."""
+        """Returns the metrics; the threshold is a probability, `threshold` of the scores carried over."""
         scores = observed[:, 0]
         if carried is None:
             threshold = best_f1_threshold(scores, self._labels)
@@ -178,7 +184,7 @@ class RankingScoring:
         }
 
     def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
-        """See `Scoring.judge`: each question's sentences from 0, best first, and those that answer."""
+        """Returns each question's sentences from 0, best first, and those that answer."""
         questions, precisions = average_precisions(observed[:, 0], self._labels, self._questions)
         ranked: list[list[int]] = []
         right: list[list[int]] = []
