@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-postgres smoke lint format docs bench clean
+.PHONY: help install demo serve test test-all test-postgres smoke lint format docs bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,9 +27,14 @@ demo: $(READY) ## Run a small sweep end to end and print the comparison (under 4
 serve: $(READY) ## Start the service on this machine: database, Ray with dashboard, API, scheduler
 	@$(BIN)/stillhouse up
 
-test: $(READY) ## Run all tests (PostgreSQL tests only if a server is installed)
-	@$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "not ray and not smoke"
-	@$(BIN)/python -m pytest -m "ray and not smoke"
+test: $(READY) ## Run the tests of every part, with Ray, PostgreSQL and a browser (about 10 minutes)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "not ray and not slow and not smoke"
+	@$(BIN)/python -m pytest -m "ray and not slow and not smoke"
+
+test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "slow and not ray and not smoke"
+	@$(BIN)/python -m pytest -m "slow and ray and not smoke"
+	@$(MAKE) --no-print-directory smoke
 
 test-postgres: $(READY) ## Run the tests that need PostgreSQL
 	@$(BIN)/python -m pytest -m postgresql
