@@ -13,7 +13,7 @@ from service.document import Problem, SpecError
 from service.encoder_size import encoder_size
 from service.hardware import Hardware
 from service.planner.forecast import Cell, Forecast, Past, forecast, too_small
-from service.spec import Budget, ExperimentSpec
+from service.spec import Budget, ExperimentSpec, read_stored
 from service.store import Store
 
 MOST_CELLS = 500
@@ -57,12 +57,11 @@ def read_past(store: Store, specs: list[ExperimentSpec]) -> list[Past]:
         {spec.hardware for spec in specs},
         limit=MOST_PAST,
     )
-    parse = functools.cache(ExperimentSpec.model_validate_json)  # Seeds of a cell share its text.
     with store.database.read() as connection:
         rows = connection.execute(statement).all()
     return [
         Past(
-            spec=parse(canonical),
+            spec=read_stored(canonical),
             steps=steps,
             total_time_s=total_time_s,
             setup_time_s=_seconds(summary, "setup_time_s"),
@@ -87,10 +86,7 @@ def _cells(
     taken_over = Counter(index // seeds for index in reused)
     size_of = functools.cache(functools.partial(encoder_size, roots=roots))
     cells = []
-    # What will be suggested is not known yet; points drawn evenly stand for it.
-    drawn = spec.search.name == "tpe"
-    search = spec.search.model_copy(update={"name": "random"}) if drawn else spec.search
-    for number, point in enumerate(search.points()):
+    for number, point in enumerate(spec.search.expected_points()):
         if number % every:
             continue
         try:

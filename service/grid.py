@@ -12,8 +12,11 @@ import itertools
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from pydantic import model_validator
+
+from trainers.config import Section
 
 AxisValue: TypeAlias = str | int | float | bool | None
 Point: TypeAlias = dict[str, AxisValue]
@@ -26,18 +29,23 @@ MAX_RUNS = 10_000
 """Most runs that one experiment may have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A continuous axis.
-
-    Attributes:
-        low, high: ends, both possible.
-        log: drawn evenly in the logarithm.
-    """
+class Range(Section):
+    """A continuous axis."""
 
     low: float
+    """Lower end, in the field's unit."""
     high: float
-    log: bool
+    """Upper end, in the field's unit."""
+    log: bool = False
+    """Draw evenly in the logarithm."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Range:
+        if not self.low < self.high:
+            raise ValueError(f"low {self.low:g} is not below high {self.high:g}; swap them")
+        if self.log and self.low <= 0:
+            raise ValueError(f"log needs low above 0, not {self.low:g}; raise low or remove log")
+        return self
 
     def at(self, share: float) -> float:
         """The value at a share in [0, 1] of the way, rounded: people read it."""
@@ -48,11 +56,11 @@ class Span:
         return self.rounded(value)
 
     def rounded(self, value: float) -> float:
-        """A value in the span with six significant digits; an end stays as it is."""
+        """A value in the range with six significant digits; an end stays as it is."""
         return min(max(float(f"{value:.6g}"), self.low), self.high)
 
 
-Axes: TypeAlias = Mapping[str, Sequence[AxisValue] | Span]
+Axes: TypeAlias = Mapping[str, Sequence[AxisValue] | Range]
 Listed: TypeAlias = Mapping[str, Sequence[AxisValue]]
 
 
@@ -68,7 +76,7 @@ def cardinality(axes: Axes, seeds: int, samples: int | None, conditions: Conditi
     Returns:
         The number; beyond `MAX_RUNS` any number beyond it.
     """
-    listed = {name: values for name, values in axes.items() if not isinstance(values, Span)}
+    listed = {name: values for name, values in axes.items() if not isinstance(values, Range)}
     if len(listed) < len(axes):
         return (samples or 1) * seeds
     points = _count(listed, conditions or {}, {}, MAX_RUNS + 1 if samples is None else samples)
@@ -96,11 +104,11 @@ def sampled_points(
     Without a continuous axis the points are distinct; the grid is expanded only when it has conditions.
     """
     drawn = random.Random(seed)
-    if any(isinstance(values, Span) for values in axes.values()):
+    if any(isinstance(values, Range) for values in axes.values()):
         for _ in range(samples):
             yield _drawn_point(axes, conditions or {}, drawn)
         return
-    listed = {name: values for name, values in axes.items() if not isinstance(values, Span)}
+    listed = {name: values for name, values in axes.items() if not isinstance(values, Range)}
     if conditions:
         points = list(itertools.islice(grid_points(listed, conditions), MAX_RUNS))
         yield from drawn.sample(points, min(samples, len(points)))
@@ -241,7 +249,7 @@ def _drawn_point(axes: Axes, conditions: Conditions, drawn: random.Random) -> Po
     point: Point = {}
     for name, values in axes.items():
         # Drawn even where it does not count, so that one axis' draws do not depend on another's.
-        value = values.at(drawn.random()) if isinstance(values, Span) else drawn.choice(list(values))
+        value = values.at(drawn.random()) if isinstance(values, Range) else drawn.choice(list(values))
         if holds(name, conditions, point):
             point[name] = value
     return point

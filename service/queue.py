@@ -21,7 +21,7 @@ from service.db.group_commit import GroupCommit
 from service.events import EventKind
 from service.hardware import CATALOGUE, Hardware
 from service.records import Experiment, QueueEntry, _Record
-from service.spec import ExperimentSpec
+from service.spec import read_stored
 from service.states import ExperimentState
 from service.store import Store
 from service.store.base import NewEvent, insert_events, storable
@@ -328,7 +328,7 @@ def _missing(
     """What the cluster lacks for every value of the axes that decide about resources."""
     if canonical is None or cluster is None:
         return None
-    spec = ExperimentSpec.model_validate_json(canonical)
+    spec = read_stored(canonical)
     if any(name.startswith(("hardware", "resources.", "parallel.")) for name in spec.search.axes):
         return None  # Some of its runs may fit; the driver leaves the others queued with their reason.
     return unsatisfiable(spec, cluster, catalogue)

@@ -7,22 +7,26 @@ turns a document into an `ExperimentSpec`, `ExperimentSpec.runs()` expands it.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, create_model, field_validator, model_validator
 
 from service import grid
 from service.analysis.metrics import better_of
 from service.document import Problem, SpecError, parse, refusal
-from service.grid import MAX_RUNS, REFERENCE_CELL, AxisValue
+from service.grid import MAX_RUNS, REFERENCE_CELL, AxisValue, Point
 from service.hardware import CATALOGUE, Hardware, find, lookup, nearest
-from service.search.section import Search
+from service.search import SEARCHES, AnySearch, Search
+from service.search import registry as searches
 from trainers.config import (
     LAYERS,
     Distillation,
@@ -44,6 +48,7 @@ __all__ = [
     "canonical_json",
     "json_schema",
     "parse",
+    "read_stored",
     "validate",
 ]
 
@@ -85,6 +90,10 @@ class Queue(Section):
     """Accept what the present cluster could never run, and wait for nodes to join."""
 
 
+class GridTooLarge(ValueError):
+    """The grid has more runs than an experiment may have."""
+
+
 class ExperimentSpec(TrainingSections):
     """One experiment: training sections, hardware, axes, seeds, limits and queue."""
 
@@ -96,7 +105,7 @@ class ExperimentSpec(TrainingSections):
     """Name of the hardware in the catalogue."""
     resources: Resources = Resources()
     """What one worker reserves."""
-    search: Search = Search()
+    search: AnySearch = Search()
     """How the axes are walked."""
     seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field(
         default_factory=lambda: [0], min_length=1, max_length=MAX_RUNS
@@ -145,7 +154,7 @@ class ExperimentSpec(TrainingSections):
     def _fits_grid(self) -> ExperimentSpec:
         count = self.run_count()
         if count > MAX_RUNS:
-            raise ValueError(
+            raise GridTooLarge(
                 f"the grid has {count:,} runs, more than the limit of {MAX_RUNS:,}; shorten search.axes "
                 "or seeds, or sample with search.name: random"
             )
@@ -200,11 +209,34 @@ class ExperimentSpec(TrainingSections):
         if not self.search.axes:
             # Validated as it stands.
             return self._with_entry(catalogue).model_copy(update={"search": Search(), "seeds": [0]})
-        document = grid.with_axis_values(
-            self.model_dump(mode="json", exclude={"search", "seeds"}), self.search.settings(point)
-        )
-        resolved = validate(document, catalogue, point=point, named=named, infeasible=infeasible)
+        prefix = f"grid point {canonical_json(dict(point))}: " if point and named else ""
+        resolved = self._with_values(self.search.settings(point), prefix)
+        problems = _problems_of(resolved, catalogue, point, prefix)
+        if infeasible:
+            problems = [problem for problem in problems if problem.type != _INFEASIBLE]
+        if problems:
+            raise SpecError(problems)
         return resolved._with_entry(catalogue)
+
+    def _with_values(self, values: Mapping[str, AxisValue], prefix: str) -> ExperimentSpec:
+        """The spec with dotted fields set and without its search: what they are in is validated again.
+
+        Sections that no value is in are kept as they are; the rules between sections are checked.
+        """
+        document: dict[str, Any] = {}
+        for dotted, value in values.items():
+            name, _, field = dotted.partition(".")
+            if field:
+                document.setdefault(name, getattr(self, name).model_dump(mode="json"))[field] = value
+            else:
+                document[name] = value
+        kept = {name: getattr(self, name) for name in ExperimentSpec.model_fields if name not in document}
+        with _naming_problems(document, prefix):
+            changed = _part_of_spec(tuple(document)).model_validate_json(json.dumps(document), strict=True)
+            fields = {name: getattr(changed, name) for name in document}
+            return ExperimentSpec.model_validate(
+                {**kept, **fields, "search": Search(), "seeds": [0]}, strict=True
+            )
 
     def _with_entry(self, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:
         """With the catalogue's own name in place of a short one: runs on one device compare as such."""
@@ -222,29 +254,34 @@ class ExperimentSpec(TrainingSections):
         Raises:
             SpecError: naming the axis values of the first grid point that is not valid.
         """
-        if self.search.name == "tpe":
+        if self.search.info.suggests:
             for point in self.search.probes():
                 self.at(point, catalogue, infeasible=True)
-        mixed = "hardware" in self.search.axes and any(
-            lookup(plan.spec.hardware, catalogue).lacks(plan.spec.precision) is None
-            for plan in self._plans(catalogue, infeasible=True)
-        )
-        yield from self._plans(catalogue, infeasible=mixed)
+        plans = self._plans(catalogue)
+        # Only the whole grid shows that no hardware computes any of its cells.
+        yield from list(plans) if "hardware" in self.search.axes else plans
 
-    def _plans(self, catalogue: Mapping[str, Hardware], *, infeasible: bool) -> Iterator[RunPlan]:
+    def _plans(self, catalogue: Mapping[str, Hardware]) -> Iterator[RunPlan]:
         seeds, places = self.seeds, self.places()
+        mixed = "hardware" in self.search.axes
         index = 0
+        refused: Point | None = None
         measured: RunPlan | None = None
-        for point in self.search.points():
-            resolved = self.at(point, catalogue, infeasible=infeasible)
-            cell = cell_of(point)
-            for seed in seeds:
+        # Points still to be suggested are all empty: one of them is resolved for all.
+        for cell, alike in itertools.groupby(self.search.points(), key=cell_of):
+            points = list(alike)
+            resolved = self.at(points[0], catalogue, infeasible=mixed)
+            if lookup(resolved.hardware, catalogue).lacks(resolved.precision) is not None:
+                refused = points[0] if refused is None else refused
+            elif measured is None:
+                measured = RunPlan(0, 0, REFERENCE_CELL, seeds[0], points[0], resolved)
+            for point, seed in itertools.product(points, seeds):
                 yield RunPlan(index, places[index], cell, seed, point, resolved)
                 index += 1
-            if measured is None and lookup(resolved.hardware, catalogue).lacks(resolved.precision) is None:
-                measured = RunPlan(0, 0, REFERENCE_CELL, seeds[0], point, resolved)
+        if measured is None and refused is not None:
+            self.at(refused, catalogue)  # Raises.
         for following in range(index, len(places)):
-            assert measured is not None  # A grid without any feasible cell is refused.
+            assert measured is not None  # Reference runs belong to searches whose points are known.
             yield dataclasses.replace(measured, index=following, place=places[following])
 
     def places(self) -> list[int]:
@@ -252,7 +289,7 @@ class ExperimentSpec(TrainingSections):
 
         Reference runs have the indices after the grid's, and their places between those.
         """
-        if self.search.name == "tpe":
+        if self.search.info.suggests:
             return list(range(self.run_count()))  # One suggestion after the other.
         count, before = self.grid_count(), self._reference_places()
         places = [0] * (count + len(before))
@@ -300,30 +337,35 @@ def canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def validate(
-    document: Mapping[str, object],
-    catalogue: Mapping[str, Hardware] = CATALOGUE,
-    *,
-    point: Mapping[str, AxisValue] | None = None,
-    named: bool = True,
-    infeasible: bool = False,
-) -> ExperimentSpec:
-    """Turn a document into a spec, checking every field, the hardware and the axes' names.
+@functools.lru_cache(maxsize=1024)
+def read_stored(canonical: str) -> ExperimentSpec:
+    """The spec of a stored canonical text; the same object for the same text, as seeds of a cell have."""
+    return ExperimentSpec.model_validate_json(canonical)
+
+
+def validate(document: Mapping[str, object], catalogue: Mapping[str, Hardware] = CATALOGUE) -> ExperimentSpec:
+    """Turns a document into a spec, checking every field, the hardware and the axes' names.
 
     Args:
         document: the parsed text.
         catalogue: known hardware.
-        point: axis values already written into the document.
-        named: name the point in the problems.
-        infeasible: let a precision pass that the hardware does not compute.
 
     Raises:
         SpecError: with every problem found, in the order of the fields.
     """
-    prefix = f"grid point {canonical_json(dict(point))}: " if point and named else ""
     document = _with_first_point(document)
-    try:
+    with _naming_problems(document):
         spec = ExperimentSpec.model_validate_json(json.dumps(document), strict=True)
+    if problems := _problems_of(spec, catalogue):
+        raise SpecError(problems)
+    return spec
+
+
+@contextlib.contextmanager
+def _naming_problems(document: Mapping[str, object], prefix: str = "") -> Iterator[None]:
+    """Raises what pydantic finds in a document as a `SpecError`."""
+    try:
+        yield
     except ValidationError as error:
         raise SpecError(
             [
@@ -334,22 +376,44 @@ def validate(
         ) from None
     except (TypeError, ValueError) as error:
         raise refusal("wrong-type", f"{prefix}{error}") from None
-    problems = [
+
+
+@functools.cache
+def _part_of_spec(names: tuple[str, ...]) -> type[Section]:
+    """A model of some of a spec's fields, each validated alone."""
+    fields: dict[str, Any] = {
+        name: (field.annotation, field)
+        for name, field in ExperimentSpec.model_fields.items()
+        if name in names
+    }
+    return create_model("PartOfSpec", __base__=Section, **fields)
+
+
+def _problems_of(
+    spec: ExperimentSpec,
+    catalogue: Mapping[str, Hardware],
+    point: Mapping[str, AxisValue] = MappingProxyType({}),
+    prefix: str = "",
+) -> list[Problem]:
+    """What is wrong beyond the fields themselves.
+
+    Args:
+        spec: whose fields are valid.
+        catalogue: known hardware.
+        point: axis values that are written into the spec.
+        prefix: names that point.
+    """
+    return [
         *_hardware_problems(spec, catalogue, prefix),
         *_axis_problems(spec),
         *_hardware_axis_problems(spec, catalogue),
         *_data_problems(spec, prefix),
-        *_distillation_problems(spec, point or {}, prefix),
+        *_distillation_problems(spec, point, prefix),
         *_layer_problems(spec, prefix),
         *_metric_problems(spec),
-        *_later_problems(spec),
+        *_suggestion_problems(spec),
         *_untrained_problems(spec),
     ]
-    if infeasible:
-        problems = [problem for problem in problems if problem.type != _INFEASIBLE]
-    if problems:
-        raise SpecError(problems)
-    return spec
 
 
 def _with_first_point(document: Mapping[str, object]) -> Mapping[str, object]:
@@ -536,42 +600,46 @@ def _untrained_problems(spec: ExperimentSpec) -> Iterator[Problem]:
     none = 0 in values if isinstance(values, list) else values.low == 0
     if not none:
         return
-    halving, diverging = spec.search.name == "asha", spec.search.stop_diverging is not None
-    for field, asked in (("name", halving), ("stop_diverging", diverging)):
+    others = searches.names(lambda search: not search.ends_runs_early)
+    diverging = spec.search.stop_diverging is not None
+    for field, asked in (("name", spec.search.info.ends_runs_early), ("stop_diverging", diverging)):
         if asked:
             yield Problem(
                 "invalid-value",
                 f"search.{field}",
                 f"search.{field} {getattr(spec.search, field)} needs training runs, but length.steps is "
-                "0; use search.name: grid or random without stop_diverging, or raise length.steps",
+                f"0; use search.name: {others} without stop_diverging, or raise length.steps",
             )
 
 
-def _later_problems(spec: ExperimentSpec) -> Iterator[Problem]:
-    """What needs to know the runs at submission, when tpe does not know them."""
-    if spec.search.name != "tpe":
+def _suggestion_problems(spec: ExperimentSpec) -> Iterator[Problem]:
+    """What needs to know the runs at submission, where the search suggests them later."""
+    search = spec.search
+    if not search.info.suggests:
         return
+    others = searches.names(lambda other: not other.suggests)
     if spec.reuse:
         yield Problem(
             "invalid-value",
             "reuse",
-            "search.name: tpe chooses its runs after submission; remove reuse, or use another search",
+            f"search.name: {search.name} chooses its runs after submission; remove reuse, or use "
+            f"search.name: {others}",
         )
-    if spec.search.reference_every is not None:
+    if search.reference_every is not None:
         yield Problem(
             "invalid-value",
             "search.reference_every",
-            "search.name: tpe has no fixed first cell to repeat; remove search.reference_every, or use "
-            "another search",
+            f"search.name: {search.name} has no fixed first cell to repeat; remove search.reference_every, "
+            f"or use search.name: {others}",
         )
     for name in ("model.student", "model.teacher"):
-        values = spec.search.axes.get(name, [])
+        values = search.axes.get(name, [])
         if isinstance(values, list) and any(isinstance(v, str) and v.startswith("run:") for v in values):
             yield Problem(
                 "invalid-value",
                 f"search.axes.{name}",
-                "runs to wait for must be known at submission, but search.name: tpe draws later; use "
-                "search.name: random or grid",
+                f"runs to wait for must be known at submission, but search.name: {search.name} suggests "
+                f"later; use search.name: {others}",
             )
 
 
@@ -616,9 +684,9 @@ def _problem(entry: Any, document: Mapping[str, object], prefix: str) -> Problem
     if kind == "missing":
         return Problem("missing-field", path, f"{prefix}this field is required")
     if kind == "value_error":
-        message = str(entry["ctx"]["error"])
-        stable = "grid-too-large" if "the grid has" in message else "invalid-value"
-        return Problem(stable, path, prefix + message)
+        error = entry["ctx"]["error"]
+        stable = "grid-too-large" if isinstance(error, GridTooLarge) else "invalid-value"
+        return Problem(stable, path, f"{prefix}{error}")
     stable = _TYPES.get(kind, "out-of-range" if kind.startswith(_RANGE) else "wrong-type")
     shown = json.dumps(entry["input"], default=str)
     if len(shown) > 80:
@@ -646,7 +714,15 @@ def _nearest_key(location: Sequence[str]) -> str:
     fields: Mapping[str, Any] = ExperimentSpec.model_fields
     for part in location[:-1]:
         annotation = fields[part].annotation if part in fields else None
-        if isinstance(annotation, type) and issubclass(annotation, Section):
+        if annotation is Search:
+            if owners := searches.names(lambda search: location[-1] in search.section.model_fields):
+                return f"it belongs to search.name: {owners}"
+            fields = {
+                name: field
+                for search in SEARCHES.values()
+                for name, field in search.section.model_fields.items()
+            }
+        elif isinstance(annotation, type) and issubclass(annotation, Section):
             fields = annotation.model_fields
     return nearest(location[-1], fields)
 

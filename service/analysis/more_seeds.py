@@ -6,6 +6,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from service.search import SEARCHES, Search
+from service.search.protocol import Samples
+
 
 def next_seeds(used: Iterable[int], count: int) -> list[int]:
     """The smallest seeds that were not used yet."""
@@ -21,12 +24,13 @@ def further_spec(
     Args:
         spec: canonical document of the experiment.
         seeds: to run.
-        points: axis values that are asked about; a grid keeps only those. None = the whole grid.
+        points: axis values that are asked about. A search whose runs the axes alone decide keeps only
+            those; none = all that it has.
     """
     document = {**spec, "seeds": list(seeds)}
     search = dict(spec.get("search") or {})
     axes = dict(search.get("axes") or {})
-    if points and search.get("name", "grid") == "grid":
+    if points and SEARCHES[search.get("name", Search().name)].samples is Samples.unused:
         for axis in axes:
             wanted = [point[axis] for point in points if axis in point]
             if wanted:

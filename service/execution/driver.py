@@ -36,7 +36,7 @@ from service.execution.tuning import run_sweep
 from service.failures import FailureCounts, decide_retry
 from service.models import experiment_folder
 from service.settings import Settings
-from service.spec import ExperimentSpec
+from service.spec import read_stored
 from service.states import ExperimentState
 from service.store import Conflict, Requests, StaleAttempt, Store
 from trainers.errors import FailureClass
@@ -157,7 +157,7 @@ class Driver:
             },
         )
         _, canonical = self._store.experiment_spec(self._id)
-        spec = ExperimentSpec.model_validate_json(canonical)
+        spec = read_stored(canonical)
         actor = ExperimentActorClient.start(self._settings_path, self._id, self._attempt)
         # Takes about as long as the actor does to start.
         importlib.import_module("ray.tune")
@@ -254,7 +254,7 @@ def end_failed_attempt(store: Store, experiment_id: int, attempt: int, error: Ex
     """An error that the driver did not foresee: queue the experiment again, or fail it."""
     message = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     failure = (FailureClass.bug, message)
-    spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment_id)[1])
+    spec = read_stored(store.experiment_spec(experiment_id)[1])
     decision = decide_retry(
         FailureClass.bug,
         FailureCounts(own=1 + lost_attempts(store, experiment_id), infrastructure=0),

@@ -1,7 +1,7 @@
-"""Which running runs end early: at a rung of the search, or because they diverge.
+"""Which running runs end early: by the search's judge, or because they diverge.
 
-Looks at what is stored and decides by `service.search`; knows no Ray. A driver that starts anew
-finds the rungs as they were, because every run's series is in the database.
+Looks at what is stored and decides by `service.search`; knows no Ray. A restarted driver restores the
+judge, because every run's series is in the database.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Sequence
 
 from service.records import Run
-from service.search.halving import Halving
 from service.search.pruning import diverges
 from service.spec import ExperimentSpec
 from service.states import RUN_STATES_WITH_RESULT
@@ -37,19 +36,16 @@ class EarlyStops:
         self, store: Store, experiment_id: int, spec: ExperimentSpec, note: Callable[[str], None]
     ) -> None:
         self._store, self._id, self._spec, self._note = store, experiment_id, spec, note
-        search = spec.search
         better = spec.metric_better
         assert better is not None  # the spec's validation has seen to it
-        self._halving = (
-            Halving(search.first_rung, search.reduction, better) if search.name == "asha" else None
-        )
-        self._restored = self._halving is None
+        self._judge = spec.search.judge(better)
+        self._restored = self._judge is None
         self._stopped: set[int] = set()
 
     @property
     def wanted(self) -> bool:
         """Whether the spec asks for any of it."""
-        return self._halving is not None or self._spec.search.stop_diverging is not None
+        return self._judge is not None or self._spec.search.stop_diverging is not None
 
     def look(self, live: Sequence[int]) -> frozenset[int]:
         """Runs that are to end early, those of earlier looks that still live included.
@@ -73,21 +69,21 @@ class EarlyStops:
             losses = [value for _, value in self._series(run_id, LOSS)]
             if diverges(losses, factor):
                 return f"its loss is more than {factor:g} times its lowest"
-        if self._halving is not None and run.total_steps:
+        if self._judge is not None and run.total_steps:
             metric = self._spec.search.metric
-            verdict = self._halving.judge(run_id, self._series(run_id, metric), run.total_steps)
+            verdict = self._judge.judge(run_id, self._series(run_id, metric), run.total_steps)
             if verdict is not None and verdict.stops:
-                return f"{verdict} by {metric} ({verdict.value:.4g})"
+                return f"{verdict.reason} by {metric} ({verdict.value:.4g})"
         return None
 
     def _restore(self, live: Sequence[int]) -> None:
-        """Put runs that have ended before onto their rungs; once."""
+        """Gives the judge the runs that ended before; once."""
         if self._restored:
             return
-        assert self._halving is not None
+        assert self._judge is not None
         ended = [run for run in self._ended() if run.id not in live and run.total_steps is not None]
         metric = self._spec.search.metric
-        self._halving.restore(
+        self._judge.restore(
             {run.id: self._series(run.id, metric) for run in ended},
             {run.id: run.total_steps or 0 for run in ended},
         )

@@ -92,12 +92,14 @@ def run_config(
 ) -> RunConfig:
     """What `trainers.entrypoint.train` gets for one run.
 
+    Not validated again: its sections were with the spec, and what is set here keeps them valid.
+
     Args:
         spec: the run's resolved spec, without axes.
         experiment_id, run_id, first_attempt: decide where its checkpoints are: the same for all attempts of
             one measurement.
         seed: the run's seed.
-        workers: of this attempt; one of the spec's `worker_numbers`.
+        workers: of this attempt; one of the spec's `worker_numbers`, by which the batch divides.
         cpus_held: CPUs that each worker reserves and is charged for; None = as many as it uses.
         settings: folders.
         catalogue: prices and power.
@@ -105,7 +107,7 @@ def run_config(
             besides the configured folders.
 
     Raises:
-        ValueError: for hardware that is not in the catalogue, or that no trainer supports.
+        ValueError: for hardware that is not in the catalogue.
     """
     sections = {name: getattr(spec, name) for name in TrainingSections.model_fields}
     sections["parallel"] = spec.parallel.model_copy(update={"workers": workers, "min_workers": None})
@@ -117,7 +119,7 @@ def run_config(
             if text is not None and text in models
         }
     )
-    return RunConfig(
+    return RunConfig.model_construct(
         **sections,
         seed=seed,
         rates=lookup(spec.hardware, catalogue).pricing(

@@ -1,4 +1,4 @@
-"""Gives the runs of `search.name: tpe` their configurations, one suggestion after the other.
+"""Gives the runs of a search that suggests their configurations, one suggestion after the other.
 
 The runs are stored when the experiment is, with no axis values yet: those of one suggestion differ by
 seed. When one is about to start, the values are suggested from what is stored of the earlier ones.
@@ -15,7 +15,7 @@ from service.formats import point_text
 from service.grid import Point
 from service.hardware import Hardware
 from service.records import Run
-from service.search.suggesting import Outcome, Tried, suggest
+from service.search.protocol import Outcome, Suggestion
 from service.spec import ExperimentSpec
 from service.states import TERMINAL_RUN_STATES, RunState
 from service.store import Store
@@ -52,7 +52,7 @@ class Suggestions:
 
     def pending(self, run: Run) -> bool:
         """Whether the run has no axis values yet."""
-        return self._spec.search.name == "tpe" and not run.point
+        return self._spec.search.info.suggests and not run.point
 
     def give(self, run: Run, runs: Sequence[Run]) -> str | None:
         """Suggest the axis values of a run and of those that differ from it by seed; stored at once.
@@ -67,7 +67,7 @@ class Suggestions:
         Raises:
             StaleAttempt: the experiment's attempt is over.
         """
-        search, seeds = self._spec.search, len(self._spec.seeds)
+        seeds = len(self._spec.seeds)
         number = run.index // seeds
         better = self._spec.metric_better
         assert better is not None  # the spec's validation has seen to it
@@ -75,8 +75,8 @@ class Suggestions:
         for one in runs:
             if one.point:
                 groups.setdefault(one.index // seeds, []).append(one)
-        tried = [self._tried(group) for _, group in sorted(groups.items())]
-        point = suggest(search.ranges(), search.when, tried, better=better, seed=search.seed)
+        earlier = [self._outcome(group) for _, group in sorted(groups.items())]
+        point = self._spec.search.suggest(earlier, better)
         spec, reason = self._resolved(point)
         self._store.set_point(
             self._id,
@@ -94,22 +94,24 @@ class Suggestions:
         except SpecError as error:
             return self._spec.at({}, self._catalogue, infeasible=True), str(error)
 
-    def _tried(self, group: Sequence[Run]) -> Tried:
+    def _outcome(self, group: Sequence[Run]) -> Suggestion:
         """What became of a suggestion, over its seeds."""
         point = group[0].point
         if any(run.state not in TERMINAL_RUN_STATES for run in group):
-            return Tried(point, Outcome.running)
+            return Suggestion(point, Outcome.running)
         if any(run.failure_class in _BAD or run.state is RunState.stopped for run in group):
-            return Tried(point, Outcome.bad)
+            return Suggestion(point, Outcome.bad)
         values = [
             value
             for run in group
             if run.state is RunState.succeeded and (value := self._value(run)) is not None
         ]
         if not values:
-            return Tried(point, Outcome.unknown)
+            return Suggestion(point, Outcome.unknown)
         mean = math.fsum(values) / len(values)
-        return Tried(point, Outcome.valued, mean) if math.isfinite(mean) else Tried(point, Outcome.bad)
+        if not math.isfinite(mean):
+            return Suggestion(point, Outcome.bad)
+        return Suggestion(point, Outcome.valued, mean)
 
     def _value(self, run: Run) -> float | None:
         """The metric at the run's end; read once."""

@@ -9,7 +9,7 @@ from service.events import EventKind
 from service.hardware import Hardware
 from service.records import Run
 from service.settings import Settings
-from service.spec import ExperimentSpec
+from service.spec import ExperimentSpec, read_stored
 from service.store import Store
 
 
@@ -41,4 +41,4 @@ class SweepContext:
 
     def spec_of(self, run: Run) -> ExperimentSpec:
         """Returns a run's resolved spec, without axes."""
-        return ExperimentSpec.model_validate_json(self.store.run_config(run.id))
+        return read_stored(self.store.run_config(run.id))

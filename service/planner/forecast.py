@@ -186,10 +186,11 @@ def forecast(
         if shortest is None or found.cost_usd.low < shortest.cost_usd.low:
             shortest = found
     said = [f"{count:,} run{'s' * (count != 1)} from {words}" for words, count in basis.most_common()]
-    if (share := _least_share(spec)) < 1.0:
+    if spec.search.info.ends_runs_early:
+        share = spec.search.least_share
         total = {name: Span(span.low * share, span.middle, span.high) for name, span in total.items()}
         said.append(
-            "the search stops runs early: the low end assumes all stop at their first rung, the middle "
+            f"the search stops runs early: the low end assumes that all stop at {share:.0%}, the middle "
             "that none do"
         )
     return Forecast(
@@ -384,11 +385,6 @@ LIMITS = (
 """Of a budget: its field, the forecast's, and the unit."""
 
 
-def _least_share(spec: ExperimentSpec) -> float:
-    """Share of its length that a run trains at least."""
-    return spec.search.first_rung if spec.search.name == "asha" else 1.0
-
-
 def _warnings(spec: ExperimentSpec, total: Mapping[str, Span], runs: float) -> list[str]:
     said = []
     happens = "pauses" if spec.budget.when_reached == "hold" else "ends"
@@ -423,7 +419,7 @@ def too_small(spec: ExperimentSpec, found: Forecast) -> list[tuple[str, str]]:
     problems = []
     for field, name, unit in LIMITS:
         limit, span = getattr(spec.budget, field), getattr(one, name)
-        least = span.low * _least_share(spec)
+        least = span.low * spec.search.least_share
         if limit is not None and least > limit:
             problems.append(
                 (

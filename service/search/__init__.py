@@ -1,1 +1,19 @@
-"""What a search decides while runs train: who stops early, who need not start. Pure."""
+"""Search algorithms: which runs there are, which end early, and what is suggested next. Pure.
+
+`section` has what all algorithms share, `protocol` what they are given and answer. An algorithm is one
+entry of `SEARCHES` and, where it decides anything differently, one subclass of `Search`. Nothing outside
+its module asks for it by name.
+"""
+
+from __future__ import annotations
+
+from service.search.asha import ASHA
+from service.search.product import GRID, RANDOM
+from service.search.registry import SEARCHES, SearchInfo
+from service.search.section import AnySearch, Search
+from service.search.tpe import TPE
+from trainers.registry import by_name
+
+__all__ = ["SEARCHES", "AnySearch", "Search", "SearchInfo"]
+
+SEARCHES |= by_name(GRID, RANDOM, ASHA, TPE)

@@ -1,8 +1,8 @@
-"""Asynchronous successive halving: of the runs that reach a rung, only the best go on.
+"""Asynchronous successive halving: of the runs that reach a rung, only the best continue.
 
 ASHA (Li et al., MLSys 2020), the stopping variant that Ray Tune's scheduler has too. A run is judged
 once at each rung, against those that reached it before, and never waits for others. The rungs are a
-function of what is stored, so a driver that starts anew comes to the same decisions.
+function of what is stored, so a restarted driver comes to the same decisions.
 """
 
 from __future__ import annotations
@@ -11,29 +11,24 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pydantic import Field
+
+from service.search.protocol import Verdict
+from trainers.config import Section
 from trainers.figures import Better
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What became of a run at a rung.
+class Rungs(Section):
+    """Where asha judges runs.
 
-    Attributes:
-        rung: share of the run's length at which it was judged.
-        value: that it had there.
-        place: how many were better, plus one.
-        reached: how many had reached the rung, this one included.
-        stops: whether it ends here.
+    Part of the section of every search, because every stored spec has these fields. Those of a newer search
+    belong in its own class.
     """
 
-    rung: float
-    value: float
-    place: int
-    reached: int
-    stops: bool
-
-    def __str__(self) -> str:
-        return f"at {self.rung:.0%} of its length it ranks {self.place} of {self.reached}"
+    first_rung: float = Field(default=1 / 9, gt=0.0, lt=1.0)
+    """asha only: share of a run's length at which it is judged first."""
+    reduction: int = Field(default=3, ge=2, le=16)
+    """asha only: one in this many runs continues from a rung; the next rung is this many times as far."""
 
 
 def rungs(first: float, reduction: int) -> tuple[float, ...]:
@@ -52,7 +47,7 @@ class Halving:
 
     Attributes:
         first: share of a run's length at which it is judged first, in (0, 1).
-        reduction: one of so many goes on from a rung.
+        reduction: one of so many continues from a rung.
         better: which direction of the metric wins.
         values: by rung, then by run, the value that it was judged by.
     """
@@ -63,12 +58,7 @@ class Halving:
     values: dict[float, dict[int, float]] = field(default_factory=dict)
 
     def judge(self, run: int, series: Sequence[tuple[int, float]], total_steps: int) -> Verdict | None:
-        """Judge a run at the rungs that it has reached and was not yet judged at.
-
-        Args:
-            run: its id.
-            series: (step, value) of the metric, ascending by step.
-            total_steps: of the run.
+        """Judges a run at the rungs that it has reached and was not yet judged at.
 
         Returns:
             The verdict at the first rung where it stops, else at the last one judged now; None when
@@ -86,14 +76,9 @@ class Halving:
                 break
         return verdict
 
-    def restore(self, judged: Mapping[int, Sequence[tuple[int, float]]], steps: Mapping[int, int]) -> None:
-        """Take in runs that were judged before, by whoever drove the search then.
-
-        Args:
-            judged: series by run, as for `judge`.
-            steps: total steps by run.
-        """
-        for run, series in judged.items():
+    def restore(self, ended: Mapping[int, Sequence[tuple[int, float]]], steps: Mapping[int, int]) -> None:
+        """Puts runs that ended before onto the rungs that they reached."""
+        for run, series in ended.items():
             for rung in rungs(self.first, self.reduction):
                 value = next((v for step, v in series if step >= rung * steps[run] - 1e-9), None)
                 if value is not None:
@@ -111,6 +96,6 @@ class Halving:
             if key != run
         )
         goes_on = max(1, math.ceil(len(others) / self.reduction))
-        # With fewer than `reduction` at the rung there is nobody to be compared with fairly.
+        # With fewer than `reduction` at the rung the comparison would not be fair.
         stops = not math.isfinite(value) or (len(others) >= self.reduction and place > goes_on)
-        return Verdict(rung, value, place, len(others), stops)
+        return Verdict(value, stops, f"at {rung:.0%} of its length it ranks {place} of {len(others)}")

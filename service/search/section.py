@@ -1,51 +1,44 @@
-"""The section `search` of a spec: axes, conditions and the search over them. Pure."""
+"""The section `search` of a spec, and what every search algorithm has in common. Pure.
+
+`Search` walks the product of the axes, or samples it, and ends no run early. An algorithm that does anything
+else is a subclass: the spec's section, with fields of its own, that decides by them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    GetJsonSchemaHandler,
+    SerializeAsAny,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from service import grid
-from service.grid import MAX_RUNS, AxisValue, Point
-from trainers.config import Section
-from trainers.figures import SCORES
+from service.grid import MAX_RUNS, AxisValue, Point, Range
+from service.search.halving import Rungs
+from service.search.protocol import Judge, Samples, Suggestion
+from service.search.registry import SEARCHES, SearchInfo, names
+from trainers.figures import SCORES, Better
+from trainers.registry import NameIn, described
 
 _TEST = "test_"
 """How the names of all figures of the test part begin."""
 
 
-class Range(Section):
-    """A continuous axis."""
-
-    low: float
-    """Lower end, in the field's unit."""
-    high: float
-    """Upper end, in the field's unit."""
-    log: bool = False
-    """Draw evenly in the logarithm."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Range:
-        if not self.low < self.high:
-            raise ValueError(f"low {self.low:g} is not below high {self.high:g}; swap them")
-        if self.log and self.low <= 0:
-            raise ValueError(f"log needs low above 0, not {self.low:g}; raise low or remove log")
-        return self
-
-    def span(self) -> grid.Span:
-        """As the grid takes it."""
-        return grid.Span(self.low, self.high, self.log)
-
-
-class Search(Section):
+class Search(Rungs):
     """Which runs there are, which of them end early, and in which order they are measured."""
 
-    name: Literal["grid", "random", "asha", "tpe"] = "grid"
-    """grid = every combination; random = `samples` of them; asha = either, the worse ones ended at rungs;
-    tpe = `samples` of them, each suggested by how those before it ended."""
+    name: Annotated[str, NameIn(SEARCHES), described(SEARCHES)] = "grid"
+    """Search over the axes' combinations."""
     axes: dict[str, list[AxisValue] | Range] = Field(default_factory=dict)
     """Values by dotted field name, such as `batch.global_size: [16, 32]`, the first varying slowest; or
     `{low: 1.0e-5, high: 1.0e-3, log: true}` where `samples` are drawn."""
@@ -54,15 +47,11 @@ class Search(Section):
     otherwise: dict[str, AxisValue] = Field(default_factory=dict)
     """Of conditional axes, the field's value where the axis is left out; unset = what the spec has for it."""
     samples: int | None = Field(default=None, ge=1, le=MAX_RUNS)
-    """random, tpe, and asha unless it walks the whole grid: how many combinations."""
+    """How many combinations are drawn or suggested; unset = every one, where the search walks a grid."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the draw, and of the order in which runs are measured."""
     metric: str = Field(default="validation_loss", max_length=100)
-    """asha and tpe: the metric that runs are judged by; never one of the test part."""
-    first_rung: float = Field(default=1 / 9, gt=0.0, lt=1.0)
-    """asha only: share of a run's length at which it is judged first."""
-    reduction: int = Field(default=3, ge=2, le=16)
-    """asha only: one of so many runs goes on from a rung; the next rung is so many times as far."""
+    """The metric that a search judges runs by; never one of the test part."""
     reference_every: int | None = Field(default=None, ge=1, le=MAX_RUNS)
     """Repeat the grid's first cell with its first seed before every so many runs and at the end, in no
     comparison: its times tell whether the machine drifted. Unset = never."""
@@ -117,16 +106,15 @@ class Search(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Search:
-        if self.name == "grid" and self.samples is not None:
-            raise ValueError("samples needs search.name: random, asha or tpe; remove it or change name")
-        if self.name in ("random", "tpe") and self.samples is None:
+        if self.info.samples is Samples.unused and self.samples is not None:
+            takers = names(lambda search: search.samples is not Samples.unused)
+            raise ValueError(f"samples needs search.name: {takers}; remove it or change name")
+        if self.info.samples is Samples.required and self.samples is None:
             raise ValueError(f"search.name: {self.name} needs search.samples; set the number of combinations")
-        if self.name == "tpe" and not self.axes:
-            raise ValueError("search.name: tpe has nothing to search; add values or ranges to search.axes")
-        spans = [name for name, values in self.axes.items() if isinstance(values, Range)]
-        if spans and self.samples is None:
+        ranges = [name for name, values in self.axes.items() if isinstance(values, Range)]
+        if ranges and self.samples is None:
             raise ValueError(
-                f"axis '{spans[0]}' is a range, which a grid cannot expand; list values, "
+                f"axis '{ranges[0]}' is a range, which a grid cannot expand; list values, "
                 "or use search.name: random with samples"
             )
         return self
@@ -169,32 +157,71 @@ class Search(Section):
                     raise ValueError(
                         f"when of '{name}': '{other}' is never {shown}; use values from {json.dumps(known)}"
                     )
-        self._ordered()
+        grid.ordered(self.axes, self.when)
         return self
 
-    def _ordered(self) -> dict[str, list[AxisValue] | Range]:
+    @property
+    def info(self) -> SearchInfo:
+        """The registry's entry."""
+        return SEARCHES[self.name]
+
+    def ordered_axes(self) -> dict[str, list[AxisValue] | Range]:
+        """The axes as listed, but each after those that its condition names."""
         return {name: self.axes[name] for name in grid.ordered(self.axes, self.when)}
 
-    def points(self) -> Iterator[Point]:
-        """The grid points, in product order or in the order drawn; empty ones where they come later."""
-        if self.name == "tpe":
-            yield from ({} for _ in range(self.run_count(1)))
-            return
-        if self.samples is not None:
-            yield from grid.sampled_points(self.ranges(), self.samples, self.seed, self.when)
-            return
-        listed = {name: values for name, values in self._ordered().items() if not isinstance(values, Range)}
-        yield from grid.grid_points(listed, self.when)
+    @property
+    def least_share(self) -> float:
+        """Share of its length that every run trains at least."""
+        return 1.0
 
     def run_count(self, seeds: int) -> int:
         """Number of runs; computed from lengths, without expanding."""
-        return grid.cardinality(self.ranges(), seeds, self.samples, self.when)
+        return grid.cardinality(self.ordered_axes(), seeds, self.samples, self.when)
+
+    def points(self) -> Iterator[Point]:
+        """The grid points, in product order or in the order drawn; empty ones where they are suggested."""
+        if self.info.suggests:
+            return ({} for _ in range(self.run_count(1)))
+        return self._product()
+
+    def expected_points(self) -> Iterator[Point]:
+        """Points that a forecast rests on: those of `points`, an even draw in place of suggestions."""
+        return self._product() if self.info.suggests else self.points()
+
+    def suggest(self, earlier: Sequence[Suggestion], better: Better) -> Point:
+        """The next configuration, one that was not suggested before; where it `suggests`.
+
+        It follows from the section and the arguments alone, so that another driver can take over.
+
+        Args:
+            earlier: the suggestions before it, in their order.
+            better: which direction of `metric` wins.
+
+        Raises:
+            ValueError: all configurations have been suggested.
+        """
+        raise NotImplementedError(f"search.name: {self.name} suggests nothing")
+
+    def judge(self, better: Better) -> Judge | None:
+        """A new judge of running runs; None = none is ended early by the search.
+
+        Args:
+            better: which direction of `metric` wins.
+        """
+        return None
+
+    def _product(self) -> Iterator[Point]:
+        axes = self.ordered_axes()
+        if self.samples is not None:
+            return grid.sampled_points(axes, self.samples, self.seed, self.when)
+        listed = {name: values for name, values in axes.items() if not isinstance(values, Range)}
+        return grid.grid_points(listed, self.when)
 
     def probes(self) -> Iterator[Point]:
         """Points that have each listed value, and both ends of each range, at least once."""
         ends = {
             name: [values.low, values.high] if isinstance(values, Range) else values
-            for name, values in self._ordered().items()
+            for name, values in self.ordered_axes().items()
         }
         for name, values in ends.items():
             for value in values:
@@ -210,12 +237,34 @@ class Search(Section):
                         point[other] = chosen[other]
                 yield point
 
-    def ranges(self) -> grid.Axes:
-        """The axes as the grid takes them."""
-        return {
-            name: values.span() if isinstance(values, Range) else values
-            for name, values in self._ordered().items()
-        }
+
+def _by_name(document: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Validates the section as the class that its name selects."""
+    if isinstance(document, Search):
+        return document
+    name = document.get("name") if isinstance(document, Mapping) else None
+    if isinstance(name, str) and name in SEARCHES:
+        return SEARCHES[name].section.model_validate_json(json.dumps(document), strict=True)
+    return handler(document)  # As a grid, or to name what is wrong.
+
+
+class _Published:
+    """Publishes the own fields of all registered searches in one flat section."""
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Adds them to those that all searches share."""
+        reference = handler(core_schema)
+        fields = handler.resolve_ref_schema(reference)["properties"]
+        for search in SEARCHES.values():
+            own = handler.resolve_ref_schema(handler(search.section.__pydantic_core_schema__))["properties"]
+            fields.update({name: field for name, field in own.items() if name not in fields})
+        return reference
+
+
+AnySearch = Annotated[SerializeAsAny[Search], WrapValidator(_by_name), _Published()]
+"""The type of the spec's field: a section of any registered search."""
 
 
 def _shown(value: object) -> str:

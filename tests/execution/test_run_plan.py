@@ -11,6 +11,7 @@ from service.execution.run_plan import run_config, shapes_of
 from service.hardware import CATALOGUE
 from service.settings import Settings
 from service.spec import validate
+from trainers.config import RunConfig
 
 
 def spec(**fields: Any) -> Any:
@@ -44,6 +45,8 @@ def test_an_elastic_run_has_a_shape_for_each_number_that_divides_its_batch(tmp_p
     )
     assert (config.parallel.workers, config.parallel.min_workers) == (2, None)
     assert (config.micro_size, config.accumulation) == (8, 1)
+    # It is built without validation, and passes it.
+    assert RunConfig.model_validate(config.model_dump()) == config
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(None, 3), (7, 7)])

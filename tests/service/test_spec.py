@@ -517,7 +517,7 @@ def test_layers_of_a_preset_are_refused_at_submission() -> None:
         ({"search": {"name": "tpe", "samples": 3}}, "has nothing to search"),
         ({"search": {"name": "tpe", "axes": {"precision": ["fp32"]}}}, "needs search.samples"),
         ({"reuse": True}, "chooses its runs after submission"),
-        ({"search": {"name": "tpe", "samples": 3, "axes": {"model.student": ["run:3"]}}}, "draws later"),
+        ({"search": {"name": "tpe", "samples": 3, "axes": {"model.student": ["run:3"]}}}, "suggests later"),
     ],
 )
 def test_what_tpe_cannot_do_is_refused(fields: dict[str, Any], said: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service import grid
-from service.grid import MAX_RUNS, Span
+from service.grid import MAX_RUNS, Range
 from service.spec import ExperimentSpec, SpecError, parse, validate
 
 TEACHERS = {
@@ -57,13 +57,13 @@ def test_a_grid_of_a_million_points_is_counted_without_walking_it():
 
 
 @given(st.floats(0.0, 1.0))
-def test_a_span_stays_between_its_ends(share):
-    assert 1e-5 <= Span(1e-5, 1e-3, log=True).at(share) <= 1e-3
-    assert -2.0 <= Span(-2.0, 3.0, log=False).at(share) <= 3.0
+def test_a_range_stays_between_its_ends(share):
+    assert 1e-5 <= Range(low=1e-5, high=1e-3, log=True).at(share) <= 1e-3
+    assert -2.0 <= Range(low=-2.0, high=3.0).at(share) <= 3.0
 
 
-def test_the_middle_of_a_logarithmic_span_is_its_geometric_mean():
-    assert Span(1e-5, 1e-3, log=True).at(0.5) == pytest.approx(1e-4)
+def test_the_middle_of_a_logarithmic_range_is_its_geometric_mean():
+    assert Range(low=1e-5, high=1e-3, log=True).at(0.5) == pytest.approx(1e-4)
 
 
 def test_a_range_is_drawn_anew_for_each_sample_and_the_same_each_time():

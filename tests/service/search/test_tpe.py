@@ -8,31 +8,32 @@ from collections.abc import Callable
 
 import pytest
 
-from service.grid import Axes, Conditions, Point, Span
-from service.search.suggesting import RANDOM_FIRST, Outcome, Tried, suggest
+from service.grid import Axes, Conditions, Point, Range
+from service.search.protocol import Outcome, Suggestion
+from service.search.tpe import RANDOM_FIRST, suggest
 
-LR = {"lr": Span(1e-5, 1e-1, log=True)}
+LR = {"lr": Range(low=1e-5, high=1e-1, log=True)}
 
 
 def search(
     axes: Axes,
-    judge: Callable[[Point], Tried],
+    judge: Callable[[Point], Suggestion],
     count: int,
     *,
     conditions: Conditions | None = None,
     seed: int = 0,
-) -> list[Tried]:
+) -> list[Suggestion]:
     """So many suggestions, each judged before the next."""
-    tried: list[Tried] = []
+    tried: list[Suggestion] = []
     for _ in range(count):
         tried.append(judge(suggest(axes, conditions or {}, tried, better="lower", seed=seed)))
     return tried
 
 
-def by_distance(point: Point) -> Tried:
+def by_distance(point: Point) -> Suggestion:
     """Best at a learning rate of 1e-3."""
     assert isinstance(point["lr"], float)
-    return Tried(point, Outcome.valued, abs(math.log10(point["lr"]) + 3))
+    return Suggestion(point, Outcome.valued, abs(math.log10(point["lr"]) + 3))
 
 
 def test_it_is_drawn_to_where_the_metric_is_good() -> None:
@@ -46,10 +47,10 @@ def test_it_is_drawn_to_where_the_metric_is_good() -> None:
 
 
 def test_higher_is_better_where_it_is() -> None:
-    tried: list[Tried] = []
+    tried: list[Suggestion] = []
     for _ in range(30):
         point = suggest(LR, {}, tried, better="higher", seed=0)
-        tried.append(Tried(point, Outcome.valued, -(by_distance(point).value or 0.0)))
+        tried.append(Suggestion(point, Outcome.valued, -(by_distance(point).value or 0.0)))
     assert sorted(one.value or 0.0 for one in tried[-10:])[5] > -0.7
 
 
@@ -63,19 +64,19 @@ def test_what_is_stored_and_the_seed_decide_alone() -> None:
 def test_suggestions_at_the_same_time_spread_out() -> None:
     tried = search(LR, by_distance, 20)
     for _ in range(4):
-        tried.append(Tried(suggest(LR, {}, tried, better="lower", seed=0), Outcome.running))
+        tried.append(Suggestion(suggest(LR, {}, tried, better="lower", seed=0), Outcome.running))
     assert len({one.point["lr"] for one in tried[-4:]}) == 4
 
 
 def test_a_list_is_walked_to_its_end_and_nothing_comes_twice() -> None:
     axes = {"precision": ["fp32", "bf16"], "flag": [1, True, None]}
 
-    def judge(point: Point) -> Tried:
-        return Tried(point, Outcome.valued, 1.0)
+    def judge(point: Point) -> Suggestion:
+        return Suggestion(point, Outcome.valued, 1.0)
 
     tried = search(axes, judge, 6)
     assert len({repr(one.point) for one in tried}) == 6
-    with pytest.raises(ValueError, match="all configurations have been tried"):
+    with pytest.raises(ValueError, match="all configurations have been suggested"):
         suggest(axes, {}, tried, better="lower", seed=0)
 
 
@@ -83,8 +84,8 @@ def test_an_axis_varies_only_under_its_condition() -> None:
     axes = {"teacher": [None, "run:3"], **LR}
     conditions = {"lr": {"teacher": ["run:3"]}}
 
-    def judge(point: Point) -> Tried:
-        return Tried(point, Outcome.valued, 1.0)
+    def judge(point: Point) -> Suggestion:
+        return Suggestion(point, Outcome.valued, 1.0)
 
     points = [one.point for one in search(axes, judge, 12, conditions=conditions)]
     assert {point["teacher"] for point in points} == {None, "run:3"}
@@ -92,12 +93,12 @@ def test_an_axis_varies_only_under_its_condition() -> None:
 
 
 def test_where_it_fails_is_left_and_what_says_nothing_is_ignored() -> None:
-    good = [Tried({"lr": 1e-4 * (1 + n / 10)}, Outcome.valued, 1.0 + n / 10) for n in range(12)]
+    good = [Suggestion({"lr": 1e-4 * (1 + n / 10)}, Outcome.valued, 1.0 + n / 10) for n in range(12)]
 
     def suggested(elsewhere: Outcome) -> int:
         """How many of ten suggestions lie where all others ended like that."""
         value = 0.1 if elsewhere is Outcome.valued else None
-        others = [Tried({"lr": 1e-2 * (1 + n / 10)}, elsewhere, value) for n in range(12)]
+        others = [Suggestion({"lr": 1e-2 * (1 + n / 10)}, elsewhere, value) for n in range(12)]
         points = [suggest(LR, {}, good + others, better="lower", seed=seed) for seed in range(10)]
         return sum(float(str(point["lr"])) > 3e-3 for point in points)
 

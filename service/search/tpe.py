@@ -1,9 +1,9 @@
-"""The next configuration of `search.name: tpe`: Optuna's tree-structured Parzen estimator.
+"""`search.name: tpe`: configurations suggested by Optuna's tree-structured Parzen estimator.
 
 TPE (Bergstra et al., NeurIPS 2011) models where good and where other configurations lie and suggests
 what is likelier among the good. Each suggestion is a function of the seed, its number and what came of
-the suggestions before it. So the search has no state of its own: a driver that starts anew goes on from
-what is stored.
+the suggestions before it. So the search has no state of its own: a restarted driver continues from what
+is stored.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import hashlib
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from pydantic import model_validator
+
 from service import grid
-from service.grid import Axes, AxisValue, Conditions, Point, Span
+from service.grid import Axes, AxisValue, Conditions, Point, Range
+from service.search.protocol import Outcome, Samples, Suggestion
+from service.search.registry import SearchInfo
+from service.search.section import Search
 from trainers.figures import Better
 
 if TYPE_CHECKING:
@@ -28,63 +31,60 @@ RANDOM_FIRST = 10
 _TRIES = 20
 
 
-class Outcome(Enum):
-    """What became of a suggestion."""
+class Tpe(Search):
+    """Configurations suggested one after the other, by how those before ended."""
 
-    valued = "valued"
-    """It has a value."""
-    running = "running"
-    """It is not known yet; it counts as a poor one, so that runs at the same time spread out."""
-    bad = "bad"
-    """It cannot be trained, did not fit into memory, diverged: worse than every value."""
-    unknown = "unknown"
-    """It was cancelled, or a machine failed: that says nothing of it."""
+    @model_validator(mode="after")
+    def _has_axes(self) -> Tpe:
+        if not self.axes:
+            raise ValueError(
+                f"search.name: {self.name} has nothing to search; add values or ranges to search.axes"
+            )
+        return self
+
+    def suggest(self, earlier: Sequence[Suggestion], better: Better) -> Point:
+        """The estimator's choice; the rest of the grid where it only repeats itself."""
+        return suggest(self.ordered_axes(), self.when, earlier, better=better, seed=self.seed)
 
 
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """An earlier suggestion.
-
-    Attributes:
-        point: axis values.
-        outcome: what became of it.
-        value: of the metric, where it has one; the mean over its seeds.
-    """
-
-    point: Point
-    outcome: Outcome
-    value: float | None = None
+TPE = SearchInfo(
+    name="tpe",
+    summary="`samples` of them, each suggested by how those before it ended",
+    section=Tpe,
+    samples=Samples.required,
+    suggests=True,
+)
 
 
 def suggest(
-    axes: Axes, conditions: Conditions, tried: Sequence[Tried], *, better: Better, seed: int
+    axes: Axes, conditions: Conditions, earlier: Sequence[Suggestion], *, better: Better, seed: int
 ) -> Point:
-    """The next configuration, one that was not tried before.
+    """The next configuration, one that was not suggested before.
 
     Args:
         axes: listed values and ranges, by name.
         conditions: of axes that vary only where others have certain values.
-        tried: the earlier suggestions, in their order.
+        earlier: the suggestions before it, in their order.
         better: which direction of the metric wins.
         seed: of the search.
 
     Raises:
-        ValueError: all configurations have been tried.
+        ValueError: all configurations have been suggested.
     """
-    known = {_text(earlier.point) for earlier in tried}
+    known = {_text(one.point) for one in earlier}
     for number in range(_TRIES):
-        point = _ask(axes, conditions, tried, better, _seed_of(seed, len(tried), number))
+        point = _ask(axes, conditions, earlier, better, _seed_of(seed, len(earlier), number))
         if _text(point) not in known:
             return point
-    # The estimator insists on what is known. Ranges give new values; of lists the rest is walked.
-    listed = {name: values for name, values in axes.items() if not isinstance(values, Span)}
+    # The estimator repeats itself. Ranges still give new values; of lists the rest is walked.
+    listed = {name: values for name, values in axes.items() if not isinstance(values, Range)}
     if len(listed) < len(axes):
         return point
     everything = itertools.islice(grid.grid_points(listed, conditions), grid.MAX_RUNS)
     left = [other for other in everything if _text(other) not in known]
     if not left:
-        raise ValueError("all configurations have been tried")
-    return left[_seed_of(seed, len(tried), _TRIES) % len(left)]
+        raise ValueError("all configurations have been suggested")
+    return left[_seed_of(seed, len(earlier), _TRIES) % len(left)]
 
 
 def _text(point: Point) -> str:
@@ -92,7 +92,9 @@ def _text(point: Point) -> str:
     return json.dumps(point, sort_keys=True)
 
 
-def _ask(axes: Axes, conditions: Conditions, tried: Sequence[Tried], better: Better, seed: int) -> Point:
+def _ask(
+    axes: Axes, conditions: Conditions, earlier: Sequence[Suggestion], better: Better, seed: int
+) -> Point:
     # Imported here: only a sweep of this kind pays for it.
     import optuna
     from optuna.trial import TrialState, create_trial
@@ -105,23 +107,24 @@ def _ask(axes: Axes, conditions: Conditions, tried: Sequence[Tried], better: Bet
         Outcome.unknown: TrialState.FAIL,
     }
     distributions = {name: _distribution(values) for name, values in axes.items()}
+    # With `constant_liar` those still running count as poor, so that runs at the same time spread out.
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=RANDOM_FIRST, constant_liar=True)
     study = optuna.create_study(direction="minimize" if better == "lower" else "maximize", sampler=sampler)
     study.add_trials(
         create_trial(
-            state=states[earlier.outcome],
-            value=earlier.value,
-            params={name: _parameter(axes[name], value) for name, value in earlier.point.items()},
-            distributions={name: distributions[name] for name in earlier.point},
+            state=states[one.outcome],
+            value=one.value,
+            params={name: _parameter(axes[name], value) for name, value in one.point.items()},
+            distributions={name: distributions[name] for name in one.point},
         )
-        for earlier in tried
+        for one in earlier
     )
     trial = study.ask()
     point: Point = {}
     for name, values in axes.items():
         if not grid.holds(name, conditions, point):
             continue
-        if isinstance(values, Span):
+        if isinstance(values, Range):
             point[name] = values.rounded(trial.suggest_float(name, values.low, values.high, log=values.log))
         else:
             # By position, because values of one axis may be of several types, and 1 equals true.
@@ -129,16 +132,16 @@ def _ask(axes: Axes, conditions: Conditions, tried: Sequence[Tried], better: Bet
     return point
 
 
-def _distribution(values: Sequence[AxisValue] | Span) -> BaseDistribution:
+def _distribution(values: Sequence[AxisValue] | Range) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-    if isinstance(values, Span):
+    if isinstance(values, Range):
         return FloatDistribution(values.low, values.high, log=values.log)
     return CategoricalDistribution(range(len(values)))
 
 
-def _parameter(values: Sequence[AxisValue] | Span, value: AxisValue) -> Any:
-    if isinstance(values, Span):
+def _parameter(values: Sequence[AxisValue] | Range, value: AxisValue) -> Any:
+    if isinstance(values, Range):
         return value
     return next(place for place, one in enumerate(values) if one == value and type(one) is type(value))
 

@@ -1,0 +1,10 @@
+"""`search.name: grid` and `random`: the product of the axes, whole or as a random sample of it."""
+
+from __future__ import annotations
+
+from service.search.protocol import Samples
+from service.search.registry import SearchInfo
+from service.search.section import Search
+
+GRID = SearchInfo(name="grid", summary="every combination", section=Search, samples=Samples.unused)
+RANDOM = SearchInfo(name="random", summary="`samples` of them", section=Search, samples=Samples.required)

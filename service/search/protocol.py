@@ -1,0 +1,88 @@
+"""What a search is given and what it answers, whichever algorithm it is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from service.grid import Point
+
+
+class Samples(Enum):
+    """Whether a search has a number of combinations to draw or suggest."""
+
+    unused = "unused"
+    """The axes alone decide which runs there are."""
+    optional = "optional"
+    """Unset = every combination."""
+    required = "required"
+    """The search ends after so many."""
+
+
+class Outcome(Enum):
+    """What became of a suggestion."""
+
+    valued = "valued"
+    """It has a value."""
+    running = "running"
+    """Not known yet."""
+    bad = "bad"
+    """It cannot be trained, did not fit into memory, diverged or was ended early: worse than every value."""
+    unknown = "unknown"
+    """It was cancelled, or a machine failed: no evidence either way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A configuration suggested earlier.
+
+    Attributes:
+        point: axis values.
+        outcome: what became of it.
+        value: of the metric, where it has one; the mean over its seeds.
+    """
+
+    point: Point
+    outcome: Outcome
+    value: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a running run ends early.
+
+    Attributes:
+        value: of the metric, by which the run was judged.
+        stops: whether it ends here.
+        reason: in words, for the experiment's events.
+    """
+
+    value: float
+    stops: bool
+    reason: str
+
+
+class Judge(Protocol):
+    """Ends runs early. Its decisions follow from stored series alone, so that a new driver can take over."""
+
+    def judge(self, run: int, series: Sequence[tuple[int, float]], total_steps: int) -> Verdict | None:
+        """Judges a run by what it has reported so far; called again as the run goes on.
+
+        Args:
+            run: its id.
+            series: (step, value) of the metric, ascending by step.
+            total_steps: of the run.
+
+        Returns:
+            The verdict; None when there is nothing new to judge.
+        """
+
+    def restore(self, ended: Mapping[int, Sequence[tuple[int, float]]], steps: Mapping[int, int]) -> None:
+        """Takes in runs that ended before this driver began; called once, before any run is judged.
+
+        Args:
+            ended: series by run, as for `judge`.
+            steps: total steps by run.
+        """

@@ -1,0 +1,72 @@
+"""A run's settings are validated twice on their way to the worker: at submission, and from what is stored."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+from service.admission import admit
+from service.cluster import ClusterNode, ClusterSnapshot
+from service.execution.assignment import Turn
+from service.execution.sweep import Sweep
+from service.hardware import CATALOGUE
+from service.queue import Queue
+from service.settings import Settings
+from service.spec import read_stored
+from service.store import Store
+from trainers.config import TrainingSections
+
+TWO_CELLS = b"""
+name: counted
+task: {name: imdb}
+search: {axes: {hardware: [cpu], precision: [fp32, bf16]}}
+seeds: [0, 1]
+"""
+RULE: CodeType = TrainingSections._half_parameters.__code__
+"""A rule over `precision`, which every validation of a run's settings checks once."""
+
+
+class Count:
+    """How many times settings were validated."""
+
+    times = 0
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Counts a call of the rule."""
+        self.times += event == "call" and frame.f_code is RULE
+
+
+@contextmanager
+def counted() -> Iterator[Count]:
+    """Counts validations in the block."""
+    count = Count()
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        yield count
+    finally:
+        sys.setprofile(before)
+
+
+def test_settings_are_validated_once_at_submission_and_once_from_what_is_stored(
+    store: Store, queue: Queue, settings: Settings
+) -> None:
+    with counted() as submission:
+        admitted = admit(TWO_CELLS, settings, CATALOGUE, None, now_s=0.0)
+    assert len(admitted.plans) == 4
+    assert submission.times == 1 + 2  # The spec, and each cell.
+
+    experiment, _ = store.submit(admitted.spec, admitted.plans, spec_text=admitted.text, owner="ada")
+    queue.claim("s", lease_s=60)
+    store.driver_started(experiment.id, 1, "node", 1)
+    cluster = ClusterSnapshot(0.0, True, None, (ClusterNode("a", "a", True, {"CPU": 4.0}, {}),))
+    read_stored.cache_clear()
+    with counted() as driver:
+        spec = read_stored(store.experiment_spec(experiment.id)[1])
+        sweep = Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=lambda: cluster)
+        turns = [sweep.next_turn() for _ in range(4)]
+    assert all(isinstance(turn, Turn) for turn in turns)
+    assert driver.times == 1 + 2
