@@ -129,7 +129,7 @@ class Database:
                 again = _sqlstate(error) in _RUN_AGAIN or (error.connection_invalidated and not committing)
                 if not again or not remaining:
                     raise
-                logger.info("transaction is run again: %s", _first_line(error))
+                logger.info("retrying a transaction: %s", _first_line(error))
         raise AssertionError("unreachable")
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ def wait_out(call: Callable[[], Result], what: str) -> Result:
         try:
             return call()
         except StoreOutage as error:
-            logger.warning("the database is unavailable; %s waits: %s", what, error)
+            logger.warning("the database is unavailable; %s is waiting: %s", what, error)
         time.sleep(RETRY_S)
 
 

@@ -222,7 +222,7 @@ def _searcher(
             try:
                 actor.value.grant(self.grants)
             except RayError as error:
-                logger.warning("the experiment's actor does not answer; grants are sent again: %s", error)
+                logger.warning("the experiment's actor does not respond; resending grants: %s", error)
 
     class QueuedRuns(Searcher):  # type: ignore[misc, unused-ignore]
         """Suggests the run whose turn is next, and opens its attempt when its workers are ready."""

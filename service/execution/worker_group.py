@@ -133,7 +133,7 @@ class WorkerGroup:
             try:
                 ending = self._actor.ask(self._name, order)
             except ray.exceptions.RayError as error:
-                logger.warning("the experiment's actor does not answer, it is asked again: %s", error)
+                logger.warning("the experiment's actor does not respond; asking again: %s", error)
                 self._ended.wait(_AWAY_S)
                 continue
             if ending is not None:
@@ -158,7 +158,7 @@ class WorkerGroup:
             self._actor.forget(self._name)
         except ray.exceptions.RayError as error:
             logger.warning(
-                "the experiment's actor does not answer; Ray ends the group with this process: %s", error
+                "the experiment's actor does not respond; Ray will end the group with this process: %s", error
             )
         return not self.open
 
