@@ -201,7 +201,7 @@ def test_configuration_may_begin_with_a_byte_order_mark(folder):
 
 def test_configuration_with_fewer_layers_than_the_file_is_refused(folder):
     with_fields(folder, num_hidden_layers=1)
-    refused(folder, r"the file has 2 layers, config\.json says 1; .* use model\.layers to keep some")
+    refused(folder, r"the file has 2 layers, but config\.json says 1; .* use model\.layers to keep some")
 
 
 @pytest.mark.parametrize("name", ["bert.encoder.layer.1.output.dense.weight", "classifier.bias"])
@@ -218,7 +218,7 @@ def test_ids_beyond_the_vocabulary_are_refused(folder):
     tokenizer = tokenizers.load(folder)
     size = tokenizers.vocabulary_size(tokenizer)
     assert tokenizer.get_vocab_size() < 100 < size == 5001
-    refused(folder, r"the tokenizer's ids go up to 5000, and .* has rows for 0 to 99", vocabulary_size=size)
+    refused(folder, r"the tokenizer's ids go up to 5000, but .* has rows for 0 to 99", vocabulary_size=size)
 
 
 def test_tokenizer_without_special_tokens_around_texts_is_refused(folder):
