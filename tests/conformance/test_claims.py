@@ -181,7 +181,7 @@ def test_reasons(store: Store, queue: Queue, submit: Submit) -> None:
     snapshot = ClusterSnapshot(1.0, True, None, (node,))
     queue.put_cluster(snapshot)
     assert queue.cluster() == snapshot
-    assert "64 CPUs (the most is 2 CPUs)" in queue.position(big.id).reason
+    assert "64 CPUs (the maximum is 2 CPUs)" in queue.position(big.id).reason
 
 
 def test_schedulers_are_alive_by_heartbeat(store: Store) -> None:
