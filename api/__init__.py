@@ -1,5 +1,5 @@
-"""HTTP over the service: routes, request and response shapes, problems, live streams, the web page.
+"""HTTP over the service: routes, problems, live streams, the web page.
 
-The story runs `app` (assembly) -> `routes` (one module per resource) -> `shapes` (what goes over
-the wire) and `problems` (every error's stable type). Nothing here holds SQL, torch or Ray.
+The story runs `app` (assembly) -> `routes` (one module per resource) -> `problems` (every error's
+stable type). Answers are the domain's dataclasses. Nothing here holds SQL, torch or Ray.
 """

@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from enum import StrEnum
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, get_args, get_type_hints
 
 import orjson
 from fastapi import Query
@@ -58,8 +59,10 @@ DECLARED: dict[str, Any] = {
 
 Row = dict[str, Any]
 
-_TYPES: Mapping[str, str] = {
-    field.name: str(field.type).removesuffix(" | None") for field in fields(Run) if field.name != "point"
+_TYPES: Mapping[str, type] = {
+    name: next(kind for kind in get_args(hint) or (hint,) if kind is not NoneType)
+    for name, hint in get_type_hints(Run).items()
+    if name in Run.__dataclass_fields__ and name != "point"
 }
 
 
@@ -110,9 +113,9 @@ def _pages(
     page = first
     while True:
         yield [_row(run, axes) for run in page.items]
-        if page.next_token is None:
+        if page.next_page_token is None:
             return
-        page = read(page.next_token)
+        page = read(page.next_page_token)
 
 
 def _row(run: Run, axes: Sequence[str] | None) -> Row:
@@ -133,7 +136,7 @@ def guarded(cell: object) -> object:
     if isinstance(cell, str) and cell.startswith(_FORMULA):
         return "'" + cell
     if isinstance(cell, float):
-        return _word(cell)
+        return _number(cell)
     return cell
 
 
@@ -153,19 +156,20 @@ def _jsonl(pages: Iterator[list[Row]], axes: Sequence[str] | None) -> Iterator[b
     for rows in pages:
         yield b"".join(
             orjson.dumps(
-                {name: _word(value) if isinstance(value, float) else value for name, value in row.items()},
+                {name: _number(value) if isinstance(value, float) else value for name, value in row.items()},
                 option=orjson.OPT_APPEND_NEWLINE,
             )
             for row in rows
         )
 
 
-def _word(value: float) -> float | str:
-    if value != value:
+def _number(value: float) -> float | str:
+    """Returns a finite number as it is, any other as the string that stands for it in JSON."""
+    if math.isfinite(value):
+        return value
+    if math.isnan(value):
         return "NaN"
-    if value in (float("inf"), float("-inf")):
-        return "Infinity" if value > 0 else "-Infinity"
-    return value
+    return "Infinity" if value > 0 else "-Infinity"
 
 
 def _parquet(pages: Iterator[list[Row]], axes: Sequence[str] | None) -> Iterator[bytes]:
@@ -174,9 +178,9 @@ def _parquet(pages: Iterator[list[Row]], axes: Sequence[str] | None) -> Iterator
     import pyarrow.csv
     import pyarrow.parquet
 
-    arrow_types = {"int": pyarrow.int64(), "float": pyarrow.float64()}
+    arrow_types = {int: pyarrow.int64(), float: pyarrow.float64()}
     schema = pyarrow.schema(
-        [(name, arrow_types.get(_TYPES.get(name, "str"), pyarrow.string())) for name in _columns(axes)]
+        [(name, arrow_types.get(_TYPES.get(name, str), pyarrow.string())) for name in _columns(axes)]
     )
     texts = {name for name in schema.names if schema.field(name).type == pyarrow.string()}
     # Arrow reads rows as CSV: making arrays of Python lists would import pandas, which is larger still.

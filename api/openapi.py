@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from api.examples import EXAMPLES
 from api.problems import MEDIA_TYPE
 from service.spec import json_schema
 
@@ -72,6 +73,8 @@ def build(app: FastAPI) -> dict[str, Any]:
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
+    for answer, example in EXAMPLES.items():
+        schemas[answer.__name__]["example"] = example
     schemas["ExperimentSpec"] = _spec_schema(schemas)
     document["components"]["securitySchemes"] = {
         "token": {

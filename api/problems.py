@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -180,14 +180,6 @@ CATALOGUE: Mapping[str, ProblemType] = {
 """Every problem type by slug."""
 
 
-class FieldError(BaseModel):
-    """One thing that is wrong, with the field it is wrong in."""
-
-    type: str = Field(description="Slug of the problem type, `unknown-key` for instance.")
-    path: str = Field(description="Dotted path of the field; empty for the document as a whole.")
-    message: str = Field(description="One line with value, constraint and fix.")
-
-
 class ProblemDocument(BaseModel):
     """An RFC 9457 problem: what went wrong, in a form that programs can act on."""
 
@@ -215,7 +207,7 @@ class ProblemDocument(BaseModel):
     status: int = Field(ge=400, le=599, description="The HTTP status.")
     detail: str = Field(description="This instance in one line, with the fix.")
     instance: str = Field(description="Path of the request.")
-    errors: list[FieldError] | None = Field(
+    errors: list[Problem] | None = Field(
         default=None, description="Each wrong field, when fields are what is wrong."
     )
 
@@ -259,9 +251,7 @@ def respond(error: ProblemError, instance: str) -> Response:
         "instance": instance,
     }
     if error.errors:
-        body["errors"] = [
-            {"type": entry.type, "path": entry.path, "message": entry.message} for entry in error.errors
-        ]
+        body["errors"] = [asdict(entry) for entry in error.errors]
     headers = dict(error.headers or {})
     if error.kind.status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers.setdefault("Retry-After", str(RETRY_AFTER_S))

@@ -14,14 +14,24 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-import orjson
 from fastapi.sse import ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from api.problems import ProblemError
-from api.shapes import EventShape, ExperimentShape, LogLineShape, RunShape
 from service.db.errors import NotFound, StoreError
-from service.records import Attempt, Event, Experiment, LogLine, PointRow, Run
+from service.records import (
+    Attempt,
+    Event,
+    Experiment,
+    ExperimentStatus,
+    LatestPoint,
+    LogLine,
+    NewSeries,
+    PointRow,
+    Run,
+    RunProgress,
+)
+from service.serialization import adapter, to_json
 from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES
 from service.store import Store
 
@@ -192,9 +202,7 @@ class Streams:
                 while after < last_event:
                     for event in await self._events_after(experiment_id, after, snapshot):
                         after = event.number
-                        yield ServerSentEvent(
-                            event="event", id=str(event.number), raw_data=_json(EventShape, event)
-                        )
+                        yield ServerSentEvent(event="event", id=str(event.number), raw_data=to_json(event))
                 for run_id, view in runs.items():
                     if sent_runs.get(run_id, -1) < view.version:
                         sent_runs[run_id] = view.version
@@ -250,31 +258,28 @@ class Streams:
         ):
             for line in lines:
                 place.line = line.cursor
-                yield ServerSentEvent(event="log", id=str(place), raw_data=_json(LogLineShape, line))
+                yield ServerSentEvent(event="log", id=str(place), raw_data=to_json(line))
             if len(lines) < _LINES_PER_READ:
                 break
         if all(place.steps_by_name.get(point.name, -1) >= point.step for point in snapshot.latest):
             return
         series = await run_in_threadpool(self._store.points, run_id, min_step=place.step)
-        fresh: dict[str, dict[str, list[Any]]] = {}
+        fresh: dict[str, NewSeries] = {}
         for name, rows in series.items():
             new = [row for row in rows if row.step > place.steps_by_name.get(name, -1)]
             if new:
-                fresh[name] = {
-                    "steps": [row.step for row in new],
-                    "values": [_word(row.value) for row in new],
-                    "at_s": [row.at_s for row in new],
-                }
+                fresh[name] = NewSeries.of(new)
                 place.steps_by_name[name] = new[-1].step
                 place.step = max(place.step, new[-1].step)
         if fresh:
-            yield ServerSentEvent(event="points", id=str(place), raw_data=orjson.dumps(fresh).decode())
+            points = adapter(dict[str, NewSeries]).dump_json(fresh).decode()
+            yield ServerSentEvent(event="points", id=str(place), raw_data=points)
 
     def _poll_experiment(self, experiment_id: int, last: _ExperimentSnapshot | None) -> _ExperimentSnapshot:
         store = self._store
         experiment = store.experiment(experiment_id)
-        shape = ExperimentShape.of(experiment, store.run_counts(experiment_id))
-        snapshot = _ExperimentSnapshot(experiment, shape.model_dump_json())
+        status = ExperimentStatus.of(experiment, store.run_counts(experiment_id))
+        snapshot = _ExperimentSnapshot(experiment, to_json(status))
         if last is not None:
             snapshot.last_event, snapshot.recent, snapshot.runs = last.last_event, last.recent, last.runs
         named: set[int] = set()
@@ -333,20 +338,4 @@ def _foreign_id() -> ProblemError:
 
 
 def _run_payload(run: Run, latest: list[PointRow], line: LogLine | None = None) -> str:
-    shape = RunShape.of(run).model_dump_json()
-    points = {point.name: {"step": point.step, "value": _word(point.value)} for point in latest}
-    said = "null" if line is None else _json(LogLineShape, line)
-    return f'{{"run":{shape},"latest":{orjson.dumps(points).decode()},"line":{said}}}'
-
-
-def _json(shape: type[EventShape] | type[LogLineShape], record: object) -> str:
-    return shape.model_validate(record).model_dump_json()
-
-
-def _word(value: float) -> float | str:
-    """A finite number as it is, another as the word that JSON lacks."""
-    if value != value:
-        return "NaN"
-    if value in (float("inf"), float("-inf")):
-        return "Infinity" if value > 0 else "-Infinity"
-    return value
+    return to_json(RunProgress(run, {row.name: LatestPoint(row.step, row.value) for row in latest}, line))

@@ -125,7 +125,7 @@ def _pages(store: Store, experiment_id: int) -> list[list[Run]]:
     while True:
         page = store.runs(experiment_id=experiment_id, page_size=1000, page_token=token)
         pages.append(page.items)
-        if (token := page.next_token) is None:
+        if (token := page.next_page_token) is None:
             return pages
 
 

@@ -280,7 +280,7 @@ def _missing(environment: dict[str, str], ids: Sequence[int]) -> int:
     while True:
         page = store.experiments(page_size=1000, page_token=token)
         kept |= {experiment.id for experiment in page.items}
-        if (token := page.next_token) is None:
+        if (token := page.next_page_token) is None:
             break
     store.close()
     return len(set(ids) - kept)

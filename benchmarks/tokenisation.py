@@ -100,15 +100,14 @@ def measure(
 
 
 def _ours(corpus: Path, model: Path, cache: Path) -> dict[str, float]:
+    from trainers import tasks
     from trainers.config import RunConfig
     from trainers.models.origin import Folder
-    from trainers.tasks import TASKS
-    from trainers.tasks.base import build_task
 
     # All of the text; there is a validation part, of one line, so that none of it is held out.
     sizes = {"train": _ALL, "validation": 1}
-    TASKS["mlm"] = dataclasses.replace(TASKS["mlm"], default_examples=sizes)
-    mlm = build_task("mlm")
+    tasks.TASKS["mlm"] = dataclasses.replace(tasks.TASKS["mlm"], default_examples=sizes)
+    mlm = tasks.build("mlm")
     config = RunConfig.model_validate(
         {
             "task": {"name": "mlm", "path": corpus.parent.name, "max_length": LENGTH, "test": "none"},

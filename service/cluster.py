@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.hardware import CATALOGUE, Hardware, lookup
+from service.serialization import Serializable
 from service.spec import ExperimentSpec
 from trainers.device_kinds import DEVICE_KINDS
 
@@ -25,24 +26,21 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterNode:
-    """One node of the cluster.
-
-    Attributes:
-        id: Ray's id of the node.
-        name: host name or address.
-        alive: whether it answers.
-        resources: what it has, by Ray's resource name.
-        available: what of that is free.
-        labels: what it is called, by Ray's label names.
-    """
+class ClusterNode(Serializable):
+    """One node of the cluster."""
 
     id: str
+    """Ray's id of the node."""
     name: str
+    """Host name or address."""
     alive: bool
+    """Whether it answers Ray."""
     resources: dict[str, float]
+    """All that it has, by Ray resource name."""
     available: dict[str, float]
+    """What of that is free."""
     labels: dict[str, str] = field(default_factory=dict)
+    """What it is called, by Ray label name."""
 
     def has(self, labels: Mapping[str, str]) -> bool:
         """Whether it answers and carries all these labels."""
@@ -107,6 +105,38 @@ class ClusterSnapshot:
             reachable=document["reachable"],
             dashboard_url=document["dashboard_url"],
             nodes=tuple(ClusterNode(**node) for node in document["nodes"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster(Serializable):
+    """The Ray cluster as the scheduler last saw it."""
+
+    at_s: float | None
+    """When the scheduler looked; null when none ever did."""
+    age_s: float | None
+    """How long ago that was."""
+    reachable: bool
+    """Whether Ray answered."""
+    dashboard_url: str | None
+    """Ray's dashboard, for people; null when there is none."""
+    nodes: tuple[ClusterNode, ...]
+    """Its nodes, as Ray lists them."""
+    totals: dict[str, float]
+    """Sum over living nodes, by Ray resource name."""
+
+    @classmethod
+    def of(cls, snapshot: ClusterSnapshot | None, now_s: float) -> Cluster:
+        """The cluster in a scheduler's snapshot; None when no scheduler ever wrote one."""
+        if snapshot is None:
+            return cls(None, None, reachable=False, dashboard_url=None, nodes=(), totals={})
+        return cls(
+            at_s=snapshot.at_s,
+            age_s=max(0.0, now_s - snapshot.at_s),
+            reachable=snapshot.reachable,
+            dashboard_url=snapshot.dashboard_url,
+            nodes=snapshot.nodes,
+            totals=snapshot.totals,
         )
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from service.headlines import EndedRun, answer_headlines
+from service.headlines import Ended, answer_headlines
+from service.serialization import Number, Serializable
 from service.states import RUN_STATES_WITH_RESULT, RunState
 from trainers.figures import DECLARED, Better
 
@@ -55,16 +56,13 @@ class ComparedRun(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
-    """One figure that runs are compared by.
-
-    Attributes:
-        name: column of the run, with its unit.
-        better: which direction wins.
-    """
+class Metric(Serializable):
+    """A figure that runs are compared by."""
 
     name: str
+    """Name with its unit."""
     better: Better
+    """Which direction wins."""
 
 
 def _declared(name: str) -> Metric:
@@ -87,13 +85,13 @@ DEFAULT_METRICS = ("total_time_s", "cost_usd", "energy_kwh", "accuracy")
 """The project's question: time, cost, energy, and what happened to accuracy."""
 
 
-def default_metrics(runs: Iterable[EndedRun]) -> tuple[str, ...]:
+def default_metrics(runs: Iterable[Ended]) -> tuple[str, ...]:
     """The project's question in the words of the runs' tasks: their headline metrics for accuracy."""
     headlines = answer_headlines(runs) or ("accuracy",)
     return (*(name for name in DEFAULT_METRICS if name != "accuracy"), *headlines)
 
 
-def evaluation_metrics(runs: Sequence[EndedRun], known: Container[str]) -> tuple[str, ...]:
+def evaluation_metrics(runs: Sequence[Ended], known: Container[str]) -> tuple[str, ...]:
     """What runs that only evaluate are compared by: accuracy, what an example takes, and memory.
 
     Args:
@@ -106,19 +104,16 @@ def evaluation_metrics(runs: Sequence[EndedRun], known: Container[str]) -> tuple
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure over seeds.
+class Spread(Serializable):
+    """A figure over seeds."""
 
-    Attributes:
-        mean: mean of the cells' means, in the metric's unit.
-        sd: sample standard deviation between seeds of one cell, pooled over the row's cells
-            by their degrees of freedom; None when no cell has two values.
-        n: values that went in.
-    """
-
-    mean: float
-    sd: float | None
+    mean: Number
+    """Mean of the cells' means, in the metric's unit."""
+    sd: Number | None
+    """Sample standard deviation between seeds of one cell, pooled over the row's cells by their degrees of
+    freedom; null when no cell has two values."""
     n: int
+    """Values that went in."""
 
 
 @dataclass(frozen=True, slots=True)

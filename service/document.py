@@ -14,6 +14,8 @@ from typing import Any
 import yaml
 from pydantic import JsonValue
 
+from service.serialization import Serializable
+
 MAX_BYTES = 1 << 20
 """Longest document, in bytes."""
 MAX_DEPTH = 16
@@ -25,18 +27,15 @@ _SHORT = 8_192
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong with a spec.
-
-    Attributes:
-        type: stable identifier, for instance `unknown-key`; `docs/errors.md` lists them.
-        path: dotted path of the field; empty for the document as a whole.
-        message: one line with value, constraint and fix.
-    """
+class Problem(Serializable):
+    """One thing that is wrong, with the field it is wrong in."""
 
     type: str
+    """Slug of the problem type, `unknown-key` for instance; `docs/errors.md` lists them."""
     path: str
+    """Dotted path of the field; empty for the document as a whole."""
     message: str
+    """One line with value, constraint and fix."""
 
     def __post_init__(self) -> None:
         # Keys and values of the user's are quoted in both: whatever they hold, it stays one line.

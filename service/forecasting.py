@@ -12,7 +12,7 @@ from service.db import history_statements
 from service.document import Problem, SpecError
 from service.encoder_size import encoder_size
 from service.hardware import Hardware
-from service.planner.forecast import Cell, Forecast, Past, forecast, too_small
+from service.planner.forecast import Cell, GridForecast, Past, forecast, too_small
 from service.spec import Budget, ExperimentSpec, read_stored
 from service.store import Store
 
@@ -28,7 +28,7 @@ def forecast_of(
     catalogue: Mapping[str, Hardware],
     *,
     reused: Collection[int] = (),
-) -> Forecast:
+) -> GridForecast:
     """What a spec's whole grid will take, out of what this installation has run.
 
     Args:

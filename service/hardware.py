@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.serialization import Serializable
 from trainers.config import DevicePricing, Precision
 from trainers.device_kinds import CPU, CUDA, DEVICE_KINDS, TPU, DeviceKind
 from trainers.registry import NameIn, described
@@ -103,6 +104,50 @@ class Hardware(BaseModel):
             peak_tflops=self.peak_tflops,
             bandwidth_gb_s=self.bandwidth_gb_s,
             reported_as=self.reported_as,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareEntry(Serializable):
+    """One kind of device of the catalogue, as the API lists it."""
+
+    name: str
+    """Name used in specs."""
+    device: str
+    """Kind of device: cpu, cuda, ..."""
+    accelerator_type: str | None
+    """Ray accelerator type that selects a node with it."""
+    memory_gib: float | None
+    """Device memory, in GiB."""
+    bandwidth_gb_s: float | None
+    """Memory bandwidth, in GB/s."""
+    tdp_w: float
+    """Thermal design power of one device, in watts."""
+    price_usd_per_hour: float
+    """List price of one device."""
+    price_date: str
+    """Date of the price, ISO 8601."""
+    price_source: str
+    """Where the price comes from."""
+    precisions: list[str]
+    """Precisions that it computes in hardware."""
+    peak_tflops: dict[str, float] | None
+    """Published peak for dense products by precision, in TFLOP/s."""
+    source: str | None
+    """Data sheet of memory, bandwidth, power and peaks; null = no data sheet."""
+    without_data_sheet: list[str]
+    """Figures that no data sheet gives."""
+    aliases: list[str]
+    """Short names that specs may use for it."""
+
+    @classmethod
+    def of(cls, hardware: Hardware, catalogue: Mapping[str, Hardware]) -> HardwareEntry:
+        """The entry of one device, with the names that stand for it in this catalogue."""
+        names = {field.name for field in fields(cls)}
+        return cls(
+            **hardware.model_dump(mode="json", include=names),
+            without_data_sheet=list(hardware.without_data_sheet),
+            aliases=aliases_of(hardware.name, catalogue),
         )
 
 

@@ -10,7 +10,7 @@ from trainers.figures import on_test
 from trainers.tasks import TASKS
 
 
-class JudgedRun(Protocol):
+class Judged(Protocol):
     """What is needed of a run; `service.records.Run` has it."""
 
     @property
@@ -29,14 +29,14 @@ class JudgedRun(Protocol):
         ...
 
 
-def headline(run: JudgedRun) -> str:
+def headline(run: Judged) -> str:
     """Name of the metric by which the run is judged first; its task's until it has said so itself."""
     if run.headline is not None:
         return run.headline
     return TASKS[run.task].headline
 
 
-def score(run: JudgedRun, latest: Mapping[str, float] | None = None) -> float | None:
+def score(run: Judged, latest: Mapping[str, float] | None = None) -> float | None:
     """Value of the headline: at the end of the run, else at its last evaluation; None until it is known.
 
     Args:
@@ -50,7 +50,7 @@ def score(run: JudgedRun, latest: Mapping[str, float] | None = None) -> float | 
     return column if column is not None else (latest or {}).get(name)
 
 
-class EndedRun(JudgedRun, Protocol):
+class Ended(Judged, Protocol):
     """What is needed of a run to say which part it is judged on; `service.records.Run` has it."""
 
     @property
@@ -64,13 +64,13 @@ class EndedRun(JudgedRun, Protocol):
         ...
 
 
-def is_on_test(runs: Iterable[EndedRun]) -> bool:
+def is_on_test(runs: Iterable[Ended]) -> bool:
     """Whether answers about runs are about the test part: all that trained their whole length scored one."""
     scores = [run.test_score for run in runs if run.state is RunState.succeeded]
     return bool(scores) and None not in scores
 
 
-def answer_headlines(runs: Iterable[EndedRun]) -> tuple[str, ...]:
+def answer_headlines(runs: Iterable[Ended]) -> tuple[str, ...]:
     """Metrics by which answers judge runs: their headlines, on the test part where all have one."""
     runs = list(runs)
     on_part = _on_test if is_on_test(runs) else str
@@ -81,7 +81,7 @@ def _on_test(name: str) -> str:
     return on_test(name) or name
 
 
-def shared_headline(runs: Iterable[JudgedRun]) -> str | None:
+def shared_headline(runs: Iterable[Judged]) -> str | None:
     """The headline that all runs have in common; None when they are judged by different ones."""
     names = {headline(run) for run in runs}
     return names.pop() if len(names) == 1 else None

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from service.records import Placement
+from service.serialization import Number, Serializable
 from service.states import RunState
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass
 from trainers.telemetry.energy import J_PER_KWH
@@ -96,106 +97,110 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
-    """Charges added up.
-
-    Attributes:
-        attempts: how many.
-        retries: attempts beyond the first at a run.
-        time_s: time of the attempts.
-        device_hours: time x devices, in hours.
-        cost_usd: time x price of the devices.
-        energy_kwh: by provenance: counter, sampled, modelled.
-        lost_s, lost_usd: the part of it whose work no result holds.
-        overhead_s, overhead_usd: the part of it that no configuration caused.
-        estimated_s: the part that is charged up to a last heartbeat.
-    """
+class Sum(Serializable):
+    """Charges added up."""
 
     attempts: int
+    """How many attempts."""
     retries: int
-    time_s: float
-    device_hours: float
-    cost_usd: float
-    energy_kwh: Mapping[str, float]
-    lost_s: float
-    lost_usd: float
-    overhead_s: float
-    overhead_usd: float
-    estimated_s: float
+    """Attempts beyond the first at a run."""
+    time_s: Number
+    """Time of the attempts, in seconds."""
+    device_hours: Number
+    """Time x devices, in hours."""
+    cost_usd: Number
+    """Time x price of the devices, in USD."""
+    energy_kwh: Mapping[str, Number]
+    """By provenance (counter, sampled, modelled), in kWh; provenances are never added up."""
+    lost_s: Number
+    """The part of the time, in seconds, whose work no result holds."""
+    lost_usd: Number
+    """Cost of that part, in USD."""
+    overhead_s: Number
+    """The part of the time, in seconds, that no configuration caused."""
+    overhead_usd: Number
+    """Cost of that part, in USD."""
+    estimated_s: Number
+    """The part of the time, in seconds, that is charged up to a last heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
-    """What one attempt is charged.
-
-    Attributes:
-        attempt: its number.
-        state: how it stands or ended.
-        failure_class: why it failed; None when it did not.
-        started_s: when it was opened, Unix time.
-        until: what ends the time that is charged.
-        time_s: from its opening until then.
-        device_hours: time x devices, in hours.
-        cost_usd: time x price of its devices.
-        energy_kwh: by provenance.
-        utilisation_pct: of its CPUs or GPUs; None = it told nothing.
-        utilisation_provenance: `counter` for CPUs, `sampled` for GPUs.
-        lost_s, lost_usd: the part of it whose work no result holds.
-        overhead_s, overhead_usd: the part of it that no configuration caused.
-    """
+class Charge(Serializable):
+    """What one attempt is charged."""
 
     attempt: int
+    """Its number."""
     state: RunState
+    """How it stands or ended."""
     failure_class: FailureClass | None
+    """Why it failed; null when it did not."""
     started_s: float
+    """When it was opened."""
     until: Until
-    time_s: float
-    device_hours: float
-    cost_usd: float
-    energy_kwh: Mapping[str, float]
-    utilisation_pct: float | None
+    """What ends the time that is charged; one that died without reporting an error has no other end."""
+    time_s: Number
+    """From its opening until then, in seconds."""
+    device_hours: Number
+    """Time x devices, in hours."""
+    cost_usd: Number
+    """Time x price of its devices, in USD."""
+    energy_kwh: Mapping[str, Number]
+    """By provenance, in kWh."""
+    utilisation_pct: Number | None
+    """Of its CPUs (counter) or GPUs (sampled), in percent; null = not reported."""
     utilisation_provenance: str | None
-    lost_s: float
-    lost_usd: float
-    overhead_s: float
-    overhead_usd: float
+    """How the utilisation was measured: counter or sampled."""
+    lost_s: Number
+    """The part of the time, in seconds, whose work no result holds."""
+    lost_usd: Number
+    """Cost of that part, in USD."""
+    overhead_s: Number
+    """The part of the time, in seconds, that no configuration caused: filling caches, warming up, restoring
+    state."""
+    overhead_usd: Number
+    """Cost of that part, in USD."""
 
 
 @dataclass(frozen=True, slots=True)
-class Overhead:
-    """One part of what no configuration caused.
-
-    Attributes:
-        part: a phase of the trainer (`preparation`, `warm_up`, `restart`), `worker_start` or `between_runs`.
-        time_s: summed over placements and attempts.
-        device_hours: time x devices, in hours.
-        cost_usd: time x price of the devices.
-    """
+class Overhead(Serializable):
+    """One part of what no configuration caused."""
 
     part: str
-    time_s: float
-    device_hours: float
-    cost_usd: float
+    """`worker_start` and `between_runs` outside attempts; `preparation`, `warm_up` and `restart` inside."""
+    time_s: Number
+    """Summed over placements and attempts, in seconds."""
+    device_hours: Number
+    """Time x devices, in hours."""
+    cost_usd: Number
+    """Time x price of the devices, in USD."""
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class Account(Serializable):
     """One run: its attempts, oldest first, and their sum."""
 
     run_id: int
+    """The run."""
     state: RunState
+    """State of the run."""
     charges: tuple[Charge, ...]
+    """One per attempt."""
     total: Sum
+    """Their sum."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(Serializable):
     """An experiment: its runs that had an attempt, the overhead by part, and the sum of all that was held."""
 
     experiment_id: int
+    """The experiment."""
     runs: tuple[Account, ...]
+    """In the order of their numbers."""
     overhead: tuple[Overhead, ...]
+    """Overhead by part, inside attempts and outside."""
     total: Sum
+    """All that was held: the runs, and the overhead outside their attempts."""
 
 
 def ledger(

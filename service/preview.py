@@ -6,59 +6,99 @@ Pure. Any page of the grid is computed without the pages before it.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from service.cluster import CPU, ClusterSnapshot, at_a_time, exclusive_holds, unsatisfiable
 from service.document import SpecError
 from service.grid import REFERENCE_CELL, AxisValue, Point
 from service.hardware import Hardware, find
+from service.planner.forecast import Forecast
+from service.serialization import Serializable
 from service.spec import ExperimentSpec, cell_of
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRun:
-    """One run of a grid that has not been submitted.
-
-    Attributes:
-        index: position in product order, from 0.
-        cell: short hash of the axis values.
-        seed: the run's seed.
-        point: axis values by dotted name.
-        hardware: name in the catalogue.
-        workers: worker processes; of an elastic run, the most.
-        min_workers: the fewest; the same unless the run is elastic.
-        cpus: CPUs reserved in all, at the most workers; so are the following.
-        accelerators: accelerators reserved in all.
-        memory_gib: memory reserved in all; None = not reserved.
-        price_usd_per_hour: price of all its devices.
-        min_price_usd_per_hour: the same at the fewest workers.
-        feasible: valid, and the cluster could serve it.
-        reason: why it is not feasible.
-        at_a_time: runs like it that the idle cluster holds at a time; None = not known.
-        at_a_time_shared: the same with `measure: shared`; None = it is shared, or not known.
-        reused_from: the run whose figures it takes, instead of training.
-        not_reused: why a run with the same settings is not reused.
-    """
+class PlannedRun(Serializable):
+    """One run of a grid that has not been submitted."""
 
     index: int
+    """Position in the grid's order, from 0."""
     cell: str
+    """Hash of the axis values."""
     seed: int
+    """The run's seed."""
     point: dict[str, AxisValue]
+    """Axis values by dotted name."""
     hardware: str
+    """Name in the catalogue."""
     workers: int
+    """Worker processes; of an elastic run, the most."""
     min_workers: int
+    """The fewest; the same unless the run is elastic."""
     cpus: int
+    """CPUs that it reserves in all, at the most workers."""
     accelerators: int
+    """Accelerators that it reserves in all."""
     memory_gib: float | None
+    """Memory that it reserves in all; null = not reserved."""
     price_usd_per_hour: float
+    """Price of all its devices, at the most workers."""
     min_price_usd_per_hour: float
+    """The same at the fewest."""
     feasible: bool
+    """Whether it is valid and the cluster could serve it."""
     reason: str | None
+    """Why it is not feasible."""
     at_a_time: int | None = None
+    """Runs like it that the idle cluster holds at a time; null = not known."""
     at_a_time_shared: int | None = None
+    """The same with `measure: shared`; null = it is shared, or not known."""
     reused_from: int | None = None
+    """Run whose figures it takes, instead of training; null = it is trained."""
     not_reused: str | None = None
+    """Why a run with the same settings is not reused; null = there is none, or `reuse` is not set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview(Serializable):
+    """One page of the runs that a spec would make."""
+
+    run_count: int
+    """Runs of the whole grid."""
+    reused_count: int
+    """Runs of the whole grid that are reused; 0 unless the spec says `reuse: true`."""
+    cluster_age_s: float | None
+    """Age of the view of the cluster; null when there is none, and then capacity is not judged."""
+    items: list[PlannedRun]
+    """At most `page_size` of them."""
+    next_page_token: str | None = None
+    """Give this as `page_token` for the next page; null on the last."""
+    forecast: Forecast | None = None
+    """What the whole grid will take; with the first page only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validated(Serializable):
+    """A spec that is valid."""
+
+    valid: bool
+    """Always true; an invalid spec is answered by a problem."""
+    name: str
+    """Name of the experiment."""
+    sha256: str
+    """Hash of the canonical spec."""
+    run_count: int
+    """Runs in its grid."""
+    spec: dict[str, Any]
+    """The spec with all defaults filled in."""
+
+    @classmethod
+    def of(cls, spec: ExperimentSpec) -> Validated:
+        """The answer about a spec that passed every check."""
+        return cls(True, spec.name, spec.sha256(), spec.run_count(), json.loads(spec.canonical_json()))
 
 
 def planned_runs(

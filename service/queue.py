@@ -20,7 +20,7 @@ from service.db.errors import NotFound
 from service.db.group_commit import GroupCommit
 from service.events import EventKind
 from service.hardware import CATALOGUE, Hardware
-from service.records import Experiment, QueueEntry, _Record
+from service.records import Experiment, ExperimentStatus, QueueEntry, QueuePosition, StoredRecord
 from service.spec import read_stored
 from service.states import ExperimentState
 from service.store import Store
@@ -31,7 +31,7 @@ FORGOTTEN_AFTER_S = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduler(_Record):
+class Scheduler(StoredRecord):
     """A scheduler process and its last sign of life."""
 
     name: str
@@ -139,6 +139,7 @@ class Queue:
     """
 
     def __init__(self, store: Store) -> None:
+        self._store = store
         self._database = store.database
         self._settings = store.settings
         self._clock = store.clock
@@ -201,9 +202,14 @@ class Queue:
         """The first `limit` waiting experiments in the order of claims, each with why it waits."""
         view = self._view()
         ids = view.ids[:limit]
-        return self._explained(ids, range(1, len(ids) + 1), view)
+        explained = self._explained(ids, range(1, len(ids) + 1), view)
+        counts = self._store.run_counts_of([experiment.id for experiment, _ in explained])
+        return [
+            QueueEntry(place.position, place.reason, ExperimentStatus.of(experiment, counts[experiment.id]))
+            for experiment, place in explained
+        ]
 
-    def position(self, experiment_id: int) -> QueueEntry:
+    def position(self, experiment_id: int) -> QueuePosition:
         """Where one waiting experiment stands.
 
         Raises:
@@ -214,10 +220,10 @@ class Queue:
             place = view.ids.index(experiment_id) + 1
         except ValueError:
             raise NotFound("queued experiment", experiment_id) from None
-        entries = self._explained([experiment_id], [place], view)
-        if not entries:
+        explained = self._explained([experiment_id], [place], view)
+        if not explained:
             raise NotFound("queued experiment", experiment_id)
-        return entries[0]
+        return explained[0][1]
 
     def depth(self) -> int:
         """How many experiments wait."""
@@ -232,7 +238,9 @@ class Queue:
         alive = bool(self.schedulers_alive())
         return _View(now, order(waiting, active), sum(active.values()), alive, self.cluster())
 
-    def _explained(self, ids: Sequence[int], places: Iterable[int], view: _View) -> list[QueueEntry]:
+    def _explained(
+        self, ids: Sequence[int], places: Iterable[int], view: _View
+    ) -> list[tuple[Experiment, QueuePosition]]:
         with self._database.read() as connection:
             rows = connection.execute(statements.experiments_by_id(ids)).mappings().all()
             specs: dict[int, str] = {
@@ -243,7 +251,7 @@ class Queue:
                 references.setdefault(row[0], []).append(models.Reference(*row[1:]))
         found = {row["id"]: Experiment.from_row(row) for row in rows}
         catalogue = self._settings.catalogue()
-        entries = []
+        explained = []
         for id, place in zip(ids, places, strict=True):
             experiment = found.get(id)
             if experiment is None or experiment.state is not ExperimentState.queued:
@@ -260,8 +268,9 @@ class Queue:
                 last_failure=experiment.failure_message,
             )
             lost = models.hopeless(references.get(id, ()))
-            entries.append(QueueEntry(experiment, place, f"{reason}; {lost}" if lost else reason))
-        return entries
+            reason = f"{reason}; {lost}" if lost else reason
+            explained.append((experiment, QueuePosition(place, reason)))
+        return explained
 
     def heartbeat(self, scheduler: str, *, node: str, pid: int) -> None:
         """A scheduler's sign of life."""

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from api.answer_shapes import (
-    ComparisonShape,
-    EffectsShape,
-    FrontierShape,
-    RecommendationShape,
-    ScoreShape,
-    SpeedupShape,
-)
 from api.deps import MAX_ID, ExperimentId, Filter, SettingsDep, StoreDep
 from api.problems import declared
+from service.analysis.answers import (
+    ComparisonAnswer,
+    EffectsAnswer,
+    FrontierAnswer,
+    ScoreAnswer,
+    SpeedupAnswer,
+)
+from service.analysis.records import Recommendation
 from service.analysis.selection import Selection
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ class ReportFormat(StrEnum):
 
 @router.get(
     "/{experiment_id}/compare",
-    response_model=ComparisonShape,
     responses=_PROBLEMS,
     summary="Compare configurations",
 )
@@ -117,13 +116,13 @@ def compare_experiment(
     margin: Annotated[list[str] | None, _bounds("Difference that counts as none", "accuracy=0.005")] = None,
     alpha: Alpha = 0.05,
     also: Also = None,
-) -> ComparisonShape:
+) -> ComparisonAnswer:
     """Mean and spread over seeds by axis. With `a` and `b`, or with `claims`, every pair is a tested
     claim: paired by seed where possible, corrected by Holm, with "equivalent" within a margin and
     about how many more seeds an undecided one needs."""
     from service.analysis.words import assignments
 
-    answer = _question(store, experiment_id, also, selection, settings).compare(
+    return _question(store, experiment_id, also, selection, settings).compare(
         by=by or (),
         metrics=metric or (),
         a=a,
@@ -133,12 +132,9 @@ def compare_experiment(
         margins=assignments(margin, "margin"),
         alpha=alpha,
     )
-    return ComparisonShape.model_validate(answer)
 
 
-@router.get(
-    "/{experiment_id}/score", response_model=ScoreShape, responses=_PROBLEMS, summary="Score configurations"
-)
+@router.get("/{experiment_id}/score", responses=_PROBLEMS, summary="Score configurations")
 def score_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
@@ -161,19 +157,17 @@ def score_experiment(
         bool, Query(description="Let the strategy weigh the published study's time and occupancy.")
     ] = False,
     also: Also = None,
-) -> ScoreShape:
+) -> ScoreAnswer:
     """A weighted sum of max-normalised metrics, lower is better, and at which weight the winner changes."""
     from service.analysis.words import assignments
 
-    answer = _question(store, experiment_id, also, selection).score(
+    return _question(store, experiment_id, also, selection).score(
         strategy=strategy, weights=assignments(weight, "weight"), as_published=as_published
     )
-    return ScoreShape.model_validate(answer)
 
 
 @router.get(
     "/{experiment_id}/frontier",
-    response_model=FrontierShape,
     responses=_PROBLEMS,
     summary="Get the Pareto frontier",
 )
@@ -183,15 +177,13 @@ def frontier_experiment(
     selection: Selected,
     metric: Metrics = None,
     also: Also = None,
-) -> FrontierShape:
+) -> FrontierAnswer:
     """What nothing else beats on every metric at once, and who dominates the rest."""
-    answer = _question(store, experiment_id, also, selection).frontier(metrics=metric or ())
-    return FrontierShape.model_validate(answer)
+    return _question(store, experiment_id, also, selection).frontier(metrics=metric or ())
 
 
 @router.get(
     "/{experiment_id}/effects",
-    response_model=EffectsShape,
     responses=_PROBLEMS,
     summary="Get the effects of axes",
 )
@@ -202,15 +194,13 @@ def effects_experiment(
     metric: Metrics = None,
     alpha: Alpha = 0.05,
     also: Also = None,
-) -> EffectsShape:
+) -> EffectsAnswer:
     """Main effects and interactions of each axis on each metric, by a factorial model with its checks."""
-    answer = _question(store, experiment_id, also, selection).effects(metrics=metric or (), alpha=alpha)
-    return EffectsShape.model_validate(answer)
+    return _question(store, experiment_id, also, selection).effects(metrics=metric or (), alpha=alpha)
 
 
 @router.get(
     "/{experiment_id}/recommend",
-    response_model=RecommendationShape,
     responses=_PROBLEMS,
     summary="Recommend a configuration",
 )
@@ -229,22 +219,20 @@ def recommend_experiment(
     at_most: Annotated[list[str] | None, _bounds("Upper bounds", "cost_usd=2")] = None,
     at_least: Annotated[list[str] | None, _bounds("Lower bounds", "accuracy=0.9")] = None,
     also: Also = None,
-) -> RecommendationShape:
+) -> Recommendation:
     """The best on the objective that meets every constraint, what was excluded and why, how sure it is."""
     from service.analysis.words import assignments
 
-    answer = _question(store, experiment_id, also, selection, settings).recommend(
+    return _question(store, experiment_id, also, selection, settings).recommend(
         objective=objective,
         within=None if within is None else assignments(within, "within"),
         at_most=assignments(at_most, "at_most"),
         at_least=assignments(at_least, "at_least"),
     )
-    return RecommendationShape.model_validate(answer)
 
 
 @router.get(
     "/{experiment_id}/speedup",
-    response_model=SpeedupShape,
     responses=_PROBLEMS,
     summary="Set configurations against a baseline",
 )
@@ -266,7 +254,7 @@ def speedup_experiment(
         _bounds("Value to be reached, one; none = the best mean of the headline less 0.005", "accuracy=0.9"),
     ] = None,
     also: Also = None,
-) -> SpeedupShape:
+) -> SpeedupAnswer:
     """How many times better each is, with intervals, and how soon each reaches a target value."""
     from service.analysis.words import one_assignment
     from service.run_tables import read_curves
@@ -275,13 +263,12 @@ def speedup_experiment(
     wanted = one_assignment(target, "target")
     name = question.metric(wanted[0]).name if wanted else question.validated_by.name
     curves = read_curves(store, question.run_table.finished, [name])
-    answer = question.speedup(
+    return question.speedup(
         baseline=baseline,
         metrics=metric or (),
         curves={run: series[name] for run, series in curves.items()},
         target=wanted,
     )
-    return SpeedupShape.model_validate(answer)
 
 
 @router.get(

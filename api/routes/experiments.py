@@ -26,21 +26,14 @@ from api.deps import (
     StoreDep,
     StreamsDep,
 )
-from api.ledger_shapes import LedgerShape
 from api.problems import SPEC_PROBLEMS, declared
-from api.shapes import (
-    Events,
-    ExperimentDetailShape,
-    ExperimentPage,
-    ExperimentShape,
-    Priority,
-    RunPage,
-    RunShape,
-)
+from api.shapes import Priority
 from api.stream import parse_event_number
 from service.db.errors import NotFound
+from service.ledger import Ledger
 from service.queue import Queue
-from service.records import Experiment
+from service.records import Event, Experiment, ExperimentDetail, ExperimentStatus, Items, Page, Run
+from service.serialization import to_json
 from service.states import ExperimentState, RunState
 from service.store import Store
 
@@ -67,7 +60,7 @@ AfterEvent = Annotated[int, Depends(_after_event)]
 @router.post(
     "",
     status_code=201,
-    response_model=ExperimentShape,
+    response_model=ExperimentStatus,
     summary="Submit a spec",
     openapi_extra=SPEC_BODY,
     responses={
@@ -102,31 +95,27 @@ async def submit_experiment(
         states = {RunState.queued: experiment.run_count}
     else:
         states = await run_in_threadpool(state.store.run_counts, experiment.id)
-    body = ExperimentShape.of(experiment, states).model_dump_json()
+    body = to_json(ExperimentStatus.of(experiment, states))
     return Response(body, 201, headers, "application/json")
 
 
-@router.get("", response_model=ExperimentPage, responses=_LIST, summary="List experiments")
+@router.get("", responses=_LIST, summary="List experiments")
 def list_experiments(
     store: StoreDep,
     filter: Filter = None,
     order_by: OrderBy = None,
     page_size: PageSize = 50,
     page_token: PageToken = None,
-) -> ExperimentPage:
+) -> Page[ExperimentStatus]:
     """The newest first, or as `order_by` says; filters in MLflow's grammar."""
     page = store.experiments(filter=filter, order_by=order_by, page_size=page_size, page_token=page_token)
     states = store.run_counts_of([experiment.id for experiment in page.items])
-    return ExperimentPage(
-        items=[ExperimentShape.of(experiment, states[experiment.id]) for experiment in page.items],
-        next_page_token=page.next_token,
-    )
+    items = [ExperimentStatus.of(experiment, states[experiment.id]) for experiment in page.items]
+    return Page(items, page.next_page_token)
 
 
-@router.get(
-    "/{experiment_id}", response_model=ExperimentDetailShape, responses=_NO_SUCH, summary="Get an experiment"
-)
-def get_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetailShape:
+@router.get("/{experiment_id}", responses=_NO_SUCH, summary="Get an experiment")
+def get_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetail:
     """One experiment with its totals and, while it waits, its place in the queue."""
     return _detail(store.experiment(experiment_id), store, queue)
 
@@ -142,40 +131,36 @@ def delete_experiment(experiment_id: ExperimentId, store: StoreDep) -> Response:
 
 @router.post(
     "/{experiment_id}/cancel",
-    response_model=ExperimentDetailShape,
     responses=_STEER,
     summary="Cancel an experiment",
 )
-def cancel_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetailShape:
+def cancel_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetail:
     """Ask its runs to end; one that has ended stays as it is, which is not an error."""
     return _detail(store.request_cancel(experiment_id), store, queue)
 
 
 @router.post(
     "/{experiment_id}/pause",
-    response_model=ExperimentDetailShape,
     responses=_STEER,
     summary="Pause an experiment",
 )
-def pause_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetailShape:
+def pause_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetail:
     """Hold it: running runs stop at a step boundary with a checkpoint."""
     return _detail(store.request_pause(experiment_id), store, queue)
 
 
 @router.post(
     "/{experiment_id}/resume",
-    response_model=ExperimentDetailShape,
     responses=_STEER,
     summary="Resume a paused experiment",
 )
-def resume_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetailShape:
+def resume_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetail:
     """Put it back into the queue; its runs go on from their checkpoints."""
     return _detail(store.resume(experiment_id), store, queue)
 
 
 @router.post(
     "/{experiment_id}/retry",
-    response_model=ExperimentDetailShape,
     responses=_STEER,
     summary="Retry what failed or was cancelled",
 )
@@ -187,7 +172,7 @@ def retry_experiment(
         bool,
         Query(description="Instead, measure the runs again, from the beginning, that neighbours disturbed."),
     ] = False,
-) -> ExperimentDetailShape:
+) -> ExperimentDetail:
     """Queue the runs without a result again, or with `disturbed` those whose result was disturbed."""
     again = store.retry_disturbed if disturbed else store.retry
     return _detail(again(experiment_id), store, queue)
@@ -195,7 +180,6 @@ def retry_experiment(
 
 @router.put(
     "/{experiment_id}/priority",
-    response_model=ExperimentDetailShape,
     responses=declared(
         "invalid-body", "not-found", "conflict", "malformed-request", "body-too-large", "storage-full"
     ),
@@ -203,7 +187,7 @@ def retry_experiment(
 )
 def set_experiment_priority(
     experiment_id: ExperimentId, priority: Priority, store: StoreDep, queue: QueueDep
-) -> ExperimentDetailShape:
+) -> ExperimentDetail:
     """Move it among what waits."""
     return _detail(store.set_priority(experiment_id, priority.priority), store, queue)
 
@@ -240,7 +224,6 @@ def get_experiment_spec(
 
 @router.get(
     "/{experiment_id}/runs",
-    response_model=RunPage,
     responses=declared("invalid-filter", "invalid-page-token", "not-found"),
     summary="List the runs of an experiment",
 )
@@ -251,21 +234,19 @@ def list_experiment_runs(
     order_by: OrderBy = None,
     page_size: PageSize = 100,
     page_token: PageToken = None,
-) -> RunPage:
+) -> Page[Run]:
     """In the order of the grid, or as `order_by` says."""
-    page = store.runs(
+    return store.runs(
         experiment_id=experiment_id,
         filter=filter,
         order_by=order_by,
         page_size=page_size,
         page_token=page_token,
     )
-    return RunPage(items=[RunShape.of(run) for run in page.items], next_page_token=page.next_token)
 
 
 @router.get(
     "/{experiment_id}/events",
-    response_model=Events,
     responses=_NO_SUCH,
     summary="List an experiment's events",
 )
@@ -274,20 +255,19 @@ def list_events(
     store: StoreDep,
     after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Events after this number.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="Most events in the answer.")] = 500,
-) -> Events:
+) -> Items[Event]:
     """What happened to it, the oldest first."""
-    return Events.of(store.events(experiment_id, after=after, limit=limit))
+    return Items(store.events(experiment_id, after=after, limit=limit))
 
 
 @router.get(
     "/{experiment_id}/ledger",
-    response_model=LedgerShape,
     responses=_NO_SUCH,
     summary="Get the ledger of an experiment",
 )
-def get_ledger(experiment_id: ExperimentId, store: StoreDep) -> LedgerShape:
+def get_ledger(experiment_id: ExperimentId, store: StoreDep) -> Ledger:
     """What every attempt is charged in time, money and energy; retries and lost work are charged too."""
-    return LedgerShape.model_validate(store.ledger(experiment_id))
+    return store.ledger(experiment_id)
 
 
 @router.get(
@@ -334,11 +314,14 @@ def export_experiment(
     )
 
 
-def _detail(experiment: Experiment, store: Store, queue: Queue) -> ExperimentDetailShape:
+def _detail(experiment: Experiment, store: Store, queue: Queue) -> ExperimentDetail:
     waiting = None
     if experiment.state is ExperimentState.queued:
         with suppress(NotFound):  # A scheduler may have claimed it since it was read.
             waiting = queue.position(experiment.id)
-    return ExperimentDetailShape.with_totals(
-        experiment, store.run_counts(experiment.id), store.experiment_totals(experiment.id), waiting
+    return ExperimentDetail.of(
+        experiment,
+        store.run_counts(experiment.id),
+        totals=store.experiment_totals(experiment.id),
+        waiting=waiting,
     )

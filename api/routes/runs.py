@@ -24,13 +24,23 @@ from api.deps import (
     StoreDep,
     StreamsDep,
 )
-from api.ledger_shapes import AccountShape
 from api.problems import ProblemError, declared
-from api.shapes import Attempts, LogLines, Measurements, PointsShape, RunPage, RunShape, Series, SummaryShape
 from api.stream import Place
+from service.ledger import Account
 from service.model_folder import open_model
 from service.models import NoModel
 from service.predictions import NoPredictions, json_lines, predictions_file, raw
+from service.records import (
+    Attempt,
+    Items,
+    LogLine,
+    MeasurementRow,
+    MetricSeries,
+    Page,
+    Points,
+    Run,
+    RunSummary,
+)
 from service.traces import NoTrace, read_kernel_trace, read_trace
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
@@ -52,7 +62,6 @@ async def _place(last_event_id: LastEventId = None) -> Place:
 
 @router.get(
     "",
-    response_model=RunPage,
     responses=declared("invalid-filter", "invalid-page-token"),
     summary="List runs over all experiments",
 )
@@ -62,10 +71,9 @@ def list_runs(
     order_by: OrderBy = None,
     page_size: PageSize = 100,
     page_token: PageToken = None,
-) -> RunPage:
+) -> Page[Run]:
     """Filters in MLflow's grammar: `precision = 'fp16' and accuracy > 0.9`."""
-    page = store.runs(filter=filter, order_by=order_by, page_size=page_size, page_token=page_token)
-    return RunPage(items=[RunShape.of(run) for run in page.items], next_page_token=page.next_token)
+    return store.runs(filter=filter, order_by=order_by, page_size=page_size, page_token=page_token)
 
 
 @router.get(
@@ -84,27 +92,25 @@ def export_runs(
     return export.answer(store, format, "runs", experiment_id=None, filter=filter, order_by=order_by)
 
 
-@router.get("/{run_id}", response_model=RunShape, responses=_NO_SUCH, summary="Get a run")
-def get_run(run_id: RunId, store: StoreDep) -> RunShape:
+@router.get("/{run_id}", responses=_NO_SUCH, summary="Get a run")
+def get_run(run_id: RunId, store: StoreDep) -> Run:
     """One run with its progress and latest figures."""
-    return RunShape.of(store.run(run_id))
+    return store.run(run_id)
 
 
-@router.post("/{run_id}/cancel", response_model=RunShape, responses=_STEER, summary="Cancel a run")
-def cancel_run(run_id: RunId, store: StoreDep) -> RunShape:
+@router.post("/{run_id}/cancel", responses=_STEER, summary="Cancel a run")
+def cancel_run(run_id: RunId, store: StoreDep) -> Run:
     """Ask it to end; one that has ended stays as it is, which is not an error."""
-    return RunShape.of(store.request_cancel_run(run_id))
+    return store.request_cancel_run(run_id)
 
 
-@router.post("/{run_id}/retry", response_model=RunShape, responses=_STEER, summary="Retry a run")
-def retry_run(run_id: RunId, store: StoreDep) -> RunShape:
+@router.post("/{run_id}/retry", responses=_STEER, summary="Retry a run")
+def retry_run(run_id: RunId, store: StoreDep) -> Run:
     """Queue a run that has ended without a result again."""
-    return RunShape.of(store.retry_run(run_id))
+    return store.retry_run(run_id)
 
 
-@router.get(
-    "/{run_id}/points", response_model=PointsShape, responses=_NO_SUCH, summary="Get the points of a run"
-)
+@router.get("/{run_id}/points", responses=_NO_SUCH, summary="Get the points of a run")
 def get_points(
     run_id: RunId,
     store: StoreDep,
@@ -124,60 +130,41 @@ def get_points(
             ge=4, le=100_000, description="Most points per metric; each bucket keeps its least and greatest."
         ),
     ] = None,
-) -> PointsShape:
+) -> Points:
     """One value per metric and step; what a later attempt did again replaces what it was."""
     series = store.points(run_id, name, min_step=min_step, max_step=max_step, max_points=max_points)
-    return PointsShape(
-        run_id=run_id,
-        series={
-            metric: Series(
-                steps=[row.step for row in rows],
-                values=[row.value for row in rows],
-                at_s=[row.at_s for row in rows],
-                attempts=[row.attempt for row in rows],
-            )
-            for metric, rows in series.items()
-            if rows
-        },
-    )
+    return Points(run_id, {metric: MetricSeries.of(rows) for metric, rows in series.items() if rows})
 
 
 @router.get(
     "/{run_id}/measurements",
-    response_model=Measurements,
     responses=_NO_SUCH,
     summary="Get the measurements of a run",
 )
-def get_measurements(run_id: RunId, store: StoreDep) -> Measurements:
+def get_measurements(run_id: RunId, store: StoreDep) -> Items[MeasurementRow]:
     """Quantities with unit and provenance over windows."""
-    return Measurements.of(store.measurements(run_id))
+    return Items(store.measurements(run_id))
 
 
-@router.get(
-    "/{run_id}/ledger", response_model=AccountShape, responses=_NO_SUCH, summary="Get the ledger of a run"
-)
-def get_run_ledger(run_id: RunId, store: StoreDep) -> AccountShape:
+@router.get("/{run_id}/ledger", responses=_NO_SUCH, summary="Get the ledger of a run")
+def get_run_ledger(run_id: RunId, store: StoreDep) -> Account:
     """What every attempt is charged in time, money and energy, and what of it was lost."""
-    return AccountShape.model_validate(store.account(run_id))
+    return store.account(run_id)
 
 
-@router.get(
-    "/{run_id}/summary", response_model=SummaryShape, responses=_NO_SUCH, summary="Get the summary of a run"
-)
-def get_summary(run_id: RunId, store: StoreDep) -> SummaryShape:
+@router.get("/{run_id}/summary", responses=_NO_SUCH, summary="Get the summary of a run")
+def get_summary(run_id: RunId, store: StoreDep) -> RunSummary:
     """Everything that it reported as a whole; empty until it ends."""
-    return SummaryShape(run_id=run_id, values=store.summary(run_id))
+    return RunSummary(run_id, store.summary(run_id))
 
 
-@router.get(
-    "/{run_id}/attempts", response_model=Attempts, responses=_NO_SUCH, summary="Get the attempts of a run"
-)
-def get_attempts(run_id: RunId, store: StoreDep) -> Attempts:
+@router.get("/{run_id}/attempts", responses=_NO_SUCH, summary="Get the attempts of a run")
+def get_attempts(run_id: RunId, store: StoreDep) -> Items[Attempt]:
     """Each try at it, the first one first, with what makes it reproducible."""
-    return Attempts.of(store.attempts(run_id))
+    return Items(store.attempts(run_id))
 
 
-@router.get("/{run_id}/logs", response_model=LogLines, responses=_NO_SUCH, summary="Get the log of a run")
+@router.get("/{run_id}/logs", responses=_NO_SUCH, summary="Get the log of a run")
 def get_logs(
     run_id: RunId,
     store: StoreDep,
@@ -187,9 +174,9 @@ def get_logs(
     ] = None,
     attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="This attempt only.")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most lines in the answer.")] = 1000,
-) -> LogLines:
+) -> Items[LogLine]:
     """Lines for people, the oldest first."""
-    return LogLines.of(store.logs(run_id, after=after, limit=limit, attempt=attempt))
+    return Items(store.logs(run_id, after=after, limit=limit, attempt=attempt))
 
 
 @router.get(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,15 +13,13 @@ from starlette.concurrency import run_in_threadpool
 
 from api.body import SPEC_BODY, SpecBody
 from api.deps import CatalogueDep, PageSize, SettingsDep, StoreDep
-from api.forecast_shapes import ForecastShape, PreviewPage
 from api.problems import SPEC_PROBLEMS, ProblemError, declared
-from api.shapes import PlannedRunShape, Validated
 from service.admission import admit, fresh, read_spec
 from service.document import SpecError
 from service.forecasting import budget_problems, forecast_of
 from service.hardware import Hardware
 from service.paths import path_problems
-from service.preview import planned_runs
+from service.preview import Preview, Validated, planned_runs
 from service.reuse import Reuse, reusable
 from service.settings import Settings
 from service.spec import ExperimentSpec, json_schema
@@ -56,7 +53,6 @@ _SCHEMA: dict[str, Any] = json_schema()
 
 @router.post(
     "/specs/validate",
-    response_model=Validated,
     responses=_SPEC,
     openapi_extra=SPEC_BODY,
     summary="Validate a spec",
@@ -72,21 +68,13 @@ async def validate_spec(
         spec = admit(text, settings, catalogue, snapshot, now_s=now, find_run=store.find_run).spec
         if problems := budget_problems(spec, store, catalogue):
             raise SpecError(problems)
-        canonical = spec.canonical_json()
-        return Validated(
-            valid=True,
-            name=spec.name,
-            sha256=spec.sha256(),
-            run_count=spec.run_count(),
-            spec=json.loads(canonical),
-        )
+        return Validated.of(spec)
 
     return await run_in_threadpool(check)
 
 
 @router.post(
     "/specs/preview",
-    response_model=PreviewPage,
     responses={
         **_SPEC,
         **declared(*SPEC_PROBLEMS, "malformed-request", "body-too-large", "invalid-page-token"),
@@ -104,14 +92,14 @@ async def preview_spec(
     page_token: Annotated[
         str | None, Query(max_length=100, description="`next_page_token` of the page before.")
     ] = None,
-) -> PreviewPage:
+) -> Preview:
     """Each run with its resources, price and whether it could be served; one that could not says why.
 
     The first page has the forecast of the whole grid: money, energy and hours with an interval, what it
     rests on, and what of it does not fit into the budget."""
     start = _start(page_token)
 
-    def page() -> PreviewPage:
+    def page() -> Preview:
         now = time.time()
         spec = read_spec(text, catalogue)
         if problems := path_problems(spec, settings):
@@ -120,21 +108,13 @@ async def preview_spec(
         runs = list(planned_runs(spec, catalogue, snapshot, start=start, limit=page_size))
         reuse = _reuse(spec, settings, catalogue, store)
         end = start + len(runs)
-        forecast = None
-        if start == 0:
-            forecast = ForecastShape.model_validate(forecast_of(spec, store, catalogue, reused=reuse.runs))
-        return PreviewPage(
+        forecast = forecast_of(spec, store, catalogue, reused=reuse.runs) if start == 0 else None
+        return Preview(
             run_count=spec.run_count(),
             reused_count=len(reuse.runs),
             cluster_age_s=now - snapshot.at_s if snapshot else None,
             items=[
-                PlannedRunShape.of(
-                    replace(
-                        run,
-                        reused_from=reuse.runs.get(run.index),
-                        not_reused=reuse.refused.get(run.index),
-                    )
-                )
+                replace(run, reused_from=reuse.runs.get(run.index), not_reused=reuse.refused.get(run.index))
                 for run in runs
             ],
             next_page_token=f"r{end}" if runs and end < spec.run_count() else None,

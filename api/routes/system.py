@@ -16,6 +16,7 @@ from api.shapes import Health, Readiness
 from service.db import migrate
 from service.db.errors import StoreError
 from service.queue import Queue
+from service.serialization import to_json
 from service.states import ExperimentState
 from service.store import Store
 
@@ -24,7 +25,7 @@ health = APIRouter(tags=["system"])
 router = APIRouter()
 
 
-@health.get("/healthz", response_model=Health, responses=declared(), summary="Whether this process answers")
+@health.get("/healthz", responses=declared(), summary="Whether this process answers")
 async def healthz() -> Health:
     """Touches nothing else: a process that answers this need not be restarted."""
     return Health(status="ok")
@@ -46,7 +47,7 @@ def readyz(settings: SettingsDep, queue: QueueDep) -> Response:
     except StoreError as error:
         readiness = Readiness(ready=False, database=str(error), schedulers_alive=0)
     return Response(
-        readiness.model_dump_json(),
+        to_json(readiness),
         status_code=200 if readiness.ready else 503,
         media_type="application/json",
         headers=None if readiness.ready else {"Retry-After": "2"},

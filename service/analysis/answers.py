@@ -1,258 +1,242 @@
 """Answers as records: what REST gives, what the client reads, what the report prints.
 
-Every answer carries `notes`: what a reader must know to read it rightly, in words.
+Every answer carries `notes`: what a reader must know to read it correctly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from service.analysis.records import Claim, Criterion, Effects, WeightRange
+from service.analysis.records import Claim, Criterion, Definitions, Effects, WeightRange
 from service.comparison import Metric, Spread
+from service.grid import AxisValue
+from service.serialization import Number, Serializable
 
-Point = Mapping[str, Any]
+Point = Mapping[str, AxisValue]
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedRow:
-    """One combination of axis values.
-
-    Attributes:
-        label: axis values in words.
-        point: axis values by dotted name.
-        figures: mean, standard deviation between seeds and count by metric; None without a value.
-        finished: runs with a result (succeeded, or stopped early).
-        planned: runs in all.
-        incomplete: runs with a result that ended early.
-        failures: how many runs failed, by failure class.
-        energy_provenance: how the row's energy came to be; `mixed` leaves the energy out.
-        shared: runs whose device other runs might use at the same time.
-        disturbed: runs with a result that neighbours disturbed while they were measured.
-        disturbed_by: how many runs each neighbour disturbed: `foreign`, `other_experiment`,
-            `same_experiment`.
-    """
+class ComparedRow(Serializable):
+    """One combination of axis values."""
 
     label: str
+    """Axis values in words."""
     point: Point
+    """Axis values by dotted name."""
     figures: Mapping[str, Spread | None]
+    """Mean, standard deviation between seeds and count by metric; null without a value."""
     finished: int
+    """Runs with a result: succeeded, or stopped early."""
     planned: int
+    """Runs in all."""
     incomplete: int
+    """Runs with a result that ended early."""
     failures: Mapping[str, int]
+    """How many runs failed, by failure class."""
     energy_provenance: str | None
+    """Provenance of the row's energy: counter, sampled or modelled; `mixed` leaves the energy out."""
     shared: int = 0
+    """Runs whose device other runs might use at the same time (`queue.share_device`)."""
     disturbed: int = 0
+    """Runs with a result that neighbours disturbed while they were measured."""
     disturbed_by: Mapping[str, int] = field(default_factory=dict)
+    """How many runs each neighbour disturbed: `foreign`, `other_experiment`, `same_experiment`."""
 
 
 @dataclass(frozen=True, slots=True)
-class TestedPair:
-    """A against B on one metric.
-
-    Attributes:
-        a, b: labels of the two sides.
-        a_point, b_point: their axis values by dotted name.
-        metric: name, with its unit.
-        claim: what the seeds say; None when no claim can be made.
-        text: the verdict with its numbers in one line, or why no claim can be made.
-    """
+class TestedPair(Serializable):
+    """A against B on one metric."""
 
     a: str
+    """Label of A."""
     b: str
+    """Label of B."""
     a_point: Point
+    """Axis values of A."""
     b_point: Point
+    """Axis values of B."""
     metric: str
+    """Name with its unit."""
     claim: Claim | None
+    """What the seeds say; null when no claim can be made."""
     text: str
+    """The verdict with its numbers in one line, or why no claim can be made."""
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonAnswer:
-    """Runs beside each other by axis and, when asked for, tested claims.
-
-    Attributes:
-        axes: dotted names that make the rows.
-        metrics: the compared figures.
-        rows: in the order in which the grid first reaches them.
-        best: position of the row with the best mean by metric; not yet a proven difference.
-        claims: tested pairs, metric by metric; empty when none were asked for.
-        notes: what a reader must know, in words.
-    """
+class ComparisonAnswer(Serializable):
+    """Runs beside each other by axis and, when asked for, tested claims."""
 
     axes: tuple[str, ...]
+    """Axes that make the rows, by dotted name."""
     metrics: tuple[Metric, ...]
+    """The compared figures."""
     rows: tuple[ComparedRow, ...]
+    """In the order in which the grid first reaches them."""
     best: Mapping[str, int]
+    """Position of the row with the best mean by metric; not yet a proven difference."""
     claims: tuple[TestedPair, ...]
+    """Tested pairs, metric by metric; empty when none were asked for."""
     notes: tuple[str, ...]
+    """What a reader must know to read the answer correctly."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """One configuration's score and its parts (weight x normalised value, signed) by metric."""
+class Scored(Serializable):
+    """One configuration's score."""
 
     label: str
+    """Axis values in words."""
     point: Point
-    score: float
-    parts: Mapping[str, float]
+    """Axis values by dotted name."""
+    score: Number
+    """Sum of the parts; lower is better."""
+    parts: Mapping[str, Number]
+    """Weight x value / largest value by metric, signed."""
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreAnswer:
-    """Configurations by weighted score, the best (lowest) first.
-
-    Attributes:
-        strategy: name of the weighting; None when the weights are the user's own.
-        definitions: whose time and occupancy the strategy weighs, `stillhouse` or `published`; None when
-            the weights are the user's own.
-        criteria: the weights.
-        ranking: all configurations that have every metric.
-        sensitivity: by metric, who wins at which share of the total weight; metrics that have
-            nothing to be traded against are left out.
-        left_out: why other configurations have no score, by label.
-        notes: what a reader must know, in words.
-    """
+class ScoreAnswer(Serializable):
+    """Configurations by weighted score, the best (lowest) first."""
 
     strategy: str | None
-    definitions: str | None
+    """Name of the weighting; null when the weights are your own."""
+    definitions: Definitions | None
+    """Whose time and occupancy the strategy weighs; null when the weights are your own."""
     criteria: tuple[Criterion, ...]
+    """The weights."""
     ranking: tuple[Scored, ...]
+    """All configurations that have every metric."""
     sensitivity: Mapping[str, tuple[WeightRange, ...]]
+    """By metric, who wins at which share of the total weight; a metric without a trade-off is left out."""
     left_out: Mapping[str, str]
+    """Why other configurations have no score, by label."""
     notes: tuple[str, ...]
+    """What a reader must know to read the answer correctly."""
 
 
 @dataclass(frozen=True, slots=True)
-class FrontierMember:
+class FrontierMember(Serializable):
     """One configuration with its means over seeds."""
 
     label: str
+    """Axis values in words."""
     point: Point
-    values: Mapping[str, float]
+    """Axis values by dotted name."""
+    values: Mapping[str, Number]
+    """Means by metric."""
 
 
 @dataclass(frozen=True, slots=True)
-class FrontierAnswer:
-    """The Pareto set.
-
-    Attributes:
-        metrics: over what, with the direction that wins.
-        members: what nothing dominates.
-        others: what is dominated.
-        dominated: dominators by label.
-        left_out: why other configurations were not judged, by label.
-        notes: what a reader must know, in words.
-    """
+class FrontierAnswer(Serializable):
+    """The Pareto set: what nothing else beats on every metric at once."""
 
     metrics: tuple[Metric, ...]
+    """Over what, with the direction that wins."""
     members: tuple[FrontierMember, ...]
+    """What nothing dominates."""
     others: tuple[FrontierMember, ...]
+    """What is dominated."""
     dominated: Mapping[str, tuple[str, ...]]
+    """Dominators by label."""
     left_out: Mapping[str, str]
+    """Why other configurations were not judged, by label."""
     notes: tuple[str, ...]
+    """What a reader must know to read the answer correctly."""
 
 
 @dataclass(frozen=True, slots=True)
-class FittedEffects:
+class FittedEffects(Serializable):
     """The fitted model of one metric, and what it says in words."""
 
     model: Effects
+    """The fitted model."""
     sentences: tuple[str, ...]
+    """One line per level effect."""
 
 
 @dataclass(frozen=True, slots=True)
-class EffectsAnswer:
-    """What each axis does to each metric.
-
-    Attributes:
-        items: one fitted model per metric.
-        unanswered: why other metrics have none, by name.
-        notes: what a reader must know, in words.
-    """
+class EffectsAnswer(Serializable):
+    """What each axis does to each metric."""
 
     items: tuple[FittedEffects, ...]
+    """One fitted model per metric."""
     unanswered: Mapping[str, str]
+    """Why other metrics have none, by name."""
     notes: tuple[str, ...]
+    """What a reader must know to read the answer correctly."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """How many times better than the baseline, from means over seeds.
+class Ratio(Serializable):
+    """How many times better than the baseline, from means over seeds."""
 
-    Attributes:
-        ratio: baseline / configuration where lower is better, else the inverse; 2 = twice as good.
-        low, high: 95% interval by Student's t on logarithms, paired by seed where the sides share
-            seeds; None with fewer than two seeds on a side.
-        pairs: seeds that were paired; 0 when unpaired.
-    """
-
-    ratio: float
-    low: float | None
-    high: float | None
+    ratio: Number
+    """Baseline / configuration where lower is better, else the inverse; 2 = twice as good."""
+    low: Number | None
+    """Lower end of the 95% interval (Student's t on logarithms, paired by seed where the sides share seeds);
+    null with fewer than two seeds on a side."""
+    high: Number | None
+    """Upper end of it."""
     pairs: int
+    """Seeds that were paired; 0 when unpaired."""
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedupRow:
-    """One configuration against the baseline; a ratio is None without a positive mean."""
+class SpeedupRow(Serializable):
+    """One configuration against the baseline."""
 
     label: str
+    """Axis values in words."""
     point: Point
+    """Axis values by dotted name."""
     ratios: Mapping[str, Ratio | None]
+    """By metric; null without a positive mean on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
-class TimeToTarget:
-    """Time until the target was first reached at an evaluation.
-
-    Attributes:
-        label: the configuration.
-        reached, of: how many of its finished runs reached the target.
-        mean_s: mean over seeds, in seconds from the run's start; None unless every run reached it,
-            because a mean of the lucky ones flatters.
-        speedup: the baseline's mean / this one's; None when either is missing.
-    """
+class TimeToTarget(Serializable):
+    """Time until the target was first reached at an evaluation."""
 
     label: str
+    """The configuration."""
     reached: int
+    """Finished runs that reached it."""
     of: int
-    mean_s: float | None
-    speedup: float | None
+    """Finished runs that were evaluated on the way."""
+    mean_s: Number | None
+    """Mean over seeds from the start of a run, in seconds; null unless every run reached it, because a mean
+    of the fastest would flatter."""
+    speedup: Number | None
+    """The baseline's mean / this one's; null when either is missing."""
 
 
 @dataclass(frozen=True, slots=True)
-class TimeTo:
-    """Time to a target value.
-
-    Attributes:
-        metric: the evaluated metric, for instance `accuracy`.
-        target: its value that must be reached.
-        rows: one per configuration.
-    """
+class TimeTo(Serializable):
+    """Time to a target value."""
 
     metric: str
-    target: float
+    """The evaluated metric, `accuracy` for instance."""
+    target: Number
+    """Its value that must be reached."""
     rows: tuple[TimeToTarget, ...]
+    """One per configuration."""
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedupAnswer:
-    """Configurations against a named baseline.
-
-    Attributes:
-        baseline: its label.
-        metrics: the compared figures.
-        rows: one per configuration with a result, the baseline among them.
-        time_to: time to a target; None when no run was evaluated on the way.
-        left_out: why other configurations have no row, by label.
-        notes: what a reader must know, in words.
-    """
+class SpeedupAnswer(Serializable):
+    """Configurations against a named baseline."""
 
     baseline: str
+    """Its label."""
     metrics: tuple[Metric, ...]
+    """The compared figures."""
     rows: tuple[SpeedupRow, ...]
+    """One per configuration with a result, the baseline among them."""
     time_to: TimeTo | None
+    """Time to a target; null when no run was evaluated on the way."""
     left_out: Mapping[str, str]
+    """Why other configurations have no row, by label."""
     notes: tuple[str, ...]
+    """What a reader must know to read the answer correctly."""

@@ -35,9 +35,9 @@ from service.analysis.errors import AnalysisError, BadQuestion
 from service.analysis.frontier import frontier
 from service.analysis.metrics import scale_of
 from service.analysis.recommend import Configuration, recommend
-from service.analysis.records import Claim, Recommendation
+from service.analysis.records import Claim, Definitions, Recommendation
 from service.analysis.rows import Rows, is_at
-from service.analysis.score import OCCUPANCY, STRATEGIES, Definitions, rank, sensitivity, strategies
+from service.analysis.score import OCCUPANCY, STRATEGIES, rank, sensitivity, strategies
 from service.analysis.speedup import ratio, times_to_target
 from service.analysis.words import steps_words, test_words
 from service.comparison import Metric, compare

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Literal
 
+from service.grid import AxisValue
+from service.serialization import Number, Serializable
 from trainers.figures import Better
 
 Scale = Literal["ratio", "difference"]
@@ -14,160 +17,170 @@ Verdict = Literal["A is better", "B is better", "equivalent", "undecided"]
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """What the seeds say about A against B on one metric. Differences are A minus B.
-
-    Attributes:
-        metric: name, with its unit.
-        mean_a, mean_b: means over seeds.
-        difference: mean difference, in the metric's unit.
-        relative: difference divided by the size of B's mean; None when that is 0.
-        error: standard error of the difference, in the metric's unit.
-        low, high: confidence interval of the difference at level 1 - alpha, not corrected; it holds 0
-            exactly when the p-value before correction is not below alpha.
-        interval: how the interval was made: over seeds, or over seeds and examples.
-        test: which test gave `p_value`.
-        p_value: two-sided; Holm-corrected over `claims`.
-        p_equivalent: the larger of the two one-sided p-values; None without a margin.
-        pairs: number of seeds that were paired; 0 when unpaired.
-        seeds_a, seeds_b: seeds on each side.
-        examples: examples that both sides were compared on; 0 = seeds alone, and the claim is about
-            further seeds on the same examples.
-        resolution: least standard deviation that one run's figure is taken to have, in the metric's unit.
-        at_resolution: whether seeds spread less than that, so that it stands in for their spread.
-        margin: largest difference that counts as none; None when equivalence was not asked.
-        claims: how many claims the p-values are corrected for; 1 = not corrected.
-        verdict: the answer in words.
-        more_seeds: about how many more seeds a side an undecided claim needs; None when decided, or
-            when it takes more than `MOST_SEEDS` or more examples.
-    """
+class Claim(Serializable):
+    """What the seeds say about A against B on one metric. Differences are A minus B."""
 
     metric: str
-    mean_a: float
-    mean_b: float
-    difference: float
-    relative: float | None
-    error: float
-    low: float
-    high: float
+    """Name with its unit."""
+    mean_a: Number
+    """Mean of A over seeds."""
+    mean_b: Number
+    """Mean of B over seeds."""
+    difference: Number
+    """Mean difference, in the metric's unit."""
+    relative: Number | None
+    """Difference divided by the size of B's mean; null when that is 0."""
+    error: Number
+    """Standard error of the difference, in the metric's unit."""
+    low: Number
+    """Lower end of the interval of the difference at level 1 - alpha, not corrected: it holds 0 exactly when
+    the p-value before correction is not below alpha."""
+    high: Number
+    """Upper end of that interval."""
     interval: Literal["Student's t", "two-way"]
+    """How the interval was made: over seeds, or over seeds and examples."""
     test: Test
-    p_value: float
-    p_equivalent: float | None
+    """Which test gave `p_value`."""
+    p_value: Number
+    """Two-sided, corrected by Holm over `claims`."""
+    p_equivalent: Number | None
+    """Larger p-value of the two one-sided tests, corrected; null without a margin."""
     pairs: int
+    """Seeds that were paired; 0 when unpaired."""
     seeds_a: int
+    """Seeds of A."""
     seeds_b: int
+    """Seeds of B."""
     examples: int
-    resolution: float
+    """Examples that both sides were compared on; 0 = seeds alone, and the claim is about further seeds on the
+    same examples."""
+    resolution: Number
+    """Least standard deviation that one run's figure is taken to have, in the metric's unit."""
     at_resolution: bool
-    margin: float | None
+    """Whether seeds spread less than that, so that it stands in for their spread."""
+    margin: Number | None
+    """Largest difference that counts as none; null when equivalence was not asked."""
     claims: int
+    """How many claims the p-values are corrected for; 1 = not corrected."""
     verdict: Verdict
+    """The verdict."""
     more_seeds: int | None
+    """About how many more seeds a side an undecided claim needs; null when decided, past 1000, or when only
+    more examples would do."""
 
 
 @dataclass(frozen=True, slots=True)
-class LevelEffect:
-    """What one value of an axis does against the axis' first value, averaged over all else.
-
-    Attributes:
-        axis, level, baseline: the axis and the two values.
-        effect: relative change (-0.6 = 60% less) on the ratio scale, else a difference in the
-            metric's unit.
-        low, high: confidence interval of `effect`.
-        p_value: two-sided t test of no effect.
-    """
+class LevelEffect(Serializable):
+    """What one value of an axis does against the axis' first value, averaged over all else."""
 
     axis: str
-    level: Any
-    baseline: Any
-    effect: float
-    low: float
-    high: float
-    p_value: float
+    """The axis."""
+    level: AxisValue
+    """The value."""
+    baseline: AxisValue
+    """The axis' first value."""
+    effect: Number
+    """Relative change (-0.6 = 60% less) on the ratio scale, else a difference in the metric's unit."""
+    low: Number
+    """Lower end of its interval."""
+    high: Number
+    """Upper end of its interval."""
+    p_value: Number
+    """Two-sided t test of no effect."""
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class Term(Serializable):
     """F test of an axis (one name) or of an interaction (two names)."""
 
     axes: tuple[str, ...]
-    f: float
-    p_value: float
-    share: float
+    """One or two axes."""
+    f: Number
+    """F statistic."""
+    p_value: Number
+    """Of no effect, by the F test."""
+    share: Number
     """Share of the total sum of squares that only this term explains, in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
-class Effects:
-    """The fitted model of one metric.
-
-    Attributes:
-        metric: name, with its unit.
-        scale: `ratio` when logarithms were modelled.
-        levels: level effects, axis by axis.
-        terms: tests of axes, then of interactions.
-        left_out: interactions that the rows cannot tell apart from the rest.
-        r_squared: share of variance explained.
-        checks: what makes the model doubtful, in words; empty when nothing does.
-    """
+class Effects(Serializable):
+    """The fitted model of one metric."""
 
     metric: str
+    """Name with its unit."""
     scale: Scale
+    """`ratio` when logarithms were modelled."""
     levels: tuple[LevelEffect, ...]
+    """Level effects, axis by axis."""
     terms: tuple[Term, ...]
-    left_out: tuple[tuple[str, str], ...]
-    r_squared: float
+    """Tests of axes, then of interactions."""
+    left_out: tuple[tuple[str, ...], ...]
+    """Interactions that the runs cannot tell apart from the rest."""
+    r_squared: Number
+    """Share of variance explained."""
     checks: tuple[str, ...]
+    """What makes the model doubtful; empty when nothing does."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recommendation:
-    """A choice with its evidence.
-
-    Attributes:
-        winner: label of the chosen configuration.
-        winner_point: its axis values by dotted name.
-        objective: metric that was minimised (or maximised).
-        value: the winner's mean of it.
-        runner_up: the next best that meets the constraints; None when there is no other.
-        over_runner_up: winner (A) against runner-up (B) on the objective; None when that cannot
-            be tested, and then `sure` says why.
-        against_best: for each `within_of_best` constraint, the winner (A) against the best
-            configuration (B) on that metric, tested for equivalence within the constraint's value;
-            left out where the winner is the best itself or a side has too few seeds.
-        excluded: why each other configuration was left out, by label.
-        sure: how sure the choice is, in one sentence.
-        text: the answer in words.
-        notes: what a reader must know, in words.
-    """
+class Recommendation(Serializable):
+    """The best configuration on the objective that meets every constraint, with its evidence."""
 
     winner: str
-    winner_point: Mapping[str, Any]
+    """Label of the chosen configuration."""
+    winner_point: Mapping[str, AxisValue]
+    """Its axis values by dotted name."""
     objective: str
-    value: float
+    """Metric to be best on."""
+    value: Number
+    """The winner's mean of it."""
     runner_up: str | None
+    """The next best that meets the constraints; null when there is no other."""
     over_runner_up: Claim | None
+    """Winner (A) against runner-up (B) on the objective; null when that cannot be tested, and
+    then `sure` says why."""
     against_best: tuple[Claim, ...]
+    """Winner (A) against the best (B) on each metric that may be a little worse, tested for equivalence
+    within that difference; left out where the winner is the best itself or a side has too few seeds."""
     excluded: Mapping[str, str]
+    """Why each other configuration was left out, by label."""
     sure: str
+    """How sure the choice is, in one sentence."""
     text: str
+    """The answer in words."""
     notes: tuple[str, ...] = ()
+    """What a reader must know to read the answer correctly."""
+
+
+class Definitions(StrEnum):
+    """Whose time and occupancy the strategies weigh."""
+
+    stillhouse = "stillhouse"
+    """A run's whole time; occupancy of the SMs while kernels run."""
+    published = "published"
+    """The study's: time of training without validation; occupancy averaged over wall time, idle included."""
 
 
 @dataclass(frozen=True, slots=True)
-class Criterion:
-    """One metric's part in the score; `weight` is dimensionless and not negative."""
+class Criterion(Serializable):
+    """One metric's part in the score."""
 
     metric: str
-    weight: float
+    """Name with its unit."""
+    weight: Number
+    """Not negative, dimensionless."""
     better: Better = "lower"
+    """Which direction wins; higher-is-better parts count negative."""
 
 
 @dataclass(frozen=True, slots=True)
-class WeightRange:
+class WeightRange(Serializable):
     """Weights of one metric, the others scaled to fill up, over which one configuration wins."""
 
-    low: float
-    high: float
+    low: Number
+    """From this share of the total weight, in [0, 1]."""
+    high: Number
+    """To this one."""
     winner: str
+    """Label of the configuration."""

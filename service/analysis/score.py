@@ -11,23 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from types import MappingProxyType
 
 import numpy as np
 
 from service.analysis.candidates import Candidate, Matrix, matrix
 from service.analysis.errors import AnalysisError
-from service.analysis.records import Criterion, WeightRange
-
-
-class Definitions(StrEnum):
-    """Whose time and occupancy the strategies weigh."""
-
-    stillhouse = "stillhouse"
-    """A run's whole time; occupancy of the SMs while kernels run."""
-    published = "published"
-    """The study's: time of training without validation; occupancy averaged over wall time, idle included."""
+from service.analysis.records import Criterion, Definitions, WeightRange
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from service.cli.output import Json, console, note, print_json, say
 
 if TYPE_CHECKING:
     from service.analysis.answers import ComparisonAnswer
-    from service.client import Client, Experiment
+    from service.client import Client, ExperimentStatus
 
 FIRST_SEEDS = 2
 """Further seeds for a first claim: with the one that is there three, the fewest that tell of a spread of
@@ -99,7 +99,7 @@ def compare(
 
 def _submit_seeds(
     client: Client, numbers: Sequence[int], answer: ComparisonAnswer, most: int, *, named: bool
-) -> Experiment | None:
+) -> ExperimentStatus | None:
     """Submit the first experiment's spec with further seeds; None when every claim is decided."""
     from service.analysis.more_seeds import further_spec, next_seeds
 

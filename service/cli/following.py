@@ -18,7 +18,7 @@ from service.states import RUN_STATES_WITH_RESULT, TERMINAL_EXPERIMENT_STATES, T
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from service.client import Client, Experiment, Run
+    from service.client import Client, ExperimentStatus, Run
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _PICTURES_PER_S = 4
 _POLL_S = 0.5
 
 
-def follow_experiment(client: Client, experiment_id: int, *, as_json: bool = False) -> Experiment:
+def follow_experiment(client: Client, experiment_id: int, *, as_json: bool = False) -> ExperimentStatus:
     """Show an experiment until it has ended, in the form that fits where the output goes."""
     if as_json:
         return _follow_as_json(client, experiment_id)
@@ -41,7 +41,7 @@ def follow_experiment(client: Client, experiment_id: int, *, as_json: bool = Fal
     return _follow_in_lines(client, board)
 
 
-def _follow_as_json(client: Client, experiment_id: int) -> Experiment:
+def _follow_as_json(client: Client, experiment_id: int) -> ExperimentStatus:
     from service.client import Ended, ExperimentChanged, Happened, RunChanged
 
     for message in client.follow(experiment_id):
@@ -57,7 +57,7 @@ def _follow_as_json(client: Client, experiment_id: int) -> Experiment:
     raise Failure(f"the service closed the stream of experiment {experiment_id}", ExitCode.unreachable)
 
 
-def _follow_live(client: Client, board: Board) -> Experiment:
+def _follow_live(client: Client, board: Board) -> ExperimentStatus:
     from rich.live import Live
 
     screen = console()
@@ -73,7 +73,7 @@ def _follow_live(client: Client, board: Board) -> Experiment:
     return board.experiment
 
 
-def _follow_in_lines(client: Client, board: Board) -> Experiment:
+def _follow_in_lines(client: Client, board: Board) -> ExperimentStatus:
     from service.client import Happened, RunChanged
 
     said_s: dict[int, float] = {}
@@ -152,14 +152,14 @@ def _run_message(message: Any) -> dict[str, Any]:
     return {"ended": message.run}
 
 
-def wait_for_experiment(client: Client, experiment_id: int, *, timeout_s: float | None) -> Experiment:
+def wait_for_experiment(client: Client, experiment_id: int, *, timeout_s: float | None) -> ExperimentStatus:
     """Wait in silence until an experiment has ended.
 
     Raises:
         Failure: with the timeout code.
     """
 
-    def ended() -> Experiment | None:
+    def ended() -> ExperimentStatus | None:
         experiment = client.experiment(experiment_id)
         return experiment if experiment.state in TERMINAL_EXPERIMENT_STATES else None
 
@@ -191,7 +191,7 @@ def _until(look: Callable[[], T | None], name: str, timeout_s: float | None) -> 
         time.sleep(_POLL_S)
 
 
-def exit_for(ended: Experiment | Run) -> None:
+def exit_for(ended: ExperimentStatus | Run) -> None:
     """Leave with code 1 when what has ended did not succeed.
 
     Raises:

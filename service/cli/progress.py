@@ -21,7 +21,7 @@ from service.headlines import headline, score, shared_headline
 from service.states import TERMINAL_RUN_STATES, RunState
 
 if TYPE_CHECKING:
-    from service.client import Experiment, Run
+    from service.client import ExperimentStatus, Run
 
 _FORMS = ((True, 20), (True, 14), (True, 8), (True, 0), (False, 8), (False, 0))
 """With axes, and width of the bars: the first that fits is shown."""
@@ -38,7 +38,7 @@ class Board:
         latest: last value of each metric, by run number and metric name.
     """
 
-    experiment: Experiment
+    experiment: ExperimentStatus
     runs: dict[int, Run] = field(default_factory=dict)
     latest: dict[int, Mapping[str, float]] = field(default_factory=dict)
     said: dict[int, str] = field(default_factory=dict)

@@ -30,8 +30,15 @@ from service.states import RUN_STATES_WITH_RESULT
 
 if TYPE_CHECKING:
     from service.analysis.answers import ComparedRow, ComparisonAnswer
-    from service.answers import Span
-    from service.client import Experiment, ExperimentDetail, Forecast, HardwareEntry, PlannedRun, QueueEntry
+    from service.client import (
+        ExperimentDetail,
+        ExperimentStatus,
+        Forecast,
+        HardwareEntry,
+        PlannedRun,
+        QueueEntry,
+        Span,
+    )
     from service.records import Attempt, Event, Run
 
 _STYLES = {
@@ -74,7 +81,7 @@ def print_fitting(console: Console, table: Table, otherwise: Iterable[str]) -> N
             console.print(Text(line), soft_wrap=True)
 
 
-def experiments_table(experiments: Sequence[Experiment]) -> Table:
+def experiments_table(experiments: Sequence[ExperimentStatus]) -> Table:
     """One line per experiment."""
     table = grid_table("id", "name", "owner", "state", "runs", "submitted", right=("id",))
     for experiment in experiments:
@@ -90,7 +97,7 @@ def experiments_table(experiments: Sequence[Experiment]) -> Table:
     return table
 
 
-def experiments_lines(experiments: Sequence[Experiment]) -> list[str]:
+def experiments_lines(experiments: Sequence[ExperimentStatus]) -> list[str]:
     """What `experiments_table` says, for a terminal too narrow for it."""
     return [
         f"{experiment.id} {experiment.state} {experiment.name} "

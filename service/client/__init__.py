@@ -12,38 +12,40 @@ safe because it carries an idempotency key. Everything else that the server refu
 
 from __future__ import annotations
 
-from service.answers import (
-    Cluster,
-    Ended,
-    Experiment,
-    ExperimentChanged,
-    ExperimentDetail,
-    ExperimentPage,
-    Forecast,
-    Happened,
-    HardwareEntry,
-    NewLine,
-    NewPoints,
-    NewSeries,
-    Node,
-    Preview,
-    Queue,
-    QueueEntry,
-    RunChanged,
-    RunEnded,
-    RunPage,
-    Series,
-    Totals,
-    Validated,
-    Waiting,
-)
 from service.client.answers import AnswerCalls
 from service.client.experiments import ExperimentCalls
 from service.client.installation import InstallationCalls
+from service.client.live import (
+    Ended,
+    ExperimentChanged,
+    Happened,
+    NewLine,
+    NewPoints,
+    RunChanged,
+    RunEnded,
+)
 from service.client.runs import RunCalls
 from service.client.wire import ApiError, ClientError, Unreachable
-from service.preview import PlannedRun
-from service.records import Attempt, Event, LogLine, MeasurementRow, Run
+from service.cluster import Cluster, ClusterNode
+from service.hardware import HardwareEntry
+from service.planner.forecast import Forecast, Span
+from service.preview import PlannedRun, Preview, Validated
+from service.records import (
+    Attempt,
+    Event,
+    ExperimentDetail,
+    ExperimentStatus,
+    LogLine,
+    MeasurementRow,
+    MetricSeries,
+    NewSeries,
+    Page,
+    QueueEntry,
+    QueueListing,
+    QueuePosition,
+    Run,
+    Totals,
+)
 
 __all__ = [
     "ApiError",
@@ -51,34 +53,34 @@ __all__ = [
     "Client",
     "ClientError",
     "Cluster",
+    "ClusterNode",
     "Ended",
     "Event",
-    "Experiment",
     "ExperimentChanged",
     "ExperimentDetail",
-    "ExperimentPage",
+    "ExperimentStatus",
     "Forecast",
     "Happened",
     "HardwareEntry",
     "LogLine",
     "MeasurementRow",
+    "MetricSeries",
     "NewLine",
     "NewPoints",
     "NewSeries",
-    "Node",
+    "Page",
     "PlannedRun",
     "Preview",
-    "Queue",
     "QueueEntry",
+    "QueueListing",
+    "QueuePosition",
     "Run",
     "RunChanged",
     "RunEnded",
-    "RunPage",
-    "Series",
+    "Span",
     "Totals",
     "Unreachable",
     "Validated",
-    "Waiting",
 ]
 
 

@@ -8,19 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from service.answers import (
-    Ended,
-    Experiment,
-    ExperimentChanged,
-    ExperimentDetail,
-    ExperimentPage,
-    Happened,
-    RunChanged,
-)
+from service.client.live import Ended, ExperimentChanged, Happened, RunChanged
 from service.client.runs import run_changed
 from service.client.wire import Wire, api_error, encoded, given, read, reading
 from service.ledger import Ledger
-from service.records import Event
+from service.records import Event, ExperimentDetail, ExperimentStatus, Page
 from service.states import TERMINAL_EXPERIMENT_STATES
 
 
@@ -29,7 +21,7 @@ class ExperimentCalls(Wire):
 
     def submit(
         self, text: str | bytes, *, idempotency_key: str | None = None, owner: str | None = None
-    ) -> Experiment:
+    ) -> ExperimentStatus:
         """Submit a spec, YAML or JSON; repeated safely until the server has answered.
 
         Args:
@@ -47,7 +39,7 @@ class ExperimentCalls(Wire):
         answer = self._call(
             "POST", "/api/v1/experiments", repeat=True, content=encoded(text), headers=headers
         )
-        return read(Experiment, answer)
+        return read(ExperimentStatus, answer)
 
     def experiments(
         self,
@@ -56,13 +48,13 @@ class ExperimentCalls(Wire):
         order_by: str | None = None,
         page_size: int = 50,
         page_token: str | None = None,
-    ) -> ExperimentPage:
+    ) -> Page[ExperimentStatus]:
         """One page of experiments, the newest first unless `order_by` says otherwise."""
-        return self._get(ExperimentPage, "/experiments", filter, order_by, page_size, page_token)
+        return self._get(Page[ExperimentStatus], "/experiments", filter, order_by, page_size, page_token)
 
     def all_experiments(
         self, *, filter: str | None = None, order_by: str | None = None
-    ) -> Iterator[Experiment]:
+    ) -> Iterator[ExperimentStatus]:
         """All experiments, page by page as they are read."""
         token: str | None = None
         while True:
@@ -136,9 +128,9 @@ class ExperimentCalls(Wire):
             elif kind == "run":
                 yield run_changed(payload)
             elif kind == "experiment":
-                yield ExperimentChanged(read(Experiment, payload))
+                yield ExperimentChanged(read(ExperimentStatus, payload))
             elif kind == "end":
-                yield Ended(read(Experiment, payload))
+                yield Ended(read(ExperimentStatus, payload))
 
     def wait(self, id: int, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:
         """Wait until an experiment has ended.

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import httpx
 
-from service.answers import Cluster, Forecast, HardwareEntry, Preview, Queue, Validated
 from service.client.wire import Wire, encoded, given, read
-from service.preview import PlannedRun
+from service.cluster import Cluster
+from service.hardware import HardwareEntry
+from service.planner.forecast import Forecast
+from service.preview import PlannedRun, Preview, Validated
+from service.records import QueueListing
 
 
 class InstallationCalls(Wire):
@@ -45,9 +48,9 @@ class InstallationCalls(Wire):
             if token is None or len(items) >= limit:
                 return replace(page, items=items, next_page_token=token, forecast=forecast)
 
-    def queue(self) -> Queue:
+    def queue(self) -> QueueListing:
         """Everything that waits and why."""
-        return self._get(Queue, "/queue")
+        return self._get(QueueListing, "/queue")
 
     def hardware(self) -> list[HardwareEntry]:
         """The hardware catalogue."""

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from service.answers import NewLine, NewPoints, NewSeries, RunChanged, RunEnded, RunPage, Series
-from service.client.wire import Wire, adapter, api_error, given, read, reading
+from service.client.live import NewLine, NewPoints, RunChanged, RunEnded
+from service.client.wire import Wire, api_error, given, read, reading
 from service.ledger import Account
 from service.model_archive import unpack
-from service.records import Attempt, LogLine, MeasurementRow, Run
-
-
-@dataclass(frozen=True, slots=True)
-class _Latest:
-    step: int
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class _RunPayload:
-    run: Run
-    latest: dict[str, _Latest]
-    line: LogLine | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Points:
-    series: dict[str, Series]
-
-
-@dataclass(frozen=True, slots=True)
-class _Summary:
-    values: dict[str, float | int | str | None]
+from service.records import (
+    Attempt,
+    LogLine,
+    MeasurementRow,
+    MetricSeries,
+    NewSeries,
+    Page,
+    Points,
+    Run,
+    RunProgress,
+    RunSummary,
+)
+from service.serialization import adapter
 
 
 class RunCalls(Wire):
@@ -48,10 +36,10 @@ class RunCalls(Wire):
         order_by: str | None = None,
         page_size: int = 100,
         page_token: str | None = None,
-    ) -> RunPage:
+    ) -> Page[Run]:
         """One page of runs: of one experiment in grid order, or of all, the newest first."""
         place = "/runs" if experiment_id is None else f"/experiments/{experiment_id}/runs"
-        return self._get(RunPage, place, filter, order_by, page_size, page_token)
+        return self._get(Page[Run], place, filter, order_by, page_size, page_token)
 
     def all_runs(
         self, *, experiment_id: int | None = None, filter: str | None = None, order_by: str | None = None
@@ -90,12 +78,11 @@ class RunCalls(Wire):
         min_step: int | None = None,
         max_step: int | None = None,
         max_points: int | None = None,
-    ) -> dict[str, Series]:
+    ) -> dict[str, MetricSeries]:
         """Points of a run by metric; with `max_points`, each bucket's least and greatest."""
         params = given(name=list(names) or None, min_step=min_step, max_step=max_step, max_points=max_points)
-        return read(
-            _Points, self._call("GET", f"/api/v1/runs/{id}/points", repeat=True, params=params)
-        ).series
+        answer = self._call("GET", f"/api/v1/runs/{id}/points", repeat=True, params=params)
+        return read(Points, answer).series
 
     def measurements(self, id: int) -> list[MeasurementRow]:
         """Quantities of a run with unit and provenance."""
@@ -107,7 +94,7 @@ class RunCalls(Wire):
 
     def summary(self, id: int) -> dict[str, float | int | str | None]:
         """Everything that a run reported as a whole; empty until it ends."""
-        return self._get(_Summary, f"/runs/{id}/summary").values
+        return self._get(RunSummary, f"/runs/{id}/summary").values
 
     def export_model(
         self, id: int, folder: Path, *, checkpoint: Literal["best", "last"] = "best"
@@ -210,5 +197,6 @@ class RunCalls(Wire):
 
 def run_changed(payload: bytes) -> RunChanged:
     """A run's change from its live form."""
-    told = read(_RunPayload, payload)
-    return RunChanged(told.run, {name: point.value for name, point in told.latest.items()}, told.line)
+    progress = read(RunProgress, payload)
+    latest = {name: point.value for name, point in progress.latest.items()}
+    return RunChanged(progress.run, latest, progress.line)

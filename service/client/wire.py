@@ -10,16 +10,17 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from service.document import Problem
+from service.records import Items
+from service.serialization import adapter
 from service.settings import Settings
 
 T = TypeVar("T")
@@ -55,11 +56,6 @@ class ApiError(ClientError):
         self.detail = detail
         self.errors = tuple(errors)
         super().__init__(detail)
-
-
-@dataclass(frozen=True, slots=True)
-class _Items:
-    items: list[Any]
 
 
 class Wire:
@@ -128,8 +124,8 @@ class Wire:
 
     def _items(self, kind: type[T], place: str, params: Mapping[str, Any]) -> list[T]:
         answer = self._call("GET", f"/api/v1{place}", repeat=True, params=dict(params))
-        each = adapter(kind)
-        return [each.validate_python(item) for item in read(_Items, answer).items]
+        items: list[T] = read(Items[kind], answer).items  # type: ignore[valid-type]
+        return items
 
     def _call(self, method: str, path: str, *, repeat: bool, **arguments: Any) -> bytes:
         """Send a request, again when that is safe and could help; the answer's body.
@@ -202,16 +198,6 @@ def server_sent(lines: Iterator[str]) -> Iterator[tuple[str, str | None, bytes]]
             data.append(value)
         elif field == "id":
             id = value
-
-
-_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
-
-
-def adapter(kind: Any) -> TypeAdapter[Any]:
-    """What turns JSON into a record; made once per kind."""
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]
 
 
 def read(kind: type[T], answer: bytes) -> T:

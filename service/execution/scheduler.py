@@ -151,7 +151,7 @@ class Scheduler:
             snapshot = self._jobs.cluster(now)
             self._queue.put_cluster(snapshot)
             self._cluster_s, self._reachable = now, snapshot.reachable
-        did = _OngoingPass()
+        did = _Pass()
         active = self._queue.active()
         current = {(experiment.id, experiment.attempt) for experiment in active}
         for memory in (self._looked_s, self._adopted, self._starting_s):
@@ -168,7 +168,7 @@ class Scheduler:
             did.ray_away = True
         return did.frozen()
 
-    def _claim(self, active: int, did: _OngoingPass) -> None:
+    def _claim(self, active: int, did: _Pass) -> None:
         limit = self._settings.max_concurrent_experiments
         while active < limit:
             # One at a time: what is claimed is submitted before the next is taken, so that a
@@ -180,7 +180,7 @@ class Scheduler:
             active += 1
             self._submit(claimed[0], did)
 
-    def _submit(self, experiment: Experiment, did: _OngoingPass) -> None:
+    def _submit(self, experiment: Experiment, did: _Pass) -> None:
         assert experiment.submission_id is not None
         if self._driver_settings is None:
             self._driver_settings = driver_settings.write(self._settings)
@@ -205,7 +205,7 @@ class Scheduler:
         did.submitted.append(experiment.id)
         logger.info("submitted %s (%s)", experiment.submission_id, experiment.name)
 
-    def _look_after(self, experiment: Experiment, now: float, did: _OngoingPass) -> None:
+    def _look_after(self, experiment: Experiment, now: float, did: _Pass) -> None:
         key = (experiment.id, experiment.attempt)
         until = experiment.lease_until_s or 0.0
         lapsed = until < now
@@ -227,7 +227,7 @@ class Scheduler:
         elif lapsed:
             self._silent(experiment, now, did)
 
-    def _silent(self, experiment: Experiment, now: float, did: _OngoingPass) -> None:
+    def _silent(self, experiment: Experiment, now: float, did: _Pass) -> None:
         """The job is there and its driver does not renew the lease: it hangs, or is only slow."""
         assert experiment.submission_id is not None
         key = (experiment.id, experiment.attempt)
@@ -248,7 +248,7 @@ class Scheduler:
         did.stopped.append(experiment.id)
         self._end(experiment, "the driver sent no heartbeat for two leases and was stopped", did)
 
-    def _adopt(self, experiment: Experiment, did: _OngoingPass) -> bool:
+    def _adopt(self, experiment: Experiment, did: _Pass) -> bool:
         adopted = self._queue.adopt(experiment.id, experiment.attempt, self.name, self._settings.lease_s)
         if adopted:
             did.adopted.append(experiment.id)
@@ -261,7 +261,7 @@ class Scheduler:
         said = f": {job.message}" if job.message else ""
         return f"the driver ended without a result (job {job.state}{said})"
 
-    def _end(self, experiment: Experiment, why: str, did: _OngoingPass) -> None:
+    def _end(self, experiment: Experiment, why: str, did: _Pass) -> None:
         """Queue the experiment for another attempt, or fail it when it was tried too often."""
         decision = decide_retry(
             FailureClass.infrastructure,
@@ -302,7 +302,7 @@ def lost_attempts(store: Store, experiment_id: int) -> int:
     return lost
 
 
-class _OngoingPass:
+class _Pass:
     """A `Pass` while it happens."""
 
     def __init__(self) -> None:

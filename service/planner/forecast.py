@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from service.encoder_size import EncoderSize
 from service.hardware import Hardware, find
+from service.serialization import Number, Serializable
 from service.spec import ExperimentSpec
 from trainers.config import Precision
 from trainers.telemetry.energy import J_PER_KWH
@@ -79,12 +80,15 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """An estimate with its ends."""
+class Span(Serializable):
+    """An estimate with the ends of its interval."""
 
-    low: float
-    middle: float
-    high: float
+    low: Number
+    """Lower end."""
+    middle: Number
+    """The estimate."""
+    high: Number
+    """Upper end."""
 
     def __add__(self, other: Span) -> Span:
         return Span(self.low + other.low, self.middle + other.middle, self.high + other.high)
@@ -116,26 +120,31 @@ class RunForecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """A whole grid.
-
-    Attributes:
-        runs: that are forecast.
-        cost_usd, energy_kwh, device_hours: summed over them; 0 where nothing is forecast.
-        shortest: the cheapest single run; None = none is forecast.
-        basis: in words, each with how many runs rest on it.
-        unknown: why other runs are not forecast, with how many.
-        warnings: what does not fit into the budget, in words.
-    """
+class Forecast(Serializable):
+    """What a whole grid will take; 90% intervals."""
 
     runs: int
+    """Runs that are forecast."""
     cost_usd: Span
+    """Cost, in USD; 0 where nothing is forecast."""
     energy_kwh: Span
+    """Energy, in kWh; 0 where nothing is forecast."""
     device_hours: Span
-    shortest: RunForecast | None
+    """Device time, in hours summed over runs; 0 where nothing is forecast."""
     basis: tuple[str, ...]
+    """What it rests on, in words, each with its number of runs."""
     unknown: tuple[str, ...]
+    """Why other runs are not forecast, in words."""
     warnings: tuple[str, ...]
+    """What does not fit into the budget, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridForecast(Forecast):
+    """The forecast of a grid with its cheapest run, which a budget must hold at least."""
+
+    shortest: RunForecast | None
+    """The cheapest single run; None = none is forecast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +164,7 @@ class Cell:
 
 def forecast(
     spec: ExperimentSpec, cells: Sequence[Cell], past: Sequence[Past], catalogue: Mapping[str, Hardware]
-) -> Forecast:
+) -> GridForecast:
     """What a grid will take.
 
     Args:
@@ -193,7 +202,7 @@ def forecast(
             f"the search stops runs early: the low end assumes that all stop at {share:.0%}, the middle "
             "that none do"
         )
-    return Forecast(
+    return GridForecast(
         runs=round(counted),
         **total,
         shortest=shortest,
@@ -406,7 +415,7 @@ def _warnings(spec: ExperimentSpec, total: Mapping[str, Span], runs: float) -> l
     return said
 
 
-def too_small(spec: ExperimentSpec, found: Forecast) -> list[tuple[str, str]]:
+def too_small(spec: ExperimentSpec, found: GridForecast) -> list[tuple[str, str]]:
     """Limits of the budget that not even the smallest run fits into, with finished runs behind it.
 
     Returns:

@@ -52,7 +52,7 @@ Trace = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
+class Figure:
     """One plot.
 
     Attributes:
@@ -68,9 +68,9 @@ class Chart:
     layout: dict[str, Any]
 
 
-def figures(contents: Contents) -> list[Chart]:
+def figures(contents: Contents) -> list[Figure]:
     """All plots that the contents have figures for, in the order of the report."""
-    found: list[Chart | None] = [
+    found: list[Figure | None] = [
         *_curves(contents),
         *_trade_offs(contents),
         *_effects(contents.effects),
@@ -81,7 +81,7 @@ def figures(contents: Contents) -> list[Chart]:
     return [figure for figure in found if figure is not None]
 
 
-def _curves(contents: Contents) -> Iterable[Chart]:
+def _curves(contents: Contents) -> Iterable[Figure]:
     """Mean over seeds with a band of one standard deviation, per configuration."""
     groups: dict[str, list[Run]] = {}
     for run in contents.run_table.finished:
@@ -99,7 +99,7 @@ def _curves(contents: Contents) -> Iterable[Chart]:
             data += _band(number, point_text(members[0].point) or "all runs", steps, means, deviations)
         if data:
             left = len(groups) - len(shown)
-            yield Chart(
+            yield Figure(
                 f"curve-{name.replace('_', '-')}",
                 f"{_titled(name)} over steps: mean over seeds, with a band of one standard deviation if "
                 "there are two or more seeds."
@@ -165,7 +165,7 @@ def _band(
     return traces
 
 
-def _trade_offs(contents: Contents) -> Iterable[Chart]:
+def _trade_offs(contents: Contents) -> Iterable[Figure]:
     """Each cost against accuracy, with the frontier of the two as a line."""
     answer = contents.frontier
     if isinstance(answer, Unanswered):
@@ -179,7 +179,7 @@ def _trade_offs(contents: Contents) -> Iterable[Chart]:
             yield _trade_off(answer, name, judged, higher=better[judged] == "higher")
 
 
-def _trade_off(answer: FrontierAnswer, name: str, judged: str, *, higher: bool) -> Chart:
+def _trade_off(answer: FrontierAnswer, name: str, judged: str, *, higher: bool) -> Figure:
     everything = [*answer.members, *answer.others]
     scale = scale_for(name, [member.values[name] for member in everything])
     members = {member.label for member in answer.members}
@@ -214,7 +214,7 @@ def _trade_off(answer: FrontierAnswer, name: str, judged: str, *, higher: bool) 
                     "hovertemplate": "%{text}<br>%{x:.4g} " + scale.unit + "<br>%{y:.4f}<extra></extra>",
                 }
             )
-    return Chart(
+    return Figure(
         f"tradeoff-{name.replace('_', '-')}",
         f"{_titled(name)} against {title(judged)}, means over seeds. {'Up' if higher else 'Down'} and left "
         "is better; the dotted line joins the configurations that nothing beats on these two.",
@@ -233,7 +233,7 @@ def _edge(points: Sequence[tuple[float, float]], *, higher: bool) -> list[tuple[
     return edge
 
 
-def _effects(answer: EffectsAnswer | Unanswered) -> Iterable[Chart]:
+def _effects(answer: EffectsAnswer | Unanswered) -> Iterable[Figure]:
     """Level effects with their intervals, metric by metric."""
     if isinstance(answer, Unanswered):
         return
@@ -263,7 +263,7 @@ def _effects(answer: EffectsAnswer | Unanswered) -> Iterable[Chart]:
         unit = "%" if ratio else unit_of(model.metric)
         layout = _layout(f"change of {title(model.metric)} ({unit})", "", height=120 + 44 * len(rows))
         layout["xaxis"]["zeroline"] = True
-        yield Chart(
+        yield Figure(
             f"effect-{model.metric.replace('_', '-')}",
             f"Effect of each value on {title(model.metric)} relative to the first value of its axis, "
             "averaged over the other axes, with 95% intervals. An interval that includes zero shows no "
@@ -277,7 +277,7 @@ def _level_name(axis: str, level: Any, baseline: Any) -> str:
     return f"{point_text({axis: level})} against {point_text({axis: baseline}).partition('=')[2]}"
 
 
-def _breakdown(contents: Contents) -> Chart | None:
+def _breakdown(contents: Contents) -> Figure | None:
     if not contents.breakdown:
         return None
     points = {label_of(run.point): run.point for run in contents.run_table.finished}
@@ -301,14 +301,14 @@ def _breakdown(contents: Contents) -> Chart | None:
     layout = _layout(f"time ({scale.unit}), mean over seeds", "", height=150 + 26 * len(labels))
     layout |= {"barmode": "stack"}
     layout["yaxis"]["autorange"] = "reversed"
-    return Chart("breakdown", "Breakdown of the time of a run, mean over seeds.", data, layout)
+    return Figure("breakdown", "Breakdown of the time of a run, mean over seeds.", data, layout)
 
 
 def _mark(phase: str) -> dict[str, Any]:
     return {"color": _PHASES[phase], **({"pattern": {"shape": "/"}} if phase in _HATCHED else {})}
 
 
-def _timeline(contents: Contents) -> Chart | None:
+def _timeline(contents: Contents) -> Figure | None:
     started = [run for run in contents.run_table.runs if run.started_s is not None]
     if not started:
         return None
@@ -354,7 +354,7 @@ def _timeline(contents: Contents) -> Chart | None:
         "showticklabels": not dense,
     }
     layout |= {"bargap": 0.15, "barmode": "overlay"}
-    return Chart(
+    return Figure(
         "timeline",
         "When each run ran, from first start to end, including waits between attempts.",
         data,
@@ -362,7 +362,7 @@ def _timeline(contents: Contents) -> Chart | None:
     )
 
 
-def _steps(contents: Contents) -> Iterable[Chart]:
+def _steps(contents: Contents) -> Iterable[Figure]:
     """One step of a run: a row per worker, a bar per phase; what waits stands out."""
     runs = {run.id: run for run in contents.run_table.runs}
     for id, step in contents.steps.items():
@@ -393,7 +393,7 @@ def _steps(contents: Contents) -> Iterable[Chart]:
         layout["yaxis"] |= {"autorange": "reversed", "categoryorder": "array", "categoryarray": [*step.rows]}
         layout |= {"bargap": 0.2, "barmode": "overlay"}
         point = point_text(runs[id].point)
-        yield Chart(
+        yield Figure(
             f"step-{id}",
             f"Step {step.step} of run:{id}{f' ({point})' if point else ''}, a step of median duration: "
             "each worker's timeline. `stillhouse trace` has all traced steps.",
@@ -445,6 +445,6 @@ def _faded(colour: str) -> str:
     return f"rgba({red},{green},{blue},0.18)"
 
 
-def as_mapping(figure: Chart) -> Mapping[str, Any]:
+def as_mapping(figure: Figure) -> Mapping[str, Any]:
     """The figure as the page's script takes it."""
     return {"id": figure.id, "data": figure.data, "layout": figure.layout}

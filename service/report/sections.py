@@ -13,7 +13,7 @@ from service.analysis.records import Claim
 from service.formats import axis_value, duration, figure, point_text, scale_for, short_names, title, utc
 from service.neighbours import in_words
 from service.report.contents import MOST_ROWS, Contents, Unanswered, description_of
-from service.report.figures import Chart, figures
+from service.report.figures import Figure, figures
 from trainers.tasks.info import NO_LOSS
 
 
@@ -52,7 +52,7 @@ class Table:
 class Plot:
     """A plot with its caption."""
 
-    figure: Chart
+    figure: Figure
 
 
 Block = Paragraph | Bullets | Code | Table | Plot

@@ -31,7 +31,7 @@ from service.db.errors import (
 from service.settings import Settings
 from service.store.driving import Driving, Requests
 from service.store.placing import Held, Placing
-from service.store.reading import Reading, Totals
+from service.store.reading import Reading
 from service.store.recording import (
     AliveRow,
     CheckpointRow,
@@ -64,7 +64,6 @@ __all__ = [
     "StoreFull",
     "StoreOutage",
     "StoreUnavailable",
-    "Totals",
     "UnusableDatabase",
 ]
 

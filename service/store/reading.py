@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,7 +25,17 @@ from service.ledger import (
     ledger,
 )
 from service.models import Reference
-from service.records import Attempt, Event, Experiment, LogLine, MeasurementRow, Page, Placement, Run
+from service.records import (
+    Attempt,
+    Event,
+    Experiment,
+    LogLine,
+    MeasurementRow,
+    Page,
+    Placement,
+    Run,
+    Totals,
+)
 from service.reuse import Equal
 from service.states import ExperimentState, RunState
 from service.store.base import StorePart, read_experiment, read_run, source_of
@@ -35,23 +45,6 @@ MAX_PAGE_SIZE = 1000
 """Most rows of one page."""
 _HASHES = 500
 """Settings that one statement asks for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """What an experiment has used so far: all devices that it held, lost work and overhead included.
-
-    Attributes:
-        cost_usd: price of the devices x time from placed to released.
-        energy_kwh: as the attempts reported it; rated power x time for what none of them reported.
-        device_hours: time x devices, in hours.
-        overhead_usd: the part of the cost that no configuration caused.
-    """
-
-    cost_usd: float
-    energy_kwh: float
-    device_hours: float
-    overhead_usd: float
 
 
 _OF_TRIED = tuple(field.name for field in fields(Tried) if field.name != "measured")
@@ -95,7 +88,7 @@ class Reading(StorePart):
             filter: grammar of `service.filters`, over the fields of `Experiment`.
             order_by: a field, optionally followed by `asc` or `desc`; no value = last.
             page_size: 1 to 1000.
-            page_token: `next_token` of the page before.
+            page_token: `next_page_token` of the page before.
 
         Raises:
             FilterError: filter or order cannot be understood.
@@ -178,7 +171,7 @@ class Reading(StorePart):
             filter: grammar of `service.filters`, over the fields of `Run` and `axis.<name>`.
             order_by: a field, optionally followed by `asc` or `desc`; no value = last.
             page_size: 1 to 1000.
-            page_token: `next_token` of the page before.
+            page_token: `next_page_token` of the page before.
 
         Raises:
             NotFound: there is no such experiment.
@@ -213,7 +206,7 @@ class Reading(StorePart):
                 experiment_id=experiment_id, filter=filter, page_size=MAX_PAGE_SIZE, page_token=token
             )
             found += page.items
-            if (token := page.next_token) is None:
+            if (token := page.next_page_token) is None:
                 return found
 
     def run_config(self, id: int) -> str:

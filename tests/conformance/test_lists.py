@@ -49,7 +49,7 @@ def every(read: Callable[..., Page[Any]], **arguments: Any) -> Iterator[Any]:
     while True:
         page = read(**arguments, page_token=token)
         yield from page.items
-        token = page.next_token
+        token = page.next_page_token
         if token is None:
             return
 
@@ -77,7 +77,7 @@ def holds(condition: filters.Condition, run: Run) -> bool | None:
             return like(text.lower(), pattern.lower()) if ignore_case else like(text, pattern)
         case filters.OneOf(_, values):
             return value in values
-        case filters.Comparison(_, operator, other):
+        case filters.Relation(_, operator, other):
             return {
                 "=": value == other, "!=": value != other,
                 "<": operator in "<=" and value < other, "<=": operator in "<=" and value <= other,
@@ -165,9 +165,9 @@ def test_pages_are_stable_when_rows_arrive(store: Store, submit: Submit) -> None
     first = [submit().id for _ in range(10)]
     page = store.experiments(page_size=4)
     seen = [experiment.id for experiment in page.items]
-    while page.next_token:
+    while page.next_page_token:
         submit()
-        page = store.experiments(page_size=4, page_token=page.next_token)
+        page = store.experiments(page_size=4, page_token=page.next_page_token)
         seen += [experiment.id for experiment in page.items]
     assert seen == first[::-1]
 
@@ -203,7 +203,7 @@ def test_a_token_that_is_none_is_refused(store: Store, submit: Submit, token: st
 
 def test_a_token_of_another_list_or_a_forged_one_is_refused(store: Store, submit: Submit) -> None:
     submit(5)
-    token = store.runs(page_size=2, order_by="precision").next_token
+    token = store.runs(page_size=2, order_by="precision").next_page_token
     assert token is not None
     for other in ({"order_by": "seed"}, {"order_by": "precision desc"}, {"filter": "seed > 0"}, {}):
         with pytest.raises(BadPageToken):

@@ -16,7 +16,7 @@ from service.client import (
     Client,
     ClientError,
     Ended,
-    Experiment,
+    ExperimentStatus,
     Happened,
     NewPoints,
     RunChanged,
@@ -30,7 +30,7 @@ from service.states import ExperimentState, RunState
 Handler = Callable[[httpx.Request], httpx.Response]
 
 EXPERIMENT: dict[str, Any] = {
-    **dict.fromkeys(field.name for field in fields(Experiment)),
+    **dict.fromkeys(field.name for field in fields(ExperimentStatus)),
     "id": 3, "name": "n", "owner": "o", "state": "queued", "priority": 50, "attempt": 0,
     "spec_sha256": "0", "run_count": 1, "not_before_s": 0.0, "created_s": 1.0, "queued_s": 1.0,
     "run_states": {"queued": 1},

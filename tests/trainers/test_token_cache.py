@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from trainers import tasks
 from trainers.config import Task
 from trainers.data import tokenizers
 from trainers.data.cache import cached_folder
@@ -18,9 +19,8 @@ from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError, CacheError
 from trainers.models.origin import Folder, Preset
 from trainers.synthetic import write_corpus
-from trainers.tasks.base import build_task
 
-TASK = build_task("imdb")
+TASK = tasks.build("imdb")
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from trainers.data.batches import Batch, Transform
 from trainers.data.tokens import TokenSet
 from trainers.models.heads import Head
 from trainers.models.origin import Origin
-from trainers.tasks import TASKS
 from trainers.tasks.info import TaskInfo
 
 
@@ -142,10 +141,3 @@ class Task(ABC):
 
         On a GPU nothing in it may need the host to wait, such as a shape that depends on the data.
         """
-
-
-def build_task(name: str) -> Task:
-    """Returns the task of that name, ready to prepare data."""
-    info = TASKS[name]
-    task: Task = info.load()(info)
-    return task

@@ -6,13 +6,16 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from trainers.data.layouts import Layout
 from trainers.models.heads import Head
 from trainers.reporting import Figure
+
+if TYPE_CHECKING:
+    from trainers.tasks.base import Task
 
 NO_LOSS = 0.005
 """Difference in a score (half a point) that counts as no loss unless a question says otherwise."""
@@ -122,7 +125,8 @@ class TaskInfo:
         """Direction of the headline."""
         return self.scores[self.headline].better == "higher"
 
-    def load(self) -> Any:
-        """Returns the task's class; imports its module, and with it torch."""
+    def load(self) -> type[Task]:
+        """Imports the task's class, and with it torch."""
         module, _, name = self.implementation.partition(":")
-        return getattr(importlib.import_module(module), name)
+        loaded: type[Task] = getattr(importlib.import_module(module), name)
+        return loaded

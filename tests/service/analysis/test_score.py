@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from service.analysis import AnalysisError
 from service.analysis.candidates import Candidate
-from service.analysis.records import Criterion
-from service.analysis.score import STRATEGIES, Definitions, normalised, rank, sensitivity, strategies
+from service.analysis.records import Criterion, Definitions
+from service.analysis.score import STRATEGIES, normalised, rank, sensitivity, strategies
 
 AS_PUBLISHED = strategies(Definitions.published)
 METRICS = ("train_time_s", "cost_usd", "energy_kwh", "sm_occupancy_wall_pct")

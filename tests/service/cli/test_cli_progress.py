@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from service.answers import Experiment
 from service.cli.progress import Board
-from service.records import Run
+from service.records import ExperimentStatus, Run
 from service.states import ExperimentState, RunState
 
 
@@ -30,7 +29,7 @@ def run(number: int, state: RunState, **values: Any) -> Run:
 
 
 def board(*runs: Run) -> Board:
-    made = Board(record(Experiment, id=7, name="demo", state=ExperimentState.running, started_s=100.0))
+    made = Board(record(ExperimentStatus, id=7, name="demo", state=ExperimentState.running, started_s=100.0))
     made.take_runs(runs)
     return made
 

@@ -7,6 +7,8 @@ from alembic import op
 
 revision = "0001"
 down_revision = None
+branch_labels = None
+depends_on = None
 
 _ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 _REAL = sa.Float(53)
