@@ -12,10 +12,12 @@ from fastapi.testclient import TestClient
 from openapi_spec_validator import validate
 
 from api import errors_page
+from api.examples import EXAMPLES
 from api.problems import CATALOGUE
 from service import document, paths, spec
 from service.admission import admit
 from service.forecasting import budget_problems
+from service.serialization import Serializable, adapter
 
 
 @pytest.fixture
@@ -64,6 +66,25 @@ def test_every_parameter_is_described(openapi: dict[str, Any]) -> None:
         if not parameter.get("description") and "step" not in parameter["name"]
     ]
     assert silent == []
+
+
+def test_every_field_of_an_answer_is_described(openapi: dict[str, Any]) -> None:
+    silent = [
+        (name, field)
+        for name, schema in openapi["components"]["schemas"].items()
+        if not name.startswith(("Spec", "ExperimentSpec"))  # The spec's own schema has a test of its own.
+        for field, described in schema.get("properties", {}).items()
+        if not described.get("description")
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize("answer", EXAMPLES, ids=lambda answer: answer.__name__)
+def test_examples_are_answers(answer: type[Serializable], openapi: dict[str, Any]) -> None:
+    component = openapi["components"]["schemas"][answer.__name__]
+    assert component["example"] == EXAMPLES[answer]
+    assert list(EXAMPLES[answer]) == component["required"]
+    adapter(answer).validate_python(EXAMPLES[answer])
 
 
 def test_every_promised_path_is_there(openapi: dict[str, Any]) -> None:

@@ -1,7 +1,19 @@
-"""Runs on a tiny corpus, for extensions that are added from outside the packages."""
+"""An application over an empty store and runs on a tiny corpus, for extensions from outside the packages."""
 
 from __future__ import annotations
 
+from tests.api.conftest import app, client, driver, migrated, settings, store
 from tests.trainers.conftest import config_in, configure, recorder, shared
 
-__all__ = ["config_in", "configure", "recorder", "shared"]
+__all__ = [
+    "app",
+    "client",
+    "config_in",
+    "configure",
+    "driver",
+    "migrated",
+    "recorder",
+    "settings",
+    "shared",
+    "store",
+]
