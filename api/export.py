@@ -178,7 +178,7 @@ def _parquet(pages: Iterator[list[Row]], axes: Sequence[str] | None) -> Iterator
     import pyarrow.csv
     import pyarrow.parquet
 
-    arrow_types = {int: pyarrow.int64(), float: pyarrow.float64()}
+    arrow_types: dict[type, Any] = {int: pyarrow.int64(), float: pyarrow.float64()}
     schema = pyarrow.schema(
         [(name, arrow_types.get(_TYPES.get(name, str), pyarrow.string())) for name in _columns(axes)]
     )

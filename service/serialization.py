@@ -32,8 +32,9 @@ def _describe(schema: dict[str, Any], kind: type) -> None:
     Defaults are left out: they are for the caller who builds the object; an answer has every field.
     """
     docstrings: dict[str, str] = {}
-    for base in filter(is_dataclass, reversed(kind.__mro__)):
-        docstrings |= _field_docstrings(base.__module__).get(base.__qualname__, {})
+    for base in reversed(kind.__mro__):
+        if is_dataclass(base):
+            docstrings |= _field_docstrings(base.__module__).get(base.__qualname__, {})
     for name, field in schema["properties"].items():
         field.pop("default", None)
         if name in docstrings:
