@@ -145,7 +145,7 @@ def _trained(settings: Any, experiment_id: int) -> dict[str, Any]:
         store.finish_run(run.id, attempt, RunState.succeeded, summary=outcome.summary)
     store.finish_experiment(experiment_id, 1, ExperimentState.succeeded)
     contents = gather(store, [experiment_id])
-    judged = Question(contents.evidence).judged_by
+    judged = Question(contents.run_table).judged_by
     with tarfile.open(fileobj=io.BytesIO(b"".join(open_model(store, settings, run.id, "best").tar()))) as tar:
         (card,) = (tar.extractfile(file) for file in tar if file.name.endswith("README.md"))
         card_text = card.read().decode() if card else ""
