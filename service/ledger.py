@@ -60,7 +60,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class AttemptUsage:
     """An attempt as it is stored, with what its run's devices cost and draw.
 
     Attributes:
@@ -204,24 +204,24 @@ class Ledger(Serializable):
 
 
 def ledger(
-    experiment_id: int, tried: Iterable[Tried], placements: Iterable[Placement] = (), *, now_s: float
+    experiment_id: int, used: Iterable[AttemptUsage], placements: Iterable[Placement] = (), *, now_s: float
 ) -> Ledger:
     """Returns the ledger of an experiment.
 
     Args:
         experiment_id: which one.
-        tried: all attempts at its runs.
+        used: all attempts at its runs.
         placements: the devices that it held.
         now_s: what has not ended is charged until then, Unix time.
     """
-    tried, by_run = list(tried), dict[int, list[Tried]]()
-    for attempt in tried:
+    used, by_run = list(used), dict[int, list[AttemptUsage]]()
+    for attempt in used:
         by_run.setdefault(attempt.run_id, []).append(attempt)
     accounts = tuple(
         account(run_id, of[0].run_state, of, now_s=now_s) for run_id, of in sorted(by_run.items())
     )
     charged_s: dict[str | None, float] = {}
-    for attempt in tried:
+    for attempt in used:
         charged_s[attempt.placement] = charged_s.get(attempt.placement, 0.0) + _time_s(attempt, now_s)
     outside = [
         part
@@ -230,7 +230,7 @@ def ledger(
     ]
     inside = [
         _Stretch(part, seconds, attempt.devices, attempt.price_usd_per_hour, attempt.power_w)
-        for attempt in tried
+        for attempt in used
         for part, seconds in attempt.measured.overhead_s.items()
     ]
     totals = [*(run.total for run in accounts), *(stretch.charged() for stretch in outside)]
@@ -292,9 +292,9 @@ def _by_part(stretches: Sequence[_Stretch]) -> tuple[Overhead, ...]:
     return tuple(parts.values())
 
 
-def account(run_id: int, state: RunState, tried: Sequence[Tried], *, now_s: float) -> Account:
+def account(run_id: int, state: RunState, used: Sequence[AttemptUsage], *, now_s: float) -> Account:
     """The account of one run out of all attempts at it."""
-    ordered = sorted(tried, key=lambda attempt: attempt.number)
+    ordered = sorted(used, key=lambda attempt: attempt.number)
     charges = tuple(
         _charge(attempt, _kept_until_s(attempt, ordered[place + 1 :]), now_s)
         for place, attempt in enumerate(ordered)
@@ -318,7 +318,7 @@ def account(run_id: int, state: RunState, tried: Sequence[Tried], *, now_s: floa
     return Account(run_id, state, charges, _sum(parts))
 
 
-def _charge(attempt: Tried, kept_until_s: float, now_s: float) -> Charge:
+def _charge(attempt: AttemptUsage, kept_until_s: float, now_s: float) -> Charge:
     until, ends_s = _until(attempt, now_s)
     time_s = _time_s(attempt, now_s)
     overhead_s = min(time_s, math.fsum(attempt.measured.overhead_s.values()))
@@ -344,11 +344,11 @@ def _charge(attempt: Tried, kept_until_s: float, now_s: float) -> Charge:
     )
 
 
-def _time_s(attempt: Tried, now_s: float) -> float:
+def _time_s(attempt: AttemptUsage, now_s: float) -> float:
     return max(0.0, _until(attempt, now_s)[1] - attempt.started_s)
 
 
-def _until(attempt: Tried, now_s: float) -> tuple[Until, float]:
+def _until(attempt: AttemptUsage, now_s: float) -> tuple[Until, float]:
     if attempt.ended_s is None:
         return "now", now_s
     if attempt.failure_class in FAILURES_OF_MACHINES:
@@ -357,7 +357,7 @@ def _until(attempt: Tried, now_s: float) -> tuple[Until, float]:
     return "its end", attempt.ended_s
 
 
-def _energy(attempt: Tried, time_s: float) -> dict[str, float]:
+def _energy(attempt: AttemptUsage, time_s: float) -> dict[str, float]:
     energy = dict(attempt.measured.energy_kwh or {})
     uncovered_s = time_s - attempt.measured.covered_s
     if uncovered_s > 0.0 and attempt.power_w > 0.0:
@@ -365,7 +365,7 @@ def _energy(attempt: Tried, time_s: float) -> dict[str, float]:
     return energy
 
 
-def _kept_until_s(attempt: Tried, later: Sequence[Tried]) -> float:
+def _kept_until_s(attempt: AttemptUsage, later: Sequence[AttemptUsage]) -> float:
     """Until when the attempt's work lives on, Unix time; -inf = none of it, inf = all of it."""
     if attempt.run_state in _FRUITLESS:
         return -math.inf
@@ -373,7 +373,7 @@ def _kept_until_s(attempt: Tried, later: Sequence[Tried]) -> float:
     return min((_went_on_from_s(attempt, after) for after in later), default=math.inf)
 
 
-def _went_on_from_s(attempt: Tried, after: Tried) -> float:
+def _went_on_from_s(attempt: AttemptUsage, after: AttemptUsage) -> float:
     if after.resumed_from_step is None:
         return math.inf  # It never began to train, and so gave nothing up.
     if after.resumed_from_step == 0:

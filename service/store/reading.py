@@ -18,9 +18,9 @@ from service.ledger import (
     WINDOW_ENERGY,
     WINDOWS,
     Account,
+    AttemptUsage,
     Ledger,
     Measured,
-    Tried,
     account,
     ledger,
 )
@@ -47,7 +47,7 @@ _HASHES = 500
 """Settings that one statement asks for."""
 
 
-_OF_TRIED = tuple(field.name for field in fields(Tried) if field.name != "measured")
+_OF_USAGE = tuple(field.name for field in fields(AttemptUsage) if field.name != "measured")
 
 
 class Reading(StorePart):
@@ -337,10 +337,10 @@ class Reading(StorePart):
         """
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
-            tried = _tried(connection, schema.runs.c.experiment_id == experiment_id)
+            used = _usage(connection, schema.runs.c.experiment_id == experiment_id)
             held = connection.execute(placement_statements.placements_of(experiment_id)).mappings().all()
         placements = [Placement.from_row(row) for row in held]
-        return ledger(experiment_id, tried, placements, now_s=self.clock())
+        return ledger(experiment_id, used, placements, now_s=self.clock())
 
     def account(self, run_id: int) -> Account:
         """What every attempt at a run is charged; an open one counts up to now.
@@ -350,18 +350,18 @@ class Reading(StorePart):
         """
         with self.database.read() as connection:
             run = read_run(connection, run_id)
-            tried = _tried(connection, schema.runs.c.id == run_id)
-        return account(run.id, run.state, tried, now_s=self.clock())
+            used = _usage(connection, schema.runs.c.id == run_id)
+        return account(run.id, run.state, used, now_s=self.clock())
 
 
-def _tried(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[Tried]:
+def _usage(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[AttemptUsage]:
     """All attempts at chosen runs, with what their windows sum up to."""
     told: dict[tuple[int, int], list[sa.Row[Any]]] = {}
     for row in connection.execute(ledger_statements.windows_for_ledger(chosen, WINDOWS)):
         told.setdefault((row.run_id, row.attempt), []).append(row)
     return [
-        Tried(
-            **{name: row[name] for name in _OF_TRIED},
+        AttemptUsage(
+            **{name: row[name] for name in _OF_USAGE},
             measured=_measured(told.get((row["run_id"], row["number"]), ())),
         )
         for row in connection.execute(ledger_statements.attempts_for_ledger(chosen)).mappings()

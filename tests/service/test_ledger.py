@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.ledger import Measured, Tried, account, ledger
+from service.ledger import AttemptUsage, Measured, account, ledger
 from service.records import Placement
 from service.states import RunState
 from trainers.errors import FailureClass
@@ -17,7 +17,7 @@ HOUR = 3600.0
 PRICE, POWER, DEVICES = 2.0, 500.0, 2
 
 
-def tried(number: int = 1, start: float = 0.0, end: float | None = HOUR, **fields: object) -> Tried:
+def tried(number: int = 1, start: float = 0.0, end: float | None = HOUR, **fields: object) -> AttemptUsage:
     values: dict[str, object] = {
         "run_id": 1,
         "run_state": RunState.succeeded,
@@ -32,10 +32,10 @@ def tried(number: int = 1, start: float = 0.0, end: float | None = HOUR, **field
         "power_w": POWER,
         **fields,
     }
-    return Tried(number=number, started_s=start, ended_s=end, **values)  # type: ignore[arg-type]
+    return AttemptUsage(number=number, started_s=start, ended_s=end, **values)  # type: ignore[arg-type]
 
 
-def charged(*attempts: Tried, now_s: float = 1e6):  # type: ignore[no-untyped-def]
+def charged(*attempts: AttemptUsage, now_s: float = 1e6):  # type: ignore[no-untyped-def]
     return account(1, attempts[0].run_state, attempts, now_s=now_s)
 
 
