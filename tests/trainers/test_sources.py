@@ -312,7 +312,7 @@ def test_link_out_of_the_roots_is_refused(open_at, tmp_path):
 )
 def test_hub_ids_are_no_paths(open_at, identifier):
     with pytest.raises(
-        BadDataError, match=r"is no dataset of the hub: an id is owner/name .* leave out 'hub:'"
+        BadDataError, match=r"is not a dataset id of the hub: an id is owner/name .* leave out 'hub:'"
     ):
         open_at(f"hub:{identifier}")
 
