@@ -82,7 +82,7 @@ def test_a_damaged_checkpoint_fails_what_starts_from_it_and_nothing_else(
     assert sweep.next_turn() is Wait.over
     lost, trained = store.runs(experiment_id=experiment.id).items
     assert (lost.state, lost.failure_class) == (RunState.failed, FailureClass.bad_spec)
-    assert "model.safetensors has other content" in str(lost.failure_message)
+    assert "model.safetensors does not match the manifest" in str(lost.failure_message)
     assert trained.state is RunState.succeeded
     assert sweep.final_state() == (ExperimentState.succeeded, None)
 
