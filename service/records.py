@@ -248,7 +248,7 @@ class Attempt(StoredRecord):
     """The failure in one line."""
     facts: dict[str, Any] | None
     """What makes it reproducible: versions, commit, fingerprints, hardware, threads, resolved config."""
-    summary: dict[str, Number | str | None] | None
+    summary: dict[str, int | Number | str | None] | None
     """Figures that the run ended with here, where it was measured again since; else null."""
 
 

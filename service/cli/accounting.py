@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from service.cli.connection import connected
 from service.cli.output import Json, console, note, print_json, say
 from service.cli.reading import Either
 from service.cli.references import RunRef, reference
-from service.ledger import Account, Ledger
+
+if TYPE_CHECKING:
+    from service.ledger import Account, Ledger
 
 _MOST_LINES = 200
 
@@ -22,13 +26,14 @@ def ledger(target: Either, as_json: Json = False) -> None:
     if as_json:
         print_json(answer)
         return
+    from service.cli.rendering import grid_table, print_fitting
+    from service.ledger import Account
+    from service.ledger_words import FIGURES, HEADINGS, LEGEND, cells, sentences
+
     total, accounts = answer.total, [answer] if isinstance(answer, Account) else answer.runs
     if not total.attempts and not total.time_s:
         say(f"{found}: no attempts yet, so nothing has been charged")
         return
-    from service.cli.rendering import grid_table, print_fitting
-    from service.ledger_words import FIGURES, HEADINGS, LEGEND, cells, sentences
-
     lines = [
         [f"run:{of.run_id}", str(charge.attempt), *cells(charge)] for of in accounts for charge in of.charges
     ]

@@ -109,7 +109,7 @@ def test_a_glance_sees_a_missing_and_a_short_file_and_verify_every_byte(checkpoi
     content[-1] ^= 1
     weights.write_bytes(content)
     assert manifest.glance(path) is None
-    assert "other content" in manifest.verify(path)
+    assert "does not match the manifest" in manifest.verify(path)
     weights.write_bytes(content[:-1])
     assert "bytes" in manifest.glance(path)
     weights.unlink()

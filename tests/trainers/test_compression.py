@@ -200,5 +200,5 @@ def test_a_second_moment_that_never_began_is_not_frozen():
     adan = cuda_ext.Adan([used, unused])
     used.grad = torch.ones(3)
     adan.step()
-    with pytest.raises(cuda_ext.ConfigurationError, match=r"of shape \(4,\) has taken no step"):
+    with pytest.raises(cuda_ext.ConfigurationError, match=r"of shape \(4,\) has had no step"):
         adan.freeze_second_moment({})
