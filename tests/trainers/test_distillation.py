@@ -18,6 +18,7 @@ from trainers.config import Distillation, Precision
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
 from trainers.distillation import teacher as teachers
+from trainers.distillation.logit_cache import CachedLogits
 from trainers.distillation.objective import DistillationObjective
 from trainers.distillation.projected_student import ProjectedStudent
 from trainers.distillation.taps import RelationTap
@@ -478,7 +479,7 @@ def test_second_stage_reads_kept_logits(distil, monkeypatch):
 
 def test_kept_span_logits_are_ragged(tmp_path):
     logits = np.arange(16, dtype=np.float32).reshape(8, 2)
-    kept = distillation.cache.CachedLogits(logits, np.array([0, 3, 8]))
+    kept = CachedLogits(logits, np.array([0, 3, 8]))
     rows = torch.tensor([1, 0])
     batch = Batch(torch.zeros(2, 6, dtype=torch.long), None, None, rows, rows, 2, 8, 12)
     found = kept(batch, seed=0, epoch=0).teacher_logits.numpy()
