@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.trainers.conftest import Recorder
-from trainers import distillation
 from trainers.config import Distillation, Precision
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
