@@ -56,6 +56,7 @@ def api(app: FastAPI) -> Iterator[Any]:
         yield schemathesis.openapi.from_url(f"{url}/openapi.json")
 
 
+@pytest.mark.slow
 def test_every_answer_is_as_declared(api: Any) -> None:
     seen = 0
     for result in api.get_all_operations():

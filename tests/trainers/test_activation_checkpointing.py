@@ -24,6 +24,7 @@ def losses(config):
     return recorder.series("loss"), outcome.summary["validation_loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_losses_are_bitwise_those_of_the_plain_run_dropout_included(config_in, tmp_path, precision):
     changes = {"model__dropout": 0.1, "precision": precision, "deterministic": True, "length": {"steps": 4}}
@@ -31,6 +32,7 @@ def test_losses_are_bitwise_those_of_the_plain_run_dropout_included(config_in, t
     assert losses(config_in(tmp_path / "again", parallel=CHECKPOINTED, **changes)) == plain
 
 
+@pytest.mark.slow
 def test_two_workers_have_the_losses_of_two_plain_ones(launch, config_in, tmp_path):
     two = {"strategy": "ddp", "workers": 2}
     configs = [

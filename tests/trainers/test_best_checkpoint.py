@@ -149,6 +149,7 @@ def test_each_evaluation_has_a_checkpoint_and_the_best_is_in_the_summary(configu
     assert steps_in(tmp_path / "checkpoints") == sorted({first_best, outcome.step})
 
 
+@pytest.mark.slow
 def test_a_resumed_run_marks_what_the_whole_run_marks(config_in, tmp_path, recorder):
     whole = train(config_in(tmp_path / "whole", **TWO_EPOCHS), recorder, NeverStop())
     config = config_in(tmp_path / "parts", **TWO_EPOCHS)

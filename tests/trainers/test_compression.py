@@ -53,6 +53,7 @@ def mean_of_last(run):
     return sum(losses) / len(losses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_compressed_runs_learn_about_as_well(runs, kind):
     whole, compressed = runs["none"][0], runs[kind][0]
@@ -105,6 +106,7 @@ def test_communication_is_reported(runs):
         assert 0.0 <= run["summary"]["hidden_communication_s"] < run["summary"]["backward_time_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["powersgd", "onebit"])
 @pytest.mark.parametrize("kill_at", [6, 13])
 def test_a_killed_run_resumes_bitwise(launch, config_in, tmp_path, kind, kill_at):
@@ -126,6 +128,7 @@ def test_a_killed_run_resumes_bitwise(launch, config_in, tmp_path, kind, kill_at
     assert {group["betas"][2] for group in groups} == {1.0 if kind == "onebit" else 0.99}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["powersgd", "onebit"])
 def test_steps_that_overflow_are_skipped_and_leave_nothing_behind(launch, config_in, tmp_path, kind):
     changes = changes_of(kind, numerics={"not_finite": "skip"})

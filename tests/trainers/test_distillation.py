@@ -121,6 +121,7 @@ def assert_close(one, other, rel=2e-3):
 # What is learned
 
 
+@pytest.mark.slow
 def test_student_learns_from_its_teacher_alone(distil, recorder):
     config = distil(**LONG, distillation={"soft_weight": 1.0})
     outcome = train(config, recorder, NeverStop())
@@ -187,6 +188,7 @@ def test_logits_and_task_are_left_alone_in_the_first_stage(distil, teacher):
     assert not torch.equal(ours[name], theirs[name])
 
 
+@pytest.mark.slow
 def test_each_stage_is_a_training_of_its_own(distil, recorder, tmp_path):
     """The head's first update is Adam's first: as large as the learning rate, which warms up again."""
     config = distil(
@@ -217,6 +219,7 @@ def test_without_weights_the_teacher_is_not_used_and_that_is_said(distil, record
     assert recorder.series("task_loss") == {}
 
 
+@pytest.mark.slow
 def test_teacher_no_larger_than_its_student_is_warned_of(distil, recorder, teacher):
     config = distil(model__student=str(teacher), length={"steps": 1})
     train(config, recorder, NeverStop())
@@ -259,6 +262,7 @@ def whole(shapes) -> dict[str, dict[int, float]]:
     return series(shapes["whole"])
 
 
+@pytest.mark.slow
 def test_accumulation_changes_nothing(shapes, whole):
     assert set(whole) == {"loss", "task_loss", "soft_loss", *(f"{name[:-7]}_loss" for name in INSIDE)}
     assert_close(series(shapes["accumulated"]), whole)
@@ -355,6 +359,7 @@ def test_fp32_teacher_of_a_run_in_tf32_computes_in_tf32():
     assert (found.name, found.dtype, found.precision) == ("tf32", torch.float32, Precision.tf32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["bf16", "auto"])
 def test_half_precision_answers_are_near(distil, wanted):
     settings = {"soft_weight": 0.5, **INSIDE, "teacher_precision": wanted}
@@ -434,6 +439,7 @@ def test_second_run_does_not_load_the_teacher(distil, recorder, monkeypatch):
         assert (again.series("loss") == first) is (seed == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision, rel", [("fp32", 1e-4), ("auto", 2e-3)])
 def test_kept_logits_are_those_of_each_step(distil, precision, rel):
     # Rounding depends on the width of a batch, which is another where logits are kept.
@@ -499,6 +505,7 @@ def tensors(checkpoint: str) -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "adan"])
 def test_stopped_run_resumes_bitwise(config_in, models, teacher, tmp_path, optimizer):
     changes = {
@@ -537,6 +544,7 @@ def test_projections_are_kept_apart_from_the_model(distil):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_teacher_that_changed_between_attempts_is_refused(distil, copied):
     config = distil(model__teacher=str(copied))
     part = Recorder(stop_after=2)

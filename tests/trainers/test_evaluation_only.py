@@ -39,6 +39,7 @@ def of_task(config_in, data, tmp_path):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_weights_halve_for_every_task_and_scores_stay(of_task, recorder, task):
     found = {}
@@ -131,6 +132,7 @@ def test_what_only_training_has_is_refused(configure, changes, message):
         configure(**NONE, **changes)
 
 
+@pytest.mark.slow
 def test_any_strategy_evaluates_as_one_worker_does(launch, config_in, tmp_path, recorder):
     alone = train(config_in(tmp_path / "alone", **NONE), recorder, NeverStop())
     ways = {

@@ -89,6 +89,7 @@ def weights_of(folder: Path, step: int) -> str:
     return manifest.sealed_files(manifest.checkpoint_path(folder, step))["model.safetensors"]["sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", list(HEADLINES))
 def test_permuted_test_labels_change_nothing_but_test_figures(run_of, tmp_path, task):
     file = write(tmp_path / "data", task)
@@ -242,6 +243,7 @@ SPREADS = {
 }
 
 
+@pytest.mark.slow
 def test_workers_score_the_best_weights_as_one_worker_does(launch, config_in, tmp_path):
     write(tmp_path / "data", "imdb")
 

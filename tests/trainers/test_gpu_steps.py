@@ -120,6 +120,7 @@ def numbers_read(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]
     return transfers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_a_step_of_each_task(task, of_task, assembled, monkeypatch):
     trainer = assembled(of_task(task))
@@ -127,6 +128,7 @@ def test_a_step_of_each_task(task, of_task, assembled, monkeypatch):
     assert numbers_read(trainer, monkeypatch) == [3, 2]  # loss, squared norm; noise every few steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["imdb", "squad_v2", "mlm"])
 def test_a_distilled_step(task, of_task, assembled, monkeypatch):
     teacher = train(of_task(task, "teacher", length={"steps": 1}), NullSink(), NeverStop()).checkpoint

@@ -147,6 +147,7 @@ def test_a_pair_that_a_checkpoint_divides_is_left_out_also_by_the_run_that_goes_
     assert noise.figures(10.0) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

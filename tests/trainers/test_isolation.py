@@ -15,6 +15,7 @@ from trainers.errors import BadDataError
 from trainers.reporting import NeverStop, NullSink
 
 
+@pytest.mark.slow
 def test_losses_are_bitwise_those_of_a_fresh_process(config_in, tmp_path, launch, recorder):
     fresh = launch([config_in(tmp_path / "fresh", seed=5)])
     train(

@@ -55,6 +55,7 @@ def changes(request, teacher, texts):
     }[request.param]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("changes", ["imdb", "distilled", "mlm"], indirect=True)

@@ -251,6 +251,7 @@ def test_loss_is_the_mean_of_each_sequence_and_the_sum_of_all():
     assert float(tasks.build("mlm").loss(logits, batch)) == pytest.approx(float(own[:2].mean() + own[2]))
 
 
+@pytest.mark.slow
 def test_tiny_learns_that_a_line_says_one_word(configured, folder, recorder):
     rng = random.Random(0)
     lines = [" ".join([rng.choice(WORDS)] * rng.randint(5, 21)) + f" {i}" for i in range(400)]
@@ -293,6 +294,7 @@ def weights(checkpoint):
     return load_file(f"{checkpoint}/model.safetensors")
 
 
+@pytest.mark.slow
 def test_stopped_run_resumes_bitwise(config_in, configured, folder, tmp_path, recorder):
     (folder / "train.txt").write_text("\n".join(LINES))
     config = configured(length={"epochs": 2.5}, deterministic=True, batch={"global_size": 8, "micro_size": 4})

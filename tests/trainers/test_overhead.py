@@ -129,6 +129,7 @@ def test_a_process_is_ready_once() -> None:
     assert make_ready("cpu") == {"imports": 0.0, "kernels": 0.0, "first_step": 0.0}
 
 
+@pytest.mark.slow
 def test_first_and_later_runs_have_the_same_parts_of_their_own(config_in: Configure, tmp_path: Path) -> None:
     """The first run fills the caches; what that took is apart, in time as in money."""
     summaries, told = [], []
@@ -167,6 +168,7 @@ def test_the_set_up_of_a_resumed_attempt_is_a_restart(configure: Configure, reco
     assert resumed["setup_time_s"] == pytest.approx(stopped["setup_time_s"])
 
 
+@pytest.mark.slow
 def test_a_process_warms_up_once_per_shape_and_results_stay_as_they_are(
     config_in: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def alone(config_in, variants, tmp_path_factory):
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "how"),
     [
@@ -166,6 +167,7 @@ def test_waiting_is_measured_beside_its_formula(pair):
     assert "bubble_pct" not in pair["long", "ddp"][0]["summary"]
 
 
+@pytest.mark.slow
 def test_four_workers_in_a_grid_have_the_loss_curve_of_one(launch, config_in, variants, alone, tmp_path):
     grid = {"strategy": "pipeline", "workers": 4, "stages": 2}
     names = ("long", "mlm")
@@ -179,6 +181,7 @@ def test_four_workers_in_a_grid_have_the_loss_curve_of_one(launch, config_in, va
         assert losses(ended.results[0]["runs"][i]) == pytest.approx(expected.series("loss"), rel=2e-4)
 
 
+@pytest.mark.slow
 def test_four_stages_of_a_layer_each_have_the_loss_curve_of_one_worker(launch, config_in, tmp_path):
     short = {**MINI, "length": {"steps": 6}}
     four = {"strategy": "pipeline", "workers": 4}
@@ -200,6 +203,7 @@ def test_four_stages_of_a_layer_each_have_the_loss_curve_of_one_worker(launch, c
             assert validation_loss == pytest.approx(outcome.summary["validation_loss"], rel=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 def test_run_whose_stage_was_killed_ends_bitwise_where_a_whole_run_ends(
     launch, config_in, tmp_path, schedule
@@ -223,6 +227,7 @@ def test_run_whose_stage_was_killed_ends_bitwise_where_a_whole_run_ends(
     assert resumed["weights"] == whole["weights"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "adan"])
 def test_checkpoints_are_one_model_for_any_number_of_workers(launch, config_in, tmp_path, optimizer):
     changes = {**SMALL, "length": {"steps": 6}, "checkpoint": EVERY_STEP, "optimizer__name": optimizer}
@@ -247,6 +252,7 @@ def test_checkpoints_are_one_model_for_any_number_of_workers(launch, config_in, 
             torch.testing.assert_close(found[name], tensor, rtol=2e-2, atol=2e-5, msg=name)
 
 
+@pytest.mark.slow
 def test_stage_that_stalls_is_named_and_nobody_hangs(launch, config_in, tmp_path):
     config = config_in(tmp_path, **{**SMALL, "parallel": {**PAIR, "stage_timeout_s": 3.0}})
     ended = launch([config], stall_at=3)

@@ -69,6 +69,7 @@ def alone(config_in, folder, **changes) -> dict[int, float]:
     return recorder.series("loss")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_two_stages_have_the_loss_curve_of_one_worker(pair, config_in, tmp_path, name):
     runs, _ = pair

@@ -130,6 +130,7 @@ def fresh(configure) -> dict[str, object]:
     return {**workspace.model_dump(), "checkpoints": workspace.checkpoints + "-other"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parameters", ["fp32", "half"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adan"])
 def test_fp16_run_resumes_bitwise_with_scale_and_masters(
@@ -169,6 +170,7 @@ def test_fp16_run_resumes_bitwise_with_scale_and_masters(
     assert any(name.endswith(".master") for name in masters) == half
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "rate"), [("adamw", 1e-3), ("adan", 5e-3)])
 def test_half_parameters_in_bf16_learn(configure, tmp_path, recorder, optimizer, rate):
     write_corpus(tmp_path / "data" / "teas", train=400, test=200, seed=0)

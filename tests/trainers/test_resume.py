@@ -34,6 +34,7 @@ def assert_bitwise_equal(first: str, second: str) -> None:
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adan"])
 def test_stopped_run_resumes_bitwise(config_in, tmp_path, recorder, precision, optimizer):
@@ -60,6 +61,7 @@ def test_stopped_run_resumes_bitwise(config_in, tmp_path, recorder, precision, o
         assert outcome.summary[name] == whole.summary[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "storage", [{"masters": "split"}, {"moments": "bf16"}, {"masters": "split", "moments": "bf16"}]
 )

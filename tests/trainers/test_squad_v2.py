@@ -571,6 +571,7 @@ def run(config_in, tmp_path_factory):
     return make
 
 
+@pytest.mark.slow
 def test_tiny_learns_to_answer_and_when_not_to(run, tmp_path, recorder):
     config = run(tmp_path, length={"epochs": 12}, batch={"global_size": 16}, evaluation__every_epochs=4)
     outcome = train(config, recorder, NeverStop())

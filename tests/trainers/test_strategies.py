@@ -59,6 +59,7 @@ def alone(config_in, tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPREAD)
 def test_bf16_curves_of_five_seeds_differ_by_less_than_the_seeds_do(spread, alone, name):
     """The difference to one worker, at any step and averaged over it, is a fraction of what a seed makes."""

@@ -311,6 +311,7 @@ def test_scores_are_those_of_a_plain_count(seed):
         assert scores[f"accuracy_level_{level}"] == np.mean(codes[order[:, 0]] // cut == right // cut)
 
 
+@pytest.mark.slow
 def test_tiny_learns_the_goods(coded, recorder):
     config = coded.model_copy(
         update={

@@ -187,6 +187,7 @@ def test_accumulated_steps_have_the_same_losses(config_in, tmp_path, recorder):
     assert parts.series("loss") == pytest.approx(whole.series("loss"), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "implementation"),
     [
@@ -208,6 +209,7 @@ def test_implementations_of_an_optimizer_agree(config_in, tmp_path, recorder, na
     assert recorder.series("loss") == pytest.approx(fastest.series("loss"), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_real_reviews_train_with_the_pretrained_model(configure, minilm, real_data, recorder):
     config = configure(
         task={

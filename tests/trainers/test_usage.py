@@ -353,6 +353,7 @@ def test_a_folder_that_cannot_be_written_loses_the_figure_not_the_run(tmp_path):
     assert heartbeat.look_back(kept_until_s=None, submitted_s=None).lost_s == 0.0
 
 
+@pytest.mark.slow
 def test_the_parts_explain_the_time_of_a_run_that_was_killed(launch, config_in, tmp_path):
     config = config_in(
         tmp_path, length={"steps": 400}, checkpoint={"every_steps": 50, "every_s": 0.0},

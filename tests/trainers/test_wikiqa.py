@@ -224,6 +224,7 @@ def run(config_in, tmp_path_factory):
     return make
 
 
+@pytest.mark.slow
 def test_tiny_learns_which_sentence_answers(run, tmp_path, recorder):
     config = run(
         tmp_path,

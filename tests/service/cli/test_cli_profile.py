@@ -27,6 +27,7 @@ def spec(house: House) -> str:
     return house.spec(SPEC)
 
 
+@pytest.mark.slow
 def test_a_measured_step_is_compared_with_a_run(house: House, spec: str) -> None:
     answer: dict[str, Any] = house.json("profile", spec, "--steps", "2", "--warm-up", "1")
     assert answer["measured"]
