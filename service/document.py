@@ -62,8 +62,10 @@ class SpecError(ValueError):
 
 
 class _Loader(yaml.CSafeLoader):
-    """YAML with YAML 1.2's scalars: only true/false are booleans, `1e-4` is a number, and a
-    date is a string. A key given twice is an error."""
+    """YAML with YAML 1.2's scalars.
+
+    Only true/false are booleans, `1e-4` is a number, and a date is a string. A key given twice is an error.
+    """
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 

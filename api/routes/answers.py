@@ -117,9 +117,11 @@ def compare_experiment(
     alpha: Alpha = 0.05,
     also: Also = None,
 ) -> ComparisonAnswer:
-    """Mean and spread over seeds by axis. With `a` and `b`, or with `claims`, every pair is a tested
-    claim: paired by seed where possible, corrected by Holm, with "equivalent" within a margin and
-    about how many more seeds an undecided one needs."""
+    """Mean and spread over seeds by axis.
+
+    With `a` and `b`, or with `claims`, every pair is a tested claim: paired by seed where possible, corrected
+    by Holm, with "equivalent" within a margin and about how many more seeds an undecided one needs.
+    """
     from service.analysis.words import assignments
 
     return _question(store, experiment_id, also, selection, settings).compare(

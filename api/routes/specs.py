@@ -96,7 +96,8 @@ async def preview_spec(
     """Each run with its resources, price and whether it could be served; one that could not says why.
 
     The first page has the forecast of the whole grid: money, energy and hours with an interval, what it
-    rests on, and what of it does not fit into the budget."""
+    rests on, and what of it does not fit into the budget.
+    """
     start = _start(page_token)
 
     def page() -> Preview:

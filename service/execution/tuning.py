@@ -50,8 +50,9 @@ Kept = TypeVar("Kept")
 
 
 class OnlyHere(Generic[Kept]):
-    """A reference that stays in this process: Tune saves copies of what it is given, for a restart
-    that never happens here, and those hold nothing.
+    """A reference that stays in this process.
+
+    Tune saves copies of what it is given, for a restart that never happens here; those hold nothing.
 
     Args:
         value: what is kept.

@@ -431,6 +431,7 @@ def _titled(name: str) -> str:
 
 
 def unit_of(name: str) -> str:
+    """Returns the unit of a figure as an axis title shows it."""
     unit = DECLARED[name].unit if name in DECLARED else "1"
     return "share, 0 to 1" if unit == "1" and name in SCORES else unit
 

@@ -286,8 +286,10 @@ class RunFigures:
         return speed
 
     def _at_peak_s(self, usage: Usage) -> float | None:
-        """What the arithmetic takes one device at its published peaks, the teacher's at that of its own
-        format; None = one has no peak."""
+        """Returns the time that the arithmetic takes one device at its published peaks, in seconds.
+
+        The teacher's arithmetic counts at the peak of its own format; None = a format has no peak.
+        """
         peaks = self._config.rates.peak_tflops or {}
         parts = {self._config.precision: usage.flops}
         if self._teacher_precision is not None and usage.teacher_flops:
