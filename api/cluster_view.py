@@ -23,7 +23,7 @@ class ClusterView:
         """The snapshot, None when no scheduler ever wrote one.
 
         Raises:
-            StoreUnavailable: when it must be read and the database is away.
+            StoreUnavailable: when it must be read and the database is unavailable.
         """
         if abs(now_s - self._read_s) > _MAX_AGE_S:
             with self._lock:

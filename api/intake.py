@@ -2,7 +2,7 @@
 
 A thread per request would spend most of its time handing the interpreter from thread to thread.
 Here a single worker thread checks and stores everything that arrived while it was busy; a grid
-whose expansion takes long goes to a thread of its own, so that nobody waits behind it.
+whose expansion takes long goes to a thread of its own, so that no one waits behind it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Intake:
             return await run_in_threadpool(self._submit_alone, request)
 
     async def _work(self) -> None:
-        """Rounds until nobody waits; never raises: every request gets its own answer."""
+        """Rounds until no one waits; never raises: every request gets its own answer."""
         while self._waiting:
             batch, self._waiting = self._waiting[:LARGEST_BATCH], self._waiting[LARGEST_BATCH:]
             try:

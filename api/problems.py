@@ -20,7 +20,7 @@ from service.grid import MAX_RUNS
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
-"""What a client is told to wait while the database is away, in seconds."""
+"""What a client is told to wait while the database is unavailable, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

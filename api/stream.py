@@ -71,7 +71,7 @@ class _Feed(Generic[Snapshot]):
             except NotFound:
                 self._gone = True
             except StoreError as error:
-                # Followers keep their place; the next poll that succeeds goes on from there.
+                # Followers keep their place; the next poll that succeeds continues from there.
                 _logger.warning("a live stream waits for the store: %s", error)
             self.wake()
             if self._gone:
@@ -246,7 +246,7 @@ class Streams:
     async def _lines_and_points(self, snapshot: _RunSnapshot, place: Place) -> AsyncIterator[ServerSentEvent]:
         run_id = snapshot.run.id
         for attempt in snapshot.attempts:
-            # Where an attempt goes on from is known once it has begun; until then it has no points.
+            # Where an attempt continues from is known once it has begun; until then it has no points.
             if attempt.number > place.attempt and attempt.resumed_from_step is not None:
                 place.attempt = attempt.number
                 place.step = min(place.step, attempt.resumed_from_step)

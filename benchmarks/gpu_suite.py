@@ -158,7 +158,7 @@ def sanitise_target() -> None:
 
 
 def targets_met(benchmark: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each target of an H200 beside what was measured; not measured counts as not met."""
+    """Each target of an H200 next to what was measured; not measured counts as not met."""
     ms, ratios, variants = benchmark["ms"], benchmark["ratios"], benchmark["variants_ms"]
     extra = variants.get("multi_fused_clip_unscale_skip")
     measured = {

@@ -32,7 +32,7 @@ _IDLE = [sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep
 
 @contextmanager
 def idle_processes(count: int, mark: str | None) -> Iterator[None]:
-    """Processes that do nothing while the block runs, of an experiment or of nobody."""
+    """Processes that do nothing while the block runs, of an experiment or of none."""
     environment = {**os.environ, **({MARK: mark} if mark else {})}
     started = [subprocess.Popen(_IDLE, env=environment, stdout=subprocess.PIPE) for _ in range(count)]
     try:

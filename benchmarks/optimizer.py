@@ -1,4 +1,4 @@
-"""One optimizer step of BERT-base: the four Adan implementations beside torch's fused AdamW.
+"""One optimizer step of BERT-base: the four Adan implementations next to torch's fused AdamW.
 
     python -m benchmarks.optimizer --device cpu
     python -m benchmarks.optimizer --device cuda

@@ -3,7 +3,7 @@
     python -m benchmarks.service [--scale S] [--only sqlite|postgresql]
 
 The last line is one JSON object, `{"sqlite": {...}, "postgresql": {...}}`, with the `environment`
-beside them. PostgreSQL is a server of its own with default settings and fsync on; SQLite runs in WAL
+next to them. PostgreSQL is a server of its own with default settings and fsync on; SQLite runs in WAL
 with synchronous FULL. Both keep their files in the folder for temporary files: point TMPDIR at the disk
 that is meant. Where no PostgreSQL server can be started, its figures are left out and a line says why.
 Of each: `submits_per_s`, `claims_per_s`, `claim_p50_ms`, `claim_p99_ms`, `claim_p50_over_8000_queued`,

@@ -1,4 +1,4 @@
-"""Tokenising and packing text beside the `map` path of Hugging Face `datasets`, from JSON lines to sequences.
+"""Tokenising and packing text, from JSON lines to sequences, next to `map` of Hugging Face `datasets`.
 
     python -m benchmarks.tokenisation [--texts FILE] [--tokenizer FOLDER] [--mib N] [--rounds R]
 

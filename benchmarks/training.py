@@ -1,4 +1,4 @@
-"""Training throughput beside the Hugging Face Trainer and beside plain PyTorch.
+"""Training throughput next to the Hugging Face Trainer and plain PyTorch.
 
     python -m benchmarks.training [--data FOLDER] [--minilm FOLDER] [--rounds R] [--samples N] [--fp32-only]
                                   [--only-final-loss]
@@ -14,7 +14,7 @@ Throughput is examples per second from the end of the second step to the end of 
 start-up, evaluation and checkpoints. The validation loss after the epoch is computed in fp32 by the
 same code for all three. `imdb` is classification at up to 512 tokens, `mlm` sequences of 128; without
 `--data` synthetic texts of the same lengths stand in. The figures of `mini` are the contract's; those
-of MiniLM stand beside them under `models`.
+of MiniLM stand next to them under `models`.
 
 An epoch of so few examples hardly moves the loss of a long text. Whether all three end alike is seen on
 shorter ones: MiniLM on texts of at most 64 tokens, over several seeds, under `final_loss`.

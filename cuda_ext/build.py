@@ -1,7 +1,7 @@
 """Compiles the kernels: on first use with a cache and a lock, or ahead of time.
 
     python -m cuda_ext.build                 # everything this machine can build, into the user's cache
-    python -m cuda_ext.build --in-package    # beside the package, for images that other users run
+    python -m cuda_ext.build --in-package    # next to the package, for images that other users run
 
 The cache is `$STILLHOUSE_KERNEL_CACHE`, else `$XDG_CACHE_HOME/stillhouse/kernels`, else
 `~/.cache/stillhouse/kernels`. A library is found again by the hash of its sources, flags,
@@ -38,7 +38,7 @@ SOURCES = Path(__file__).parent / "csrc"
 PACKAGED = Path(__file__).parent / "_built"
 
 _COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-O3")
-# The loops keep NaN and infinity; only errno and traps, which nobody reads, are given up for vector code.
+# The loops keep NaN and infinity; only errno and traps, which no one reads, are given up for vector code.
 _LOOPS = (*_COMMON, "-fno-math-errno", "-fno-trapping-math")
 _INSTRUCTION_SETS = {
     "scalar": (),
@@ -388,7 +388,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def build_ahead(kind: str, *, in_package: bool = False) -> Path:
-    """Builds one library now, into the cache or beside the package.
+    """Builds one library now, into the cache or next to the package.
 
     Raises:
         BuildError: it cannot be built here.

@@ -81,7 +81,7 @@ def restore(
         optimizer: whose state is replaced.
         state_dict: as checked.
         moments_dtype: of m and v.
-        on_device: steps live beside CUDA parameters (fused) instead of on the CPU.
+        on_device: steps live next to CUDA parameters (fused) instead of on the CPU.
     """
     for param, saved in _pairs(optimizer, state_dict):
         state = optimizer.state[param]

@@ -1,4 +1,4 @@
-"""The fp32 value of a 16-bit parameter: a master tensor, or 16 remainder bits beside a bfloat16."""
+"""The fp32 value of a 16-bit parameter: a master tensor, or 16 remainder bits next to a bfloat16."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def measure_parity(
     master_weights: str = "auto",
     moments_dtype: torch.dtype = torch.float32,
 ) -> ParityRecord:
-    """Runs an implementation beside the float64 reference and says how far apart they end.
+    """Runs an implementation next to the float64 reference and says how far apart they end.
 
     Both start from the same values and take the same gradients, drawn on the CPU from `seed`.
 

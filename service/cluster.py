@@ -291,7 +291,7 @@ def unsatisfiable(
 
     Args:
         spec: without axes, as in `RunPlan.spec`.
-        snapshot: the cluster, or None when nobody has looked yet.
+        snapshot: the cluster, or None when no one has looked yet.
         catalogue: known hardware.
     """
     if snapshot is None or not snapshot.reachable:
@@ -322,7 +322,7 @@ def unsatisfiable(
 def fits(
     wanted: Sequence[tuple[Mapping[str, float], Mapping[str, str], int]], nodes: Sequence[ClusterNode]
 ) -> bool:
-    """Whether groups of workers find places beside each other, each worker on the first node that has room.
+    """Whether groups of workers find places next to each other, each worker on the first node that has room.
 
     Args:
         wanted: what each worker of a group reserves, the labels that it asks for, and how many there are.

@@ -1,4 +1,4 @@
-"""Runs beside each other by axis: mean and spread over seeds of what each configuration took.
+"""Runs side by side by axis: mean and spread over seeds of what each configuration took.
 
 Pure. One row per combination of the chosen axes' values. Within a row every *cell* (one
 combination of all axes) weighs the same, however many of its seeds have finished, and the
@@ -165,7 +165,7 @@ def compare(
     metrics: Sequence[str | Metric] = DEFAULT_METRICS,
     column: Column | None = None,
 ) -> Comparison:
-    """Set runs beside each other.
+    """Set runs side by side.
 
     Args:
         runs: of one experiment or of several, in grid order.

@@ -124,7 +124,7 @@ def sampled_points(
 
 
 def blocked_order(cells: int, seeds: int, seed: int) -> list[int]:
-    """The order in which runs are measured: one block per seed, every cell once in it, shuffled anew.
+    """The order in which runs are measured: one block per seed, every cell once in it, reshuffled.
 
     Whatever drifts over a sweep (clocks, heat, neighbours) then meets every cell alike, and a sweep
     that is cut short has whole blocks to compare.
@@ -183,7 +183,7 @@ def ordered(names: Iterable[str], conditions: Conditions) -> list[str]:
 
     Args:
         names: of the axes.
-        conditions: by axis; what they ask for beside `names` does not matter.
+        conditions: by axis; what they ask for besides `names` does not matter.
 
     Raises:
         ValueError: conditions ask for each other in a circle.

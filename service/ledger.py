@@ -369,7 +369,7 @@ def _kept_until_s(attempt: AttemptUsage, later: Sequence[AttemptUsage]) -> float
     """Until when the attempt's work lives on, Unix time; -inf = none of it, inf = all of it."""
     if attempt.run_state in _FRUITLESS:
         return -math.inf
-    # Each later attempt that trained has chosen what it goes on from; the least of it is what is left.
+    # Each later attempt that trained has chosen what it continues from; the least of it is what is left.
     return min((_went_on_from_s(attempt, after) for after in later), default=math.inf)
 
 

@@ -1,6 +1,6 @@
 """A run's model as a folder that transformers loads, as a stream: no second copy lies on the disk.
 
-The weights come from the run's checkpoint as they are; configuration and tokenizer from beside
+The weights come from the run's checkpoint as they are; configuration and tokenizer from next to
 them; the model card and `manifest.json`, with the size and SHA-256 of every file, are made here.
 """
 

@@ -1,7 +1,7 @@
-"""Who can use a node beside a run that is measured there, and when that counts as a disturbance. Pure.
+"""Who can share a node with a measured run, and when that counts as a disturbance. Pure.
 
 The rule. Processes outside the cluster and those of other experiments disturb a run when they used its node
-noticeably for more than `DISTURBED_PCT` of its time. Runs of one experiment beside each other are how a sweep
+noticeably for more than `DISTURBED_PCT` of its time. Runs of one experiment side by side are how a sweep
 fills a machine, and as long as all runs of a configuration have such company their figures are comparable
 with each other; where some had it and others had not, those that had it are disturbed.
 """
@@ -21,7 +21,7 @@ DISTURBED_PCT = 10.0
 
 
 class Neighbour(StrEnum):
-    """Who uses the node beside a run."""
+    """Who shares the node with a run."""
 
     foreign = "foreign"
     """Processes outside the cluster."""

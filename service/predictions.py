@@ -1,4 +1,4 @@
-"""What runs made of each unit of their test parts: read from beside their checkpoints. No torch."""
+"""What runs made of each unit of their test parts: stored next to their checkpoints. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timelines of traced steps and kernel traces of profiled ones, from beside a run's checkpoints. No torch."""
+"""Timelines of traced steps and kernel traces of profiled ones, next to a run's checkpoints. No torch."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "steps": Figure("1", better="lower"),
     }
 )
-"""All that a summary may have beside scores; which of them depends on the device and on `telemetry`."""
+"""All that a summary may have besides scores; which of them depends on the device and on `telemetry`."""
 
 
 def _scores(tasks: Iterable[TaskInfo]) -> dict[str, Score]:
@@ -132,4 +132,4 @@ POINTS: Mapping[str, Figure] = MappingProxyType(
 """Points that no run ends with; the other points are figures and scores that have a value at a step."""
 
 DECLARED: Mapping[str, Figure] = MappingProxyType({**POINTS, **FIGURES, **SCORES, **TEST_SCORES})
-"""Everything that a run reports by name and number, beside `MEASURED_BESIDE` of `run_figures`."""
+"""Everything that a run reports by name and number, besides `MEASURED_BESIDE` of `run_figures`."""

@@ -31,7 +31,7 @@ class Objective:
     def stage(self, step: int, total_steps: int) -> range:
         """The steps of the stage that a step (0-based) belongs to.
 
-        A stage is a training of its own: the optimizer and its learning rate schedule begin anew.
+        A stage is a training of its own: the optimizer and its learning rate schedule start again.
         """
         return range(total_steps)
 
@@ -39,7 +39,7 @@ class Objective:
         """Told before each step (0-based): weights may follow a schedule."""
 
     def asked(self) -> FlopCount | None:
-        """Of the teacher that the current step asks; None = nobody."""
+        """Of the teacher that the current step asks; None = no one."""
         return None
 
     def local_sums(self) -> list[float | torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What a run made of each unit of its test part: one Parquet file beside its checkpoints. Imports no torch.
+"""What a run made of each unit of its test part: one Parquet file next to its checkpoints. Imports no torch.
 
 The file is the record that the test part was scored: it carries the figures, and of which weights they are.
 """

@@ -1,4 +1,4 @@
-"""Filling what runs share is nobody's own time: whatever does so marks it, and a run's clock sets it apart.
+"""Filling what runs share is no one's own time: whatever does so marks it, and a run's clock sets it apart.
 
 Tokens, fingerprints, hub files and a teacher's logits are kept for all runs; the first one to need them
 pays. What fills such a cache, or waits for another process to fill it, does so `with preparing():`. The

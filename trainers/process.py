@@ -39,7 +39,7 @@ def reset_process(config: RunConfig) -> None:
     with contextlib.suppress(OSError, AttributeError):  # another libc than glibc
         libc = ctypes.CDLL("libc.so.6")
         # Activations are freed and asked for again in every step. Kept by the process they cost
-        # nothing; given back, each page is zeroed anew (measured: up to a quarter of a step).
+        # nothing; given back, each page is zeroed again (measured: up to a quarter of a step).
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
     trim_memory()

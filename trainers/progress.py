@@ -1,4 +1,4 @@
-"""How far a run has come: the numbers that a checkpoint carries beside tensors."""
+"""How far a run has come: the numbers that a checkpoint carries besides tensors."""
 
 from __future__ import annotations
 

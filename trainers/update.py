@@ -53,7 +53,7 @@ class Update:
         return whole
 
     def restart(self) -> None:
-        """Let the optimizer begin anew: what it has gathered was of another loss."""
+        """Let the optimizer start again: what it has gathered was of another loss."""
         restart(self.optimizer)
 
     def apply(self, norm: float, rate: float) -> float:

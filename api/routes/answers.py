@@ -1,7 +1,7 @@
 """Answers about experiments: compare, score, frontier, effects, recommend, speed-up, report.
 
 Each reads the runs once and asks `service.analysis.question`. That is imported when asked for:
-the statistics are a third of the memory of a process that nobody asks.
+the statistics are a third of the memory of a process that no one asks.
 """
 
 from __future__ import annotations

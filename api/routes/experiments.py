@@ -281,7 +281,7 @@ async def stream_experiment(
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events until the experiment ends.
 
-    `event`: something happened; its id is its number, and a reconnect with Last-Event-ID goes on
+    `event`: something happened; its id is its number, and a reconnect with Last-Event-ID continues
     after it without a gap. `run`: a run and its latest points, as they are now. `experiment`: its
     state and how many runs are in each. `end`: it has ended, and so does the stream.
     """

@@ -320,7 +320,7 @@ async def stream_run(
     """Server-sent events until the run ends.
 
     `points`: new points by metric. `log`: a line. `run`: the run as it is now with its latest
-    points. `end`: it has ended, and so does the stream. A reconnect with Last-Event-ID goes on
+    points. `end`: it has ended, and so does the stream. A reconnect with Last-Event-ID continues
     from there; it may repeat points of the last step.
     """
     async for event in streams.follow_run(run_id, place):

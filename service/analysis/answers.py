@@ -66,7 +66,7 @@ class TestedPair(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class ComparisonAnswer(Serializable):
-    """Runs beside each other by axis and, when asked for, tested claims."""
+    """Runs side by side by axis and, when asked for, tested claims."""
 
     axes: tuple[str, ...]
     """Axes that make the rows, by dotted name."""

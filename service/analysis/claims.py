@@ -7,7 +7,7 @@ The rules, stated so that they can be argued with:
 - Paired: t-test of the differences. Unpaired: Welch's t-test. Both two-sided, with a variance between
   seeds that is at least what the figure's steps cause (`service.analysis.resolution`): seeds that
   happen to agree are no evidence.
-- Where both sides' scores of each example are known, examples are a source of error beside seeds, and a
+- Where both sides' scores of each example are known, examples are a source of error besides seeds, and a
   claim needs both (`service.analysis.uncertainty`).
 - Interval: all differences that the same test would not refuse, so that it holds 0 exactly when
   p >= alpha (before correction).

@@ -48,7 +48,7 @@ from trainers.figures import TEST_SCORES
 from trainers.tasks.info import NO_LOSS
 
 MOST_PAIRS = 500
-"""Pairs of configurations that are tested at once; more is a question nobody asked."""
+"""Pairs of configurations that are tested at once; more is a question no one asked."""
 
 Curves = Mapping[int, Sequence[PointRow]]
 """Evaluations by run id, in the order of steps."""
@@ -79,7 +79,7 @@ class Question(Rows):
         margins: Mapping[str, float] | None = None,
         alpha: float = 0.05,
     ) -> ComparisonAnswer:
-        """Runs beside each other by axis and, when asked for, tested claims.
+        """Runs side by side by axis and, when asked for, tested claims.
 
         Args:
             by: axes that make the rows, averaged over the others; none = all axes, or those that
@@ -292,7 +292,7 @@ class Question(Rows):
             AnalysisError: no configuration has all metrics.
         """
         chosen = self._metrics(metrics)
-        # A figure that nobody asked for by name may be missing everywhere; the notes say so.
+        # A figure that no one asked for by name may be missing everywhere; the notes say so.
         present = chosen if metrics else [m for m in chosen if self._has(m.name)] or chosen
         candidates, left_out, points = self._candidates(present)
         result = frontier(candidates, {metric.name: metric.better for metric in present})

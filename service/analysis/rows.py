@@ -347,7 +347,7 @@ class Rows:
         return notes
 
     def _unlike_company(self, of_cells: Mapping[str, Sequence[Run]]) -> str | None:
-        """Which configurations ran beside their own experiment's runs, where others ran alone."""
+        """Which configurations ran next to their own experiment's runs, where others ran alone."""
         column = of_time(Neighbour.same_experiment)
         beside: dict[bool, list[str]] = {True: [], False: []}
         for label, runs in of_cells.items():

@@ -28,7 +28,7 @@ class ExitCode(IntEnum):
     timeout = 7
     """`--timeout` passed before the end was reached."""
     interrupted = 130
-    """Ctrl-C; what runs in the service goes on."""
+    """Ctrl-C; what runs in the service continues."""
 
 
 class Failure(typer.TyperException):

@@ -42,7 +42,7 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """One line beside the answer, on standard error."""
+    """One line next to the answer, on standard error."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 

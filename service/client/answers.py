@@ -40,7 +40,7 @@ class AnswerCalls(Wire):
         alpha: float | None = None,
         selection: Selection = EVERYTHING,
     ) -> ComparisonAnswer:
-        """Runs beside each other by axis and, with two sides or `claims`, tested claims."""
+        """Runs side by side by axis and, with two sides or `claims`, tested claims."""
         return self._ask(
             ComparisonAnswer,
             ids,

@@ -31,7 +31,7 @@ class ExperimentCalls(Wire):
 
         Raises:
             ApiError: the spec is refused; `errors` names each field.
-            Unreachable: nobody answered.
+            Unreachable: no one answered.
         """
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         if owner is not None:

@@ -72,7 +72,7 @@ class Database:
         """A connection in a transaction that sees one state of the database and writes nothing.
 
         Raises:
-            StoreUnavailable: when the database is away.
+            StoreUnavailable: when the database is unavailable.
         """
         with translated(self.path), self.readers.connect() as connection, connection.begin():
             yield connection

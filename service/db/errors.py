@@ -39,7 +39,7 @@ class StoreOutage(StoreError):
 class StoreUnavailable(StoreOutage):
     """The database is locked or away; nothing was changed by what is reported so, try again later.
 
-    The one exception: when the connection breaks during the commit itself nobody knows. Repeat
+    The one exception: when the connection breaks during the commit itself no one knows. Repeat
     with the same idempotency key, attempt or rows: each write of the store can be repeated.
     """
 

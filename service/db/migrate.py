@@ -38,7 +38,7 @@ def upgrade(settings: Settings) -> None:
 
     Raises:
         UnusableDatabase: the tables are newer than this program, or lie on a network file system.
-        StoreUnavailable: the database is away or locked.
+        StoreUnavailable: the database is unavailable or locked.
         StoreFull: its disk is full.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def refuse_unusable(settings: Settings) -> None:
 
     Raises:
         UnusableDatabase: with the first problem, and what to do.
-        StoreUnavailable: the database is away.
+        StoreUnavailable: the database is unavailable.
     """
     database = Database(settings.resolved_database_url())
     problems: list[str] = []

@@ -97,7 +97,7 @@ def _copied(connection: Connection, points: Sequence[tuple[Any, ...]]) -> bool:
     driver: psycopg.Connection[Any] = driver_connection(connection)
     try:
         with (
-            driver.transaction(),  # A savepoint: the transaction around it goes on after a conflict.
+            driver.transaction(),  # A savepoint: the transaction around it continues after a conflict.
             driver.cursor() as cursor,
             cursor.copy(f"COPY points ({names}) FROM STDIN (FORMAT BINARY)") as copy,
         ):

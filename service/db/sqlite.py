@@ -122,7 +122,7 @@ def prepare_writer(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
-    # Shrinks the log when it begins anew, so that its size says what is not copied yet.
+    # Shrinks the log when it starts again, so that its size says what is not copied yet.
     connection.execute("PRAGMA journal_size_limit = 1048576")
 
 
@@ -137,7 +137,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 def checkpoint(connection: sqlite3.Connection, database: Path, *, at_least: int = CHECKPOINT_BYTES) -> None:
     """Copy the write-ahead log into the database when it has grown; call under `WriterLock`.
 
-    Readers that still need the old pages hold it up; the next call goes on where this one ended.
+    Readers that still need the old pages hold it up; the next call continues where this one ended.
     """
     try:
         size = database.with_name(database.name + "-wal").stat().st_size

@@ -1,6 +1,6 @@
 """Every statement that changes or reads experiments, runs and the queue, named by intent.
 
-Those of points, reuse, ledgers and forecasts are in modules of their own beside this one. The guards of
+Those of points, reuse, ledgers and forecasts are in modules of their own next to this one. The guards of
 transitions come from the tables in `service.states`: an UPDATE that changes no row was refused.
 """
 
@@ -521,7 +521,7 @@ def next_to_claim(connection: sa.Connection) -> sa.TextClause:
 
     Rows are (priority, id); id is NULL in a row of an owner who has nothing that can be claimed `now`.
     Walks the index from owner to owner, so that its cost grows with owners and `count`, not with
-    what is queued. The ids `passed_over` are left out, on PostgreSQL only: on SQLite nobody else is
+    what is queued. The ids `passed_over` are left out, on PostgreSQL only: on SQLite no one else is
     changing a row.
     """
     return _next_sqlite if connection.dialect.name == "sqlite" else _next_postgresql

@@ -1,6 +1,6 @@
 """The Ray actor through which the processes of an experiment talk: recorder, stops and mailbox.
 
-One per attempt at an experiment, on the driver's node, where its spool is. Ray starts it anew
+One per attempt at an experiment, on the driver's node, where its spool is. Ray restarts it
 when it is killed; its callers repeat what was not acknowledged.
 """
 

@@ -22,7 +22,7 @@ _LOG_BYTES = 20_000
 
 
 class RayUnreachable(Exception):
-    """Ray does not answer; what it runs goes on, and nothing is known about it."""
+    """Ray does not answer; what it runs continues, and nothing is known about it."""
 
 
 class JobRefused(Exception):

@@ -1,7 +1,7 @@
 """The recorder of one experiment: takes the workers' reports and writes them in batches.
 
 Plain Python; `service.execution.experiment_actor` makes a Ray actor of it. A report is acknowledged
-when its rows are committed or, while the database is away, on the local disk. What lies on the
+when its rows are committed or, while the database is unavailable, on the local disk. What lies on the
 disk is written first, in order, when the database is back. A worker has one report under way at
 a time and keeps collecting meanwhile, so what waits here is bounded by the number of workers.
 """
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 GATHER_S = 0.05
 """How long the writer waits for further reports to put into the same transaction."""
 RETRY_S = 1.0
-"""Pause between attempts to reach a database that is away."""
+"""Pause between attempts to reach a database that is unavailable."""
 _REPLAY_REPORTS = 500
 
 

@@ -12,7 +12,7 @@ What a pass does with an experiment that is starting or running:
 | nothing (unreachable) | nothing: no failure is declared, no lease is touched |
 | unknown, experiment starting | submitted (again) under the same submission id |
 | pending or running, lease valid | nothing |
-| pending or running, lease ran out | adopted: a new lease; a driver that renews it goes on |
+| pending or running, lease ran out | adopted: a new lease; a driver that renews it continues |
 | the same, silent for another lease (starting: 10 minutes) | stopped, the experiment queued again |
 | ended, or unknown and experiment running | queued again, or failed when it was tried too often |
 """
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 PASS_EVERY_S = 0.5
 """Pause between passes while all is well."""
 LONGEST_PAUSE_S = 15.0
-"""Pause between passes while Ray or the database is away; reached by doubling."""
+"""Pause between passes while Ray or the database is unavailable; reached by doubling."""
 CLUSTER_EVERY_S = 5.0
 """How often the cluster is looked at for the queue's reasons."""
 START_PATIENCE_S = 600.0
@@ -117,7 +117,7 @@ class Scheduler:
     def run(self, stop: threading.Event) -> None:
         """Pass after pass until `stop` is set; jobs that run are left running.
 
-        Waits longer from pass to pass while Ray or the database is away.
+        Waits longer from pass to pass while Ray or the database is unavailable.
         """
         failures = 0
         logger.info("%s started", self.name)
@@ -140,7 +140,7 @@ class Scheduler:
         """One pass.
 
         Raises:
-            StoreUnavailable: the database is away; nothing is lost, call again.
+            StoreUnavailable: the database is unavailable; nothing is lost, call again.
             StoreFull: its disk is full.
         """
         now = self._clock()

@@ -154,7 +154,7 @@ def _task_cause(error: Any) -> BaseException | None:
 
 
 def _flush(sink: RecorderSink) -> None:
-    """Wait for the last acknowledgement, however long the recorder is away: rows are not given up."""
+    """Wait for the last acknowledgement, however long the recorder is unavailable: rows are not given up."""
     while not sink.flush(_FLUSH_S):
         continue
 

@@ -2,7 +2,7 @@
 
 A step is the forward passes of its micro-batches, the backward passes, and the rest (data, loss,
 optimizer, points). The gradients are exchanged in the last backward pass, in buckets as DDP makes
-them, beside the layers that are still to come: `service.planner.backpropagation` overlaps the two.
+them, besides the layers that are still to come: `service.planner.backpropagation` overlaps the two.
 With compression a bucket is packed before it is sent and unpacked afterwards.
 """
 
@@ -70,7 +70,7 @@ class Step:
 
     Attributes:
         layers: in the order of the forward pass, for one micro-batch.
-        rest_ms: what the step takes beside its layers, whatever the number of examples.
+        rest_ms: what the step takes besides its layers, whatever the number of examples.
         micro_batches: of the step.
         examples: of the step.
     """
@@ -234,7 +234,7 @@ class _Pass:
 
 
 def _exchanged(buckets: Sequence[Layer], exchange: Exchange, link: Link, workers: int) -> _Pass:
-    """Buckets with their exchanges, each delaying the computation that goes on beside it."""
+    """Buckets with their exchanges, each delaying the computation that continues next to it."""
     found: list[Layer] = []
     beside_ms = answers_ms = communication_ms = compression_ms = 0.0
     for bucket in buckets:
@@ -256,7 +256,7 @@ def _exchanged(buckets: Sequence[Layer], exchange: Exchange, link: Link, workers
             answers_ms += sent_ms / 2 + unpack_ms
             sent_ms, unpack_ms = sent_ms / 2, 0.0
         found.append(replace(bucket, compute_ms=computed_ms, communication_ms=sent_ms + unpack_ms))
-        # Where no core is idle, unpacking takes its whole time from what computes beside it.
+        # Where no core is idle, unpacking takes its whole time from what computes next to it.
         beside_ms = link.taken * sent_ms + (unpack_ms if link.taken else 0.0)
     total_ms = predict(found, overhead_ms=0.0).total_ms + answers_ms
     sent_bytes = sum(bucket.sent_bytes for bucket in buckets)
@@ -281,7 +281,7 @@ def assumed(
     examples: int, optimizer_passes: int, rates: Rates,
     payload: Callable[[Sequence[int]], float] | None = None,
 ) -> Step:  # fmt: skip
-    """A step of a BERT that nobody has measured: arithmetic by its rate, bytes by theirs.
+    """A step of a BERT that no one has measured: arithmetic by its rate, bytes by theirs.
 
     Forward of a layer on S tokens: 2S (4H^2 + 2HF) + 4 S^2 H operations, backward twice that. The
     embeddings look up their rows, and their gradient is dense: it is written and read once. The rest

@@ -68,7 +68,7 @@ class Judge(Protocol):
     """Ends runs early. Its decisions follow from stored series alone, so that a new driver can take over."""
 
     def judge(self, run: int, series: Sequence[tuple[int, float]], total_steps: int) -> Verdict | None:
-        """Judges a run by what it has reported so far; called again as the run goes on.
+        """Judges a run by what it has reported so far; called again as the run continues.
 
         Args:
             run: its id.

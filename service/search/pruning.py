@@ -13,7 +13,7 @@ WINDOW = 10
 
 
 def memory_key(spec: ExperimentSpec) -> str:
-    """What decides about memory beside the micro-batch: runs that share it need more for more examples.
+    """What decides about memory besides the micro-batch: runs that share it need more for more examples.
 
     Args:
         spec: the run's resolved spec, without axes.

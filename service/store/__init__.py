@@ -98,7 +98,7 @@ class Store(Submission, Reading, Series, Requesting, Driving, Placing, Recording
         Raises:
             UnusableDatabase: migrations are missing, the file is damaged, or lies on a network
                 file system.
-            StoreUnavailable: the database is away.
+            StoreUnavailable: the database is unavailable.
         """
         from service.db import migrate as migration
 

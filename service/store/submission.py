@@ -398,7 +398,7 @@ def _insert_rows(connection: Connection, fresh: list[tuple[int, _Submitted]], no
 def _reuse_runs(connection: Connection, id: int, item: _Submitted, now: float) -> None:
     """Give runs of a new experiment the figures of others, and say of whom."""
     asked = item.reuse.runs
-    # Held until the commit, so that nobody deletes them meanwhile.
+    # Held until the commit, so that no one deletes them meanwhile.
     found = connection.execute(reuse_statements.reusable_runs(asked.values())).mappings()
     sources = {row["id"]: row for row in found}
     taken = {index: sources[source] for index, source in asked.items() if source in sources}

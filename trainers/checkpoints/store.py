@@ -3,7 +3,7 @@
 A checkpoint is a folder `step-00000123`: safetensors files, `state.json`, the model's
 `config.json` and tokenizer (so that it loads as a model folder), and `manifest.json` with
 size and SHA-256 of each file. It is written as a draft folder, flushed, its manifest renamed
-into place last, and the folder renamed. `best.json` beside the checkpoints names the one with the
+into place last, and the folder renamed. `best.json` next to the checkpoints names the one with the
 best evaluation. Nothing is ever unpickled.
 """
 

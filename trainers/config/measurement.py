@@ -28,7 +28,7 @@ class Checkpointing(Section):
 
 
 class Telemetry(Section):
-    """What is measured beside the training."""
+    """What is measured during training."""
 
     sample_every_s: float = Field(default=0.5, ge=0.0, le=60.0)
     """Pause between samples of power, utilisation and memory, in seconds; 0 = off."""

@@ -44,7 +44,7 @@ class TrainingSections(Section):
     checkpoint: Checkpointing = Checkpointing()
     """How often a resumable checkpoint is written."""
     telemetry: Telemetry = Telemetry()
-    """What is measured beside the training."""
+    """What is measured during training."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of each worker; unset = the CPUs that the worker reserves."""
     deterministic: bool = False

@@ -97,7 +97,7 @@ class Batch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> Batch:
-        """The same batch in memory that a GPU copies from by itself, while the host goes on."""
+        """The same batch in memory that a GPU copies from by itself, while the host continues."""
         return self._each(torch.Tensor.pin_memory)
 
     def guesses_of_sequence(self) -> torch.Tensor:
@@ -119,7 +119,7 @@ class Batch:
 
 
 class Transform(Protocol):
-    """What a task does to a batch each time anew, such as masking; a function of its arguments alone."""
+    """What a task does to a batch whenever it is used, such as masking; a function of its arguments alone."""
 
     def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
         """The batch with other inputs and labels.

@@ -27,7 +27,7 @@ Counts = npt.NDArray[np.int64]
 _BUDGET_BYTES = 64 << 20
 """Most memory that remembered words take, roughly."""
 _WORD_BYTES = 150
-"""What a remembered word takes beside its characters."""
+"""What a remembered word takes besides its characters."""
 _NOT_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
 """Characters that `str.split` splits at, but that BERT deletes."""
 _PIECES_KEPT = 1 << 18

@@ -1,4 +1,4 @@
-"""Masking for language modelling: which tokens are to be guessed, drawn anew each epoch.
+"""Masking for language modelling: which tokens are to be guessed, drawn again each epoch.
 
 The draw is a pure function of seed, epoch, the example's number and the token's place: random bits
 come from hashing these counters (SplitMix64, Steele et al., OOPSLA 2014), not from a generator with

@@ -12,7 +12,7 @@ class Packer:
     """Fills sequences `[CLS] text [SEP] text ... [SEP]` of exactly `length` tokens.
 
     The texts form one stream with a `[SEP]` after each, which is cut wherever a sequence is full:
-    a text that does not fit goes on in the next sequence. A text that ends with its sequence
+    a text that does not fit continues in the next sequence. A text that ends with its sequence
     shares the closing `[SEP]`. No token is lost; only the last sequence of all may be shorter.
 
     Args:

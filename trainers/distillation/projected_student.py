@@ -48,7 +48,7 @@ class ProjectedStudent(nn.Module):
         said: Output = self.student(batch, with_hidden=self.with_hidden)
         kept = () if self._tap is None else self._tap.take()
         if self._tap is not None:
-            self._tap.open = False  # an evaluation asks the student alone, and nobody takes
+            self._tap.open = False  # an evaluation asks the student alone, and no one takes
         if not self.with_hidden:
             return Output(self._with_unused_projections(said.logits))
         hidden = tuple(

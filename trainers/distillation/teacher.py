@@ -34,7 +34,7 @@ _HEADS: dict[str, tuple[type[Head], str]] = {
 }
 """What a teacher was taught to tell, by the names of its head's weights."""
 _UNNAMED = re.compile(r"LABEL_\d+")
-"""Class names that say nothing: what transformers writes where nobody gave any."""
+"""Class names that say nothing: what transformers writes where no one gave any."""
 
 
 def locate(text: str, workspace: Workspace) -> Folder:

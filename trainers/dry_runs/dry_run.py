@@ -61,7 +61,7 @@ class DryRun:
         return int(self._data.lengths.max())
 
     def at_size(self, size: int) -> None:
-        """One pass of `size` examples beside all that a step of the run needs memory for.
+        """One pass of `size` examples alongside everything that a step of the run needs memory for.
 
         Raises:
             torch.OutOfMemoryError: it does not fit.

@@ -73,7 +73,7 @@ class SizeCache:
         self._change(lambda found: found.update({key: size}))
 
     def forget(self, key: str) -> None:
-        """Search anew next time; a folder that cannot be written keeps what it has."""
+        """Search again next time; a folder that cannot be written keeps what it has."""
         self._change(lambda found: found.pop(key, None))
 
     def _change(self, change: Callable[[dict[str, object]], object]) -> None:

@@ -43,7 +43,7 @@ class StepTimes:
 
     @property
     def rest_ms(self) -> float:
-        """What a step takes beside its layers: data, loss, optimizer, points."""
+        """What a step takes besides its layers: data, loss, optimizer, points."""
         layers = sum(layer.forward_ms + layer.backward_ms for layer in self.layers)
         return max(0.0, self.step_ms - self.micro_batches * layers)
 
@@ -68,7 +68,7 @@ class ExchangeCost:
 
 @dataclass(frozen=True, slots=True)
 class CompressionCost:
-    """What compressing gradients takes beside their exchange.
+    """What compressing gradients takes besides their exchange.
 
     Attributes:
         pack_ms_per_mib: of a bucket's gradients, before they are sent: the backward pass waits.

@@ -97,7 +97,7 @@ def measure_group(
 
 
 def compression_cost(group: Group, config: RunConfig, exchange: ExchangeCost) -> CompressionCost | None:
-    """What the run's compression takes beside the exchange; None where gradients are sent whole."""
+    """What the run's compression takes besides the exchange; None where gradients are sent whole."""
     traits = TRAITS[config.parallel.compression]
     if not any(traits.passes):
         return None
@@ -203,7 +203,7 @@ def fit(workers: int, times: list[list[tuple[float, float, float]]], *, idle: bo
     Args:
         workers: that took part.
         times: by worker, what `exchange_times` gives.
-        idle: an exchange takes no time from what computes beside it.
+        idle: an exchange takes no time from what computes next to it.
     """
     rows = [row for worker in times for row in worker]
     # Weighted by 1 / ms, or the largest message alone would decide.

@@ -249,7 +249,7 @@ def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
 
 
 def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None, depth: int) -> list[str]:
-    """Copy what the file has; the head and the pooler may start anew, the encoder may not.
+    """Copy what the file has; the head and the pooler may start again, the encoder may not.
 
     Args:
         bert: to be filled.
@@ -258,7 +258,7 @@ def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None, d
         depth: how many layers `config.json` says that the file has.
 
     Returns:
-        The names of the weights that start anew.
+        The names of the weights that start again.
     """
     wanted = bert.state_dict()
     missing = set(wanted) - set(_TIED)

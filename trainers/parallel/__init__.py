@@ -118,6 +118,6 @@ def replicate(
         )
     replica = Replica(student, module, **place)
     if not config.trains:
-        # Whole models that exchange nothing: without buckets for gradients, which nobody has.
+        # Whole models that exchange nothing: without buckets for gradients, which no one has.
         replica.name = config.parallel.strategy.value
     return replica

@@ -32,7 +32,7 @@ _NO_SYNC_OF_BUFFERS: dict[str, Any] = {  # torch 2.13 has renamed it
 
 
 class Replica:
-    """A copy of the model, or this worker's part of one. The base class is a model that nobody shares.
+    """A copy of the model, or this worker's part of one. The base class is a model that no one shares.
 
     Args:
         student: that is asked; its parameters, and those of `module`, are this worker's.
@@ -133,7 +133,7 @@ class Replica:
         return {}
 
     def restore_exchange(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue with what `exchange_state` gave, of any number of workers; empty = begin afresh."""
+        """Continue with what `exchange_state` gave, of any number of workers; empty = start from scratch."""
 
     def _forward_backward(self, batch: Batch, loss_of: LossOf, factor: float) -> torch.Tensor:
         """Add the gradients of a micro-batch; returns its loss, summed over its examples."""
@@ -165,7 +165,7 @@ class DistributedReplica(Replica):
         noise: shown this worker's gradients before they are averaged.
         bucket_mib: size of a bucket.
         fixed_buckets: keep the first bucket layout. With three or more workers the order of
-            a ring's sums depends on the layout, which a resumed run would go through anew.
+            a ring's sums depends on the layout, which a resumed run would go through again.
         static_graph: every step uses the same parameters in the same way, in one backward pass, and
             nothing but logits.
         place: see `Replica`.

@@ -90,7 +90,7 @@ class Prepared:
             the same.
         head: what the model ends in.
         scoring: of the validation part.
-        transform: what happens to each batch anew; None = nothing.
+        transform: applied to each batch; None = nothing.
         test_scoring: of the test part.
         test_units: file with the names of the test part's units, a JSON list.
     """

@@ -128,10 +128,10 @@ class DatasetTask(Task, Generic[Example]):
     def describe(
         self, folder: Path, parts: Mapping[str, Sequence[Example]], task: configuration.Task
     ) -> None:
-        """Write into the cache what `outcome` needs beside tokens; nothing unless a task has such."""
+        """Write into the cache what `outcome` needs besides tokens; nothing unless a task has such."""
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
-        """Fields of the run's task, beside the common ones, that its tokens depend on."""
+        """Fields of the run's task, besides the common ones, that its tokens depend on."""
         return {}
 
     def divide(

@@ -88,7 +88,7 @@ class TaskInfo:
         head: what its models end in.
         scores: what its evaluation ends with, by name; `validation_loss` is added.
         headline: the score by which checkpoints and runs are judged first.
-        own_fields: its fields of the section `task`, beside those of every task.
+        own_fields: its fields of the section `task`, besides those of every task.
         usual_length: default of `task.max_length`; None = the longest.
         counted: what `task.train_examples` and its siblings count.
         layouts: official file formats, tried before tables of rows.

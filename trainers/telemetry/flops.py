@@ -1,6 +1,6 @@
 """Counted arithmetic of a BERT: multiplications and additions of its matrix products, by layer.
 
-Counted for real tokens: what padding costs is a loss, not work. Everything beside matrix products
+Counted for real tokens: what padding costs is a loss, not work. Everything besides matrix products
 (LayerNorm, softmax, GELU, dropout, embeddings' look-up, the optimizer) is left out, as is usual
 for MFU; of BERT-base at length 512 it is under one percent of the arithmetic.
 """

@@ -280,7 +280,7 @@ class GradientNoise:
     def to_state(self) -> dict[str, float]:
         """JSON-able form, after which the next step is compared with none before it.
 
-        Gradients are not part of a checkpoint: so the run that goes on forgets its own as well, and
+        Gradients are not part of a checkpoint: so the run that continues forgets its own as well, and
         has the figures that a resumed one has.
         """
         self.source.forget()
@@ -288,7 +288,7 @@ class GradientNoise:
         return {"sqr_sum": averages.sqr_sum, "var_sum": averages.var_sum, "weight": averages.weight}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Continue where `to_state` was called; empty = begin afresh."""
+        """Continue where `to_state` was called; empty = start from scratch."""
         self.source.forget()
         self._averages = NoiseScale(self._scale, **state)
 

@@ -1,6 +1,6 @@
 """Heartbeats, from which the next attempt measures what a killed one lost.
 
-Each attempt has a small file beside its checkpoints: its content is when the attempt began, its
+Each attempt has a small file next to its checkpoints: its content is when the attempt began, its
 modification time when it was last known to be alive.
 """
 

@@ -84,7 +84,7 @@ class RunFigures:
 
         Args:
             counted: of the share.
-            teacher: that was asked too; None = nobody.
+            teacher: that was asked too; None = no one.
             timed: whether the step's time counts in the rates.
         """
         if not timed:

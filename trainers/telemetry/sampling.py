@@ -1,4 +1,4 @@
-"""Samples of a device, taken by one thread beside the loop, and what a window of them says."""
+"""Samples of a device, taken by one thread next to the loop, and what a window of them says."""
 
 from __future__ import annotations
 

@@ -81,11 +81,11 @@ which its side of the boundary began and ended."""
 
 
 def _unheard(phase: Phase, at_s: float) -> None:
-    """Nobody listens."""
+    """No one listens."""
 
 
 def _unbounded(ended: Phase, began_s: float, ended_s: float) -> None:
-    """Nobody keeps the sides apart."""
+    """No one keeps the sides apart."""
 
 
 class Timeline:
@@ -114,7 +114,7 @@ class Timeline:
         self._listener(phase, self._begin(phase))
 
     def heard_by(self, listener: Listener | None) -> None:
-        """Tell each phase from now on to a listener; None = to nobody."""
+        """Tell each phase from now on to a listener; None = to no one."""
         self._listener = listener or _unheard
 
     def bounded_by(self, boundary: Boundary) -> None:

@@ -188,7 +188,7 @@ class Shift:
 def aligned(workers: Sequence[WorkerTrace]) -> tuple[Shift, ...]:
     """The clocks of all workers on the first one's.
 
-    Nobody leaves an exchange before all have come to it. So by the first worker's clock another's
+    No one leaves an exchange before all have come to it. So by the first worker's clock another's
     begin lies before the first one's end, and its end after the first one's begin: each exchange
     bounds the shift from both sides. Unix time is believed as far as it keeps to these bounds, so
     that workers of one machine, who share a clock, are not moved at all.
@@ -266,7 +266,7 @@ def _event(
 
 
 def write(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write a trace beside a run's checkpoints, in place of an earlier one.
+    """Write a trace next to a run's checkpoints, in place of an earlier one.
 
     Raises:
         OSError: the disk is full or not writable; the earlier one is intact.
@@ -275,7 +275,7 @@ def write(folder: Path, document: Mapping[str, Any]) -> None:
 
 
 def write_kernels(folder: Path, traces: Sequence[bytes]) -> None:
-    """Write the kernel traces of all workers beside a run's checkpoints, in place of earlier ones.
+    """Write the kernel traces of all workers next to a run's checkpoints, in place of earlier ones.
 
     Args:
         folder: of the run's checkpoints.

@@ -67,7 +67,7 @@ class GradientExchange:
         """Continue where `to_state` was called.
 
         Args:
-            states: of all workers, by rank; as many as there were then. None = begin afresh.
+            states: of all workers, by rank; as many as there were then. None = start from scratch.
         """
 
     def _count_all_reduce(self, payload: int) -> None:

@@ -104,7 +104,7 @@ class SignedMean:
         """Continue with the errors of all workers, by rank.
 
         With another number of workers each begins with the mean of the old ones' errors, and the
-        servers' are dealt out anew: what all of them hold back together stays the same.
+        servers' are dealt out again: what all of them hold back together stays the same.
         """
         if len(states) == self._world:
             own = states[self._rank]
@@ -161,7 +161,7 @@ class OneBitExchange(GradientExchange):
     def start(self, bucket: Any) -> Reduced:
         """Starts the exchange of a bucket.
 
-        The signs of all buckets are on their way while the backward pass goes on; with the last
+        The signs of all buckets are on their way while the backward pass continues; with the last
         bucket the servers answer. Only the thread of the backward pass starts collectives, in one
         order on every worker.
         """

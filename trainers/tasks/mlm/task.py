@@ -1,7 +1,7 @@
 """Plain text as sequences whose hidden tokens are guessed.
 
 The text is read once, tokenised and packed into sequences of one length that lie in one mapped
-file; neither step holds more of it in memory than a piece. What is hidden is drawn anew each epoch.
+file; neither step holds more of it in memory than a piece. What is hidden is drawn again each epoch.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def merge_windows(observed: npt.NDArray[np.float32], data: TokenSet) -> Candidat
 
 
 class GoldQuestions:
-    """Contexts and right answers of a part, kept in a file beside its tokens.
+    """Contexts and right answers of a part, kept in a file next to its tokens.
 
     Args:
         file: written by `write`.
