@@ -37,6 +37,7 @@ def test_a_sweep_of_two_runs_ends_in_sql(running: Running) -> None:
     assert not (running.settings.data_dir / "experiments" / str(experiment.id) / "ray").exists()
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_runs_time_explain_what_the_service_sees(running: Running) -> None:
     experiment = running.submit(length={"steps": 400})
     assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
@@ -62,6 +63,7 @@ def test_a_run_without_steps_evaluates_the_model_as_it_is(running: Running) -> N
     assert summary["weight_memory_mib"]
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_behind_another_experiment_is_queued_and_charged_nothing(running: Running) -> None:
     both_cpus = {"resources": {"cpus_per_worker": 2}}
     first = running.submit(**LONG, **both_cpus)
@@ -129,6 +131,7 @@ def test_pause_keeps_a_checkpoint_resume_goes_on_from_it_and_cancel_ends_it(runn
     assert max(steps) - asked_s < 2.0  # The loop heard of it within 2 s.
 
 
+@pytest.mark.slow
 def test_a_cancelled_run_leaves_its_place_to_the_next(running: Running) -> None:
     """Of one worker each, on 2 CPUs, so that the stopped trial's process is used again."""
     experiment = running.submit(seeds=[0, 1, 2], queue={"max_concurrent_runs": 1}, **LONG)
@@ -143,6 +146,7 @@ def test_a_cancelled_run_leaves_its_place_to_the_next(running: Running) -> None:
     assert running.wait_until_ended(experiment) is ExperimentState.cancelled
 
 
+@pytest.mark.slow
 def test_a_student_and_its_teacher_come_from_a_run_that_is_waited_for(running: Running) -> None:
     first = running.submit(name="teacher")
     (source,) = running.runs(first)
@@ -165,6 +169,7 @@ def test_a_student_and_its_teacher_come_from_a_run_that_is_waited_for(running: R
     assert sum(map(len, model.tar())) == model.size
 
 
+@pytest.mark.slow
 def test_a_wider_grid_trains_only_its_new_cell(running: Running) -> None:
     def post(sizes: list[int]) -> Experiment:
         return running.submit(search={"axes": {"batch.global_size": sizes}}, reuse=True)
@@ -188,6 +193,7 @@ def test_a_wider_grid_trains_only_its_new_cell(running: Running) -> None:
     assert [run.reused_from for run in running.runs(again)] == [*sources, runs[2].id]
 
 
+@pytest.mark.slow
 def test_tpe_suggests_what_is_trained(running: Running) -> None:
     axes = {"optimizer.learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}}
     experiment = running.submit(search={"name": "tpe", "samples": 3, "axes": axes})

@@ -20,6 +20,7 @@ def by_cell(runs: list[Run]) -> dict[tuple[object, object], Run]:
     return {(run.point["hardware"], run.point["precision"]): run for run in runs}
 
 
+@pytest.mark.slow
 def test_runs_land_on_their_hardware_and_nothing_is_lost_when_a_node_goes_and_comes(
     running: Running, add_node: AddNode
 ) -> None:

@@ -15,6 +15,7 @@ from trainers.errors import BadSpecError, FailureClass
 STEPS = 400
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_an_elastic_run_trains_over_two_nodes_and_goes_on_on_the_one_that_is_left(
     running: Running, add_node: AddNode

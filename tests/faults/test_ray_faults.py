@@ -59,6 +59,7 @@ def final_files(run: Run) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_a_killed_worker_of_a_group_costs_its_run_an_attempt_and_the_others_nothing(
     running: Running,
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_killed_worker_of_a_group_costs_its_run_an_attempt_and_the_others_noth
         assert re.match(rf"worker [01] of 2{stage}( lost another)?: ", first.failure_message or "")
 
 
+@pytest.mark.slow
 def test_a_killed_driver_is_followed_by_another(running: Running) -> None:
     experiment = running.submit(seeds=[0, 1], **STEPS)
     run_id = running.runs(experiment)[0].id
@@ -116,6 +118,7 @@ def test_a_killed_driver_is_followed_by_another(running: Running) -> None:
     assert running.store.attempts(run_id)[0].failure_class == "lost"
 
 
+@pytest.mark.slow
 def test_a_killed_recorder_loses_no_point(running: Running) -> None:
     import psutil
 
