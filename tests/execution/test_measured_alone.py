@@ -18,7 +18,6 @@ def looked_at(run: Run) -> bool:
     return run.neighbours_other_experiment_pct is not None
 
 
-@pytest.mark.slow
 def test_two_experiments_on_one_node_see_each_other_and_one_alone_does_not(running: Running) -> None:
     first, second = running.submit(**BUSY), running.submit(**BUSY)
     (one,), (other,) = running.runs(first), running.runs(second)
