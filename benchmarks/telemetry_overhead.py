@@ -30,6 +30,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from typing_extensions import override
 
 from benchmarks.options import Benchmark
 from trainers import assembly
@@ -68,8 +69,8 @@ class SwitchedTimeline(Timeline):
 
     on = True
 
+    @override
     def enter(self, phase: Phase) -> None:
-        """See `Timeline.enter`."""
         if self.on:
             super().enter(phase)
 
@@ -77,18 +78,18 @@ class SwitchedTimeline(Timeline):
 class Stand(Device):
     """Shows a GPU's numbers at once: the cost of ours without the driver's."""
 
+    @override
     def sample(self) -> Sample:
-        """See `Device.sample`."""
         return Sample(time.perf_counter(), 500.0, 97.0, 41.0, 38_420.0, 1980.0, 3201.0, 61.0)
 
 
 class SwitchedTrainer(Trainer):
     """A trainer whose reports can be left out."""
 
-    telemetry = True
+    reports = True
 
     def _report_step(self, *values: Any) -> None:
-        if self.telemetry:
+        if self.reports:
             super()._report_step(*values)
 
 
@@ -168,7 +169,7 @@ def _step(trainer: SwitchedTrainer, batch: StepBatch, ticks: Ticks, *, on: bool)
     """Seconds of one step, all that belongs to its telemetry included when it is on."""
     timeline, telemetry = trainer.timeline, trainer.telemetry
     assert isinstance(timeline, SwitchedTimeline)
-    timeline.on = trainer.telemetry = on
+    timeline.on = trainer.reports = on
     began_s = time.perf_counter()
     if on:
         counted = tally(batch.micro_batches)
@@ -188,7 +189,7 @@ def _calls_s(trainer: SwitchedTrainer, batch: StepBatch, ticks: Ticks) -> float:
     telemetry = trainer.telemetry
     phases = (Phase.data_wait, Phase.forward, Phase.backward, Phase.optimizer, Phase.communication)
     timeline = SwitchedTimeline(time.perf_counter())
-    trainer.telemetry = True
+    trainer.reports = True
     began_s = time.perf_counter()
     for _ in range(_CALLS):
         counted = tally(batch.micro_batches)
