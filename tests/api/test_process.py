@@ -84,6 +84,7 @@ def test_it_stays_small_and_ends_with_live_streams_open(process: tuple[str, subp
     assert not follower.is_alive(), "the stream was ended, not cut"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "words"),
     [

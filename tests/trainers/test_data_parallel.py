@@ -32,6 +32,7 @@ def pair(launch, config_in, tmp_path_factory):
     return configs, runs
 
 
+@pytest.mark.slow
 def test_two_workers_have_the_loss_curve_of_one(pair, tmp_path, config_in, recorder):
     _, runs = pair
     alone = config_in(tmp_path, model__dropout=0.0, length={"epochs": 1}, deterministic=True)

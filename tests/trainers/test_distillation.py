@@ -131,6 +131,7 @@ def test_student_learns_from_its_teacher_alone(distil, recorder):
     assert recorder.series("loss") == pytest.approx(recorder.series("soft_loss"), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_student_follows_a_teacher_that_is_always_wrong(distil, copied):
     def swapped(weights):
         return weights | {name: weights[name].flip(0) for name in ("classifier.weight", "classifier.bias")}
@@ -140,6 +141,7 @@ def test_student_follows_a_teacher_that_is_always_wrong(distil, copied):
     assert train(config, NullSink(), NeverStop()).summary["accuracy"] < 0.15
 
 
+@pytest.mark.slow
 def test_hidden_states_come_nearer_to_the_teachers(distil, recorder):
     config = distil(length={"steps": 40}, distillation={"soft_weight": 0.0, **INSIDE})
     train(config, recorder, NeverStop())
@@ -176,6 +178,7 @@ def test_points_are_those_of_the_stage(distil, recorder):
     assert sorted(recorder.series("task_loss")) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_logits_and_task_are_left_alone_in_the_first_stage(distil, teacher):
     settings = {"soft_weight": 0.5, "hidden_weight": 1.0, "hidden_first_fraction": 0.9}
     model = {"student": str(teacher), "teacher": str(teacher)}
@@ -268,6 +271,7 @@ def test_accumulation_changes_nothing(shapes, whole):
     assert_close(series(shapes["accumulated"]), whole)
 
 
+@pytest.mark.slow
 def test_two_workers_have_the_losses_of_one(shapes, whole, launch):
     ended = launch([shapes["together"]])
     losses = {
@@ -427,6 +431,7 @@ def forbidden(*_arguments: object, **_settings: object):
     raise AssertionError("the teacher was loaded")
 
 
+@pytest.mark.slow
 def test_second_run_does_not_load_the_teacher(distil, recorder, monkeypatch):
     train(distil(), recorder, NeverStop())
     assert recorder.facts["teacher_logits"] == "computed once, cached on disk"
@@ -467,6 +472,7 @@ def test_logits_that_are_not_finite_are_not_kept(distil, copied, tmp_path):
     assert not list((tmp_path / "cache" / "teacher-logits").glob("*/logits.npy"))
 
 
+@pytest.mark.slow
 def test_second_stage_reads_kept_logits(distil, monkeypatch):
     settings = {"soft_weight": 0.5, "hidden_weight": 1.0, "hidden_first_fraction": 0.5}
     asked = []
@@ -591,6 +597,7 @@ def test_same_vocabulary_in_another_file_is_accepted(distil, copied, teacher):
     assert train(config, NullSink(), NeverStop()).status == "completed"
 
 
+@pytest.mark.slow
 def test_headless_teacher_is_refused_for_its_logits_alone(distil, copied):
     rewrite_weights(copied, without_head)
     refused(
@@ -649,6 +656,7 @@ def test_teacher_of_more_classes(distil, copied):
     refused(distil(model__teacher=str(copied)), r"has 3 classes, but the task has 2")
 
 
+@pytest.mark.slow
 def test_teacher_of_unnamed_classes_is_taken_at_its_numbers(distil, copied, recorder):
     rewrite_config(copied, id2label={"0": "LABEL_0", "1": "LABEL_1"})
     train(distil(model__teacher=str(copied), length={"steps": 1}), recorder, NeverStop())

@@ -102,6 +102,7 @@ def test_a_trained_model_scores_as_its_own_run_did_and_nothing_is_written_again(
     assert not list((tmp_path / "evaluated").glob("step-*"))
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_was_stopped_begins_again(configure, recorder):
     recorder.stop_after = 0
     stopped = train(configure(**NONE), recorder, recorder)

@@ -186,6 +186,7 @@ class StopsWhileTesting(Recorder):
         return StopReason.pause if self.phases[-1:] == ["testing"] else None
 
 
+@pytest.mark.slow
 def test_a_run_stopped_while_it_is_tested_is_tested_by_the_next_attempt(run_of, tmp_path):
     write(tmp_path / "data", "imdb")
     sink = StopsWhileTesting()
@@ -197,6 +198,7 @@ def test_a_run_stopped_while_it_is_tested_is_tested_by_the_next_attempt(run_of, 
     assert resumed.summary["test_score"] == run_of("imdb", "straight").summary["test_score"]
 
 
+@pytest.mark.slow
 def test_a_resumed_attempt_takes_over_what_an_earlier_one_recorded(run_of, tmp_path, monkeypatch):
     write(tmp_path / "data", "imdb")
     first = run_of("imdb")

@@ -64,6 +64,7 @@ def test_environment_is_as_before_after_a_failed_run(configure):
     assert dict(os.environ) == before
 
 
+@pytest.mark.slow
 def test_peak_memory_counts_this_run_alone(config_in, tmp_path):
     first = train(config_in(tmp_path / "1"), NullSink(), NeverStop())
     ballast = torch.ones(64 * 1024 * 1024)  # 256 MiB

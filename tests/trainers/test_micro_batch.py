@@ -109,6 +109,7 @@ def test_what_a_failed_try_held_is_free_afterwards():
     assert held[0]() is None
 
 
+@pytest.mark.slow
 def test_size_is_found_once_and_remembered(configure):
     config = configure(batch__global_size=64)
     device = Device(20)
@@ -135,6 +136,7 @@ def test_not_even_one_fits_is_out_of_memory_on_every_worker(configure, tmp_path)
     assert choose(config, Workers(), CUDA, {}, Device(8).attempt) == 8
 
 
+@pytest.mark.slow
 def test_a_size_that_ran_out_of_memory_is_searched_anew(configure, tmp_path):
     config = configure(batch__global_size=8, workspace=in_folder(configure, tmp_path))
     assert choose(config, Workers(), CUDA, {}, Device(8).attempt) == 8
@@ -173,6 +175,7 @@ def test_how_much_is_masked_changes_the_key(configure):
     assert len(keys) == 3
 
 
+@pytest.mark.slow
 def test_how_long_the_examples_are_changes_the_key(config_in, tmp_path, monkeypatch):
     """A size that was found on short texts may be too large for those that fill `task.max_length`."""
     shapes = []

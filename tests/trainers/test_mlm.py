@@ -273,6 +273,7 @@ def test_tiny_learns_that_a_line_says_one_word(configured, folder, recorder):
     assert summary["padding_pct"] < 1.0
 
 
+@pytest.mark.slow
 def test_time_of_a_sequence_holds_no_making_of_batches(configured, folder, monkeypatch):
     (folder / "train.txt").write_text("\n".join(LINES))
     made_by = []

@@ -125,6 +125,7 @@ def test_going_back_ends_at_its_limit(configure, recorder, poison):
     assert calls[0] == 5  # two steps, and three tries of the third
 
 
+@pytest.mark.slow
 def test_run_that_went_back_resumes_in_its_new_order(config_in, tmp_path, recorder, poison):
     changes = {
         "numerics": {"not_finite": "roll_back"},

@@ -195,6 +195,7 @@ def test_a_process_warms_up_once_per_shape_and_results_stay_as_they_are(
     assert losses == [(recorder.series("loss"), summary["validation_loss"])] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [{"name": "adan"}, {"name": "adan", "implementation": "multi_unfused"}])
 def test_every_optimizer_is_warmed_up(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, optimizer: dict[str, str]

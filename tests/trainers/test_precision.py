@@ -115,6 +115,7 @@ def test_overflow_skips_halves_and_grows_again(configure, recorder, emulated_fp1
     assert recorder.facts["precision_implementation"].startswith("fp16 operands")
 
 
+@pytest.mark.slow
 def test_fp16_with_a_scale_learns_like_fp32(configure, recorder, emulated_fp16, monkeypatch):
     changes = {"model__dropout": 0.0, "length": {"steps": 12}}
     train(configure(precision="fp16", **changes), recorder, NeverStop())

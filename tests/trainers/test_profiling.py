@@ -115,6 +115,7 @@ def test_an_error_in_the_window_ends_the_profiler():
     assert another.events()
 
 
+@pytest.mark.slow
 def test_a_profiled_run_ends_where_another_ends(config_in, tmp_path, recorder):
     changes = {"length": {"steps": 8}, "deterministic": True, "log_every_steps": 1}
     plain = train(config_in(tmp_path / "plain", **changes), recorder, NeverStop())

@@ -391,6 +391,7 @@ def test_an_answer_inside_a_word_is_the_whole_word():
     assert (question.answers[0].text, question.where) == ("97", "here, question q")
 
 
+@pytest.mark.slow
 def test_real_answers_are_found_in_their_windows(squad, minilm, real_data, configure):
     config = configure(
         task={"name": "squad_v2", "path": "squad_v2", "max_length": 192}

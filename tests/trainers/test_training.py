@@ -176,6 +176,7 @@ def test_loss_that_is_not_finite_ends_the_run_without_a_checkpoint(configure, re
     assert math.isinf(recorder.series("loss")[3])
 
 
+@pytest.mark.slow
 def test_accumulated_steps_have_the_same_losses(config_in, tmp_path, recorder):
     whole, parts = type(recorder)(), recorder
     train(config_in(tmp_path / "1", model__dropout=0.0), whole, NeverStop())
