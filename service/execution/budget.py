@@ -64,7 +64,7 @@ class BudgetLimit:
 def _holds(store: Store, experiment_id: int) -> int:
     """Returns how often the experiment was held because its budget was reached, and then paused.
 
-    A driver that died between the two has not asked anybody: that grants nothing.
+    A driver that died between the two has not asked anyone, so that grants nothing.
     """
     holds, after, held = 0, 0, False
     while events := store.events(experiment_id, after=after):

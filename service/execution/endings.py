@@ -51,7 +51,7 @@ class Endings:
             try:
                 return wait_out(lambda: self._write(live, ending), "a run's end")
             except _StartNotRecorded:
-                # The database was unavailable, and the recorder has not yet brought what it kept.
+                # After an outage: the recorder has not stored its spool yet.
                 time.sleep(RETRY_S)
         lost = Ending("failed", failure=(FailureClass.lost, "its start was never reported"))
         return wait_out(lambda: self._write(live, lost), "a run's end")
@@ -103,7 +103,7 @@ class Endings:
 
 
 class _StartNotRecorded(Exception):
-    """The run has ended, and the database has not heard yet that it had begun."""
+    """The run has ended, but its start is not in the database yet."""
 
 
 def experiment_outcome(

@@ -109,6 +109,7 @@ class Sweep:
             return choice if isinstance(choice, Wait) else self._give_turn(choice)
         except StoreOutage as error:
             logger.warning("the database is unavailable; not starting any run: %s", error)
+            self._chooser.relist()  # The run that was chosen is still the next.
             return Wait.later
 
     def open(self, turn: Turn, ready: Ready) -> Assignment | None:

@@ -19,7 +19,7 @@ from service.records import Experiment
 from service.settings import Settings
 from service.spec import ExperimentSpec
 from service.states import ExperimentState, RunState
-from service.store import CheckpointRow, RecordBatch, StaleAttempt, Store
+from service.store import CheckpointRow, RecordBatch, StaleAttempt, Store, StoreUnavailable
 from tests.execution.conftest import Clock, Submit, placement
 from trainers.errors import FailureClass
 from trainers.reporting import StopReason
@@ -704,3 +704,19 @@ def test_workers_that_fail_before_they_are_ready_count_as_a_failure_of_the_run(
     run = store.run(turn.run_id)
     assert (run.state, run.infrastructure_failures) == (RunState.queued, 1)
     assert [attempt.failure_class for attempt in store.attempts(turn.run_id)] == [FailureClass.infrastructure]
+
+
+def test_a_run_chosen_during_an_outage_is_still_the_next(
+    begin: Begin, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, experiment = begin()
+    read, calls = store.run_config, iter(range(10))
+
+    def unavailable_once(run_id: int) -> str:
+        if next(calls) == 1:  # The first call is for the run's shapes, the second for its turn.
+            raise StoreUnavailable("locked")
+        return read(run_id)
+
+    monkeypatch.setattr(store, "run_config", unavailable_once)
+    assert sweep.next_turn() is Wait.later
+    assert turn_of(sweep).run_id == in_order(store, experiment)[0]
