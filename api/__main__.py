@@ -6,8 +6,8 @@ import logging
 import sys
 
 from api.server import UnsafeAddress, serve
+from service.config.settings import Settings
 from service.db.errors import StoreError
-from service.settings import Settings
 
 
 def main() -> int:

@@ -17,8 +17,8 @@ from api.intake import Intake
 from api.metrics import RequestMetrics, ServiceCollector
 from api.routes import answers, docs, experiments, pages, queue, runs, specs, system
 from api.stream import Streams
-from service.queue import Queue
-from service.settings import Settings
+from service.config.settings import Settings
+from service.scheduling.queue import Queue
 from service.store import Store
 
 

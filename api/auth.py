@@ -15,7 +15,7 @@ from functools import lru_cache
 from fastapi import Request
 
 from api.problems import ProblemError
-from service.settings import Settings
+from service.config.settings import Settings
 
 OWNER_HEADER = "Stillhouse-Owner"
 MIN_TOKEN_LENGTH = 32

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from service.cluster import ClusterSnapshot
-from service.queue import Queue
+from service.scheduling.cluster import ClusterSnapshot
+from service.scheduling.queue import Queue
 
 _MAX_AGE_S = 2.0
 

@@ -12,10 +12,10 @@ from fastapi.dependencies.models import Dependant
 from api.auth import Principal, current_user
 from api.problems import ProblemError
 from api.stream import Streams
-from service.document import Problem
-from service.hardware import Hardware
-from service.queue import Queue
-from service.settings import Settings
+from service.config.document import Problem
+from service.config.hardware import Hardware
+from service.config.settings import Settings
+from service.scheduling.queue import Queue
 from service.store import Store
 
 MAX_ID = 2**63 - 1

@@ -16,7 +16,7 @@ from pathlib import Path
 import orjson
 
 from api.problems import CATALOGUE, SPEC_PROBLEMS, ProblemDocument, ProblemType
-from service.failures import retry_rule
+from service.domain.failures import retry_rule
 from trainers.errors import FailureClass
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"

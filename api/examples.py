@@ -13,8 +13,8 @@ from service.analysis.answers import (
     SpeedupAnswer,
 )
 from service.analysis.records import Recommendation
-from service.records import ExperimentDetail, ExperimentStatus, Points
-from service.serialization import Serializable
+from service.domain.records import ExperimentDetail, ExperimentStatus, Points
+from service.domain.serialization import Serializable
 
 _EXPERIMENT: dict[str, Any] = {
     "id": 12,

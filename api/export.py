@@ -19,7 +19,7 @@ import orjson
 from fastapi import Query
 from fastapi.responses import StreamingResponse
 
-from service.records import Page, Run
+from service.domain.records import Page, Run
 from service.store import Store
 
 _PAGE_SIZE = 1000

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from api.auth import current_user
 from api.problems import RETRY_AFTER_S, ProblemError, from_spec_error, respond
 from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
+from service.config.document import MAX_BYTES, Problem, SpecError
 from service.db.errors import (
     BadPageToken,
     Conflict,
@@ -31,7 +32,6 @@ from service.db.errors import (
     StoreUnavailable,
     UnusableDatabase,
 )
-from service.document import MAX_BYTES, Problem, SpecError
 
 _logger = logging.getLogger(__name__)
 

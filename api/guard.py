@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.metrics import RequestMetrics
 from api.problems import ProblemError, respond
-from service.document import MAX_BYTES
-from service.settings import Settings
+from service.config.document import MAX_BYTES
+from service.config.settings import Settings
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})

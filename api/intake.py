@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from starlette.concurrency import run_in_threadpool
 
 from api.cluster_view import ClusterView
-from service.admission import Admission, admit_spec, read_spec
-from service.document import SpecError
-from service.forecasting import budget_problems
-from service.hardware import Hardware
-from service.records import Experiment
-from service.settings import Settings
+from service.config.document import SpecError
+from service.config.hardware import Hardware
+from service.config.settings import Settings
+from service.domain.records import Experiment
+from service.planner.forecasting import budget_problems
+from service.scheduling.admission import Admission, admit_spec, read_spec
 from service.store import NewExperiment, Store
 
 LARGEST_BATCH = 64

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from api.examples import EXAMPLES
 from api.problems import MEDIA_TYPE
-from service.spec import json_schema
+from service.spec.experiment import json_schema
 
 TAGS = [
     {"name": "experiments", "description": "Submit specs, follow and steer them."},

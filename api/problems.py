@@ -15,8 +15,8 @@ import orjson
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, Problem, SpecError
-from service.grid import MAX_RUNS
+from service.config.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, Problem, SpecError
+from service.domain.grid import MAX_RUNS
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2

@@ -11,7 +11,7 @@ import uvicorn
 
 from api.app import create_app
 from api.auth import MIN_TOKEN_LENGTH
-from service.settings import Settings
+from service.config.settings import Settings
 
 _logger = logging.getLogger(__name__)
 _BACKLOG = 512

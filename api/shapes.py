@@ -1,6 +1,6 @@
 """What goes over the wire and is not of the domain: a request's body, and the state of this process.
 
-All other answers are the domain's own dataclasses (`service.serialization.Serializable`).
+All other answers are the domain's own dataclasses (`service.domain.serialization.Serializable`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.serialization import Serializable
+from service.domain.serialization import Serializable
 
 
 class Priority(BaseModel):

@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.problems import ProblemError
 from service.db.errors import NotFound, StoreError
-from service.records import (
+from service.domain.records import (
     Attempt,
     Event,
     Experiment,
@@ -31,8 +31,8 @@ from service.records import (
     Run,
     RunProgress,
 )
-from service.serialization import adapter, to_json
-from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES
+from service.domain.serialization import adapter, to_json
+from service.domain.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES
 from service.store import Store
 
 _logger = logging.getLogger(__name__)

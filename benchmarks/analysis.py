@@ -44,17 +44,17 @@ from benchmarks import families
 from benchmarks.options import Benchmark
 from benchmarks.simulated import open_store, sweep
 from service.analysis.claims import compare
-from service.analysis.metrics import better_of
 from service.analysis.question import Question
 from service.analysis.run_table import RunTable
-from service.execution.fake_ray_jobs import FakeRayJobs
-from service.execution.scheduler import Scheduler
-from service.queue import Queue
-from service.records import Run
-from service.report import gather, html
-from service.settings import Settings
-from service.spec import validate
-from service.states import ExperimentState, RunState
+from service.config.settings import Settings
+from service.domain.metrics import better_of
+from service.domain.records import Run
+from service.domain.states import ExperimentState, RunState
+from service.output.report import gather, html
+from service.scheduling.fake_ray_jobs import FakeRayJobs
+from service.scheduling.queue import Queue
+from service.scheduling.scheduler import Scheduler
+from service.spec.experiment import validate
 from service.store import NewExperiment, Store
 
 BENCHMARK = Benchmark(

@@ -29,8 +29,8 @@ from typing import Any
 
 from benchmarks.local_sweeps import LocalSweeps, local_sweeps
 from benchmarks.options import Benchmark
-from service.records import Experiment, Run
-from service.states import RunState
+from service.domain.records import Experiment, Run
+from service.domain.states import RunState
 from service.store import Store
 
 BENCHMARK = Benchmark(

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service.execution.local_ray import LocalRay
-from service.execution.ray_jobs import DashboardRayJobs
-from service.execution.scheduler import Scheduler
-from service.queue import Queue
-from service.records import Experiment
-from service.settings import Settings
-from service.spec import validate
-from service.states import TERMINAL_EXPERIMENT_STATES, ExperimentState
+from service.config.settings import Settings
+from service.domain.records import Experiment
+from service.domain.states import TERMINAL_EXPERIMENT_STATES, ExperimentState
+from service.local.local_ray import LocalRay
+from service.scheduling.queue import Queue
+from service.scheduling.ray_jobs import DashboardRayJobs
+from service.scheduling.scheduler import Scheduler
+from service.spec.experiment import validate
 from service.store import Store
 from trainers.synthetic import write_corpus
 

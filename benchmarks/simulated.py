@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from service.queue import Queue
-from service.records import Experiment, Run
-from service.settings import Settings
-from service.spec import validate
-from service.states import ExperimentState, RunState
+from service.config.settings import Settings
+from service.domain.records import Experiment, Run
+from service.domain.states import ExperimentState, RunState
+from service.scheduling.queue import Queue
+from service.spec.experiment import validate
 from service.store import PointBatch, RecordBatch, Store
 from trainers.errors import FailureClass
 

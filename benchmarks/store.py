@@ -23,11 +23,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from benchmarks.options import Benchmark
+from service.config.settings import Settings
 from service.db import schema, statements
-from service.queue import Queue
-from service.settings import Settings
-from service.spec import validate
-from service.states import ExperimentState, RunState
+from service.domain.states import ExperimentState, RunState
+from service.scheduling.queue import Queue
+from service.spec.experiment import validate
 from service.store import PointBatch, RecordBatch, Store
 from service.store.submission import _INITIAL, _INITIAL_RUN
 

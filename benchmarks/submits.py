@@ -103,7 +103,7 @@ def measure(
 
 def _installation(folder: Path, database_url: str | None) -> dict[str, str]:
     """Environment of a migrated installation with a dataset to name."""
-    from service.settings import Settings
+    from service.config.settings import Settings
     from service.store import Store
 
     (folder / "texts").mkdir()
@@ -237,9 +237,9 @@ def _points(environment: dict[str, str], seconds: float) -> Iterator[Any]:
 
 def _pour_points(seconds: float) -> dict[str, Any]:
     """Start runs and record points of them until the time is up."""
-    from service.queue import Queue
-    from service.settings import Settings
-    from service.spec import validate
+    from service.config.settings import Settings
+    from service.scheduling.queue import Queue
+    from service.spec.experiment import validate
     from service.store import PointBatch, RecordBatch, Store
 
     store = Store.open(Settings())
@@ -271,7 +271,7 @@ def _pour_points(seconds: float) -> dict[str, Any]:
 
 def _missing(environment: dict[str, str], ids: Sequence[int]) -> int:
     """How many acknowledged experiments are not in the database."""
-    from service.settings import Settings
+    from service.config.settings import Settings
     from service.store import Store
 
     store = Store.open(Settings())

@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.local_sweeps import LocalSweeps, local_sweeps
 from benchmarks.options import Benchmark
-from service.records import Run
+from service.domain.records import Run
 from service.store import Store
 
 BENCHMARK = Benchmark(

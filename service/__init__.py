@@ -1,6 +1,14 @@
-"""The experiment domain: spec, states, queue, store, scheduler, Ray execution, client, command line.
+"""The experiment domain: from a submitted spec to a tested answer.
 
-The story runs `spec` (what was asked) -> `store` and `queue` (what is kept) -> `execution`
-(what happens in Ray) -> `client` and `cli` (what people see). Pure modules (`spec`, `grid`,
-`states`, `failures`, `hardware`) do no I/O.
+The rooms, from what everything knows to what people use; each imports only those before it:
+
+- `domain`: the nouns (states, records, events, figures) and `config`: an installation's settings and hardware
+- `search` and `spec`: what can be asked for, and the runs that it means
+- `db` and `store`: what is kept, in SQL
+- `scheduling`: whose turn it is, and the job that Ray is given
+- `planner`: what runs will take, before they run
+- `recording`, `workers`, `driving`: an experiment at work, from worker to database
+- `analysis`: which configuration wins, by how much, and how sure that is
+- `output`: reports, model folders, cards and traces
+- `client`, `cli`, `local`: how people reach it, and a whole service on one machine
 """

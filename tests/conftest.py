@@ -11,10 +11,10 @@ import hypothesis
 import pytest
 
 from benchmarks.postgresql import NoPostgreSQL, PostgreSQLServer
+from service.config.settings import Settings
 from service.db import migrate
 from service.db.schema import metadata
-from service.queue import Queue
-from service.settings import Settings
+from service.scheduling.queue import Queue
 from service.store import Store
 from tests.execution.cluster import add_node, local_ray, running, texts
 

@@ -28,7 +28,7 @@ from service.analysis.selection import Selection
 
 if TYPE_CHECKING:
     from service.analysis.question import Question
-    from service.settings import Settings
+    from service.config.settings import Settings
     from service.store import Store
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["answers"])
@@ -258,8 +258,8 @@ def speedup_experiment(
     also: Also = None,
 ) -> SpeedupAnswer:
     """How many times better each is, with intervals, and how soon each reaches a target value."""
+    from service.analysis.run_tables import read_curves
     from service.analysis.words import one_assignment
-    from service.run_tables import read_curves
 
     question = _question(store, experiment_id, also, selection)
     wanted = one_assignment(target, "target")
@@ -297,9 +297,9 @@ def report_experiment(
     also: Also = None,
 ) -> Response:
     """Question, method, tables, plots, verdicts, caveats and how to reproduce; needs no network."""
-    from service.predictions import known_scores
-    from service.report import gather, html, markdown
-    from service.traces import traced_step
+    from service.output.predictions import known_scores
+    from service.output.report import gather, html, markdown
+    from service.output.traces import traced_step
 
     ids = [experiment_id, *(also or ())]
     contents = gather(
@@ -325,8 +325,8 @@ def _question(
     """With settings, claims go over the examples too, where runs kept what they made of each."""
     from service.analysis.question import Question
     from service.analysis.run_table import no_scores
-    from service.predictions import known_scores
-    from service.run_tables import read_run_table
+    from service.analysis.run_tables import read_run_table
+    from service.output.predictions import known_scores
 
     ids = [experiment_id, *(also or ())]
     scores = no_scores if settings is None else partial(known_scores, store, settings)

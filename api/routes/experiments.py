@@ -30,11 +30,11 @@ from api.problems import SPEC_PROBLEMS, declared
 from api.shapes import Priority
 from api.stream import parse_event_number
 from service.db.errors import NotFound
-from service.ledger import Ledger
-from service.queue import Queue
-from service.records import Event, Experiment, ExperimentDetail, ExperimentStatus, Items, Page, Run
-from service.serialization import to_json
-from service.states import ExperimentState, RunState
+from service.domain.ledger import Ledger
+from service.domain.records import Event, Experiment, ExperimentDetail, ExperimentStatus, Items, Page, Run
+from service.domain.serialization import to_json
+from service.domain.states import ExperimentState, RunState
+from service.scheduling.queue import Queue
 from service.store import Store
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"])

@@ -8,9 +8,9 @@ from fastapi import APIRouter
 
 from api.deps import CatalogueDep, QueueDep
 from api.problems import declared
-from service.cluster import Cluster
-from service.hardware import HardwareEntry
-from service.records import Items, QueueListing
+from service.config.hardware import HardwareEntry
+from service.domain.records import Items, QueueListing
+from service.scheduling.cluster import Cluster
 
 router = APIRouter(prefix="/api/v1", tags=["queue"])
 

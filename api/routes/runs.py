@@ -26,11 +26,8 @@ from api.deps import (
 )
 from api.problems import ProblemError, declared
 from api.stream import Place
-from service.ledger import Account
-from service.model_folder import open_model
-from service.models import NoModel
-from service.predictions import NoPredictions, json_lines, predictions_file, raw
-from service.records import (
+from service.domain.ledger import Account
+from service.domain.records import (
     Attempt,
     Items,
     LogLine,
@@ -41,7 +38,10 @@ from service.records import (
     Run,
     RunSummary,
 )
-from service.traces import NoTrace, read_kernel_trace, read_trace
+from service.output.model_folder import open_model
+from service.output.predictions import NoPredictions, json_lines, predictions_file, raw
+from service.output.traces import NoTrace, read_kernel_trace, read_trace
+from service.spec.models import NoModel
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 

@@ -14,15 +14,15 @@ from starlette.concurrency import run_in_threadpool
 from api.body import SPEC_BODY, SpecBody
 from api.deps import CatalogueDep, PageSize, SettingsDep, StoreDep
 from api.problems import SPEC_PROBLEMS, ProblemError, declared
-from service.admission import admit, fresh, read_spec
-from service.document import SpecError
-from service.forecasting import budget_problems, forecast_of
-from service.hardware import Hardware
-from service.paths import path_problems
-from service.preview import Preview, Validated, planned_runs
-from service.reuse import Reuse, reusable
-from service.settings import Settings
-from service.spec import ExperimentSpec, json_schema
+from service.config.document import SpecError
+from service.config.hardware import Hardware
+from service.config.settings import Settings
+from service.planner.forecasting import budget_problems, forecast_of
+from service.planner.preview import Preview, Validated, planned_runs
+from service.scheduling.admission import admit, fresh, read_spec
+from service.spec.experiment import ExperimentSpec, json_schema
+from service.spec.paths import path_problems
+from service.spec.reuse import Reuse, reusable
 from service.store import Store
 
 router = APIRouter(prefix="/api/v1", tags=["specs"])

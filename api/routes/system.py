@@ -15,9 +15,9 @@ from api.problems import CATALOGUE, ProblemError, declared
 from api.shapes import Health, Readiness
 from service.db import migrate
 from service.db.errors import StoreError
-from service.queue import Queue
-from service.serialization import to_json
-from service.states import ExperimentState
+from service.domain.serialization import to_json
+from service.domain.states import ExperimentState
+from service.scheduling.queue import Queue
 from service.store import Store
 
 health = APIRouter(tags=["system"])

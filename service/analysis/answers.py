@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from service.analysis.records import Claim, Criterion, Definitions, Effects, WeightRange
-from service.comparison import Metric, Spread
-from service.grid import AxisValue
-from service.serialization import Number, Serializable
+from service.domain.grid import AxisValue
+from service.domain.metrics import Metric, Spread
+from service.domain.serialization import Number, Serializable
 
 Point = Mapping[str, AxisValue]
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.analysis.errors import AnalysisError
-from service.formats import axis_value
+from service.domain.formats import axis_value
 
 Matrix = npt.NDArray[np.float64]
 

@@ -12,8 +12,8 @@ from service.analysis.candidates import label_of
 from service.analysis.errors import AnalysisError
 from service.analysis.recommend import Configuration
 from service.analysis.run_table import Column
-from service.records import Run
-from service.states import RunState
+from service.domain.records import Run
+from service.domain.states import RunState
 
 Columns = Callable[[str], Column]
 

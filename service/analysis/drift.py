@@ -15,8 +15,8 @@ import numpy as np
 from scipy import stats
 
 from service.analysis.resolution import REPEATABILITY
-from service.records import Run
-from service.states import RunState
+from service.domain.records import Run
+from service.domain.states import RunState
 
 FEWEST = 3
 """Reference runs without which no interval is known."""

@@ -25,7 +25,7 @@ from service.analysis.candidates import label_of
 from service.analysis.errors import AnalysisError
 from service.analysis.records import Effects, LevelEffect, Scale, Term
 from service.analysis.resolution import Resolution, resolution_of
-from service.formats import axis_value
+from service.domain.formats import axis_value
 
 Matrix = npt.NDArray[np.floating[Any]]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from service.ledger import Sum
-from service.records import Run
-from service.states import RUN_STATES_WITH_RESULT, RunState
+from service.domain.ledger import Sum
+from service.domain.records import Run
+from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 
 _TIMES = ("total_time_s", "train_time_s")
 

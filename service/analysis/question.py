@@ -30,20 +30,20 @@ from service.analysis.answers import (
 from service.analysis.candidates import label_of
 from service.analysis.cells import Side, sides
 from service.analysis.claims import UnitScores, compare_pairs
+from service.analysis.comparison import compare
 from service.analysis.effects import Observation, effects, sentences
 from service.analysis.errors import AnalysisError, BadQuestion
 from service.analysis.frontier import frontier
-from service.analysis.metrics import scale_of
 from service.analysis.recommend import Configuration, recommend
 from service.analysis.records import Claim, Definitions, Recommendation
 from service.analysis.rows import Rows, is_at
 from service.analysis.score import OCCUPANCY, STRATEGIES, rank, sensitivity, strategies
 from service.analysis.speedup import ratio, times_to_target
 from service.analysis.words import steps_words, test_words
-from service.comparison import Metric, compare
-from service.hardware import nearest
-from service.neighbours import Neighbour, counted
-from service.records import PointRow
+from service.config.hardware import nearest
+from service.domain.metrics import Metric, scale_of
+from service.domain.neighbours import Neighbour, counted
+from service.domain.records import PointRow
 from trainers.figures import TEST_SCORES
 from trainers.tasks.info import NO_LOSS
 

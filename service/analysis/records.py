@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from service.grid import AxisValue
-from service.serialization import Number, Serializable
+from service.domain.grid import AxisValue
+from service.domain.serialization import Number, Serializable
 from trainers.figures import Better
 
 Scale = Literal["ratio", "difference"]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from service.analysis.metrics import figure_of
+from service.domain.metrics import figure_of
 
 Values = npt.NDArray[np.floating[Any]]
 

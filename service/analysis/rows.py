@@ -19,17 +19,17 @@ from service.analysis.cells import Side, cells_of, configurations
 from service.analysis.claims import UnitScores
 from service.analysis.drift import drifts
 from service.analysis.errors import AnalysisError, BadQuestion
-from service.analysis.metrics import MARGINS, better_of, metric_of
 from service.analysis.recommend import Configuration, Constraint
 from service.analysis.records import Criterion
 from service.analysis.resolution import Resolution, resolution_of
 from service.analysis.run_table import Column, RunTable
-from service.comparison import Metric, default_metrics, evaluation_metrics
-from service.formats import axis_value
-from service.headlines import answer_headlines, headline, shared_headline
-from service.neighbours import DISTURBED_PCT, Neighbour, counted, in_words, of_time
-from service.records import Run
-from service.states import RunState
+from service.analysis.words import metric_of
+from service.domain.formats import axis_value
+from service.domain.headlines import answer_headlines, headline, shared_headline
+from service.domain.metrics import MARGINS, Metric, better_of, default_metrics, evaluation_metrics
+from service.domain.neighbours import DISTURBED_PCT, Neighbour, counted, in_words, of_time
+from service.domain.records import Run
+from service.domain.states import RunState
 from trainers.data.parts import SplitRule
 from trainers.figures import SCORES, on_test
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from service.analysis.errors import AnalysisError, NotComparable
-from service.analysis.metrics import finite
-from service.neighbours import Neighbour
-from service.records import Experiment, Run
-from service.states import RUN_STATES_WITH_RESULT, RunState
+from service.domain.metrics import finite
+from service.domain.neighbours import Neighbour
+from service.domain.records import Experiment, Run
+from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 
 Facts = Mapping[str, Any]
 Column = npt.NDArray[np.float64]

@@ -10,7 +10,7 @@ class Selection:
     """Narrows the runs of the experiments that a question is about.
 
     Attributes:
-        filter: only runs that it takes; the grammar of `service.filters`.
+        filter: only runs that it takes; the grammar of `service.db.filters`.
         undisturbed: leave out runs that neighbours disturbed while they were measured.
         with_overhead: add to each run an even share of its experiment's overhead.
     """

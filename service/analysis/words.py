@@ -1,11 +1,13 @@
-"""Words of questions and answers: reading `accuracy=0.005`, and saying which test a claim rests on."""
+"""Words of questions and answers: reading `accuracy=0.005` or `cost_usd:lower`, and naming a claim's test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from service.analysis.errors import BadQuestion
 from service.analysis.records import Claim
+from service.config.hardware import nearest
+from service.domain.metrics import METRICS, Metric, better_of
 
 
 def assignments(texts: Iterable[str] | None, parameter: str) -> dict[str, float]:
@@ -41,6 +43,40 @@ def one_assignment(texts: Iterable[str] | None, parameter: str) -> tuple[str, fl
     if len(found) > 1:
         raise BadQuestion(parameter, f"{len(found)} values are given; give one")
     return next(iter(found.items()), None)
+
+
+def metric_of(
+    text: str, known: Mapping[str, object], parameter: str = "metric", headline: str | None = None
+) -> Metric:
+    """Read `cost_usd`, or `noise_scale:lower` where no direction is declared.
+
+    Args:
+        text: a name, with an optional direction.
+        known: names of the figures that any run has, besides the columns of a run.
+        parameter: which part of the question is read, for the error.
+        headline: by which the runs are judged.
+
+    Raises:
+        BadQuestion: for a name that no run has, or a direction that is none or not known.
+    """
+    name, _, direction = text.strip().partition(":")
+    columns = [metric.name for metric in METRICS]
+    if name not in columns and name not in known:
+        everything = dict.fromkeys([*columns, *known])
+        raise BadQuestion(parameter, f"unknown metric '{name[:100]}'; {nearest(name[:100], everything)}")
+    if direction in ("lower", "higher"):
+        return Metric(name, "lower" if direction == "lower" else "higher")
+    if direction:
+        raise BadQuestion(
+            parameter, f"'{direction[:100]}' is not a direction; write {name}:lower or {name}:higher"
+        )
+    better = better_of(name, headline)
+    if better is None:
+        raise BadQuestion(
+            parameter,
+            f"whether lower or higher {name} is better is unknown; write {name}:lower or {name}:higher",
+        )
+    return Metric(name, better)
 
 
 def test_words(claim: Claim) -> str:

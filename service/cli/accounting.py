@@ -10,7 +10,7 @@ from service.cli.reading import Either
 from service.cli.references import RunRef, reference
 
 if TYPE_CHECKING:
-    from service.ledger import Account, Ledger
+    from service.domain.ledger import Account, Ledger
 
 _MOST_LINES = 200
 
@@ -27,8 +27,8 @@ def ledger(target: Either, as_json: Json = False) -> None:
         print_json(answer)
         return
     from service.cli.rendering import grid_table, print_fitting
-    from service.ledger import Account
-    from service.ledger_words import FIGURES, HEADINGS, LEGEND, cells, sentences
+    from service.domain.ledger import Account
+    from service.output.ledger_words import FIGURES, HEADINGS, LEGEND, cells, sentences
 
     total, accounts = answer.total, [answer] if isinstance(answer, Account) else answer.runs
     if not total.attempts and not total.time_s:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from service.analysis.words import test_words
 from service.cli.rendering import grid_table, print_fitting
-from service.formats import duration, figure, point_text, scale_for, title
+from service.domain.formats import duration, figure, point_text, scale_for, title
 
 if TYPE_CHECKING:
     from service.analysis.answers import (

@@ -10,7 +10,7 @@ from service.cli.exits import ExitCode, Failure
 
 if TYPE_CHECKING:
     from service.client import ApiError, Client
-    from service.settings import Settings
+    from service.config.settings import Settings
 
 _QUICK_ATTEMPTS = 3
 """Somebody waits at the terminal: about a second until "does not answer"."""
@@ -26,7 +26,7 @@ def read_settings() -> Settings:
     """
     from pydantic import ValidationError
 
-    from service.settings import Settings
+    from service.config.settings import Settings
 
     try:
         return Settings()

@@ -19,9 +19,9 @@ from service.cli.output import console, note, print_json, say
 from service.cli.rendering import print_comparison
 from service.cli.stop_requests import StopRequests
 from service.client import Client
-from service.local_service import LocalService, ServiceStartError
-from service.settings import Settings
-from service.states import RunState
+from service.config.settings import Settings
+from service.domain.states import RunState
+from service.local.local_service import LocalService, ServiceStartError
 
 SPEC = Path(__file__).parents[2] / "examples" / "demo.yaml"
 TRAIN_TEXTS = 800

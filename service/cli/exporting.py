@@ -30,7 +30,7 @@ def export_model(
     as_json: Json = False,
 ) -> None:
     """Write a run's model as a folder that transformers can load, with a model card of its figures."""
-    from service.model_archive import BrokenModel
+    from service.output.model_archive import BrokenModel
 
     found = reference(target)
     if not isinstance(found, RunRef):

@@ -12,8 +12,13 @@ import typer
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import console, json_text, note, say
 from service.cli.progress import Board
-from service.formats import clock, counts_text
-from service.states import RUN_STATES_WITH_RESULT, TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, RunState
+from service.domain.formats import clock, counts_text
+from service.domain.states import (
+    RUN_STATES_WITH_RESULT,
+    TERMINAL_EXPERIMENT_STATES,
+    TERMINAL_RUN_STATES,
+    RunState,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

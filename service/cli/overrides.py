@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from service.cli.exits import ExitCode, Failure
-from service.document import SpecError, parse
+from service.config.document import SpecError, parse
 
 _AXES = "search.axes."
 

@@ -15,10 +15,10 @@ from service.cli.output import Json, console, note, print_json, say
 from service.cli.references import RunRef, reference
 
 if TYPE_CHECKING:
-    from service.hardware import Hardware
+    from service.config.hardware import Hardware
+    from service.config.settings import Settings
     from service.planner.step_time import Estimate, Exchange, LayerCost, Link, Step
-    from service.settings import Settings
-    from service.spec import ExperimentSpec
+    from service.spec.experiment import ExperimentSpec
     from trainers.config import RunConfig
     from trainers.dry_runs.profile import Profile
 
@@ -58,7 +58,7 @@ def profile(
 ) -> None:
     """Estimate a step on 1, 2, 4 and 8 workers from layer times measured here or on the cluster."""
     from service.cli.connection import read_settings
-    from service.hardware import lookup
+    from service.config.hardware import lookup
     from service.planner.profiled import exchange_of
     from service.planner.step_time import estimate as estimated
 
@@ -135,10 +135,10 @@ def _chosen(
     target: str, assignments: list[str], settings: Settings, catalogue: Mapping[str, Hardware]
 ) -> tuple[ExperimentSpec, int]:
     """The resolved spec of the run, or of the first run that a file would make, and its seed."""
-    from service.admission import read_spec
     from service.cli.connection import connected
     from service.cli.overrides import spec_text
-    from service.document import SpecError
+    from service.config.document import SpecError
+    from service.scheduling.admission import read_spec
 
     if target.startswith("run:"):
         found = reference(target)
@@ -165,8 +165,8 @@ def _chosen(
 def _config(
     spec: ExperimentSpec, seed: int, settings: Settings, catalogue: Mapping[str, Hardware]
 ) -> RunConfig:
-    from service.execution.run_plan import run_config
-    from service.models import referenced_runs
+    from service.scheduling.run_plan import run_config
+    from service.spec.models import referenced_runs
 
     if referenced_runs(spec):
         raise Failure(
@@ -216,9 +216,9 @@ def _measured_on_cluster(
     check: bool,
     timeout_s: float,
 ) -> Profile:
-    from service.execution.profiling import ProfileFailed, ProfileOrder, measure_on_cluster
-    from service.execution.ray_jobs import DashboardRayJobs, JobRefused, RayUnreachable
-    from service.execution.run_plan import shapes_of
+    from service.scheduling.ray_jobs import DashboardRayJobs, JobRefused, RayUnreachable
+    from service.scheduling.run_plan import shapes_of
+    from service.workers.profiling import ProfileFailed, ProfileOrder, measure_on_cluster
 
     workers = max(2, spec.parallel.workers)
     if config.batch.global_size % workers:

@@ -19,7 +19,7 @@ from service.cli.references import RunRef, experiment_reference, reference
 
 if TYPE_CHECKING:
     from service.client import Client
-    from service.records import Event, LogLine
+    from service.domain.records import Event, LogLine
 
 Either = Annotated[
     str, typer.Argument(metavar="ID", help="An experiment, such as 17, or a run, such as run:42.")
@@ -197,7 +197,7 @@ def logs(
 
 
 def _has_ended(client: Client, id: int, is_run: bool) -> bool:
-    from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES
+    from service.domain.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES
 
     if is_run:
         return client.run(id).state in TERMINAL_RUN_STATES
@@ -215,7 +215,7 @@ def _new_lines(client: Client, run_id: int, places: dict[int, int], attempt: int
 
 
 def _log_text(line: LogLine, several: bool) -> str:
-    from service.formats import clock
+    from service.domain.formats import clock
 
     about = f"run:{line.run_id} " if several else ""
     level = "" if line.level == "info" else f"{line.level}: "
@@ -256,7 +256,7 @@ def hardware(
         return
     chosen = next((entry for entry in entries if name in (entry.name, *entry.aliases)), None)
     if chosen is None:
-        from service.hardware import nearest
+        from service.config.hardware import nearest
 
         known = [known for entry in entries for known in (entry.name, *entry.aliases)]
         raise Failure(f"'{name}' is not in the catalogue; {nearest(name, known)}", ExitCode.not_found)

@@ -11,8 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from service.events import EventKind
-from service.formats import (
+from service.domain.events import EventKind
+from service.domain.formats import (
     ago,
     axis_value,
     clock,
@@ -24,9 +24,9 @@ from service.formats import (
     short_names,
     title,
 )
-from service.headlines import headline, score, shared_headline
-from service.neighbours import Neighbour, counted, disturbances, in_words, of_time
-from service.states import RUN_STATES_WITH_RESULT
+from service.domain.headlines import headline, score, shared_headline
+from service.domain.neighbours import Neighbour, counted, disturbances, in_words, of_time
+from service.domain.states import RUN_STATES_WITH_RESULT
 
 if TYPE_CHECKING:
     from service.analysis.answers import ComparedRow, ComparisonAnswer
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         QueueEntry,
         Span,
     )
-    from service.records import Attempt, Event, Run
+    from service.domain.records import Attempt, Event, Run
 
 _STYLES = {
     "succeeded": "green",

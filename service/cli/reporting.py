@@ -45,7 +45,7 @@ def report(
 
 def export_bundle(target: str, path: Path, *, as_json: bool) -> None:
     """Write the bundle of an experiment."""
-    from service.bundle import write_bundle
+    from service.client.bundle import write_bundle
 
     with connected() as client:
         try:
@@ -63,7 +63,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check a bundle against its checksums; prints one line if something differs."""
-    from service.bundle import NotABundle, verify_bundle
+    from service.client.bundle import NotABundle, verify_bundle
 
     try:
         result = verify_bundle(bundle)

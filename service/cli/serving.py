@@ -33,7 +33,7 @@ def up(
     cluster is used instead of a local one.
     """
     from service.cli.connection import read_settings
-    from service.local_service import LocalService, ServiceStartError
+    from service.local.local_service import LocalService, ServiceStartError
 
     settings = read_settings()
     service = LocalService(settings, num_cpus=cpus, report=note)
@@ -96,7 +96,7 @@ def scheduler(end_with_parent: EndWithParent = False) -> None:
     settings = read_settings()
     if end_with_parent:
         _end_when_stdin_closes()
-    from service.execution.scheduler import main as run_scheduler
+    from service.scheduling.scheduler import main as run_scheduler
 
     run_scheduler(settings)
 
@@ -133,6 +133,6 @@ def shown_database(url: str) -> str:
 def _end_when_stdin_closes() -> None:
     import os
 
-    from service.local_service import end_with_parent
+    from service.local.local_service import end_with_parent
 
     end_with_parent(sys.stdin.buffer, lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -10,7 +10,7 @@ import typer
 
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, console, note, print_json, say
-from service.states import RunState
+from service.domain.states import RunState
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A spec in YAML or JSON; - = standard input.")]
 Set = Annotated[
@@ -28,10 +28,10 @@ Reuse = Annotated[
 
 def validate(file: File, assignments: Set = None, as_json: Json = False) -> None:
     """Check every field, path and grid point of a spec, without a service."""
-    from service.admission import admit
     from service.cli.connection import read_settings
     from service.cli.overrides import spec_text
-    from service.document import SpecError
+    from service.config.document import SpecError
+    from service.scheduling.admission import admit
 
     text = spec_text(file, assignments or [])
     settings = read_settings()
@@ -137,6 +137,6 @@ def _with_reuse(assignments: list[str] | None, reuse: bool) -> list[str]:
 def schema(as_json: Json = False) -> None:
     """Print the JSON Schema of a spec, for editors and other tools."""
     del as_json  # It is JSON either way.
-    from service.spec import json_schema
+    from service.spec.experiment import json_schema
 
     print_json(json_schema())

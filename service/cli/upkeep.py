@@ -19,7 +19,7 @@ def doctor(as_json: Json = False) -> None:
     from rich.text import Text
 
     from service.cli.connection import read_settings
-    from service.doctor import Health, examine
+    from service.local.doctor import Health, examine
 
     styles = {Health.ok: "green", Health.note: "yellow", Health.broken: "bold red"}
     findings = []

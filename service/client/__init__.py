@@ -26,11 +26,8 @@ from service.client.live import (
 )
 from service.client.runs import RunCalls
 from service.client.wire import ApiError, ClientError, Unreachable
-from service.cluster import Cluster, ClusterNode
-from service.hardware import HardwareEntry
-from service.planner.forecast import Forecast, Span
-from service.preview import PlannedRun, Preview, Validated
-from service.records import (
+from service.config.hardware import HardwareEntry
+from service.domain.records import (
     Attempt,
     Event,
     ExperimentDetail,
@@ -46,6 +43,9 @@ from service.records import (
     Run,
     Totals,
 )
+from service.planner.forecast import Forecast, Span
+from service.planner.preview import PlannedRun, Preview, Validated
+from service.scheduling.cluster import Cluster, ClusterNode
 
 __all__ = [
     "ApiError",

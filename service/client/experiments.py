@@ -11,9 +11,9 @@ from typing import Any, Literal
 from service.client.live import Ended, ExperimentChanged, Happened, RunChanged
 from service.client.runs import run_changed
 from service.client.wire import Wire, api_error, encoded, given, read, reading
-from service.ledger import Ledger
-from service.records import Event, ExperimentDetail, ExperimentStatus, Page
-from service.states import TERMINAL_EXPERIMENT_STATES
+from service.domain.ledger import Ledger
+from service.domain.records import Event, ExperimentDetail, ExperimentStatus, Page
+from service.domain.states import TERMINAL_EXPERIMENT_STATES
 
 
 class ExperimentCalls(Wire):

@@ -7,11 +7,11 @@ from dataclasses import replace
 import httpx
 
 from service.client.wire import Wire, encoded, given, read
-from service.cluster import Cluster
-from service.hardware import HardwareEntry
+from service.config.hardware import HardwareEntry
+from service.domain.records import QueueListing
 from service.planner.forecast import Forecast
-from service.preview import PlannedRun, Preview, Validated
-from service.records import QueueListing
+from service.planner.preview import PlannedRun, Preview, Validated
+from service.scheduling.cluster import Cluster
 
 
 class InstallationCalls(Wire):

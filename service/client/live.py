@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.records import Event, ExperimentStatus, LogLine, NewSeries, Run
+from service.domain.records import Event, ExperimentStatus, LogLine, NewSeries, Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from service.client.live import NewLine, NewPoints, RunChanged, RunEnded
 from service.client.wire import Wire, api_error, given, read, reading
-from service.ledger import Account
-from service.model_archive import unpack
-from service.records import (
+from service.domain.ledger import Account
+from service.domain.records import (
     Attempt,
     LogLine,
     MeasurementRow,
@@ -22,7 +21,8 @@ from service.records import (
     RunProgress,
     RunSummary,
 )
-from service.serialization import adapter
+from service.domain.serialization import adapter
+from service.output.model_archive import unpack
 
 
 class RunCalls(Wire):

@@ -18,10 +18,10 @@ import httpx
 import orjson
 from pydantic import ValidationError
 
-from service.document import Problem
-from service.records import Items
-from service.serialization import adapter
-from service.settings import Settings
+from service.config.document import Problem
+from service.config.settings import Settings
+from service.domain.records import Items
+from service.domain.serialization import adapter
 
 T = TypeVar("T")
 TOKEN_HEADER = "Authorization"

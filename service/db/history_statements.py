@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Select, select
 
 from service.db.schema import cell_specs, run_summaries, runs
-from service.states import RunState
+from service.domain.states import RunState
 
 LOOKED_THROUGH = 20_000
 """Finished runs, the newest, among which like ones are looked for."""

@@ -17,10 +17,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Table
 
-from service import filters
+from service.db import filters
 from service.db.errors import BadPageToken
+from service.db.filters import Condition, Kind, Order
 from service.db.schema import experiments, runs
-from service.filters import Condition, Kind, Order
 
 _OPERATORS = {
     "=": "__eq__",

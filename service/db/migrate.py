@@ -14,11 +14,11 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
+from service.config.settings import Settings
 from service.db import sqlite
 from service.db.engine import Database, driver_connection, translated
 from service.db.errors import StoreError, UnusableDatabase
 from service.db.schema import Document, WordOf, metadata
-from service.settings import Settings
 
 logger = logging.getLogger(__name__)
 

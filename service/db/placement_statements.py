@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import Select, Update, func, select, update
 
 from service.db.schema import placements, runs
-from service.states import RunState
+from service.domain.states import RunState
 
 _p, _r = placements.c, runs.c
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import Insert, Select, Update, bindparam, func, select, update
 
 from service.db.schema import NEIGHBOUR_COLUMNS, SUMMARY_COLUMNS, attempts, run_summaries, runs
-from service.states import RunState
+from service.domain.states import RunState
 
 _r, _a = runs.c, attempts.c
 

@@ -20,8 +20,8 @@ from sqlalchemy import Column, Float, ForeignKey, Index, Integer, MetaData, Tabl
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
-from service.neighbours import Neighbour, of_time
-from service.states import ExperimentState, RunState
+from service.domain.neighbours import Neighbour, of_time
+from service.domain.states import ExperimentState, RunState
 from trainers.errors import FailureClass
 
 Word = TypeVar("Word", bound=StrEnum)

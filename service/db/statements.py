@@ -1,7 +1,7 @@
 """Every statement that changes or reads experiments, runs and the queue, named by intent.
 
 Those of points, reuse, ledgers and forecasts are in modules of their own next to this one. The guards of
-transitions come from the tables in `service.states`: an UPDATE that changes no row was refused.
+transitions come from the tables in `service.domain.states`: an UPDATE that changes no row was refused.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from service.db.schema import (
     runs,
     schedulers,
 )
-from service.events import EventKind
-from service.grid import REFERENCE_CELL
-from service.records import Experiment, Run
-from service.states import (
+from service.domain.events import EventKind
+from service.domain.grid import REFERENCE_CELL
+from service.domain.records import Experiment, Run
+from service.domain.states import (
     EXPERIMENT_TRANSITIONS,
     RUN_STATES_WITH_RESULT,
     RUN_TRANSITIONS,

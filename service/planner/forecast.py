@@ -22,10 +22,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from service.encoder_size import EncoderSize
-from service.hardware import Hardware, find
-from service.serialization import Number, Serializable
-from service.spec import ExperimentSpec
+from service.config.hardware import Hardware, find
+from service.domain.serialization import Number, Serializable
+from service.spec.encoder_size import EncoderSize
+from service.spec.experiment import ExperimentSpec
 from trainers.config import Precision
 from trainers.telemetry.energy import J_PER_KWH
 

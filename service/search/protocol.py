@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from service.grid import Point
+from service.domain.grid import Point
 
 
 class Samples(Enum):

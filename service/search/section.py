@@ -22,8 +22,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from service import grid
-from service.grid import MAX_RUNS, AxisValue, Point, Range
+from service.domain import grid
+from service.domain.grid import MAX_RUNS, AxisValue, Point, Range
 from service.search.halving import Rungs
 from service.search.protocol import Judge, Samples, Suggestion
 from service.search.registry import SEARCHES, SearchInfo, names

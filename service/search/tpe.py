@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
-from service import grid
-from service.grid import Axes, AxisValue, Conditions, Point, Range
+from service.domain import grid
+from service.domain.grid import Axes, AxisValue, Conditions, Point, Range
 from service.search.protocol import Outcome, Samples, Suggestion
 from service.search.registry import SearchInfo
 from service.search.section import Search

@@ -4,7 +4,7 @@
 `reading` and `series` (lists, records, points), `requests` (what people ask of an experiment),
 `driving` (what the driver of an experiment does to it, fenced by attempts), `placing` (which devices
 it holds, and what its runs wait for) and `recording` (batches of points, logs and measurements).
-`service.queue.Queue` claims from the same database.
+`service.scheduling.queue.Queue` claims from the same database.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from service.config.settings import Settings
 from service.db.engine import Database
 from service.db.errors import (
     BadPageToken,
@@ -28,7 +29,6 @@ from service.db.errors import (
     StoreUnavailable,
     UnusableDatabase,
 )
-from service.settings import Settings
 from service.store.driving import Driving, Requests
 from service.store.placing import Held, Placing
 from service.store.reading import Reading

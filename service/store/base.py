@@ -9,13 +9,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from service.config.settings import Settings
 from service.db import reuse_statements, schema, statements
 from service.db.engine import Database
 from service.db.errors import NotFound, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES
-from service.events import EventKind
-from service.records import Experiment, Run
-from service.settings import Settings
+from service.domain.events import EventKind
+from service.domain.records import Experiment, Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from sqlalchemy import Connection
 from service.db import placement_statements, schema, statements
 from service.db.errors import Conflict, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES, ACTIVE_RUN_STATES
-from service.events import EventKind
-from service.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, ExperimentState, RunState
+from service.domain.events import EventKind
+from service.domain.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, ExperimentState, RunState
 from service.store.base import (
     NewEvent,
     StorePart,

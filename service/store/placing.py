@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import Connection
 
 from service.db import placement_statements, schema, statements
-from service.events import EventKind
-from service.records import Placement
+from service.domain.events import EventKind
+from service.domain.records import Placement
 from service.store.base import (
     NewEvent,
     StorePart,

@@ -11,9 +11,9 @@ from sqlalchemy import Connection
 
 from service.db import ledger_statements, placement_statements, reuse_statements, schema, statements
 from service.db.errors import NotFound
+from service.db.filters import Order, parse_filter, parse_order
 from service.db.listing import EXPERIMENT_NAMES, RUN_NAMES, Listing, read_page
-from service.filters import Order, parse_filter, parse_order
-from service.ledger import (
+from service.domain.ledger import (
     OVERHEAD_TIME,
     WINDOW_ENERGY,
     WINDOWS,
@@ -24,8 +24,7 @@ from service.ledger import (
     account,
     ledger,
 )
-from service.models import Reference
-from service.records import (
+from service.domain.records import (
     Attempt,
     Event,
     Experiment,
@@ -36,8 +35,9 @@ from service.records import (
     Run,
     Totals,
 )
-from service.reuse import Equal
-from service.states import ExperimentState, RunState
+from service.domain.states import ExperimentState, RunState
+from service.spec.models import Reference
+from service.spec.reuse import Equal
 from service.store.base import StorePart, read_experiment, read_run, source_of
 from trainers.telemetry.timeline import OVERHEAD
 
@@ -85,7 +85,7 @@ class Reading(StorePart):
         """A page of experiments, newest first unless `order_by` says otherwise.
 
         Args:
-            filter: grammar of `service.filters`, over the fields of `Experiment`.
+            filter: grammar of `service.db.filters`, over the fields of `Experiment`.
             order_by: a field, optionally followed by `asc` or `desc`; no value = last.
             page_size: 1 to 1000.
             page_token: `next_page_token` of the page before.
@@ -128,7 +128,7 @@ class Reading(StorePart):
         """Runs that have succeeded with any of these settings, the newest first.
 
         Args:
-            hashes: of settings, by `service.reuse.config_sha256`.
+            hashes: of settings, by `service.spec.reuse.config_sha256`.
         """
         wanted, found = sorted(hashes), []
         with self.database.read() as connection:
@@ -168,7 +168,7 @@ class Reading(StorePart):
 
         Args:
             experiment_id: only runs of this experiment.
-            filter: grammar of `service.filters`, over the fields of `Run` and `axis.<name>`.
+            filter: grammar of `service.db.filters`, over the fields of `Run` and `axis.<name>`.
             order_by: a field, optionally followed by `asc` or `desc`; no value = last.
             page_size: 1 to 1000.
             page_token: `next_page_token` of the page before.

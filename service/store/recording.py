@@ -14,11 +14,11 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from service.config.settings import Settings
 from service.db import point_statements, schema, statements
 from service.db.engine import Database
-from service.records import LogLine, MeasurementRow
-from service.settings import Settings
-from service.states import RunState
+from service.domain.records import LogLine, MeasurementRow
+from service.domain.states import RunState
 from service.store.base import StorePart, storable
 
 LONGEST_LOG_LINE = 16_000

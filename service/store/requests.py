@@ -11,10 +11,10 @@ from sqlalchemy import Connection
 from service.db import reuse_statements, statements
 from service.db.errors import Conflict
 from service.db.schema import NEIGHBOUR_COLUMNS, SUMMARY_COLUMNS
-from service.events import EventKind
-from service.neighbours import disturbances
-from service.records import Experiment, Run
-from service.states import (
+from service.domain.events import EventKind
+from service.domain.neighbours import disturbances
+from service.domain.records import Experiment, Run
+from service.domain.states import (
     RUN_STATES_WITH_RESULT,
     TERMINAL_EXPERIMENT_STATES,
     TERMINAL_RUN_STATES,

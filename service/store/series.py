@@ -15,7 +15,7 @@ import numpy as np
 from sqlalchemy import Connection
 
 from service.db import point_statements
-from service.records import PointRow
+from service.domain.records import PointRow
 from service.store.base import StorePart, source_of
 from service.store.reading import as_float
 

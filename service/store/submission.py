@@ -9,19 +9,19 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from service.config.hardware import lookup
+from service.config.settings import Settings
 from service.db import reuse_statements, schema, statements
 from service.db.engine import Database
 from service.db.errors import IdempotencyMismatch, StoreOutage
 from service.db.group_commit import GroupCommit
-from service.events import EventKind
-from service.grid import Point
-from service.hardware import lookup
-from service.models import referenced_runs
-from service.records import Experiment
-from service.reuse import Reuse, config_sha256
-from service.settings import Settings
-from service.spec import ExperimentSpec, RunPlan, cell_of
-from service.states import ExperimentState, RunState
+from service.domain.events import EventKind
+from service.domain.grid import Point
+from service.domain.records import Experiment
+from service.domain.states import ExperimentState, RunState
+from service.spec.experiment import ExperimentSpec, RunPlan, cell_of
+from service.spec.models import referenced_runs
+from service.spec.reuse import Reuse, config_sha256
 from service.store.base import (
     NewEvent,
     StorePart,

@@ -18,10 +18,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api.app import create_app
-from service.queue import Queue
-from service.records import Experiment, Run
-from service.settings import Settings
-from service.spec import validate
+from service.config.settings import Settings
+from service.domain.records import Experiment, Run
+from service.scheduling.queue import Queue
+from service.spec.experiment import validate
 from service.store import PointBatch, RecordBatch, Store
 
 BASE_URL = "http://127.0.0.1:8400"
@@ -107,7 +107,7 @@ class Driver:
 
     def finish(self, experiment: Experiment, runs: list[Run]) -> None:
         """End all runs and the experiment well."""
-        from service.states import ExperimentState, RunState
+        from service.domain.states import ExperimentState, RunState
 
         for run in runs:
             self.store.finish_run(run.id, run.attempt, RunState.succeeded, summary={"accuracy": 0.9})

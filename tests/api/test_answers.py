@@ -14,9 +14,9 @@ from api.app import create_app
 from api.routes import answers
 from benchmarks.simulated import FACTS, open_store, sweep
 from service.analysis.question import Question
+from service.analysis.run_tables import read_curves, read_run_table
 from service.analysis.score import STRATEGIES
-from service.run_tables import read_curves, read_run_table
-from service.settings import Settings
+from service.config.settings import Settings
 from service.store import Store
 from tests.api.conftest import BASE_URL
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.states import ExperimentState, RunState
+from service.domain.states import ExperimentState, RunState
 from tests.api.conftest import SPEC, Driver
 
 

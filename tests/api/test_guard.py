@@ -14,8 +14,8 @@ from pydantic import SecretStr
 
 from api.app import create_app
 from api.server import UnsafeAddress, refuse_unsafe, serve
-from service.document import MAX_BYTES
-from service.settings import Settings
+from service.config.document import MAX_BYTES
+from service.config.settings import Settings
 from tests.api.conftest import BASE_URL, SPEC, TOKEN
 
 EXPERIMENTS = "/api/v1/experiments"

@@ -14,10 +14,11 @@ from openapi_spec_validator import validate
 from api import errors_page
 from api.examples import EXAMPLES
 from api.problems import CATALOGUE
-from service import document, paths, spec
-from service.admission import admit
-from service.forecasting import budget_problems
-from service.serialization import Serializable, adapter
+from service.config import document
+from service.domain.serialization import Serializable, adapter
+from service.planner.forecasting import budget_problems
+from service.scheduling.admission import admit
+from service.spec import experiment, paths, rules, wording
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_the_errors_page_is_up_to_date() -> None:
 
 
 def test_every_problem_that_the_domain_names_is_catalogued() -> None:
-    sources = [Path(module.__file__ or "") for module in (document, paths, spec)]
+    sources = [Path(module.__file__ or "") for module in (document, paths, experiment, rules, wording)]
     sources += [Path(asked.__code__.co_filename) for asked in (admit, budget_problems)]
     named: set[str] = set()
     for source in sources:

@@ -10,10 +10,10 @@ import pytest
 from fastapi.testclient import TestClient
 from pyarrow import parquet
 
-from service.models import checkpoints_folder
-from service.predictions import NoPredictions, unit_scores
-from service.settings import Settings
-from service.states import RunState
+from service.config.settings import Settings
+from service.domain.states import RunState
+from service.output.predictions import NoPredictions, unit_scores
+from service.spec.models import checkpoints_folder
 from tests.api.conftest import Driver
 from tests.api.test_reading import problem
 from trainers import predictions

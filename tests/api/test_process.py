@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from service.client import Client
-from service.settings import Settings
+from service.config.settings import Settings
 from tests.api.conftest import SPEC, wait_until
 
 RSS_LIMIT_MIB = 200

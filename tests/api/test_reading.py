@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.export import guarded
-from service.records import LogLine, MeasurementRow
+from service.domain.records import LogLine, MeasurementRow
 from service.store import RecordBatch, Store
 from tests.api.conftest import SPEC, Driver
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import checks
 
 from api.app import create_app
-from service.settings import Settings
+from service.config.settings import Settings
 from tests.api.conftest import Driver, running
 
 EXAMPLES = int(os.environ.get("STILLHOUSE_SCHEMATHESIS_EXAMPLES", "6"))

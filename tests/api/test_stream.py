@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from api.stream import Streams
-from service.records import LogLine
+from service.domain.records import LogLine
 from service.store import RecordBatch, Store
 from tests.api.conftest import Driver, wait_until
 
@@ -164,7 +164,7 @@ def test_a_run_stream_goes_on_where_it_broke_off(fast: Streams, http: httpx.Clie
 def test_a_new_attempt_sends_again_what_it_does_again(
     fast: Streams, http: httpx.Client, driver: Driver
 ) -> None:
-    from service.states import RunState
+    from service.domain.states import RunState
     from trainers.errors import FailureClass
 
     (run,) = driver.start(driver.submit())

@@ -9,12 +9,12 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from service.cluster import ClusterNode, ClusterSnapshot
-from service.document import parse
-from service.models import workspace_of
-from service.queue import Queue
-from service.settings import Settings
-from service.spec import validate
+from service.config.document import parse
+from service.config.settings import Settings
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot
+from service.scheduling.queue import Queue
+from service.spec.experiment import validate
+from service.spec.models import workspace_of
 from service.store import Store, StoreFull, StoreUnavailable
 from tests.api.conftest import SPEC, Driver
 from trainers.entrypoint import input_identity

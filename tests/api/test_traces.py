@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from service.models import checkpoints_folder
-from service.settings import Settings
-from service.traces import typical_step
+from service.config.settings import Settings
+from service.output.traces import typical_step
+from service.spec.models import checkpoints_folder
 from tests.api.conftest import Driver
 from tests.api.test_reading import problem
 from trainers.checkpoints.manifest import kernel_trace

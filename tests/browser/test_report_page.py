@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.simulated import open_store, sweep
-from service.report import gather, html
-from service.report.figures import figures
-from service.settings import Settings
+from service.config.settings import Settings
+from service.output.report import gather, html
+from service.output.report.figures import figures
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _OFFLINE = (

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from sqlalchemy import text
 
-from service.records import Experiment
-from service.spec import RunPlan, validate
+from service.domain.records import Experiment
+from service.spec.experiment import RunPlan, validate
 from service.store import Store
 
 

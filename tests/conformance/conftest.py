@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from service.queue import Queue
-from service.records import Experiment, Run
+from service.domain.records import Experiment, Run
+from service.scheduling.queue import Queue
 from service.store import Store
 from tests.conformance.building import Submit, plans_of
 

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from service.cluster import ClusterNode, ClusterSnapshot
 from service.db import statements
-from service.queue import Queue, Waiting, order
-from service.records import Experiment
-from service.states import ExperimentState, RunState
+from service.domain.records import Experiment
+from service.domain.states import ExperimentState, RunState
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot
+from service.scheduling.queue import Queue, Waiting, order
 from service.store import NotFound, Store
 from tests.conformance.building import Submit
 from trainers.errors import FailureClass

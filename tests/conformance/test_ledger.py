@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from service.queue import Queue
-from service.records import Experiment, MeasurementRow, Run
-from service.states import ExperimentState, RunState
+from service.domain.records import Experiment, MeasurementRow, Run
+from service.domain.states import ExperimentState, RunState
+from service.scheduling.queue import Queue
 from service.store import AliveRow, RecordBatch, Store
 from trainers.errors import FailureClass
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from service import filters
+from service.db import filters
+from service.db.filters import parse_filter
 from service.db.listing import RUN_NAMES
-from service.filters import parse_filter
-from service.records import Experiment, Page, Run
-from service.states import ExperimentState, RunState
+from service.domain.records import Experiment, Page, Run
+from service.domain.states import ExperimentState, RunState
 from service.store import BadPageToken, FilterError, Store
 from tests.conformance.building import Submit
 from trainers.errors import FailureClass

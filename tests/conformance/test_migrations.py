@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from service.config.settings import Settings
 from service.db import migrate
 from service.db.engine import Database
-from service.settings import Settings
 from service.store import Store, UnusableDatabase
 
 
@@ -97,7 +97,7 @@ def test_tables_of_a_newer_program_are_left_alone(empty: Settings) -> None:
 
 def test_threads_and_processes_that_start_at_once_take_turns(empty: Settings) -> None:
     program = (
-        "import sys, pathlib; from service.db import migrate; from service.settings import Settings; "
+        "import sys, pathlib; from service.db import migrate; from service.config.settings import Settings; "
         "migrate.upgrade(Settings(data_dir=pathlib.Path(sys.argv[1]), database_url=sys.argv[2]))"
     )
     command = [sys.executable, "-c", program, str(empty.data_dir), empty.resolved_database_url()]

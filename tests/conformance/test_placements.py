@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from service.queue import Queue
-from service.states import ExperimentState, RunState
+from service.domain.states import ExperimentState, RunState
+from service.scheduling.queue import Queue
 from service.store import Held, StaleAttempt, Store
 from tests.execution.conftest import placement
 

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from service.db.point_statements import FEWEST_COPIED
-from service.queue import Queue
-from service.records import Experiment, LogLine, MeasurementRow, PointRow, Run
-from service.states import RunState
+from service.domain.records import Experiment, LogLine, MeasurementRow, PointRow, Run
+from service.domain.states import RunState
+from service.scheduling.queue import Queue
 from service.store import CheckpointRow, PointBatch, ProgressRow, RecordBatch, Store
 from tests.conformance.building import count
 from trainers.errors import FailureClass

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from service.queue import Queue
-from service.records import Experiment, Run
-from service.states import ExperimentState, RunState
+from service.domain.records import Experiment, Run
+from service.domain.states import ExperimentState, RunState
+from service.scheduling.queue import Queue
 from service.store import Conflict, NotFound, Store
 from tests.conformance.building import Submit, count
 from trainers.errors import FailureClass
@@ -115,7 +115,7 @@ def test_a_run_is_found_by_its_number_or_not_at_all(store: Store, training: Trai
 
 
 def test_the_last_line_of_a_log_is_of_the_last_attempt(store: Store, training: Training) -> None:
-    from service.records import LogLine
+    from service.domain.records import LogLine
     from service.store import RecordBatch
 
     _, run, attempt = training()

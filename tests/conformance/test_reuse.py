@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from service.hardware import CATALOGUE
-from service.reuse import Reuse, config_sha256
-from service.states import ExperimentState, RunState
+from service.config.hardware import CATALOGUE
+from service.domain.states import ExperimentState, RunState
+from service.spec.reuse import Reuse, config_sha256
 from service.store import Conflict, PointBatch, RecordBatch, Store
 from tests.conformance.building import Submit, plans_of
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from service.states import ExperimentState, RunState
+from service.domain.states import ExperimentState, RunState
 from service.store import IdempotencyMismatch, NotFound, Store
 from tests.conformance.building import Submit, count, plans_of
 

@@ -18,15 +18,15 @@ from typing import Any
 import httpx
 import pytest
 
-from service.execution.local_ray import LocalRay
-from service.execution.ray_jobs import DashboardRayJobs
-from service.execution.scheduler import Scheduler
-from service.queue import Queue
-from service.records import Experiment, Run
-from service.reuse import Reuse, reusable
-from service.settings import Settings
-from service.spec import validate
-from service.states import ExperimentState, RunState
+from service.config.settings import Settings
+from service.domain.records import Experiment, Run
+from service.domain.states import ExperimentState, RunState
+from service.local.local_ray import LocalRay
+from service.scheduling.queue import Queue
+from service.scheduling.ray_jobs import DashboardRayJobs
+from service.scheduling.scheduler import Scheduler
+from service.spec.experiment import validate
+from service.spec.reuse import Reuse, reusable
 from service.store import Store
 from trainers.synthetic import write_corpus
 

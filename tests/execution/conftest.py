@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from service.queue import Queue
-from service.records import Experiment, Placement
-from service.settings import Settings
-from service.spec import validate
+from service.config.settings import Settings
+from service.domain.records import Experiment, Placement
+from service.scheduling.queue import Queue
+from service.spec.experiment import validate
 from service.store import Store
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from service.execution import driver, driver_settings
-from service.execution.driver import LeaseRenewal
-from service.queue import Queue
-from service.settings import Settings
-from service.states import ExperimentState
+from service.config.settings import Settings
+from service.domain.states import ExperimentState
+from service.driving import driver
+from service.driving.driver import LeaseRenewal
+from service.scheduling import driver_settings
+from service.scheduling.queue import Queue
 from service.store import Requests, StaleAttempt, Store, StoreUnavailable
 from tests.execution.conftest import Submit
 

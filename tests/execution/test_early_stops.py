@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from service.execution.early_stops import EarlyStops
-from service.queue import Queue
-from service.spec import ExperimentSpec
-from service.states import RunState
+from service.domain.states import RunState
+from service.driving.early_stops import EarlyStops
+from service.scheduling.queue import Queue
+from service.spec.experiment import ExperimentSpec
 from service.store import PointBatch, RecordBatch, Store
 from tests.execution.conftest import Submit
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from service.model_folder import open_model
-from service.records import Experiment
-from service.states import ExperimentState, RunState
+from service.domain.records import Experiment
+from service.domain.states import ExperimentState, RunState
+from service.output.model_folder import open_model
 from tests.execution.cluster import Running
 
 pytestmark = pytest.mark.ray

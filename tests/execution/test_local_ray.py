@@ -13,16 +13,16 @@ import httpx
 import psutil
 import pytest
 
-from service.execution.local_ray import LocalRay
-from service.execution.ray_jobs import DashboardRayJobs, RayUnreachable
-from service.settings import Settings
+from service.config.settings import Settings
+from service.local.local_ray import LocalRay
+from service.scheduling.ray_jobs import DashboardRayJobs, RayUnreachable
 
 pytestmark = pytest.mark.ray
 
 _CHILD = """
 import sys, time
-from service.execution.local_ray import LocalRay
-from service.settings import Settings
+from service.local.local_ray import LocalRay
+from service.config.settings import Settings
 ray = LocalRay.start(Settings(), num_cpus=1, include_dashboard=False)
 print(ray.environment["RAY_AUTH_TOKEN_PATH"], flush=True)
 time.sleep(600)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from service.execution.assignment import Ending
-from service.execution.mailbox import Delivery, Mailbox, WorkerAddress, WorkOrder
+from service.recording.assignment import Ending
+from service.recording.mailbox import Delivery, Mailbox, WorkerAddress, WorkOrder
 
 ENDING = Ending("completed")
 WORKER = WorkerAddress(0, None, "host", 1, "10.0.0.1", 7)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from service.neighbours import DISTURBED_PCT
-from service.records import Run
-from service.states import ExperimentState, RunState
+from service.domain.neighbours import DISTURBED_PCT
+from service.domain.records import Run
+from service.domain.states import ExperimentState, RunState
 from tests.execution.cluster import Running
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

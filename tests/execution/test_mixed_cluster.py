@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from service.records import Run
-from service.states import ExperimentState, RunState
+from service.domain.records import Run
+from service.domain.states import ExperimentState, RunState
 from tests.execution.cluster import AddNode, Running, end, kinds
 from trainers.errors import FailureClass
 

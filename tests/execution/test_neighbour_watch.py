@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.execution.mailbox import WorkerAddress
-from service.execution.neighbour_watch import (
+from service.domain.neighbours import Neighbour, of_cpus, of_time
+from service.recording.mailbox import WorkerAddress
+from service.workers.neighbour_watch import (
     OTHERS_SHARE,
     Company,
     NeighbourWatch,
@@ -21,8 +22,7 @@ from service.execution.neighbour_watch import (
     kind_of,
     watcher,
 )
-from service.execution.processes import MARK, SERVICE, Machine, Process, ProcessTable, mark_of
-from service.neighbours import Neighbour, of_cpus, of_time
+from service.workers.processes import MARK, SERVICE, Machine, Process, ProcessTable, mark_of
 from trainers.reporting import Measurement
 
 MINE, ANOTHER = mark_of("10.0.0.1:6379", 7), mark_of("10.0.0.1:6379", 8)
@@ -172,7 +172,7 @@ def test_rays_and_the_services_processes_are_known_by_their_commands(tmp_path: P
         1: "/venv/ray/core/src/ray/raylet/raylet\0--port=1", 2: "ray::IDLE", 3: "/venv/bin/python\0-m\0api",
         4: "/venv/bin/python\0/venv/bin/stillhouse\0up", 5: "/venv/bin/python\0train.py",
         6: "/venv/bin/python\0-u\0/venv/ray/dashboard/agent.py", 7: "ray::SomeTask",
-        8: "/venv/bin/python\0-m\0service.execution.driver\0--experiment\07",
+        8: "/venv/bin/python\0-m\0service.driving.driver\0--experiment\07",
     }  # fmt: skip
     fields = "S 3 " + " ".join(["0"] * 9) + " 150 50 7 3 0 0 0 0 900 0"
     for pid, command in commands.items():

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.execution.assignment import Ready
-from service.execution.placement_watch import SEEN_S, PlacementGroup, PlacementWatch
-from service.execution.run_plan import Shape
-from service.records import Placement
+from service.domain.records import Placement
+from service.recording.assignment import Ready
+from service.recording.placement_watch import SEEN_S, PlacementGroup, PlacementWatch
+from service.scheduling.run_plan import Shape
 from service.store import StoreUnavailable
 from tests.execution.conftest import Clock
 from trainers.config import DevicePricing

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from service.execution.worker_attempt import failure_of_group
+from service.workers.worker_attempt import failure_of_group
 from trainers.config import Parallel, Strategy
 from trainers.errors import FailureClass
 
@@ -18,7 +18,7 @@ def test_neither_trial_nor_controller_import_torch_for_it() -> None:
         [
             sys.executable,
             "-c",
-            "import sys, service.execution.process_group, ray.train.v2.api.data_parallel_trainer;"
+            "import sys, service.workers.process_group, ray.train.v2.api.data_parallel_trainer;"
             "print('torch' in sys.modules)",
         ],
         capture_output=True,
@@ -40,7 +40,7 @@ def test_a_group_that_cannot_be_opened_names_its_interface_in_one_line(
     import ray.train
     import ray.train.torch.config as of_ray
 
-    from service.execution import process_group
+    from service.workers import process_group
 
     def refuse(**_: object) -> None:
         raise RuntimeError("[enforce fail at device.cc:84]\nUnable to find address for: eth7")
@@ -69,7 +69,7 @@ def test_a_group_that_cannot_be_opened_names_its_interface_in_one_line(
 def test_a_worker_that_died_explains_why_the_others_have_no_group() -> None:
     from ray.exceptions import ActorDiedError
 
-    from service.execution.process_group import NoProcessGroup
+    from service.workers.process_group import NoProcessGroup
 
     failures = {0: NoProcessGroup("gloo cannot open the process group"), 1: ActorDiedError()}
     kind, message = failure_of_group(failures, Parallel(strategy=Strategy.ddp, workers=2))

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from service.cluster import ClusterNode
-from service.execution.fake_ray_jobs import FakeRayJobs
-from service.execution.profiling import ProfileFailed, ProfileOrder, measure_on_cluster, profile_in
-from service.execution.ray_jobs import DashboardRayJobs
-from service.execution.run_plan import Shape, run_config
-from service.settings import Settings
-from service.spec import validate
+from service.config.settings import Settings
+from service.scheduling.cluster import ClusterNode
+from service.scheduling.fake_ray_jobs import FakeRayJobs
+from service.scheduling.ray_jobs import DashboardRayJobs
+from service.scheduling.run_plan import Shape, run_config
+from service.spec.experiment import validate
+from service.workers.profiling import ProfileFailed, ProfileOrder, measure_on_cluster, profile_in
 from trainers.dry_runs.profile import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
 
 PROFILE = Profile(

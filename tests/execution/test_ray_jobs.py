@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from service.cluster import ClusterNode
-from service.execution.fake_ray_jobs import FakeRayJobs
-from service.execution.local_ray import LocalRay
-from service.execution.ray_jobs import (
+from service.local.local_ray import LocalRay
+from service.scheduling.cluster import ClusterNode
+from service.scheduling.fake_ray_jobs import FakeRayJobs
+from service.scheduling.ray_jobs import (
     DashboardRayJobs,
     JobState,
     RayJobs,

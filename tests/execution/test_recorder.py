@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from service.execution.recorder import Recorder
-from service.execution.report import Acknowledgement, Report, Started
-from service.queue import Queue
-from service.records import LogLine, MeasurementRow
-from service.settings import Settings
-from service.states import RunState
+from service.config.settings import Settings
+from service.domain.records import LogLine, MeasurementRow
+from service.domain.states import RunState
+from service.recording.recorder import Recorder
+from service.recording.report import Acknowledgement, Report, Started
+from service.scheduling.queue import Queue
 from service.store import (
     CheckpointRow,
     PointBatch,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from service.execution.run_plan import run_config, shapes_of
-from service.hardware import CATALOGUE
-from service.settings import Settings
-from service.spec import validate
+from service.config.hardware import CATALOGUE
+from service.config.settings import Settings
+from service.scheduling.run_plan import run_config, shapes_of
+from service.spec.experiment import validate
 from trainers.config import RunConfig
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from service.execution.fake_ray_jobs import FakeRayJobs
-from service.execution.ray_jobs import RayUnreachable
-from service.execution.scheduler import Scheduler
-from service.failures import INFRASTRUCTURE_LIMIT
-from service.queue import Queue
-from service.settings import Settings
-from service.states import ExperimentState
+from service.config.settings import Settings
+from service.domain.failures import INFRASTRUCTURE_LIMIT
+from service.domain.states import ExperimentState
+from service.scheduling.fake_ray_jobs import FakeRayJobs
+from service.scheduling.queue import Queue
+from service.scheduling.ray_jobs import RayUnreachable
+from service.scheduling.scheduler import Scheduler
 from service.store import Store
 from tests.execution.conftest import Clock, Submit
 
@@ -324,7 +324,7 @@ def test_run_ends_when_asked_and_signs_off(scheduler: Scheduler, queue: Queue) -
 def test_a_refused_job_is_tried_again_later(
     scheduler: Scheduler, jobs: FakeRayJobs, store: Store, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from service.execution.ray_jobs import JobRefused
+    from service.scheduling.ray_jobs import JobRefused
 
     experiment = submit()
 

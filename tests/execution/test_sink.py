@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from service.execution.report import Acknowledgement, Report
-from service.execution.sink import RecorderSink
+from service.recording.report import Acknowledgement, Report
+from service.workers.sink import RecorderSink
 from trainers.reporting import Measurement, Point, Provenance, StopReason
 
 

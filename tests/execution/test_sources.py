@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.execution.choosing import Wait
-from service.models import checkpoints_folder
-from service.queue import Queue
-from service.records import Run
-from service.settings import Settings
-from service.states import ExperimentState, RunState
+from service.config.settings import Settings
+from service.domain.records import Run
+from service.domain.states import ExperimentState, RunState
+from service.driving.choosing import Wait
+from service.scheduling.queue import Queue
+from service.spec.models import checkpoints_folder
 from service.store import Store
 from tests.execution.conftest import Submit
 from tests.execution.test_sweep import Begin, complete, given

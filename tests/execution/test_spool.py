@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.execution.spool import Spool, SpoolBusy
+from service.recording.spool import Spool, SpoolBusy
 
 
 def read(path: Path) -> list[bytes]:

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from service.cluster import ClusterNode, ClusterSnapshot
-from service.events import EventKind
-from service.execution.assignment import Assignment, Ending, Ready, Turn
-from service.execution.choosing import LIST_EVERY_S, Wait
-from service.execution.sweep import ROOM_S, Sweep
-from service.hardware import CATALOGUE
-from service.queue import Queue
-from service.records import Experiment
-from service.settings import Settings
-from service.spec import ExperimentSpec
-from service.states import ExperimentState, RunState
+from service.config.hardware import CATALOGUE
+from service.config.settings import Settings
+from service.domain.events import EventKind
+from service.domain.records import Experiment
+from service.domain.states import ExperimentState, RunState
+from service.driving.choosing import LIST_EVERY_S, Wait
+from service.driving.sweep import ROOM_S, Sweep
+from service.recording.assignment import Assignment, Ending, Ready, Turn
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot
+from service.scheduling.queue import Queue
+from service.spec.experiment import ExperimentSpec
 from service.store import CheckpointRow, RecordBatch, StaleAttempt, Store, StoreUnavailable
 from tests.execution.conftest import Clock, Submit, placement
 from trainers.errors import FailureClass

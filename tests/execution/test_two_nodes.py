@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service.execution.worker_group import see_mark
-from service.states import ExperimentState, RunState
+from service.domain.states import ExperimentState, RunState
+from service.workers.worker_group import see_mark
 from tests.execution.cluster import AddNode, Running, end, nodes_of
 from trainers.errors import BadSpecError, FailureClass
 

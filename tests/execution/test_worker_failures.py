@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.execution.worker_attempt import failure_of, failure_of_group
+from service.workers.worker_attempt import failure_of, failure_of_group
 from trainers.config import Parallel, Strategy
 from trainers.errors import BadDataError, FailureClass, NotFiniteError, PipelineError
 

@@ -7,14 +7,15 @@ from functools import cache
 
 import pytest
 
-from service.cluster import ClusterNode, exclusive_holds
-from service.encoder_size import EncoderSize
-from service.execution.run_plan import run_config, shapes_of
-from service.hardware import CATALOGUE, Hardware
+from service.config.document import SpecError
+from service.config.hardware import CATALOGUE, Hardware
+from service.config.settings import Settings
 from service.planner.forecast import forecast_run
-from service.preview import planned_runs
-from service.settings import Settings
-from service.spec import SpecError, validate
+from service.planner.preview import planned_runs
+from service.scheduling.cluster import ClusterNode, exclusive_holds
+from service.scheduling.run_plan import run_config, shapes_of
+from service.spec.encoder_size import EncoderSize
+from service.spec.experiment import validate
 from trainers.config import Precision
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 from trainers.device_kinds.backend import Backend

@@ -15,8 +15,8 @@ from api.deps import RunId, StoreDep
 from api.problems import declared
 from service.client.wire import read
 from service.db.listing import RUN_NAMES
-from service.records import Run
-from service.serialization import Number
+from service.domain.records import Run
+from service.domain.serialization import Number
 from tests.api.conftest import Driver
 
 NAMES = [field.name for field in fields(Run)]

@@ -9,22 +9,23 @@ from typing import Any
 import pytest
 from pydantic import Field
 
-from service import grid
-from service.cluster import ClusterNode, ClusterSnapshot
-from service.execution.assignment import Assignment, Ending, Ready, Turn
-from service.execution.choosing import Wait
-from service.execution.early_stops import EarlyStops
-from service.execution.sweep import Sweep
-from service.forecasting import forecast_of
-from service.grid import Point
-from service.hardware import CATALOGUE
-from service.preview import planned_runs
-from service.queue import Queue
+from service.config.document import SpecError
+from service.config.hardware import CATALOGUE
+from service.config.settings import Settings
+from service.domain import grid
+from service.domain.grid import Point
+from service.domain.states import ExperimentState
+from service.driving.choosing import Wait
+from service.driving.early_stops import EarlyStops
+from service.driving.sweep import Sweep
+from service.planner.forecasting import forecast_of
+from service.planner.preview import planned_runs
+from service.recording.assignment import Assignment, Ending, Ready, Turn
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot
+from service.scheduling.queue import Queue
 from service.search import SEARCHES, Search, SearchInfo
 from service.search.protocol import Outcome, Samples, Suggestion, Verdict
-from service.settings import Settings
-from service.spec import ExperimentSpec, SpecError, json_schema, read_stored, validate
-from service.states import ExperimentState
+from service.spec.experiment import ExperimentSpec, json_schema, read_stored, validate
 from service.store import PointBatch, RecordBatch, Store
 from trainers.figures import Better
 

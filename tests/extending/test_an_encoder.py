@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from service.spec import SpecError, json_schema, validate
+from service.config.document import SpecError
+from service.spec.experiment import json_schema, validate
 from trainers.entrypoint import train
 from trainers.models.encoders import ENCODERS, EncoderInfo
 from trainers.reporting import NeverStop

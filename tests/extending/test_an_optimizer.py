@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.spec import SpecError, json_schema, validate
+from service.config.document import SpecError
+from service.spec.experiment import json_schema, validate
 from trainers.entrypoint import train
 from trainers.optimizers import OPTIMIZERS
 from trainers.optimizers.info import Built, Groups, Hyperparameters, Implementation, OptimizerInfo, States

@@ -41,7 +41,7 @@ def main(folder: Path) -> dict[str, Any]:
     from fastapi.testclient import TestClient
 
     from api.app import create_app
-    from service.settings import Settings
+    from service.config.settings import Settings
     from service.store import Store
 
     _write_lines(folder / "lines")
@@ -74,13 +74,14 @@ def _write_lines(folder: Path) -> None:
 
 def _known() -> dict[str, Any]:
     """What is derived from the entry alone."""
-    from service.analysis.metrics import MARGINS, better_of
-    from service.encoder_size import EncoderSize
-    from service.formats import figure
-    from service.hardware import CATALOGUE
+    from service.config.hardware import CATALOGUE
+    from service.domain.formats import figure
+    from service.domain.metrics import MARGINS, better_of
+    from service.output.report.contents import CURVES
     from service.planner.forecast import RunForecast, forecast_run
-    from service.report.contents import CURVES
-    from service.spec import axis_names, json_schema, validate
+    from service.spec.encoder_size import EncoderSize
+    from service.spec.experiment import json_schema, validate
+    from service.spec.fields import axis_names
     from trainers.config import Task
 
     def forecast(**fields: Any) -> dict[str, Any] | str:
@@ -107,14 +108,14 @@ def _known() -> dict[str, Any]:
 def _trained(settings: Any, experiment_id: int) -> dict[str, Any]:
     """What two short runs report, and what a report says about them."""
     from service.analysis.question import Question
-    from service.execution.run_plan import run_config
-    from service.hardware import CATALOGUE
-    from service.headlines import headline
-    from service.model_folder import open_model
-    from service.queue import Queue
-    from service.report.contents import gather
-    from service.spec import ExperimentSpec
-    from service.states import ExperimentState, RunState
+    from service.config.hardware import CATALOGUE
+    from service.domain.headlines import headline
+    from service.domain.states import ExperimentState, RunState
+    from service.output.model_folder import open_model
+    from service.output.report.contents import gather
+    from service.scheduling.queue import Queue
+    from service.scheduling.run_plan import run_config
+    from service.spec.experiment import ExperimentSpec
     from service.store import CheckpointRow, PointBatch, RecordBatch, Store
     from tests.trainers.conftest import Recorder
     from trainers.entrypoint import input_identity, train

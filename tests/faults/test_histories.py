@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from service.queue import Queue
-from service.records import Experiment
-from service.spec import validate
-from service.states import (
+from service.domain.records import Experiment
+from service.domain.states import (
     EXPERIMENT_TRANSITIONS,
     TERMINAL_RUN_STATES,
     ExperimentState,
     RunState,
 )
+from service.scheduling.queue import Queue
+from service.spec.experiment import validate
 from service.store import Conflict, NotFound, PointBatch, RecordBatch, StaleAttempt, Store
 from tests.conformance.building import count
 from trainers.errors import FailureClass

@@ -15,10 +15,10 @@ from collections import defaultdict
 
 import sqlalchemy as sa
 
+from service.config.settings import Settings
 from service.db import migrate
-from service.queue import Queue
-from service.settings import Settings
-from service.states import RunState
+from service.domain.states import RunState
+from service.scheduling.queue import Queue
 from service.store import Store
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from service.records import Experiment, Run
-from service.spec import ExperimentSpec
-from service.states import ExperimentState, RunState
+from service.domain.records import Experiment, Run
+from service.domain.states import ExperimentState, RunState
+from service.spec.experiment import ExperimentSpec
 from tests.execution.cluster import Running
 
 pytestmark = pytest.mark.ray

@@ -11,10 +11,10 @@ import sys
 import threading
 from pathlib import Path
 
-from service.queue import Queue
-from service.settings import Settings
-from service.spec import validate
-from service.states import ExperimentState, RunState
+from service.config.settings import Settings
+from service.domain.states import ExperimentState, RunState
+from service.scheduling.queue import Queue
+from service.spec.experiment import validate
 from service.store import PointBatch, RecordBatch, Store
 
 _output = threading.Lock()

@@ -23,9 +23,9 @@ from service.client import (
     RunEnded,
     Unreachable,
 )
-from service.records import Run
-from service.settings import Settings
-from service.states import ExperimentState, RunState
+from service.config.settings import Settings
+from service.domain.records import Run
+from service.domain.states import ExperimentState, RunState
 
 Handler = Callable[[httpx.Request], httpx.Response]
 

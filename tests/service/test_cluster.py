@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.cluster import ClusterNode, ClusterSnapshot, unsatisfiable
-from service.spec import ExperimentSpec, validate
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot, unsatisfiable
+from service.spec.experiment import ExperimentSpec, validate
 
 
 def cluster(*nodes: dict[str, float], reachable: bool = True) -> ClusterSnapshot:

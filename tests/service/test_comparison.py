@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from service.comparison import DEFAULT_METRICS, METRICS, compare
-from service.records import Run
-from service.states import RunState
+from service.analysis.comparison import compare
+from service.domain.metrics import DEFAULT_METRICS, METRICS
+from service.domain.records import Run
+from service.domain.states import RunState
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.settings import Settings
+from service.config.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

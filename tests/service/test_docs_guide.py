@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from service.cli.overrides import spec_text
-from service.hardware import CATALOGUE
-from service.spec import parse, validate
+from service.config.document import parse
+from service.config.hardware import CATALOGUE
+from service.spec.experiment import validate
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")

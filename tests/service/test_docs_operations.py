@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from service.cli.exits import ExitCode
-from service.settings import Settings
+from service.config.settings import Settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 

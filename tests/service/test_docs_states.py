@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from service.states import EXPERIMENT_TRANSITIONS, RUN_TRANSITIONS
+from service.domain.states import EXPERIMENT_TRANSITIONS, RUN_TRANSITIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "states.md").read_text(encoding="utf-8")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from service.encoder_size import EncoderSize, encoder_size
-from service.forecasting import forecast_of
-from service.hardware import CATALOGUE
-from service.spec import validate
+from service.config.hardware import CATALOGUE
+from service.planner.forecasting import forecast_of
+from service.spec.encoder_size import EncoderSize, encoder_size
+from service.spec.experiment import validate
 from service.store import Store
 
 CONFIG = json.dumps({"model_type": "bert", "num_hidden_layers": 6, "hidden_size": 384})

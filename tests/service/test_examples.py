@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from service.admission import admit, read_spec
 from service.analysis.question import Question
-from service.document import SpecError
-from service.hardware import CATALOGUE
-from service.preview import planned_runs
-from service.settings import Settings
+from service.config.document import SpecError
+from service.config.hardware import CATALOGUE
+from service.config.settings import Settings
+from service.planner.preview import planned_runs
+from service.scheduling.admission import admit, read_spec
 from tests.service.analysis.building import run_table
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from service.cli.rendering import exclusive_lines
-from service.cluster import NODE_ID, ClusterNode, ClusterSnapshot, at_a_time, fits, unsatisfiable
-from service.execution.run_plan import Shape, run_config, shapes_of
-from service.hardware import CATALOGUE
-from service.preview import planned_runs
-from service.settings import Settings
-from service.spec import ExperimentSpec, SpecError, validate
+from service.config.document import SpecError
+from service.config.hardware import CATALOGUE
+from service.config.settings import Settings
+from service.planner.preview import planned_runs
+from service.scheduling.cluster import NODE_ID, ClusterNode, ClusterSnapshot, at_a_time, fits, unsatisfiable
+from service.scheduling.run_plan import Shape, run_config, shapes_of
+from service.spec.experiment import ExperimentSpec, validate
 
 GPU_NODE = {"CPU": 32.0, "GPU": 4.0, "accelerator_type:A100": 1.0}
 

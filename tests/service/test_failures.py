@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.failures import (
+from service.domain.failures import (
     INFRASTRUCTURE_LIMIT,
     LONGEST_DELAY_S,
     FailureCounts,

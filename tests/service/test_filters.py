@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.db.errors import FilterError
-from service.filters import (
+from service.db.filters import (
     MAX_CONDITIONS,
     MAX_DEPTH,
     MAX_LENGTH,

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from service.hardware import ALIASES, CATALOGUE, FIGURES, Hardware, aliases_of, find, lookup, nearest
-from service.settings import Settings
-from service.spec import SpecError, validate
+from service.config.document import SpecError
+from service.config.hardware import ALIASES, CATALOGUE, FIGURES, Hardware, aliases_of, find, lookup, nearest
+from service.config.settings import Settings
+from service.spec.experiment import validate
 from trainers.config import Precision
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 

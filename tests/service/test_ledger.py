@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.ledger import AttemptUsage, Measured, account, ledger
-from service.records import Placement
-from service.states import RunState
+from service.domain.ledger import AttemptUsage, Measured, account, ledger
+from service.domain.records import Placement
+from service.domain.states import RunState
 from trainers.errors import FailureClass
 
 HOUR = 3600.0

@@ -21,17 +21,17 @@ from transformers import (
     AutoTokenizer,
 )
 
-from service.document import parse
-from service.execution.run_plan import run_config
-from service.hardware import CATALOGUE
-from service.model_archive import BrokenModel, unpack
-from service.model_folder import open_model, tokenizer_files
-from service.models import NoModel, checkpoint_of, checkpoints_folder
-from service.queue import Queue
-from service.records import MeasurementRow, Run
-from service.settings import Settings
-from service.spec import ExperimentSpec, validate
-from service.states import RunState
+from service.config.document import parse
+from service.config.hardware import CATALOGUE
+from service.config.settings import Settings
+from service.domain.records import MeasurementRow, Run
+from service.domain.states import RunState
+from service.output.model_archive import BrokenModel, unpack
+from service.output.model_folder import open_model, tokenizer_files
+from service.scheduling.queue import Queue
+from service.scheduling.run_plan import run_config
+from service.spec.experiment import ExperimentSpec, validate
+from service.spec.models import NoModel, checkpoint_of, checkpoints_folder
 from service.store import CheckpointRow, RecordBatch, Store
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.data import tokenizers

@@ -12,14 +12,14 @@ import pytest
 from service.analysis.errors import AnalysisError
 from service.analysis.question import Question
 from service.analysis.run_table import RunTable
+from service.analysis.run_tables import read_run_table
 from service.analysis.selection import Selection
 from service.db.schema import NEIGHBOUR_COLUMNS
-from service.neighbours import Neighbour, disturbances, in_words, of_cpus, of_time
-from service.queue import Queue
-from service.records import MeasurementRow, Run
-from service.run_tables import read_run_table
-from service.spec import ExperimentSpec, validate
-from service.states import RunState
+from service.domain.neighbours import Neighbour, disturbances, in_words, of_cpus, of_time
+from service.domain.records import MeasurementRow, Run
+from service.domain.states import RunState
+from service.scheduling.queue import Queue
+from service.spec.experiment import ExperimentSpec, validate
 from service.store import RecordBatch, Store
 from tests.service.analysis.building import run, run_table
 

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from service.cli.rendering import preview_table, strategy_text
-from service.cluster import ClusterNode, ClusterSnapshot
-from service.hardware import CATALOGUE
-from service.preview import PlannedRun, planned_runs
-from service.records import Attempt
-from service.spec import validate
-from service.states import RunState
+from service.config.hardware import CATALOGUE
+from service.domain.records import Attempt
+from service.domain.states import RunState
+from service.planner.preview import PlannedRun, planned_runs
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot
+from service.spec.experiment import validate
 
 
 def planned(cpus: float | None = None, **fields: Any) -> list[PlannedRun]:

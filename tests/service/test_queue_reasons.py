@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.queue import explain
+from service.scheduling.queue import explain
 
 READY: dict[str, Any] = {
     "now": 100.0, "ahead": 0, "not_before_s": 0.0, "scheduler_alive": True, "active": 0, "max_concurrent": 4,

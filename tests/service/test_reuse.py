@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from service.hardware import CATALOGUE
-from service.models import workspace_of
-from service.reuse import Equal, Reuse, config_sha256, reusable
-from service.settings import Settings
-from service.spec import ExperimentSpec, validate
+from service.config.hardware import CATALOGUE
+from service.config.settings import Settings
+from service.spec.experiment import ExperimentSpec, validate
+from service.spec.models import workspace_of
+from service.spec.reuse import Equal, Reuse, config_sha256, reusable
 from trainers.entrypoint import input_identity
 
 CPU = CATALOGUE["cpu"]

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from service.cluster import ClusterNode, fits, worker_resources
-from service.execution.run_plan import shapes_of
-from service.hardware import CATALOGUE
-from service.queue import Queue
-from service.run_tables import read_run_table
-from service.spec import ExperimentSpec, SpecError, validate
-from service.states import RunState
+from service.analysis.run_tables import read_run_table
+from service.config.document import SpecError
+from service.config.hardware import CATALOGUE
+from service.domain.states import RunState
+from service.scheduling.cluster import ClusterNode, fits, worker_resources
+from service.scheduling.queue import Queue
+from service.scheduling.run_plan import shapes_of
+from service.spec.experiment import ExperimentSpec, validate
 from service.store import Store
 
 

@@ -11,16 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.document import MAX_BYTES
-from service.spec import (
-    ExperimentSpec,
-    SpecError,
-    axis_names,
-    canonical_json,
-    json_schema,
-    parse,
-    validate,
-)
+from service.config.document import MAX_BYTES, SpecError, parse
+from service.spec.experiment import ExperimentSpec, json_schema, validate
+from service.spec.fields import axis_names, canonical_json
 
 MINIMAL = {"name": "a", "task": {"name": "imdb"}}
 

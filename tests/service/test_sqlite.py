@@ -15,11 +15,11 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
+from service.config.settings import Settings
 from service.db import sqlite
 from service.db.engine import Database, driver_connection
 from service.db.errors import StoreFull, StoreUnavailable, UnusableDatabase
 from service.db.migrate import upgrade
-from service.settings import Settings
 from service.store import Store
 
 ADD = sa.text("INSERT INTO metric_names (name) VALUES (:name)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.states import (
+from service.domain.states import (
     EXPERIMENT_TRANSITIONS,
     RUN_TRANSITIONS,
     TERMINAL_EXPERIMENT_STATES,

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
-from service.admission import admit
-from service.cluster import ClusterNode, ClusterSnapshot
-from service.execution.assignment import Turn
-from service.execution.sweep import Sweep
-from service.hardware import CATALOGUE
-from service.queue import Queue
-from service.settings import Settings
-from service.spec import read_stored
+from service.config.hardware import CATALOGUE
+from service.config.settings import Settings
+from service.driving.sweep import Sweep
+from service.recording.assignment import Turn
+from service.scheduling.admission import admit
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot
+from service.scheduling.queue import Queue
+from service.spec.experiment import read_stored
 from service.store import Store
 from trainers.config import TrainingSections
 

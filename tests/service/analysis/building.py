@@ -8,8 +8,8 @@ from dataclasses import fields
 from typing import Any
 
 from service.analysis.run_table import RunTable
-from service.records import Run
-from service.states import RunState
+from service.domain.records import Run
+from service.domain.states import RunState
 
 GRID: dict[str, list[Any]] = {"precision": ["fp32", "bf16"], "batch.global_size": [16, 32]}
 Figures = Callable[[Mapping[str, Any], int], Mapping[str, Any]]

@@ -10,7 +10,7 @@ import pytest
 from service.analysis.errors import BadQuestion
 from service.analysis.question import Question
 from service.analysis.run_table import RunTable
-from service.records import PointRow, Run
+from service.domain.records import PointRow, Run
 from tests.service.analysis.building import figures, run_table
 
 Figures = dict[str, Any]

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from service.analysis.metrics import MARGINS, better_of
 from service.analysis.score import STRATEGIES
-from service.comparison import DEFAULT_METRICS, METRICS
-from service.report.contents import CURVES, TIME_PARTS
+from service.domain.metrics import DEFAULT_METRICS, MARGINS, METRICS, better_of
+from service.output.report.contents import CURVES, TIME_PARTS
 from trainers.figures import DECLARED
 
 SCORES = Path(__file__).parents[3] / "docs" / "metrics.md"

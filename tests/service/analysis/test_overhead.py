@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from service.analysis.overhead import Share
-from service.ledger import Sum
-from service.records import Run
-from service.states import RunState
+from service.domain.ledger import Sum
+from service.domain.records import Run
+from service.domain.states import RunState
 from tests.service.analysis import building
 
 TOTAL = Sum(

@@ -12,8 +12,8 @@ import pytest
 from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
 from service.analysis.question import Question
 from service.analysis.run_table import RunTable
-from service.records import PointRow, Run
-from service.states import RunState
+from service.domain.records import PointRow, Run
+from service.domain.states import RunState
 from tests.service.analysis.building import figures, run_table
 from trainers.errors import FailureClass
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.run_tables import with_differing_fields
+from service.analysis.run_tables import with_differing_fields
 from tests.service.analysis.building import run
 
 

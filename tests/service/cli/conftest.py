@@ -13,8 +13,8 @@ import pytest
 import uvicorn
 
 from api.app import create_app
-from service.queue import Queue
-from service.settings import Settings
+from service.config.settings import Settings
+from service.scheduling.queue import Queue
 from service.store import Store
 from tests.service.cli.house import House
 

@@ -12,12 +12,12 @@ import orjson
 from typer.testing import CliRunner, Result
 
 from service.cli.app import app
-from service.models import workspace_of
-from service.queue import Queue
-from service.records import Experiment, LogLine, Run
-from service.settings import Settings
-from service.spec import ExperimentSpec
-from service.states import ExperimentState, RunState
+from service.config.settings import Settings
+from service.domain.records import Experiment, LogLine, Run
+from service.domain.states import ExperimentState, RunState
+from service.scheduling.queue import Queue
+from service.spec.experiment import ExperimentSpec
+from service.spec.models import workspace_of
 from service.store import CheckpointRow, PointBatch, ProgressRow, RecordBatch, Store
 from trainers.entrypoint import input_identity
 from trainers.errors import FailureClass

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.states import ExperimentState
+from service.domain.states import ExperimentState
 from tests.api.test_models import save_checkpoint
 from tests.service.cli.house import House
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.neighbours import Neighbour, of_time
-from service.records import MeasurementRow
-from service.states import ExperimentState, RunState
+from service.domain.neighbours import Neighbour, of_time
+from service.domain.records import MeasurementRow
+from service.domain.states import ExperimentState, RunState
 from service.store import AliveRow, RecordBatch
 from tests.service.cli.house import SPEC, House
 from trainers.errors import FailureClass

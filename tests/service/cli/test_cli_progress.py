@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from service.cli.progress import Board
-from service.records import ExperimentStatus, Run
-from service.states import ExperimentState, RunState
+from service.domain.records import ExperimentStatus, Run
+from service.domain.states import ExperimentState, RunState
 
 
 def record(kind: Any, **values: Any) -> Any:

@@ -8,7 +8,7 @@ import threading
 import orjson
 import pytest
 
-from service.states import ExperimentState
+from service.domain.states import ExperimentState
 from tests.service.cli.house import House
 from trainers.errors import FailureClass
 

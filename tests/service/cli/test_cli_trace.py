@@ -6,7 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
-from service.models import checkpoints_folder
+from service.spec.models import checkpoints_folder
 from tests.api.test_traces import write_trace
 from tests.service.cli.house import House
 from trainers.telemetry import tracing

@@ -14,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from service.local_service import LocalService, ServiceStartError
-from service.settings import Settings
+from service.config.settings import Settings
+from service.local.local_service import LocalService, ServiceStartError
 
 STILLHOUSE = [sys.executable, "-m", "service.cli"]
 

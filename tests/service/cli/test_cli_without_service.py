@@ -14,8 +14,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from service.cli.app import app
-from service.doctor import Health, examine
-from service.settings import Settings
+from service.config.settings import Settings
+from service.local.doctor import Health, examine
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,7 +28,7 @@ def test_a_client_command_loads_neither_torch_nor_ray_nor_sqlalchemy() -> None:
     program = (
         "import sys\n"
         "from service.cli.app import app\n"
-        "import service.client, service.cli.following, service.cli.rendering, service.admission\n"
+        "import service.client, service.cli.following, service.cli.rendering, service.scheduling.admission\n"
         "print(sorted({'torch', 'ray', 'sqlalchemy', 'transformers', 'fastapi'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from service.encoder_size import EncoderSize
-from service.forecasting import forecast_of
-from service.hardware import CATALOGUE
+from service.config.hardware import CATALOGUE
 from service.planner.forecast import SETUP_S, Cell, Past, Span, forecast, forecast_run, too_small
-from service.spec import ExperimentSpec, validate
+from service.planner.forecasting import forecast_of
+from service.spec.encoder_size import EncoderSize
+from service.spec.experiment import ExperimentSpec, validate
 from service.store import Store
 
 BASE = EncoderSize(layers=12, hidden=768)

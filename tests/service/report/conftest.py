@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.simulated import Clock, open_store, sweep
-from service.records import Experiment
-from service.report import Contents, gather
-from service.settings import Settings
+from service.config.settings import Settings
+from service.domain.records import Experiment
+from service.output.report import Contents, gather
 from service.store import Store
 
 

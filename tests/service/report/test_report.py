@@ -12,10 +12,10 @@ import pytest
 from benchmarks.simulated import sweep
 from service.analysis.errors import AnalysisError
 from service.analysis.selection import Selection
-from service.report import html, markdown
-from service.report.contents import TIME_PARTS, Unanswered
-from service.report.figures import PALETTE, figures, unit_of
-from service.report.sections import Table, sections
+from service.output.report import html, markdown
+from service.output.report.contents import TIME_PARTS, Unanswered
+from service.output.report.figures import PALETTE, figures, unit_of
+from service.output.report.sections import Table, sections
 from tests.service.report.conftest import Sweep
 from trainers.telemetry.timeline import OWN
 
@@ -124,7 +124,7 @@ def _with(record: object, **changes: object) -> object:
 
 def test_one_seed_is_reported_without_claims(simulated: Sweep) -> None:
     experiment = sweep(simulated.store, simulated.clock, axes={"precision": ["fp32", "bf16"]}, seeds=1)
-    from service.report import gather
+    from service.output.report import gather
 
     contents = gather(simulated.store, [experiment.id])
     assert isinstance(contents.effects, Unanswered)
@@ -141,7 +141,7 @@ def test_an_experiment_without_results_still_has_a_report(simulated: Sweep) -> N
         seeds=2,
         out_of_memory=lambda run: True,
     )
-    from service.report import gather
+    from service.output.report import gather
 
     text = markdown(gather(simulated.store, [experiment.id]))
     assert "No recommendation: " in text
@@ -149,7 +149,7 @@ def test_an_experiment_without_results_still_has_a_report(simulated: Sweep) -> N
 
 
 def test_a_filter_that_takes_nothing_leaves_no_report(simulated: Sweep) -> None:
-    from service.report import gather
+    from service.output.report import gather
 
     with pytest.raises(AnalysisError, match="has no runs"):
         gather(simulated.store, [simulated.experiment.id], Selection(filter="precision = 'tf32'"))

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.config.document import parse
+from service.driving.pruning import diverges, does_not_fit
 from service.search.halving import Halving, rungs
-from service.search.pruning import diverges, does_not_fit
-from service.spec import parse, validate
+from service.spec.experiment import validate
 
 
 def spec(text: str = ""):

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service import grid
-from service.grid import MAX_RUNS, Range
-from service.spec import ExperimentSpec, SpecError, parse, validate
+from service.config.document import SpecError, parse
+from service.domain import grid
+from service.domain.grid import MAX_RUNS, Range
+from service.spec.experiment import ExperimentSpec, validate
 
 TEACHERS = {
     "model.teacher": [None, "t"],

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.grid import MAX_RUNS, reference_places
-from service.hardware import CATALOGUE
-from service.preview import planned_runs
-from service.queue import Queue
-from service.run_tables import read_run_table
-from service.spec import ExperimentSpec, SpecError, validate
-from service.states import RunState
+from service.analysis.run_tables import read_run_table
+from service.config.document import SpecError
+from service.config.hardware import CATALOGUE
+from service.domain.grid import MAX_RUNS, reference_places
+from service.domain.states import RunState
+from service.planner.preview import planned_runs
+from service.scheduling.queue import Queue
+from service.spec.experiment import ExperimentSpec, validate
 from service.store import Store
 
 

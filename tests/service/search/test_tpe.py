@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from service.grid import Axes, Conditions, Point, Range
+from service.domain.grid import Axes, Conditions, Point, Range
 from service.search.protocol import Outcome, Suggestion
 from service.search.tpe import RANDOM_FIRST, suggest
 

@@ -1,0 +1,228 @@
+"""Runs side by side by axis: mean and spread over seeds of what each configuration took.
+
+Pure. One row per combination of the chosen axes' values. Within a row every *cell* (one
+combination of all axes) weighs the same, however many of its seeds have finished, and the
+spread is the one between seeds of a cell, so that it never contains the effect of an axis.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from service.domain.metrics import DEFAULT_METRICS, METRICS, Metric, Spread
+from service.domain.states import RUN_STATES_WITH_RESULT, RunState
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Figures: TypeAlias = "npt.NDArray[np.float64]"
+Column = Callable[[str], Figures]
+
+
+class ComparedRun(Protocol):
+    """What a comparison needs of a run; `service.domain.records.Run` and the client's runs have it."""
+
+    @property
+    def cell(self) -> str:
+        """Short hash of the axis values."""
+        ...
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """Axis values by dotted name."""
+        ...
+
+    @property
+    def state(self) -> RunState:
+        """Where the run is in its life."""
+        ...
+
+    @property
+    def failure_class(self) -> Any:
+        """Why it failed; None when it did not."""
+        ...
+
+    @property
+    def energy_provenance(self) -> str | None:
+        """`counter`, `sampled` or `modelled`; None until known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One combination of axis values.
+
+    Attributes:
+        point: values of the chosen axes, in their order.
+        figures: spread by metric name; None when no run has the figure.
+        finished: runs with a result (succeeded, or stopped early).
+        planned: runs in all.
+        incomplete: runs with a result that ended early.
+        failures: how many runs failed, by failure class.
+        energy_provenance: how the row's energy came to be; `mixed` leaves the energy out,
+            because measured and modelled energy never share a number.
+    """
+
+    point: dict[str, Any]
+    figures: dict[str, Spread | None]
+    finished: int
+    planned: int
+    incomplete: int
+    failures: dict[str, int]
+    energy_provenance: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All rows, in the order in which the grid first reaches them.
+
+    Attributes:
+        axes: dotted names of the chosen axes.
+        metrics: the compared figures.
+        rows: one per combination of the axes' values.
+        best: position of the row with the best mean, by metric name; absent when fewer than
+            two rows have the figure. A better mean is not yet a proven difference.
+    """
+
+    axes: tuple[str, ...]
+    metrics: tuple[Metric, ...]
+    rows: tuple[Row, ...]
+    best: dict[str, int]
+
+
+def compare(
+    runs: Iterable[ComparedRun],
+    *,
+    by: Sequence[str] | None = None,
+    metrics: Sequence[str | Metric] = DEFAULT_METRICS,
+    column: Column | None = None,
+) -> Comparison:
+    """Set runs side by side.
+
+    Args:
+        runs: of one experiment or of several, in grid order.
+        by: axes that make the rows; None = all axes that any run has.
+        metrics: names out of `METRICS`, or metrics that `column` knows.
+        column: gives a figure of all runs (N,) by name, NaN where a run has none; None = the
+            runs' own attributes.
+
+    Raises:
+        ValueError: naming an axis that no run has, or an unknown metric.
+    """
+    runs = list(runs)
+    known = list(dict.fromkeys(name for run in runs for name in run.point))
+    axes = tuple(known if by is None else by)
+    for name in axes:
+        if name not in known:
+            raise ValueError(f"unknown axis '{name}'; axes: {', '.join(known) or 'none'}")
+    chosen = tuple(_metric(name) if isinstance(name, str) else name for name in metrics)
+    grouped: dict[tuple[Any, ...], list[int]] = {}
+    for position, run in enumerate(runs):
+        key = tuple([_hashable(run.point.get(name)) for name in axes])
+        grouped.setdefault(key, []).append(position)
+    spreads = _spreads(runs, list(grouped.values()), chosen, column or partial(_column, runs))
+    rows = tuple(
+        _row(axes, [runs[position] for position in members], figures)
+        for members, figures in zip(grouped.values(), spreads, strict=True)
+    )
+    return Comparison(axes, chosen, rows, _best(rows, chosen))
+
+
+def _hashable(value: Any) -> Any:
+    # Equal keys, unlike values: True == 1 == 1.0.
+    return (type(value), value) if isinstance(value, str | int | float | bool | None) else json.dumps(value)
+
+
+def _column(runs: Sequence[ComparedRun], name: str) -> Figures:
+    """A figure of all runs (N,); NaN where a run has none."""
+    import numpy as np
+
+    return np.array([getattr(run, name) for run in runs], dtype=float)
+
+
+def _metric(name: str) -> Metric:
+    for metric in METRICS:
+        if metric.name == name:
+            return metric
+    raise ValueError(f"unknown metric '{name}'; metrics: {', '.join(m.name for m in METRICS)}")
+
+
+def _row(axes: Sequence[str], members: Sequence[ComparedRun], figures: dict[str, Spread | None]) -> Row:
+    results = [run for run in members if run.state in RUN_STATES_WITH_RESULT]
+    failures: dict[str, int] = {}
+    for run in members:
+        if run.state is RunState.failed:
+            name = str(run.failure_class or "unknown")
+            failures[name] = failures.get(name, 0) + 1
+    provenances = {run.energy_provenance for run in results if run.energy_provenance is not None}
+    provenance = "mixed" if len(provenances) > 1 else next(iter(provenances), None)
+    if provenance == "mixed" and "energy_kwh" in figures:
+        figures["energy_kwh"] = None
+    return Row(
+        point={name: members[0].point.get(name) for name in axes},
+        figures=figures,
+        finished=len(results),
+        planned=len(members),
+        incomplete=sum(run.state is RunState.stopped for run in results),
+        failures=failures,
+        energy_provenance=provenance,
+    )
+
+
+def _spreads(
+    runs: Sequence[ComparedRun], groups: Sequence[Sequence[int]], metrics: Sequence[Metric], column: Column
+) -> list[dict[str, Spread | None]]:
+    """Spreads of each group of runs by metric, over all runs at once."""
+    import numpy as np
+
+    # Each cell of a group has a number, and each number its group.
+    numbers: dict[tuple[int, str], int] = {}
+    cell_of = np.full(len(runs), -1)
+    for group, members in enumerate(groups):
+        for position in members:
+            run = runs[position]
+            if run.state in RUN_STATES_WITH_RESULT:
+                cell_of[position] = numbers.setdefault((group, run.cell), len(numbers))
+    group_of = np.array([group for group, _ in numbers], dtype=int)
+    spreads: list[dict[str, Spread | None]] = [{} for _ in groups]
+    for metric in metrics:
+        values = column(metric.name)
+        taken = (cell_of >= 0) & np.isfinite(values)
+        of, found = cell_of[taken], values[taken]
+        count = np.bincount(of, minlength=len(numbers))
+        mean = np.bincount(of, found, len(numbers)) / np.maximum(count, 1)
+        square = np.bincount(of, (found - mean[of]) ** 2, len(numbers))
+        has = count > 0
+        cells = np.bincount(group_of[has], minlength=len(groups))
+        means = np.bincount(group_of[has], mean[has], len(groups)) / np.maximum(cells, 1)
+        n = np.bincount(group_of, count, len(groups)).astype(int)
+        freedom = n - cells
+        sd = np.sqrt(np.bincount(group_of, square, len(groups)) / np.maximum(freedom, 1))
+        for group, row in enumerate(
+            zip(means.tolist(), sd.tolist(), n.tolist(), freedom.tolist(), strict=True)
+        ):
+            spreads[group][metric.name] = (
+                Spread(row[0], row[1] if row[3] else None, row[2]) if row[2] else None
+            )
+    return spreads
+
+
+def _best(rows: Sequence[Row], metrics: Sequence[Metric]) -> dict[str, int]:
+    best: dict[str, int] = {}
+    for metric in metrics:
+        means = [
+            (figure.mean, position)
+            for position, row in enumerate(rows)
+            if (figure := row.figures[metric.name]) is not None
+        ]
+        if len(means) > 1:
+            pick = min if metric.better == "lower" else max
+            winner = pick(means, key=lambda entry: entry[0])
+            if sum(mean == winner[0] for mean, _ in means) == 1:
+                best[metric.name] = winner[1]
+    return best

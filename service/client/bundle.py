@@ -1,0 +1,263 @@
+"""An experiment as one file that stands alone: spec, rows, points, environment, checksums.
+
+Written through the client, so that whoever may read an experiment can keep it. The archive is the
+same, byte for byte, for the same rows: names are sorted and times are fixed. `verify_bundle` needs
+no service.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainers.reporting import Provenance
+
+if TYPE_CHECKING:
+    from service.client import Client
+    from service.domain.ledger import Ledger
+    from service.domain.records import Run
+
+CHECKSUMS = "SHA256SUMS"
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+_LARGEST_FILE = 4 << 30
+_CHUNK = 1 << 20
+
+_README = """\
+Experiment {id}, "{name}", exported by Stillhouse.
+
+spec.yaml          as submitted; `stillhouse submit spec.yaml` creates the same runs
+spec.json          with all defaults, as hashed: {sha256}
+experiment.json    the experiment at the time of the export
+runs.parquet       one row per run with every figure; runs.csv is the same as text
+points.parquet     every point of every run: run_id, name, step, attempt, at_s, value
+summaries.json     all figures that each run ended with
+ledger.csv         what every attempt was charged: time, money, energy by provenance, lost work
+environment.json   versions, commit, hardware, data fingerprints and configuration of every attempt
+SHA256SUMS         `sha256sum -c SHA256SUMS` or `stillhouse verify` checks all files
+"""
+
+
+class NotABundle(ValueError):
+    """The file is no bundle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a check found.
+
+    Attributes:
+        experiment_id: whose bundle it is; None when that cannot be read.
+        files: files that the checksums name.
+        differences: what differs, one entry each; empty when nothing does.
+    """
+
+    experiment_id: int | None
+    files: int
+    differences: tuple[str, ...]
+
+    @property
+    def intact(self) -> bool:
+        """Whether everything is as it was written."""
+        return not self.differences
+
+
+def write_bundle(client: Client, experiment_id: int, path: Path) -> list[str]:
+    """Write the bundle of an experiment; nothing is left of it when that fails.
+
+    Args:
+        client: where the experiment is.
+        experiment_id: which one.
+        path: the archive.
+
+    Returns:
+        Names of the files in it.
+
+    Raises:
+        ApiError: there is no such experiment.
+        OSError: the file cannot be written.
+    """
+    experiment = client.experiment(experiment_id)
+    runs = list(client.all_runs(experiment_id=experiment_id))
+    canonical = client.spec(experiment_id, "canonical")
+    sums: dict[str, str] = {}
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
+
+            def add(name: str, content: bytes) -> None:
+                sums[name] = hashlib.sha256(content).hexdigest()
+                _write(archive, name, content)
+
+            readme = _README.format(id=experiment.id, name=experiment.name, sha256=experiment.spec_sha256)
+            add("README.txt", readme.encode())
+            add("environment.json", _json(_environment(client, runs)))
+            add("experiment.json", _json({**asdict(experiment), "waiting": None}))
+            add("ledger.csv", _ledger(client.ledger(experiment_id)))
+            add("points.parquet", _points(client, runs))
+            for format in ("csv", "parquet"):
+                chunks = client.export_chunks(experiment_id, format=format)
+                add(f"runs.{format}", b"".join(chunks))
+            add("spec.json", canonical.encode())
+            add("spec.yaml", client.spec(experiment_id).encode())
+            add("summaries.json", _json({str(run.id): client.summary(run.id) for run in runs}))
+            lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
+            _write(archive, CHECKSUMS, lines.encode())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return [*sorted(sums), CHECKSUMS]
+
+
+def verify_bundle(path: Path) -> Verification:
+    """Check every file of a bundle against its checksum, and the spec against its hash.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        NotABundle: it is no archive, or has no checksums.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _verified(archive)
+    except zipfile.BadZipFile as error:
+        raise NotABundle(f"not a bundle: {str(error).lower()}") from None
+
+
+def _verified(archive: zipfile.ZipFile) -> Verification:
+    names = archive.namelist()
+    if CHECKSUMS not in names:
+        raise NotABundle(f"not a bundle: it has no {CHECKSUMS}")
+    expected = dict(_checksums(archive.read(CHECKSUMS).decode("utf-8", "replace")))
+    differences: list[str] = []
+    for name, digest in expected.items():
+        if name not in names:
+            differences.append(f"{name} is missing")
+        elif (found := _digest(archive, name)) is None:
+            differences.append(f"{name} is damaged")
+        elif found != digest:
+            differences.append(f"{name} was changed")
+    differences += [f"{name} was added" for name in names if name not in expected and name != CHECKSUMS]
+    differences += [f"{name} occurs twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    experiment_id = None
+    if not differences:
+        experiment = json.loads(archive.read("experiment.json"))
+        experiment_id = int(experiment["id"])
+        if hashlib.sha256(archive.read("spec.json")).hexdigest() != experiment["spec_sha256"]:
+            differences.append("spec.json is not the spec of the experiment")
+    return Verification(experiment_id, len(expected), tuple(differences))
+
+
+def _checksums(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        digest, separator, name = line.partition("  ")
+        if not separator or len(digest) != 64:
+            raise NotABundle(f"not a bundle: {CHECKSUMS} has a malformed line")
+        yield name, digest
+
+
+def _digest(archive: zipfile.ZipFile, name: str) -> str | None:
+    """Hash of a member; None when it cannot be read."""
+    digest = hashlib.sha256()
+    if archive.getinfo(name).file_size > _LARGEST_FILE:
+        return None
+    try:
+        with archive.open(name) as member:
+            while chunk := member.read(_CHUNK):
+                digest.update(chunk)
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError):
+        return None
+    return digest.hexdigest()
+
+
+def _write(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    entry = zipfile.ZipInfo(name, _FIXED_TIME)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.external_attr = 0o644 << 16
+    archive.writestr(entry, content)
+
+
+def _environment(client: Client, runs: list[Run]) -> list[dict[str, Any]]:
+    return [
+        {
+            "run_id": run.id,
+            "attempt": attempt.number,
+            "state": attempt.state,
+            "started_s": attempt.started_s,
+            "ended_s": attempt.ended_s,
+            "node": attempt.node,
+            "facts": attempt.facts,
+        }
+        for run in runs
+        for attempt in client.attempts(run.id)
+    ]
+
+
+def _ledger(ledger: Ledger) -> bytes:
+    from service.domain.ledger import OUTSIDE_ATTEMPTS
+
+    sources = [source.value for source in Provenance]
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    plain = [
+        "attempt", "state", "failure_class", "started_s", "until", "time_s", "device_hours", "cost_usd",
+        "utilisation_pct", "utilisation_provenance", "lost_s", "lost_usd", "overhead_s", "overhead_usd",
+    ]  # fmt: skip
+    rows.writerow(["run_id", *plain, *(f"energy_{source}_kwh" for source in sources)])
+    for run in ledger.runs:
+        for charge in run.charges:
+            energy = [charge.energy_kwh.get(source, 0.0) for source in sources]
+            rows.writerow([run.run_id, *(getattr(charge, name) for name in plain), *energy])
+    for part in ledger.overhead:
+        if part.part not in OUTSIDE_ATTEMPTS:
+            continue
+        known = {
+            "state": part.part,
+            "device_hours": part.device_hours,
+            **dict.fromkeys(("time_s", "overhead_s"), part.time_s),
+            **dict.fromkeys(("cost_usd", "overhead_usd"), part.cost_usd),
+        }
+        rows.writerow(["", *(known.get(name, "") for name in plain), *[""] * len(sources)])
+    return text.getvalue().encode()
+
+
+def _points(client: Client, runs: list[Run]) -> bytes:
+    """All points as Parquet."""
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = pyarrow.schema(
+        [
+            ("run_id", pyarrow.int64()),
+            ("name", pyarrow.string()),
+            ("step", pyarrow.int64()),
+            ("attempt", pyarrow.int64()),
+            ("at_s", pyarrow.float64()),
+            ("value", pyarrow.float64()),
+        ]
+    )
+    sink = io.BytesIO()
+    with pyarrow.parquet.ParquetWriter(sink, schema, compression="zstd") as writer:
+        for run in runs:
+            for name, series in sorted(client.points(run.id).items()):
+                count = len(series.steps)
+                columns: list[list[Any]] = [
+                    [run.id] * count,
+                    [name] * count,
+                    series.steps,
+                    series.attempts,
+                    series.at_s,
+                    series.values,
+                ]
+                arrays = [pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
+                writer.write_table(pyarrow.table(arrays, schema=schema))
+    return sink.getvalue()
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=str) + "\n").encode()

@@ -1,0 +1,1 @@
+"""What an installation is told: its settings, its hardware catalogue, and how documents are read."""

@@ -1,0 +1,82 @@
+"""Where the service keeps its things and whom it listens to, read from the environment.
+
+Every variable begins with `STILLHOUSE_`; `docs/operations.md` lists them. Settings are read
+once by a process' first function and passed down whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import AnyHttpUrl, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service.config.document import SpecError, parse
+from service.config.hardware import CATALOGUE, Hardware
+
+
+class Settings(BaseSettings):
+    """Configuration of one installation."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="STILLHOUSE_", frozen=True, extra="ignore", use_attribute_docstrings=True
+    )
+
+    data_dir: Path = Path.home() / ".local" / "share" / "stillhouse"
+    """Folder for the database, checkpoints, caches, spools and logs."""
+    database_url: str | None = None
+    """SQLAlchemy URL; unset = SQLite at `<data_dir>/stillhouse.db`."""
+    data_roots: str = ""
+    """Folders that dataset paths may lie in, separated by `:`; unset = the working directory."""
+    model_roots: str = ""
+    """Folders that model paths may lie in, separated by `:`; unset = the working directory."""
+    host: str = "127.0.0.1"
+    """Address that the API binds; any but loopback needs `token`."""
+    port: int = Field(default=8400, ge=0, le=65535)
+    """Port of the API; 0 = any free one."""
+    token: SecretStr | None = None
+    """Bearer token that every request must carry; unset = no check, loopback only."""
+    url: AnyHttpUrl = AnyHttpUrl("http://127.0.0.1:8400")
+    """Where the command line and the client find the API."""
+    ray_dashboard_url: str = "http://127.0.0.1:8265"
+    """Ray dashboard, through which jobs are submitted."""
+    lease_s: float = Field(default=30.0, gt=0)
+    """How long a claim lasts without a heartbeat, in seconds: 3 heartbeats."""
+    max_concurrent_experiments: int = Field(default=4, ge=1)
+    """Experiments that run at a time."""
+    offline: bool = False
+    """Never ask the hub for models or datasets."""
+
+    def resolved_database_url(self) -> str:
+        """The database URL, with the default filled in."""
+        return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'stillhouse.db'}"
+
+    def roots(self, kind: str) -> tuple[Path, ...]:
+        """Resolved folders of `data` or `model` paths."""
+        text: str = getattr(self, f"{kind}_roots")
+        return tuple(Path(part).resolve() for part in text.split(os.pathsep) if part) or (Path.cwd(),)
+
+    def catalogue(self) -> Mapping[str, Hardware]:
+        """The hardware catalogue with the entries of `<data_dir>/hardware.yaml` merged over it.
+
+        Raises:
+            ValueError: naming the entry and what is wrong with it.
+        """
+        path = self.data_dir / "hardware.yaml"
+        if not path.exists():
+            return CATALOGUE
+        own: dict[str, Hardware] = {}
+        try:
+            for name, entry in parse(path.read_bytes()).items():
+                own[name] = Hardware.model_validate(
+                    {"name": name, **entry} if isinstance(entry, dict) else entry
+                )
+        except SpecError as error:
+            raise ValueError(f"{path}: {error}") from None
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(map(str, (name, *first["loc"])))
+            raise ValueError(f"{path}: {field}: {first['msg']}") from None
+        return {**CATALOGUE, **own}

@@ -1,0 +1,384 @@
+"""The filter grammar of lists: text in, a tree of conditions out. Pure.
+
+The grammar is MLflow's, made closed: `precision = 'fp16' and accuracy > 0.9`.
+
+    filter      = disjunction
+    disjunction = conjunction { OR conjunction }
+    conjunction = negation { AND negation }
+    negation    = [ NOT ] ( "(" disjunction ")" | comparison )
+    comparison  = name ( = | != | < | <= | > | >= ) literal
+                | name [ NOT ] ( LIKE | ILIKE ) string
+                | name [ NOT ] IN "(" literal { "," literal } ")"
+                | name IS [ NOT ] NULL
+    name        = word | axis "." ( word { "." word } | quoted )
+    literal     = number | 'string' | "string"
+
+Words are not case-sensitive where they are keywords. In a string, a quote is written twice. In
+LIKE, `%` stands for any text and `_` for one character. As in SQL, a comparison with a value that
+is not known (NULL) does not hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+from service.config.hardware import nearest
+from service.db.errors import FilterError
+
+MAX_LENGTH = 4096
+"""Longest filter, in characters."""
+MAX_DEPTH = 32
+"""Deepest nesting of parentheses and NOT."""
+MAX_CONDITIONS = 200
+"""Most comparisons in one filter, and most literals in one IN."""
+
+Value: TypeAlias = str | int | float
+
+
+class Kind(StrEnum):
+    """What a name holds, and so what it can be compared with."""
+
+    number = "number"
+    text = "text"
+    axis = "axis"
+    """The value of an axis: a number, a string or a boolean, as the grid has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A column, or an axis by its dotted name."""
+
+    name: str
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """`name operator value`."""
+
+    name: Name
+    operator: Literal["=", "!=", "<", "<=", ">", ">="]
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """`name LIKE pattern`."""
+
+    name: Name
+    pattern: str
+    ignore_case: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """`name IN (values)`."""
+
+    name: Name
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    """`name IS NULL`."""
+
+    name: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The condition does not hold."""
+
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Every condition holds."""
+
+    conditions: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Any:
+    """Some condition holds."""
+
+    conditions: tuple[Condition, ...]
+
+
+Condition: TypeAlias = Relation | Match | OneOf | IsNull | Not | All | Any
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The column that a list is sorted by; rows without a value come last either way."""
+
+    name: str
+    descending: bool
+
+
+def parse_filter(text: str, names: Mapping[str, Kind], *, axes: bool = True) -> Condition | None:
+    """Parse a filter.
+
+    Args:
+        text: the filter; blank = none.
+        names: columns that may be named, with what they hold.
+        axes: whether `axis.<name>` may be named.
+
+    Raises:
+        FilterError: with the position (from 1) and what was expected there.
+    """
+    if len(text) > MAX_LENGTH:
+        raise FilterError(f"the filter has {len(text):,} characters; the limit is {MAX_LENGTH:,}")
+    tokens = _tokens(text)
+    if len(tokens) == 1:
+        return None
+    parser = _Parser(tokens, names, axes)
+    condition = parser.disjunction(0)
+    parser.expect_end()
+    return condition
+
+
+def parse_order(text: str | None, names: Mapping[str, Kind], *, default: Order) -> Order:
+    """Parse `name`, `name asc` or `name desc`.
+
+    Raises:
+        FilterError: naming the nearest known name.
+    """
+    if text is None or not text.strip():
+        return default
+    words = text.split()
+    if len(words) > 2 or (len(words) == 2 and words[1].lower() not in ("asc", "desc")):
+        raise FilterError(f"order_by '{_shown(text)}': give one name, optionally followed by asc or desc")
+    if words[0] not in names:
+        raise FilterError(f"order_by: unknown column '{_shown(words[0])}'; {nearest(words[0], names)}")
+    return Order(words[0], len(words) == 2 and words[1].lower() == "desc")
+
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+        (?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]))
+      | (?P<string>'(?:[^']|'')*'|"(?:[^"]|"")*")
+      | (?P<word>[A-Za-z_]\w*)
+      | (?P<symbol><=|>=|!=|<>|==|[=<>(),.])
+    )""",
+    re.VERBOSE,
+)
+_KEYWORDS = frozenset({"and", "or", "not", "in", "is", "null", "like", "ilike"})
+_COMPARISONS: Mapping[str, Literal["=", "!=", "<", "<=", ">", ">="]] = {
+    "=": "=", "==": "=", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">=",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: Literal["number", "string", "word", "symbol", "end"]
+    text: str
+    position: int
+
+    @property
+    def keyword(self) -> str | None:
+        lowered = self.text.lower()
+        return lowered if self.kind == "word" and lowered in _KEYWORDS else None
+
+    def __str__(self) -> str:
+        return "the end" if self.kind == "end" else f"'{_shown(self.text)}'"
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _tokens(text: str) -> list[_Token]:
+    tokens: list[_Token] = []
+    position = 0
+    end = len(text.rstrip())
+    while position < end:
+        match = _TOKEN.match(text, position)
+        if match is None:
+            start = position + len(text[position:]) - len(text[position:].lstrip())
+            if text[start] in "'\"":
+                raise FilterError(
+                    f"position {start + 1}: the string is not terminated; end it with {text[start]}"
+                )
+            raise FilterError(f"position {start + 1}: unexpected '{text[start]}'")
+        kind = match.lastgroup
+        assert kind is not None
+        tokens.append(_Token(kind, match.group(kind), match.start(kind)))  # type: ignore[arg-type]
+        position = match.end()
+    tokens.append(_Token("end", "", len(text)))
+    return tokens
+
+
+class _Parser:
+    def __init__(self, tokens: Sequence[_Token], names: Mapping[str, Kind], axes: bool) -> None:
+        self._tokens = tokens
+        self._names = names
+        self._axes = axes
+        self._at = 0
+        self._conditions = 0
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._at]
+
+    def _take(self) -> _Token:
+        token = self._token
+        if token.kind != "end":
+            self._at += 1
+        return token
+
+    def _skip_keyword(self, word: str) -> bool:
+        if self._token.keyword == word:
+            self._at += 1
+            return True
+        return False
+
+    def _skip_symbol(self, symbol: str) -> bool:
+        if self._token.kind == "symbol" and self._token.text == symbol:
+            self._at += 1
+            return True
+        return False
+
+    def _fail(self, expected: str) -> FilterError:
+        return FilterError(f"position {self._token.position + 1}: expected {expected}, found {self._token}")
+
+    def expect_end(self) -> None:
+        if self._token.kind != "end":
+            raise self._fail("AND, OR or the end")
+
+    def disjunction(self, depth: int) -> Condition:
+        parts = [self._conjunction(depth)]
+        while self._skip_keyword("or"):
+            parts.append(self._conjunction(depth))
+        return parts[0] if len(parts) == 1 else Any(tuple(parts))
+
+    def _conjunction(self, depth: int) -> Condition:
+        parts = [self._negation(depth)]
+        while self._skip_keyword("and"):
+            parts.append(self._negation(depth))
+        return parts[0] if len(parts) == 1 else All(tuple(parts))
+
+    def _negation(self, depth: int) -> Condition:
+        if depth > MAX_DEPTH:
+            raise FilterError(f"position {self._token.position + 1}: nested deeper than {MAX_DEPTH} levels")
+        if self._skip_keyword("not"):
+            return Not(self._negation(depth + 1))
+        if self._skip_symbol("("):
+            inner = self.disjunction(depth + 1)
+            if not self._skip_symbol(")"):
+                raise self._fail("AND, OR or )")
+            return inner
+        return self._comparison()
+
+    def _comparison(self) -> Condition:
+        self._conditions += 1
+        if self._conditions > MAX_CONDITIONS:
+            raise FilterError(f"the filter has more than {MAX_CONDITIONS} conditions")
+        name = self._name()
+        if self._skip_keyword("is"):
+            negated = self._skip_keyword("not")
+            if not self._skip_keyword("null"):
+                raise self._fail("NULL")
+            return Not(IsNull(name)) if negated else IsNull(name)
+        negated = self._skip_keyword("not")
+        word = self._token.keyword
+        condition: Condition
+        if word in ("like", "ilike"):
+            condition = self._match(name, ignore_case=word == "ilike")
+        elif word == "in":
+            condition = self._one_of(name)
+        elif negated:
+            raise self._fail("LIKE, ILIKE or IN after NOT")
+        elif self._token.kind == "symbol" and self._token.text in _COMPARISONS:
+            operator = _COMPARISONS[self._take().text]
+            condition = Relation(name, operator, self._literal(name))
+        else:
+            raise self._fail("=, !=, <, <=, >, >=, LIKE, ILIKE, IN or IS")
+        return Not(condition) if negated else condition
+
+    def _match(self, name: Name, *, ignore_case: bool) -> Match:
+        token = self._take()
+        if name.kind is Kind.number:
+            raise FilterError(
+                f"position {token.position + 1}: '{name.name}' is a number; compare it with =, <, > or IN"
+            )
+        if self._token.kind != "string":
+            raise self._fail("a quoted pattern")
+        return Match(name, _unquoted(self._take().text), ignore_case)
+
+    def _one_of(self, name: Name) -> OneOf:
+        self._take()
+        if not self._skip_symbol("("):
+            raise self._fail("( after IN")
+        values = [self._literal(name)]
+        while self._skip_symbol(","):
+            values.append(self._literal(name))
+            if len(values) > MAX_CONDITIONS:
+                raise FilterError(f"IN lists more than {MAX_CONDITIONS} values")
+        if not self._skip_symbol(")"):
+            raise self._fail(", or )")
+        return OneOf(name, tuple(values))
+
+    def _name(self) -> Name:
+        token = self._token
+        if token.kind != "word" or token.keyword is not None:
+            raise self._fail("a name")
+        self._at += 1
+        if token.text == "axis" and self._axes and self._skip_symbol("."):
+            return Name(self._axis(), Kind.axis)
+        if token.text not in self._names:
+            known = [*self._names, *(["axis"] if self._axes else [])]
+            raise FilterError(
+                f"position {token.position + 1}: unknown column '{_shown(token.text)}'; "
+                + nearest(token.text, known)
+            )
+        return Name(token.text, self._names[token.text])
+
+    def _axis(self) -> str:
+        if self._token.kind == "string":
+            return _unquoted(self._take().text)
+        words: list[str] = []
+        while True:
+            if self._token.kind != "word":
+                raise self._fail("the name of an axis")
+            words.append(self._take().text)
+            if not self._skip_symbol("."):
+                return ".".join(words)
+
+    def _literal(self, name: Name) -> Value:
+        token = self._token
+        if token.kind == "number":
+            if name.kind is Kind.text:
+                raise FilterError(
+                    f"position {token.position + 1}: '{name.name}' is text; "
+                    f"write {_shown(token.text)} in quotes"
+                )
+            return self._number(self._take())
+        if token.kind == "string":
+            if name.kind is Kind.number:
+                raise FilterError(
+                    f"position {token.position + 1}: '{name.name}' is a number; write it without quotes"
+                )
+            return _unquoted(self._take().text)
+        raise self._fail("a number" if name.kind is Kind.number else "a quoted string or a number")
+
+    def _number(self, token: _Token) -> int | float:
+        try:
+            whole = int(token.text)
+            return whole if abs(whole) < 2**63 else float(whole)
+        except (ValueError, OverflowError):
+            pass
+        value = float(token.text)
+        if value in (float("inf"), float("-inf")):
+            raise FilterError(f"position {token.position + 1}: {token} is out of range")
+        return value
+
+
+def _unquoted(text: str) -> str:
+    quote = text[0]
+    return text[1:-1].replace(quote * 2, quote)

@@ -1,0 +1,68 @@
+"""The kinds of events: the dotted words that are stored, sent to clients and acted on."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+from service.domain.states import ExperimentState, RunState
+
+
+class EventKind(StrEnum):
+    """What happened to an experiment, or to one of its runs."""
+
+    experiment_submitted = "experiment.submitted"
+    experiment_claimed = "experiment.claimed"
+    """A scheduler took it from the queue."""
+    experiment_adopted = "experiment.adopted"
+    """A scheduler took over the lease of a driver that did not renew it."""
+    experiment_started = "experiment.started"
+    """The driver of an attempt is running."""
+    experiment_released = "experiment.released"
+    """An attempt was lost; the experiment is queued for another."""
+    experiment_suggested = "experiment.suggested"
+    """The search chose the axis values of some runs; `data` has the point."""
+    experiment_note = "experiment.note"
+    experiment_held = "experiment.held"
+    """A budget with `when_reached: hold` was reached. A pause follows; a resume grants the budget again."""
+    experiment_priority = "experiment.priority"
+    experiment_cancel_requested = "experiment.cancel_requested"
+    experiment_pause_requested = "experiment.pause_requested"
+    experiment_resumed = "experiment.resumed"
+    experiment_retried = "experiment.retried"
+    experiment_paused = "experiment.paused"
+    experiment_succeeded = "experiment.succeeded"
+    experiment_failed = "experiment.failed"
+    experiment_cancelled = "experiment.cancelled"
+
+    run_waiting = "run.waiting"
+    """Its turn has come and the cluster has no room for it."""
+    run_starting = "run.starting"
+    """An attempt was opened."""
+    run_started = "run.started"
+    """The attempt's workers train."""
+    run_lost = "run.lost"
+    """The attempt went with its driver."""
+    run_retrying = "run.retrying"
+    """The attempt failed, and there will be another."""
+    run_retried = "run.retried"
+    """Queued again on request."""
+    run_kept = "run.kept"
+    """Asked to be measured again, and left as it is."""
+    run_reused = "run.reused"
+    run_cancel_requested = "run.cancel_requested"
+    run_paused = "run.paused"
+    run_succeeded = "run.succeeded"
+    run_failed = "run.failed"
+    run_cancelled = "run.cancelled"
+    run_stopped = "run.stopped"
+
+    @classmethod
+    def of_experiment(cls, ended: ExperimentState) -> Self:
+        """Returns the kind for an experiment that an attempt has left in a state."""
+        return cls(f"experiment.{ended}")
+
+    @classmethod
+    def of_run(cls, ended: RunState) -> Self:
+        """Returns the kind for a run that an attempt has left in a state."""
+        return cls(f"run.{ended}")

@@ -1,0 +1,410 @@
+"""What an experiment has used: time, money and energy of every attempt, what was lost, and overhead. Pure.
+
+Rules. Devices are paid for from the moment they are placed until they are released, busy or not. An attempt
+has the time from its opening to its end; one whose process died without reporting an error is charged up to
+its last heartbeat, because the moment when that was noticed proves nothing. Energy is the sum of the
+attempt's own windows; time that no window covers (the tail of a killed attempt) counts at the devices' rated
+power. Each provenance of energy has its own sum. Work is lost when no later state holds it: what an attempt
+did after the checkpoint that the next one resumed from, and all of a run that failed or was cancelled.
+
+Overhead is what the sweep needs and no configuration causes. Some of it lies inside attempts, which measure
+it themselves (filling caches, warming up, setting up again after a kill); the rest is time in which devices
+were held and no attempt was open: starting worker processes, and waiting between runs. It is paid for, and
+stands in no run's own figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from service.domain.records import Placement
+from service.domain.serialization import Number, Serializable
+from service.domain.states import RunState
+from trainers.errors import FAILURES_OF_MACHINES, FailureClass
+from trainers.telemetry.energy import J_PER_KWH
+from trainers.telemetry.heartbeat import lost_work_s
+
+WINDOW_ENERGY, WINDOW_UTILISATION = "window_energy_kwh", "window_utilisation_pct"
+OVERHEAD_TIME = "overhead_time_s"
+WINDOWS = (WINDOW_ENERGY, WINDOW_UTILISATION, OVERHEAD_TIME)
+"""Measurements that attempts report, window by window."""
+WORKER_START, BETWEEN_RUNS = "worker_start", "between_runs"
+OUTSIDE_ATTEMPTS = (WORKER_START, BETWEEN_RUNS)
+"""Parts of the overhead outside attempts; those inside are named after the trainer's phases."""
+MODELLED = "modelled"
+_FRUITLESS = frozenset({RunState.failed, RunState.cancelled})
+
+Until = Literal["its end", "now", "its last heartbeat"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the windows of an attempt tell, summed.
+
+    Attributes:
+        covered_s: time that windows of energy cover.
+        energy_kwh: by provenance.
+        utilisation_pct: mean over the time of its windows; None = not told.
+        utilisation_provenance: how that came to be.
+        overhead_s: by part, the time that no configuration causes.
+    """
+
+    covered_s: float = 0.0
+    energy_kwh: Mapping[str, float] | None = None
+    utilisation_pct: float | None = None
+    utilisation_provenance: str | None = None
+    overhead_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptUsage:
+    """An attempt as it is stored, with what its run's devices cost and draw.
+
+    Attributes:
+        run_id, number: which attempt.
+        run_state: of its run.
+        state: of the attempt.
+        failure_class: why it failed.
+        started_s, ended_s, seen_s: opened, ended (or found dead), last known to be alive; Unix time.
+        resumed_from_s: when the checkpoint was taken that it went on from; None = from the beginning, or
+            not told.
+        resumed_from_step, last_step: how far it began and came.
+        devices: that it held.
+        price_usd_per_hour, power_w: of all of them.
+        placement: id of the devices; None = not known.
+        measured: what it reported.
+    """
+
+    run_id: int
+    number: int
+    run_state: RunState
+    state: RunState
+    failure_class: FailureClass | None
+    started_s: float
+    ended_s: float | None
+    seen_s: float | None
+    resumed_from_s: float | None
+    resumed_from_step: int | None
+    last_step: int
+    devices: int
+    price_usd_per_hour: float
+    power_w: float
+    placement: str | None = None
+    measured: Measured = field(default_factory=Measured)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(Serializable):
+    """Charges added up."""
+
+    attempts: int
+    """How many attempts."""
+    retries: int
+    """Attempts beyond the first at a run."""
+    time_s: Number
+    """Time of the attempts, in seconds."""
+    device_hours: Number
+    """Time x devices, in hours."""
+    cost_usd: Number
+    """Time x price of the devices, in USD."""
+    energy_kwh: Mapping[str, Number]
+    """By provenance (counter, sampled, modelled), in kWh; provenances are never added up."""
+    lost_s: Number
+    """The part of the time, in seconds, whose work no result holds."""
+    lost_usd: Number
+    """Cost of that part, in USD."""
+    overhead_s: Number
+    """The part of the time, in seconds, that no configuration caused."""
+    overhead_usd: Number
+    """Cost of that part, in USD."""
+    estimated_s: Number
+    """The part of the time, in seconds, that is charged up to a last heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charge(Serializable):
+    """What one attempt is charged."""
+
+    attempt: int
+    """Its number."""
+    state: RunState
+    """How it stands or ended."""
+    failure_class: FailureClass | None
+    """Why it failed; null when it did not."""
+    started_s: float
+    """When it was opened."""
+    until: Until
+    """What ends the time that is charged; one that died without reporting an error has no other end."""
+    time_s: Number
+    """From its opening until then, in seconds."""
+    device_hours: Number
+    """Time x devices, in hours."""
+    cost_usd: Number
+    """Time x price of its devices, in USD."""
+    energy_kwh: Mapping[str, Number]
+    """By provenance, in kWh."""
+    utilisation_pct: Number | None
+    """Of its CPUs (counter) or GPUs (sampled), in percent; null = not reported."""
+    utilisation_provenance: str | None
+    """How the utilisation was measured: counter or sampled."""
+    lost_s: Number
+    """The part of the time, in seconds, whose work no result holds."""
+    lost_usd: Number
+    """Cost of that part, in USD."""
+    overhead_s: Number
+    """The part of the time, in seconds, that no configuration caused: filling caches, warming up, restoring
+    state."""
+    overhead_usd: Number
+    """Cost of that part, in USD."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead(Serializable):
+    """One part of what no configuration caused."""
+
+    part: str
+    """`worker_start` and `between_runs` outside attempts; `preparation`, `warm_up` and `restart` inside."""
+    time_s: Number
+    """Summed over placements and attempts, in seconds."""
+    device_hours: Number
+    """Time x devices, in hours."""
+    cost_usd: Number
+    """Time x price of the devices, in USD."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account(Serializable):
+    """One run: its attempts, oldest first, and their sum."""
+
+    run_id: int
+    """The run."""
+    state: RunState
+    """State of the run."""
+    charges: tuple[Charge, ...]
+    """One per attempt."""
+    total: Sum
+    """Their sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger(Serializable):
+    """An experiment: its runs that had an attempt, the overhead by part, and the sum of all that was held."""
+
+    experiment_id: int
+    """The experiment."""
+    runs: tuple[Account, ...]
+    """In the order of their numbers."""
+    overhead: tuple[Overhead, ...]
+    """Overhead by part, inside attempts and outside."""
+    total: Sum
+    """All that was held: the runs, and the overhead outside their attempts."""
+
+
+def ledger(
+    experiment_id: int, used: Iterable[AttemptUsage], placements: Iterable[Placement] = (), *, now_s: float
+) -> Ledger:
+    """Returns the ledger of an experiment.
+
+    Args:
+        experiment_id: which one.
+        used: all attempts at its runs.
+        placements: the devices that it held.
+        now_s: what has not ended is charged until then, Unix time.
+    """
+    used, by_run = list(used), dict[int, list[AttemptUsage]]()
+    for attempt in used:
+        by_run.setdefault(attempt.run_id, []).append(attempt)
+    accounts = tuple(
+        account(run_id, of[0].run_state, of, now_s=now_s) for run_id, of in sorted(by_run.items())
+    )
+    charged_s: dict[str | None, float] = {}
+    for attempt in used:
+        charged_s[attempt.placement] = charged_s.get(attempt.placement, 0.0) + _time_s(attempt, now_s)
+    outside = [
+        part
+        for placement in placements
+        for part in _outside_attempts(placement, charged_s.get(placement.id, 0.0), now_s)
+    ]
+    inside = [
+        _Stretch(part, seconds, attempt.devices, attempt.price_usd_per_hour, attempt.power_w)
+        for attempt in used
+        for part, seconds in attempt.measured.overhead_s.items()
+    ]
+    totals = [*(run.total for run in accounts), *(stretch.charged() for stretch in outside)]
+    return Ledger(experiment_id, accounts, _by_part([*outside, *inside]), _sum(totals))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Time of one part of the overhead on some devices."""
+
+    part: str
+    time_s: float
+    devices: int
+    price_usd_per_hour: float
+    power_w: float
+
+    def charged(self) -> Sum:
+        """Returns it as a charge of its own."""
+        cost_usd = self.time_s * self.price_usd_per_hour / 3600
+        return Sum(
+            attempts=0,
+            retries=0,
+            time_s=self.time_s,
+            device_hours=self.time_s * self.devices / 3600,
+            cost_usd=cost_usd,
+            energy_kwh={MODELLED: self.time_s * self.power_w / J_PER_KWH} if self.power_w else {},
+            lost_s=0.0,
+            lost_usd=0.0,
+            overhead_s=self.time_s,
+            overhead_usd=cost_usd,
+            estimated_s=0.0,
+        )
+
+
+def _outside_attempts(placement: Placement, charged_s: float, now_s: float) -> list[_Stretch]:
+    """Returns the parts of a placement in which no attempt was open."""
+    ends_s = now_s if placement.released_s is None else placement.released_s
+    held_s = max(0.0, ends_s - placement.placed_s)
+    ready_s = ends_s if placement.ready_s is None else placement.ready_s
+    start_s = min(held_s, max(0.0, ready_s - placement.placed_s))
+    between_s = max(0.0, held_s - start_s - charged_s)
+    return [
+        _Stretch(part, seconds, placement.devices, placement.price_usd_per_hour, placement.power_w)
+        for part, seconds in ((WORKER_START, start_s), (BETWEEN_RUNS, between_s))
+        if seconds
+    ]
+
+
+def _by_part(stretches: Sequence[_Stretch]) -> tuple[Overhead, ...]:
+    parts = {}
+    for part in dict.fromkeys(stretch.part for stretch in stretches):
+        mine = [stretch for stretch in stretches if stretch.part == part]
+        parts[part] = Overhead(
+            part,
+            math.fsum(stretch.time_s for stretch in mine),
+            math.fsum(stretch.time_s * stretch.devices for stretch in mine) / 3600,
+            math.fsum(stretch.time_s * stretch.price_usd_per_hour for stretch in mine) / 3600,
+        )
+    return tuple(parts.values())
+
+
+def account(run_id: int, state: RunState, used: Sequence[AttemptUsage], *, now_s: float) -> Account:
+    """The account of one run out of all attempts at it."""
+    ordered = sorted(used, key=lambda attempt: attempt.number)
+    charges = tuple(
+        _charge(attempt, _kept_until_s(attempt, ordered[place + 1 :]), now_s)
+        for place, attempt in enumerate(ordered)
+    )
+    parts = [
+        Sum(
+            attempts=1,
+            retries=int(place > 0),
+            time_s=charge.time_s,
+            device_hours=charge.device_hours,
+            cost_usd=charge.cost_usd,
+            energy_kwh=charge.energy_kwh,
+            lost_s=charge.lost_s,
+            lost_usd=charge.lost_usd,
+            overhead_s=charge.overhead_s,
+            overhead_usd=charge.overhead_usd,
+            estimated_s=charge.time_s if charge.until == "its last heartbeat" else 0.0,
+        )
+        for place, charge in enumerate(charges)
+    ]
+    return Account(run_id, state, charges, _sum(parts))
+
+
+def _charge(attempt: AttemptUsage, kept_until_s: float, now_s: float) -> Charge:
+    until, ends_s = _until(attempt, now_s)
+    time_s = _time_s(attempt, now_s)
+    overhead_s = min(time_s, math.fsum(attempt.measured.overhead_s.values()))
+    # Overhead comes before the first step, so what is kept of the attempt holds it first.
+    lost_s = min(time_s - overhead_s, lost_work_s(attempt.started_s, ends_s, kept_until_s))
+    usd_per_s = attempt.price_usd_per_hour / 3600
+    return Charge(
+        attempt=attempt.number,
+        state=attempt.state,
+        failure_class=attempt.failure_class,
+        started_s=attempt.started_s,
+        until=until,
+        time_s=time_s,
+        device_hours=time_s * attempt.devices / 3600,
+        cost_usd=time_s * usd_per_s,
+        energy_kwh=_energy(attempt, time_s),
+        utilisation_pct=attempt.measured.utilisation_pct,
+        utilisation_provenance=attempt.measured.utilisation_provenance,
+        lost_s=lost_s,
+        lost_usd=lost_s * usd_per_s,
+        overhead_s=overhead_s,
+        overhead_usd=overhead_s * usd_per_s,
+    )
+
+
+def _time_s(attempt: AttemptUsage, now_s: float) -> float:
+    return max(0.0, _until(attempt, now_s)[1] - attempt.started_s)
+
+
+def _until(attempt: AttemptUsage, now_s: float) -> tuple[Until, float]:
+    if attempt.ended_s is None:
+        return "now", now_s
+    if attempt.failure_class in FAILURES_OF_MACHINES:
+        # Nothing is known to have lived after it was found dead.
+        return "its last heartbeat", min(attempt.ended_s, attempt.seen_s or attempt.started_s)
+    return "its end", attempt.ended_s
+
+
+def _energy(attempt: AttemptUsage, time_s: float) -> dict[str, float]:
+    energy = dict(attempt.measured.energy_kwh or {})
+    uncovered_s = time_s - attempt.measured.covered_s
+    if uncovered_s > 0.0 and attempt.power_w > 0.0:
+        energy[MODELLED] = energy.get(MODELLED, 0.0) + uncovered_s * attempt.power_w / J_PER_KWH
+    return energy
+
+
+def _kept_until_s(attempt: AttemptUsage, later: Sequence[AttemptUsage]) -> float:
+    """Until when the attempt's work lives on, Unix time; -inf = none of it, inf = all of it."""
+    if attempt.run_state in _FRUITLESS:
+        return -math.inf
+    # Each later attempt that trained has chosen what it continues from; the least of it is what is left.
+    return min((_went_on_from_s(attempt, after) for after in later), default=math.inf)
+
+
+def _went_on_from_s(attempt: AttemptUsage, after: AttemptUsage) -> float:
+    if after.resumed_from_step is None:
+        return math.inf  # It never began to train, and so gave nothing up.
+    if after.resumed_from_step == 0:
+        return -math.inf
+    if after.resumed_from_s is not None:
+        return after.resumed_from_s
+    # It did not say when the checkpoint was taken: in proportion to the steps.
+    began = attempt.resumed_from_step or 0
+    steps = attempt.last_step - began
+    share = 1.0 if steps <= 0 else min(1.0, max(0.0, (after.resumed_from_step - began) / steps))
+    if share >= 1.0:
+        return math.inf
+    ends_s = attempt.ended_s if attempt.seen_s is None else attempt.seen_s
+    return attempt.started_s + share * max(0.0, (ends_s or attempt.started_s) - attempt.started_s)
+
+
+def _sum(parts: Sequence[Sum]) -> Sum:
+    sources = dict.fromkeys(source for part in parts for source in part.energy_kwh)
+    return Sum(
+        attempts=sum(part.attempts for part in parts),
+        retries=sum(part.retries for part in parts),
+        time_s=math.fsum(part.time_s for part in parts),
+        device_hours=math.fsum(part.device_hours for part in parts),
+        cost_usd=math.fsum(part.cost_usd for part in parts),
+        energy_kwh={
+            source: math.fsum(part.energy_kwh.get(source, 0.0) for part in parts)
+            for source in sorted(sources)
+        },
+        lost_s=math.fsum(part.lost_s for part in parts),
+        lost_usd=math.fsum(part.lost_usd for part in parts),
+        overhead_s=math.fsum(part.overhead_s for part in parts),
+        overhead_usd=math.fsum(part.overhead_usd for part in parts),
+        estimated_s=math.fsum(part.estimated_s for part in parts),
+    )

@@ -1,0 +1,129 @@
+"""What is known of a figure by its name: direction, scale and margin; and its spread over seeds. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from service.domain.headlines import Ended, answer_headlines
+from service.domain.serialization import Number, Serializable
+from trainers.figures import DECLARED, SCORES, Better, Figure, on_test
+
+
+@dataclass(frozen=True, slots=True)
+class Metric(Serializable):
+    """A figure that runs are compared by."""
+
+    name: str
+    """Name with its unit."""
+    better: Better
+    """Which direction wins."""
+
+
+def _declared(name: str) -> Metric:
+    better = DECLARED[name].better
+    assert better is not None, f"neither direction of {name} is better"
+    return Metric(name, better)
+
+
+METRICS = tuple(
+    _declared(name)
+    for name in (
+        "total_time_s", "train_time_s", "cost_usd", "energy_kwh", "accuracy", "f1", "exact_match", "map",
+        "mrr", "top5_accuracy", "train_loss", "validation_loss", "samples_per_s", "tokens_per_s",
+        "peak_memory_mib", "mfu_pct",
+    )
+)  # fmt: skip
+"""Figures that a run has as columns; `service.analysis.words.metric_of` knows those of a summary too."""
+
+DEFAULT_METRICS = ("total_time_s", "cost_usd", "energy_kwh", "accuracy")
+"""The project's question: time, cost, energy, and what happened to accuracy."""
+
+
+def default_metrics(runs: Iterable[Ended]) -> tuple[str, ...]:
+    """The project's question in the words of the runs' tasks: their headline metrics for accuracy."""
+    headlines = answer_headlines(runs) or ("accuracy",)
+    return (*(name for name in DEFAULT_METRICS if name != "accuracy"), *headlines)
+
+
+def evaluation_metrics(runs: Sequence[Ended], known: Container[str]) -> tuple[str, ...]:
+    """What runs that only evaluate are compared by: accuracy, what an example takes, and memory.
+
+    Args:
+        runs: that are compared.
+        known: names of the figures that some run has.
+    """
+    names = dict.fromkeys(("validation_loss", "accuracy", "mrr", *answer_headlines(runs)))
+    names |= dict.fromkeys(("example_ms_p50", "example_ms_p95", "weight_memory_mib"))
+    return tuple(name for name in names if name in known)
+
+
+MARGINS: Mapping[str, float] = MappingProxyType(
+    {
+        name: score.margin
+        for own, score in SCORES.items()
+        if score.margin is not None
+        for name in (own, on_test(own))
+        if name is not None
+    }
+)
+"""Equivalence margins by metric, in the metric's unit, the same on both parts; other metrics have none."""
+
+_PERCENTILE = re.compile(r"_p[0-9]+$")
+_RATIOS = ("_s", "_ms", "_usd", "_kwh", "_j", "_w", "_mib")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread(Serializable):
+    """A figure over seeds."""
+
+    mean: Number
+    """Mean of the cells' means, in the metric's unit."""
+    sd: Number | None
+    """Sample standard deviation between seeds of one cell, pooled over the row's cells by their degrees of
+    freedom; null when no cell has two values."""
+    n: int
+    """Values that went in."""
+
+
+def better_of(name: str, headline: str | None = None) -> Better | None:
+    """Which direction wins, as the trainers declare it; None = they declare none.
+
+    Args:
+        name: of a figure, score or point.
+        headline: by which the runs are judged: what `score` and `best_score` are values of.
+    """
+    figure = figure_of(name, headline)
+    return None if figure is None else figure.better
+
+
+def figure_of(name: str, headline: str | None = None) -> Figure | None:
+    """What the trainers declare of a figure; None = nothing.
+
+    Args:
+        name: of a figure, score or point; `test_` before a score means the test part.
+        headline: by which the runs are judged: what `score`, `best_score` and `test_score` are values of.
+    """
+    if name in DECLARED:
+        return DECLARED[name]
+    name = name.removeprefix("test_")
+    if name in ("score", "best_score") and headline is not None:
+        name = headline.removeprefix("test_")
+    return DECLARED.get(name)
+
+
+def scale_of(name: str) -> Literal["ratio", "difference"]:
+    """`ratio` where shares are the natural language: time, money, energy, memory, throughput."""
+    name = _PERCENTILE.sub("", name)
+    return "ratio" if name.endswith(_RATIOS) or "_per_s" in name else "difference"
+
+
+def finite(value: object) -> float | None:
+    """A figure that can be calculated with; None for anything else, NaN included."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)

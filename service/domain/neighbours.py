@@ -1,0 +1,123 @@
+"""Who can share a node with a measured run, and when that counts as a disturbance. Pure.
+
+The rule. Processes outside the cluster and those of other experiments disturb a run when they used its node
+noticeably for more than `DISTURBED_PCT` of its time. Runs of one experiment side by side are how a sweep
+fills a machine, and as long as all runs of a configuration have such company their figures are comparable
+with each other; where some had it and others had not, those that had it are disturbed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Protocol
+
+from service.domain.states import RUN_STATES_WITH_RESULT, RunState
+
+DISTURBED_PCT = 10.0
+"""Share of a run's time above which neighbours disturb it."""
+
+
+class Neighbour(StrEnum):
+    """Who shares the node with a run."""
+
+    foreign = "foreign"
+    """Processes outside the cluster."""
+    other_experiment = "other_experiment"
+    """Processes of another experiment."""
+    same_experiment = "same_experiment"
+    """Processes of the same experiment that are not the run's, those that are still starting included."""
+
+    @property
+    def words(self) -> str:
+        """As people read it."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Neighbour.foreign: "foreign processes",
+    Neighbour.other_experiment: "another experiment",
+    Neighbour.same_experiment: "same experiment",
+}
+
+
+def of_time(kind: Neighbour) -> str:
+    """Name of the measurement, and of the run's column: share of the time in which they were noticeable."""
+    return f"neighbours_{kind}_pct"
+
+
+def of_cpus(kind: Neighbour) -> str:
+    """Name of the measurement: mean share of the node's CPUs that they used."""
+    return f"neighbours_{kind}_cpu_pct"
+
+
+class MeasuredRun(Protocol):
+    """What the rule needs of a run; `service.domain.records.Run` has it, and its columns of `of_time`."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """Axis values by dotted name."""
+        ...
+
+    @property
+    def state(self) -> RunState:
+        """Where it is in its life."""
+        ...
+
+
+def disturbances(runs: Iterable[MeasuredRun]) -> dict[int, tuple[Neighbour, ...]]:
+    """Who disturbed runs with a result, by the run's number; undisturbed runs are left out.
+
+    Args:
+        runs: those that are compared: whether company of the same experiment disturbs is a matter of all
+            runs of a configuration.
+    """
+    cells: dict[str, list[MeasuredRun]] = {}
+    for run in runs:
+        if run.state in RUN_STATES_WITH_RESULT:
+            cells.setdefault(json.dumps(run.point, sort_keys=True), []).append(run)
+    found: dict[int, tuple[Neighbour, ...]] = {}
+    for cell in cells.values():
+        of_cell = {run.id: _noticed(run) for run in cell}
+        alone = any(
+            getattr(run, of_time(Neighbour.same_experiment)) is not None
+            and Neighbour.same_experiment not in of_cell[run.id]
+            for run in cell
+        )
+        for number, kinds in of_cell.items():
+            causes = tuple(kind for kind in kinds if alone or kind is not Neighbour.same_experiment)
+            if causes:
+                found[number] = causes
+    return found
+
+
+def _noticed(run: MeasuredRun) -> list[Neighbour]:
+    return [kind for kind in Neighbour if (getattr(run, of_time(kind)) or 0.0) > DISTURBED_PCT]
+
+
+def counted(causes: Iterable[Sequence[Neighbour]]) -> dict[str, int]:
+    """How many runs each neighbour disturbed, out of what disturbed each run."""
+    count = Counter(kind for of_run in causes for kind in of_run)
+    return {str(kind): count[kind] for kind in Neighbour if count[kind]}
+
+
+def in_words(disturbed: int, runs: int, by: Mapping[str, int]) -> str:
+    """For instance `2 of 3 runs disturbed: same experiment`.
+
+    Args:
+        disturbed: runs that were.
+        runs: of how many.
+        by: how many runs each neighbour disturbed.
+    """
+    parts = [
+        Neighbour(kind).words + (f" ({count})" if count != disturbed or len(by) > 1 else "")
+        for kind, count in by.items()
+    ]
+    return f"{disturbed} of {runs} run{'s' * (runs != 1)} disturbed: {', '.join(parts)}"

@@ -1,0 +1,126 @@
+"""The states of experiments and runs, who moves them on, and what happens after a crash.
+
+Pure. The database enforces these transitions with one guarded UPDATE each (`service.scheduling.queue`).
+Requests to cancel or pause are columns with a time, not states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class ExperimentState(StrEnum):
+    """Where an experiment is in its life."""
+
+    queued = "queued"
+    """Waits for a scheduler to claim it. After a crash of any process it still waits."""
+    starting = "starting"
+    """Claimed under a lease; a Ray Job is being submitted. When the lease runs out, any
+    scheduler looks the job up by its submission id and adopts it, or submits it."""
+    running = "running"
+    """The driver in the Ray Job renews the lease. When the lease runs out and Ray says that the
+    job is gone, a scheduler starts a new attempt; while Ray is unreachable nothing changes."""
+    paused = "paused"
+    """Held by its owner; its runs keep their checkpoints. Only `resume` moves it on."""
+    succeeded = "succeeded"
+    """Terminal: every run has ended, and at least one has a result."""
+    failed = "failed"
+    """Terminal: no run has a result, or the driver could not be started. `retry` queues it again."""
+    cancelled = "cancelled"
+    """Terminal: ended on request. `retry` queues it again."""
+
+
+class RunState(StrEnum):
+    """Where a run is in its life."""
+
+    queued = "queued"
+    """Waits for its turn in the sweep, or for the delay before a retry."""
+    starting = "starting"
+    """The driver has opened an attempt; a worker is being placed. After a crash of the driver the
+    next driver opens a new attempt, and writes of this one change no row."""
+    running = "running"
+    """A worker trains and reports under the attempt. After a crash as for `starting`: the next
+    attempt resumes from the last verified checkpoint."""
+    paused = "paused"
+    """Stopped at a step boundary with a checkpoint. Goes on when its experiment is resumed."""
+    succeeded = "succeeded"
+    """Terminal: the whole length was trained and evaluated, or the figures of such a run are reused.
+    Only `retry --disturbed` queues it again, to be measured from the beginning."""
+    failed = "failed"
+    """Terminal: the failure class says why. `retry` queues it again."""
+    cancelled = "cancelled"
+    """Terminal: ended on request."""
+    stopped = "stopped"
+    """Terminal: ended early by the search or a budget; a result, marked incomplete."""
+
+
+TERMINAL_EXPERIMENT_STATES = frozenset(
+    {ExperimentState.succeeded, ExperimentState.failed, ExperimentState.cancelled}
+)
+RUN_STATES_WITH_RESULT = frozenset({RunState.succeeded, RunState.stopped})
+TERMINAL_RUN_STATES = RUN_STATES_WITH_RESULT | {RunState.failed, RunState.cancelled}
+
+EXPERIMENT_TRANSITIONS: Mapping[ExperimentState, frozenset[ExperimentState]] = MappingProxyType(
+    {
+        ExperimentState.queued: frozenset(
+            {ExperimentState.starting, ExperimentState.paused, ExperimentState.cancelled}
+        ),
+        ExperimentState.starting: frozenset(
+            {
+                ExperimentState.running,
+                ExperimentState.queued,
+                ExperimentState.paused,
+                ExperimentState.failed,
+                ExperimentState.cancelled,
+            }
+        ),
+        ExperimentState.running: frozenset(
+            {
+                ExperimentState.queued,
+                ExperimentState.paused,
+                ExperimentState.succeeded,
+                ExperimentState.failed,
+                ExperimentState.cancelled,
+            }
+        ),
+        ExperimentState.paused: frozenset({ExperimentState.queued, ExperimentState.cancelled}),
+        ExperimentState.succeeded: frozenset({ExperimentState.queued}),
+        ExperimentState.failed: frozenset({ExperimentState.queued}),
+        ExperimentState.cancelled: frozenset({ExperimentState.queued}),
+    }
+)
+
+RUN_TRANSITIONS: Mapping[RunState, frozenset[RunState]] = MappingProxyType(
+    {
+        RunState.queued: frozenset(
+            {RunState.starting, RunState.paused, RunState.cancelled, RunState.stopped, RunState.failed}
+        ),
+        RunState.starting: frozenset(
+            {
+                RunState.running,
+                RunState.queued,
+                RunState.paused,
+                RunState.failed,
+                RunState.cancelled,
+                RunState.stopped,
+            }
+        ),
+        RunState.running: frozenset(
+            {
+                RunState.queued,
+                RunState.paused,
+                RunState.succeeded,
+                RunState.failed,
+                RunState.cancelled,
+                RunState.stopped,
+            }
+        ),
+        RunState.paused: frozenset({RunState.queued, RunState.cancelled}),
+        RunState.succeeded: frozenset({RunState.queued}),
+        RunState.failed: frozenset({RunState.queued}),
+        RunState.cancelled: frozenset({RunState.queued}),
+        RunState.stopped: frozenset({RunState.queued}),
+    }
+)

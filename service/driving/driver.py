@@ -1,0 +1,304 @@
+"""The driver of one attempt at an experiment: the process of its Ray Job.
+
+    python -m service.driving.driver --experiment 7 --attempt 1 --settings FILE --name NAME
+
+It renews the lease, hears in the answer what people ask for, and runs the sweep in its main
+thread. It may die at any time: the next driver finds everything in the database.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import logging
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from service.config.settings import Settings
+from service.domain.events import EventKind
+from service.domain.failures import FailureCounts, decide_retry
+from service.domain.states import ExperimentState
+from service.driving.early_stops import EarlyStops
+from service.driving.sweep import Sweep
+from service.driving.tuning import run_sweep
+from service.recording.experiment_actor import ExperimentActorClient
+from service.recording.outages import Repeated, wait_out
+from service.recording.placement_watch import PlacementWatch
+from service.recording.report import STALE_EXIT_CODE
+from service.scheduling import driver_settings
+from service.scheduling.scheduler import lost_attempts
+from service.spec.experiment import read_stored
+from service.spec.models import experiment_folder
+from service.store import Conflict, Requests, StaleAttempt, Store
+from service.workers.processes import MARK, mark_of
+from service.workers.ray_cluster import look_at_cluster, look_at_placements
+from trainers.errors import FailureClass
+from trainers.reporting import StopReason
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 0.7
+"""How often the lease is renewed and requests are heard."""
+JUDGE_S = 1.0
+"""How often running runs are looked at by a search that ends some early."""
+GRACE_S = 30.0
+"""How long runs may take to stop at a step boundary before their processes are ended."""
+_CATCH_UP_S = 3600.0
+
+
+class LeaseRenewal:
+    """Renews the lease in a thread, and passes on what people ask for.
+
+    Args:
+        beat: renews the lease and returns the requests.
+        heard: told of the requests whenever they changed or any is open.
+        lost: called when another attempt has become the current one.
+    """
+
+    def __init__(
+        self, beat: Callable[[], Requests], heard: Callable[[Requests], None], lost: Callable[[], None]
+    ) -> None:
+        self._beat = beat
+        self._heard = heard
+        self._last = Requests(False, False, frozenset())
+        # Training continues through an outage; whether the lease held is seen when the database is back.
+        self._repeated = Repeated(self._renew, BEAT_S, "lease renewal", on_stale=lost)
+
+    def start(self) -> None:
+        """Begin."""
+        self._repeated.start()
+
+    def stop(self) -> None:
+        """End; the lease is not renewed any more."""
+        self._repeated.stop()
+
+    def _renew(self) -> None:
+        requests = self._beat()
+        if requests != self._last or any((requests.cancel, requests.pause, requests.cancel_runs)):
+            self._heard(requests)
+        self._last = requests
+
+
+class Driver:
+    """One attempt at one experiment.
+
+    Args:
+        store: the database.
+        settings: of the installation.
+        settings_path: where the experiment's actor reads them.
+        experiment_id: the experiment.
+        attempt: the experiment's attempt.
+    """
+
+    def __init__(
+        self, store: Store, settings: Settings, settings_path: Path, experiment_id: int, attempt: int
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._settings_path = settings_path
+        self._id = experiment_id
+        self._attempt = attempt
+        self._folder = experiment_folder(settings, experiment_id)
+        self._actor: ExperimentActorClient | None = None
+        self._sweep: Sweep | None = None
+        self._asked_s: float | None = None
+        self._asking = threading.Lock()
+        self._requests = Requests(False, False, frozenset())
+        self._early: frozenset[int] = frozenset()
+
+    def run(self) -> None:
+        """Carry the attempt through to its end.
+
+        Raises:
+            StaleAttempt: another attempt is current; nothing was written after that.
+            Exception: a bug of ours or of Ray; the caller decides about another attempt.
+        """
+        wait_out(
+            lambda: self._store.driver_started(self._id, self._attempt, socket.gethostname(), os.getpid()),
+            "the start of the driver",
+        )
+        renewal = LeaseRenewal(
+            lambda: self._store.renew_lease(self._id, self._attempt, self._settings.lease_s),
+            self._hear,
+            self._lost,
+        )
+        renewal.start()
+        try:
+            state, failure = self._carry_out()
+        finally:
+            renewal.stop()
+        wait_out(
+            lambda: self._store.finish_experiment(self._id, self._attempt, state, failure=failure),
+            "the end of the experiment",
+        )
+        logger.info("experiment %d: %s", self._id, state)
+
+    def _carry_out(self) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
+        import ray
+
+        # Ray Train's own actors look for the cluster by themselves, and give up on cleaning after
+        # a group when the machine has two. The job's address says which is meant.
+        address = os.environ.get("RAY_ADDRESS")
+        ray.init(
+            logging_level="warning",
+            log_to_driver=True,
+            runtime_env={
+                "env_vars": {
+                    MARK: mark_of(address or "", self._id),
+                    **({"RAY_ADDRESS": address} if address else {}),
+                }
+            },
+        )
+        _, canonical = self._store.experiment_spec(self._id)
+        spec = read_stored(canonical)
+        actor = ExperimentActorClient.start(self._settings_path, self._id, self._attempt)
+        # Takes about as long as the actor does to start.
+        importlib.import_module("ray.tune")
+        # What an earlier attempt has acknowledged must arrive before its runs get new attempts.
+        if not actor.wait_until_caught_up(_CATCH_UP_S):
+            raise TimeoutError("points of an earlier attempt could not be stored in the database")
+        wait_out(
+            lambda: self._store.reset_runs_of_dead_attempt(self._id, self._attempt),
+            "the sweep",
+        )
+        sweep = Sweep(
+            self._store,
+            self._settings,
+            self._id,
+            self._attempt,
+            spec,
+            self._settings.catalogue(),
+            capacity=look_at_cluster,
+            note=self._note,
+        )
+        self._actor, self._sweep = actor, sweep
+        folder = self._folder / "ray"
+        stops = EarlyStops(self._store, self._id, spec, self._note)
+        watch = PlacementWatch(
+            look_at_placements,
+            lambda: sweep.pricing,
+            lambda changed: self._store.record_placements(self._id, self._attempt, changed),
+        )
+        judging = Repeated(lambda: self._judge(stops), JUDGE_S, "early stops")
+        with watch, judging if stops.wanted else contextlib.nullcontext():
+            run_sweep(
+                sweep,
+                actor,
+                watch,
+                folder=folder,
+                name=f"{self._id}-{self._attempt}",
+                reuse=spec.isolation == "shared",
+                give_up=self._give_up,
+            )
+        actor.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        return sweep.final_state()
+
+    def _hear(self, requests: Requests) -> None:
+        if self._actor is None or self._sweep is None:
+            raise RuntimeError("requests are handled once the sweep has started")
+        everything: StopReason | None = None
+        if requests.cancel:
+            everything = StopReason.cancel
+        elif requests.pause:
+            everything = StopReason.pause
+        self._sweep.stopping = everything
+        if everything is None:
+            self._asked_s = None
+        elif self._asked_s is None:
+            self._asked_s = time.monotonic()
+        with self._asking:
+            self._requests = requests
+            self._ask()
+
+    def _judge(self, stops: EarlyStops) -> None:
+        """Ask runs to end early that the search, or their loss, has spoken against."""
+        assert self._sweep is not None
+        early = stops.look([assignment.run_id for assignment in self._sweep.live])
+        with self._asking:
+            if early != self._early:
+                self._early = early
+                self._ask()
+
+    def _ask(self) -> None:
+        """Pass on to the workers all that is asked of them; the caller holds the lock."""
+        assert self._actor is not None
+        assert self._sweep is not None
+        runs = dict.fromkeys(self._early, StopReason.early_stop)
+        runs |= dict.fromkeys(self._requests.cancel_runs, StopReason.cancel)
+        self._actor.request_stops(self._sweep.stopping, runs)
+
+    def _give_up(self) -> bool:
+        """Whether runs have not stopped long after they were asked to."""
+        return self._asked_s is not None and time.monotonic() - self._asked_s > GRACE_S
+
+    def _lost(self) -> None:
+        # Another attempt is current. Nothing of this one may write any more; its actors end with it.
+        logger.error("attempt %d at experiment %d has ended; exiting", self._attempt, self._id)
+        logging.shutdown()
+        os._exit(STALE_EXIT_CODE)
+
+    def _note(self, message: str, kind: EventKind = EventKind.experiment_note) -> None:
+        logger.warning("%s", message)
+        wait_out(lambda: self._store.note(self._id, self._attempt, message, kind=kind), "a note")
+
+
+def end_failed_attempt(store: Store, experiment_id: int, attempt: int, error: Exception) -> None:
+    """An error that the driver did not foresee: queue the experiment again, or fail it."""
+    message = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    failure = (FailureClass.bug, message)
+    spec = read_stored(store.experiment_spec(experiment_id)[1])
+    decision = decide_retry(
+        FailureClass.bug,
+        FailureCounts(own=1 + lost_attempts(store, experiment_id), infrastructure=0),
+        max_restarts=spec.max_restarts,
+        progressed=False,
+    )
+    if decision.retry:
+        store.release_experiment(experiment_id, attempt, delay_s=decision.delay_s, failure=failure)
+    else:
+        store.finish_experiment(experiment_id, attempt, ExperimentState.failed, failure=failure)
+
+
+def main() -> int:
+    """The process: 0 when the experiment was brought to an end, or belongs to another attempt."""
+    parser = argparse.ArgumentParser(prog="python -m service.driving.driver", description=__doc__)
+    parser.add_argument("--experiment", type=int, required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--name", default="", help="of the experiment, visible in process listings")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for chatty in ("alembic", "ray.tune.analysis.experiment_analysis"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+    settings = driver_settings.read(options.settings)
+    store = wait_out(lambda: Store.open(settings), "the driver")
+    try:
+        Driver(store, settings, options.settings, options.experiment, options.attempt).run()
+    except StaleAttempt as error:
+        logger.error("%s", error)
+    except Exception as error:
+        logger.exception("the driver failed")
+        failed = error
+        try:
+            wait_out(
+                lambda: end_failed_attempt(store, options.experiment, options.attempt, failed),
+                "the driver's failure",
+            )
+        except (StaleAttempt, Conflict) as ended:
+            logger.error("%s", ended)
+        return 1
+    finally:
+        store.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

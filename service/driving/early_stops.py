@@ -1,0 +1,101 @@
+"""Which running runs end early: by the search's judge, or because they diverge.
+
+Looks at what is stored and decides by `service.search`; knows no Ray. A restarted driver restores the
+judge, because every run's series is in the database.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from service.domain.records import Run
+from service.domain.states import RUN_STATES_WITH_RESULT
+from service.driving.pruning import diverges
+from service.spec.experiment import ExperimentSpec
+from service.store import Store
+
+logger = logging.getLogger(__name__)
+
+LOSS = "loss"
+LONGEST_SERIES = 2_000
+"""Points of a loss that are looked at; longer series are thinned with their extremes kept."""
+
+
+class EarlyStops:
+    """Decides for the live runs of one experiment.
+
+    Args:
+        store: the database.
+        experiment_id: the experiment.
+        spec: of the experiment.
+        note: tells people something.
+    """
+
+    def __init__(
+        self, store: Store, experiment_id: int, spec: ExperimentSpec, note: Callable[[str], None]
+    ) -> None:
+        self._store, self._id, self._spec, self._note = store, experiment_id, spec, note
+        better = spec.metric_better
+        assert better is not None  # the spec's validation has seen to it
+        self._judge = spec.search.judge(better)
+        self._restored = self._judge is None
+        self._stopped: set[int] = set()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the spec asks for any of it."""
+        return self._judge is not None or self._spec.search.stop_diverging is not None
+
+    def look(self, live: Sequence[int]) -> frozenset[int]:
+        """Runs that are to end early, those of earlier looks that still live included.
+
+        Args:
+            live: ids of the runs that train now.
+        """
+        self._restore(live)
+        for run_id in live:
+            if run_id not in self._stopped and (reason := self._reason(run_id)) is not None:
+                self._stopped.add(run_id)
+                self._note(f"stopping run {run_id} early: {reason}")
+        return frozenset(self._stopped.intersection(live))
+
+    def _reason(self, run_id: int) -> str | None:
+        run = self._store.run(run_id)
+        if run.is_reference:
+            return None  # It is no candidate, and a part of it would not tell of the machine.
+        factor = self._spec.search.stop_diverging
+        if factor is not None:
+            losses = [value for _, value in self._series(run_id, LOSS)]
+            if diverges(losses, factor):
+                return f"its loss is more than {factor:g} times its lowest"
+        if self._judge is not None and run.total_steps:
+            metric = self._spec.search.metric
+            verdict = self._judge.judge(run_id, self._series(run_id, metric), run.total_steps)
+            if verdict is not None and verdict.stops:
+                return f"{verdict.reason} by {metric} ({verdict.value:.4g})"
+        return None
+
+    def _restore(self, live: Sequence[int]) -> None:
+        """Gives the judge the runs that ended before; once."""
+        if self._restored:
+            return
+        assert self._judge is not None
+        ended = [run for run in self._ended() if run.id not in live and run.total_steps is not None]
+        metric = self._spec.search.metric
+        self._judge.restore(
+            {run.id: self._series(run.id, metric) for run in ended},
+            {run.id: run.total_steps or 0 for run in ended},
+        )
+        self._restored = True
+
+    def _ended(self) -> list[Run]:
+        return [
+            run
+            for run in self._store.all_runs(self._id)
+            if run.state in RUN_STATES_WITH_RESULT and not run.is_reference
+        ]
+
+    def _series(self, run_id: int, name: str) -> list[tuple[int, float]]:
+        points = self._store.points(run_id, [name], max_points=LONGEST_SERIES).get(name, [])
+        return [(point.step, point.value) for point in points]

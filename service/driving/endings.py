@@ -1,0 +1,130 @@
+"""How runs and the experiment end: an attempt's ending becomes the run's next state."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+from service.domain.failures import FailureCounts, decide_retry
+from service.domain.records import Run
+from service.domain.states import RUN_STATES_WITH_RESULT, ExperimentState, RunState
+from service.driving.live_turns import LiveTurn
+from service.driving.sweep_context import SweepContext
+from service.recording.assignment import Ending
+from service.recording.outages import RETRY_S, wait_out
+from service.store import Conflict
+from trainers.errors import FAILURES_OF_MACHINES, FailureClass
+from trainers.reporting import StopReason
+
+logger = logging.getLogger(__name__)
+
+_START_RECORDED_LOOKS = 300
+"""How often, every `RETRY_S`, the end of a run is tried whose start is not recorded yet: a minute."""
+_STOPPED_AS: Mapping[StopReason | None, RunState] = {
+    StopReason.cancel: RunState.cancelled,
+    StopReason.pause: RunState.paused,
+    StopReason.early_stop: RunState.stopped,
+}
+
+
+class Endings:
+    """Writes the endings of attempts.
+
+    Args:
+        context: of the sweep.
+    """
+
+    def __init__(self, context: SweepContext) -> None:
+        self._store, self._max_restarts = context.store, context.spec.max_restarts
+
+    def write(self, live: LiveTurn, ending: Ending) -> RunState | None:
+        """Writes what became of an attempt; waits for the database when it is unavailable.
+
+        Returns:
+            Where the run went; None when it had ended already.
+
+        Raises:
+            StaleAttempt: the attempt is over.
+        """
+        for _ in range(_START_RECORDED_LOOKS):
+            try:
+                return wait_out(lambda: self._write(live, ending), "a run's end")
+            except _StartNotRecorded:
+                # After an outage: the recorder has not stored its spool yet.
+                time.sleep(RETRY_S)
+        lost = Ending("failed", failure=(FailureClass.lost, "its start was never reported"))
+        return wait_out(lambda: self._write(live, lost), "a run's end")
+
+    def _write(self, live: LiveTurn, ending: Ending) -> RunState | None:
+        assert live.assignment is not None
+        run_id, attempt = live.assignment.run_id, live.assignment.attempt
+        try:
+            if ending.failure is not None:
+                return self._write_failure(live, ending.failure)
+            if ending.stop_reason is StopReason.preempted:
+                return self._store.finish_run(
+                    run_id,
+                    attempt,
+                    RunState.failed,
+                    summary=ending.summary,
+                    failure=(FailureClass.preempted, "the worker was preempted"),
+                    retry_delay_s=0.0,
+                )
+            stopped = ending.kind == "stopped"
+            state = _STOPPED_AS.get(ending.stop_reason, RunState.stopped) if stopped else RunState.succeeded
+            return self._store.finish_run(run_id, attempt, state, summary=ending.summary)
+        except Conflict as error:
+            run = self._store.run(run_id)
+            if run.attempt == attempt and run.state is RunState.starting:
+                raise _StartNotRecorded from error
+            logger.info("run %d had already ended: %s", run_id, error)
+            return None
+
+    def _write_failure(self, live: LiveTurn, failure: tuple[FailureClass, str]) -> RunState:
+        assert live.assignment is not None
+        run_id, attempt = live.assignment.run_id, live.assignment.attempt
+        run = self._store.run(run_id)
+        machine = failure[0] in FAILURES_OF_MACHINES
+        own = not machine and failure[0] is not FailureClass.preempted
+        decision = decide_retry(
+            failure[0],
+            FailureCounts(own=run.own_failures + own, infrastructure=run.infrastructure_failures + machine),
+            max_restarts=self._max_restarts,
+            progressed=(run.checkpoint_step or 0) > (live.run.checkpoint_step or 0),
+        )
+        return self._store.finish_run(
+            run_id,
+            attempt,
+            RunState.failed,
+            failure=failure,
+            retry_delay_s=decision.delay_s if decision.retry else None,
+        )
+
+
+class _StartNotRecorded(Exception):
+    """The run has ended, but its start is not in the database yet."""
+
+
+def experiment_outcome(
+    runs: Sequence[Run], budget_reached: str | None
+) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
+    """Returns how an experiment ends whose runs have ended, or will not be started.
+
+    Args:
+        runs: of the experiment.
+        budget_reached: the limit that keeps queued runs from starting, in words; None = none.
+    """
+    ended = [run for run in runs if run.state is not RunState.queued]
+    if any(run.state in RUN_STATES_WITH_RESULT for run in ended):
+        return ExperimentState.succeeded, None
+    if ended and all(run.state is RunState.cancelled for run in ended):
+        return ExperimentState.cancelled, None
+    if budget_reached is not None:
+        return ExperimentState.failed, (FailureClass.bad_spec, budget_reached)
+    failed = [run for run in ended if run.state is RunState.failed]
+    last = failed[-1] if failed else None
+    return ExperimentState.failed, (
+        (last.failure_class if last else None) or FailureClass.lost,
+        (last.failure_message if last else None) or "no run has a result",
+    )

@@ -1,0 +1,85 @@
+"""The runs that have their turn, from before they are placed until they have ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from service.domain.records import Run
+from service.recording.assignment import Assignment, Turn
+from service.scheduling.run_plan import Shape
+
+
+@dataclass(slots=True)
+class LiveTurn:
+    """A run that has its turn.
+
+    Attributes:
+        turn: its turn.
+        run: as it was when it got its turn.
+        since_s: when that was, Unix time.
+        assignment: its attempt, once its workers are ready.
+    """
+
+    turn: Turn
+    run: Run
+    since_s: float
+    assignment: Assignment | None = None
+
+
+class LiveTurns:
+    """Live turns by run; other threads may iterate while the sweep changes it."""
+
+    def __init__(self) -> None:
+        self._by_run: dict[int, LiveTurn] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_run)
+
+    def __iter__(self) -> Iterator[LiveTurn]:
+        return iter(tuple(self._by_run.values()))
+
+    def __contains__(self, run_id: int) -> bool:
+        return run_id in self._by_run
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """What they take from the cluster."""
+        return [live.turn.shape for live in self]
+
+    def add(self, live: LiveTurn) -> None:
+        """Adds a run that was given its turn."""
+        self._by_run[live.turn.run_id] = live
+
+    def remove(self, turn: Turn) -> None:
+        """Removes a run whose turn is over."""
+        del self._by_run[turn.run_id]
+
+    def of(self, turn: Turn) -> LiveTurn | None:
+        """Returns the live run of a turn; None when the turn is over, even if its run has another by now."""
+        live = self._by_run.get(turn.run_id)
+        return live if live is not None and live.turn.number == turn.number else None
+
+    def keep_queued(self, queued: Collection[int]) -> None:
+        """Removes runs without an attempt that are not queued any more: their trials are taken back."""
+        for live in self:
+            if live.assignment is None and live.run.id not in queued:
+                self.remove(live.turn)
+
+    def without_room(self, starting: Iterable[Shape]) -> list[LiveTurn]:
+        """Returns the runs that the cluster has not placed.
+
+        Args:
+            starting: shapes of workers that are placed and not ready yet: their runs have room.
+        """
+        placed = Counter(starting)
+        waiting = []
+        for live in self:
+            if live.assignment is not None:
+                continue
+            if placed[live.turn.shape]:
+                placed[live.turn.shape] -= 1
+            else:
+                waiting.append(live)
+        return waiting

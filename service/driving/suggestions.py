@@ -1,0 +1,126 @@
+"""Gives the runs of a search that suggests their configurations, one suggestion after the other.
+
+The runs are stored when the experiment is, with no axis values yet: those of one suggestion differ by
+seed. When one is about to start, the values are suggested from what is stored of the earlier ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+from service.config.document import SpecError
+from service.config.hardware import Hardware
+from service.domain.formats import point_text
+from service.domain.grid import Point
+from service.domain.records import Run
+from service.domain.states import TERMINAL_RUN_STATES, RunState
+from service.search.protocol import Outcome, Suggestion
+from service.spec.experiment import ExperimentSpec
+from service.store import Store
+from trainers.errors import FailureClass
+
+logger = logging.getLogger(__name__)
+
+_BAD = frozenset({FailureClass.out_of_memory, FailureClass.not_finite, FailureClass.bad_spec})
+"""Failures that a configuration is to blame for."""
+
+
+class Suggestions:
+    """The search of one experiment.
+
+    Args:
+        store: the database.
+        experiment_id: the experiment.
+        attempt: the experiment's attempt.
+        spec: of the experiment.
+        catalogue: known hardware.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        experiment_id: int,
+        attempt: int,
+        spec: ExperimentSpec,
+        catalogue: Mapping[str, Hardware],
+    ) -> None:
+        self._store, self._id, self._attempt = store, experiment_id, attempt
+        self._spec, self._catalogue = spec, catalogue
+        self._values: dict[tuple[int, int], float | None] = {}
+
+    def pending(self, run: Run) -> bool:
+        """Whether the run has no axis values yet."""
+        return self._spec.search.info.suggests and not run.point
+
+    def give(self, run: Run, runs: Sequence[Run]) -> str | None:
+        """Suggest the axis values of a run and of those that differ from it by seed; stored at once.
+
+        Args:
+            run: without axis values.
+            runs: of the experiment.
+
+        Returns:
+            Why the suggestion cannot be trained; None = it can.
+
+        Raises:
+            StaleAttempt: the experiment's attempt is over.
+        """
+        seeds = len(self._spec.seeds)
+        number = run.index // seeds
+        better = self._spec.metric_better
+        assert better is not None  # the spec's validation has seen to it
+        groups: dict[int, list[Run]] = {}
+        for one in runs:
+            if one.point:
+                groups.setdefault(one.index // seeds, []).append(one)
+        earlier = [self._outcome(group) for _, group in sorted(groups.items())]
+        point = self._spec.search.suggest(earlier, better)
+        spec, reason = self._resolved(point)
+        self._store.set_point(
+            self._id,
+            self._attempt,
+            range(number * seeds, (number + 1) * seeds),
+            point,
+            spec,
+            f"suggestion {number + 1}: {point_text(point)}",
+        )
+        return reason
+
+    def _resolved(self, point: Point) -> tuple[ExperimentSpec, str | None]:
+        try:
+            return self._spec.at(point, self._catalogue, infeasible=True), None
+        except SpecError as error:
+            return self._spec.at({}, self._catalogue, infeasible=True), str(error)
+
+    def _outcome(self, group: Sequence[Run]) -> Suggestion:
+        """What became of a suggestion, over its seeds."""
+        point = group[0].point
+        if any(run.state not in TERMINAL_RUN_STATES for run in group):
+            return Suggestion(point, Outcome.running)
+        if any(run.failure_class in _BAD or run.state is RunState.stopped for run in group):
+            return Suggestion(point, Outcome.bad)
+        values = [
+            value
+            for run in group
+            if run.state is RunState.succeeded and (value := self._value(run)) is not None
+        ]
+        if not values:
+            return Suggestion(point, Outcome.unknown)
+        mean = math.fsum(values) / len(values)
+        if not math.isfinite(mean):
+            return Suggestion(point, Outcome.bad)
+        return Suggestion(point, Outcome.valued, mean)
+
+    def _value(self, run: Run) -> float | None:
+        """The metric at the run's end; read once."""
+        key = (run.id, run.attempt)
+        if key not in self._values:
+            metric = self._spec.search.metric
+            found = self._store.summary(run.id).get(metric)
+            if not isinstance(found, int | float):
+                latest = {point.name: point.value for point in self._store.latest_points(run.id)}
+                found = latest.get(metric)
+            self._values[key] = None if found is None else float(found)
+        return self._values[key]

@@ -1,0 +1,238 @@
+"""The runs of one experiment, from a turn to an ending.
+
+Knows the store and no Ray. `next_turn` gives a turn to the first queued run that the cluster could hold
+(`choosing`, within the `budget`); placing it may take as long as others hold the devices. `open` opens its
+attempt once its workers are ready, and `ended` writes its ending (`endings`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from service.config.hardware import Hardware
+from service.config.settings import Settings
+from service.domain.events import EventKind
+from service.domain.states import ExperimentState, RunState
+from service.driving.budget import BudgetLimit
+from service.driving.choosing import Choice, RunChooser, Wait
+from service.driving.endings import Endings, experiment_outcome
+from service.driving.live_turns import LiveTurn, LiveTurns
+from service.driving.room import ClusterRoom
+from service.driving.sweep_context import SweepContext
+from service.driving.waiting_reasons import WaitingReasons
+from service.recording.assignment import Assignment, Ending, Ready, Turn
+from service.recording.outages import wait_out
+from service.scheduling.cluster import ClusterSnapshot
+from service.scheduling.run_plan import Shape, run_config
+from service.spec.experiment import ExperimentSpec
+from service.store import Conflict, NotFound, Store, StoreOutage
+from trainers.config import DevicePricing
+from trainers.errors import FailureClass
+from trainers.reporting import Clock, StopReason
+
+logger = logging.getLogger(__name__)
+
+ROOM_S = 2.0
+"""A run that is not placed after this time waits for room, and says so."""
+
+
+class Sweep:
+    """The runs of one experiment under one attempt at it.
+
+    Args:
+        store: the database.
+        settings: folders for the runs' configurations.
+        experiment_id: the experiment.
+        attempt: the experiment's attempt; the fence of all that is written here.
+        spec: of the experiment.
+        catalogue: known hardware.
+        capacity: looks at the cluster.
+        note: adds an event to the experiment.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        experiment_id: int,
+        attempt: int,
+        spec: ExperimentSpec,
+        catalogue: Mapping[str, Hardware],
+        *,
+        capacity: Callable[[], ClusterSnapshot],
+        note: Callable[[str, EventKind], None] = lambda message, kind: None,
+    ) -> None:
+        context = SweepContext(store, settings, experiment_id, attempt, spec, catalogue, note)
+        self._context = context
+        self._clock = store.clock
+        self._submitted_s = store.experiment(experiment_id).queued_s
+        self._live = LiveTurns()
+        self._room = ClusterRoom(context, capacity)
+        self._budget = BudgetLimit(context)
+        self._chooser = RunChooser(context, self._live, self._room, self._budget)
+        self._endings = Endings(context)
+        self._waiting = WaitingReasons(context)
+        self._pricing: dict[Shape, DevicePricing] = {}
+        self._turns = 0
+        self.stopping: StopReason | None = None
+        """Set when the whole experiment is asked to stop: nothing is handed out any more."""
+
+    @property
+    def live(self) -> tuple[Assignment, ...]:
+        """Assignments that have not ended."""
+        return tuple(live.assignment for live in self._live if live.assignment is not None)
+
+    @property
+    def pricing(self) -> tuple[tuple[Shape, DevicePricing], ...]:
+        """What the devices of a worker cost and draw, for each shape that had a turn."""
+        return tuple(self._pricing.items())
+
+    @property
+    def _closed(self) -> bool:
+        """Whether no further run may begin."""
+        return self.stopping is not None or self._budget.reached is not None
+
+    def next_turn(self) -> Turn | Wait:
+        """Give the next run that the cluster could hold a turn.
+
+        Raises:
+            StaleAttempt: the experiment's attempt is over.
+        """
+        if self._closed:
+            return Wait.over
+        limit = self._context.spec.queue.max_concurrent_runs
+        if limit is not None and len(self._live) >= limit:
+            return Wait.later
+        try:
+            choice = self._chooser.choose()
+            return choice if isinstance(choice, Wait) else self._give_turn(choice)
+        except StoreOutage as error:
+            logger.warning("the database is unavailable; not starting any run: %s", error)
+            self._chooser.relist()  # The run that was chosen is still the next.
+            return Wait.later
+
+    def open(self, turn: Turn, ready: Ready) -> Assignment | None:
+        """Open the attempt of a run whose workers are ready; waits for the database when it is unavailable.
+
+        Args:
+            turn: of the run.
+            ready: its workers' report.
+
+        Returns:
+            None when the run is not wanted any more: it was cancelled, everything stops, or a budget was used
+            up while it waited for room.
+
+        Raises:
+            StaleAttempt: the experiment's attempt is over.
+        """
+        return wait_out(lambda: self._open(turn, ready), "a run's attempt")
+
+    def wanted(self, turn: Turn) -> bool:
+        """Whether a run that is not placed yet is still to run, where its turn says."""
+        live = self._live.of(turn)
+        if self._closed or live is None:
+            return False
+        waited = turn.shape.exclusive and self._clock() - live.since_s >= ROOM_S
+        return not (waited and self._room.misplaced(live.run, turn.shape))
+
+    def drop(self, turn: Turn) -> None:
+        """Take a turn back that has led to no attempt; the run stays as it is."""
+        live = self._live.of(turn)
+        if live is not None and live.assignment is None:
+            self._live.remove(turn)
+            self._chooser.relist()
+
+    def tell_waiting(self, starting: Iterable[Shape]) -> None:
+        """Store what runs without room wait for, and behind whom; called from time to time.
+
+        Args:
+            starting: shapes of workers that are placed and not ready yet: their runs have room.
+
+        Raises:
+            StaleAttempt: the experiment's attempt is over.
+        """
+        now = self._clock()
+        waiting = {
+            live.run.id: live.turn.shape
+            for live in self._live.without_room(starting)
+            if now - live.since_s >= ROOM_S
+        }
+        try:
+            if waiting:
+                self._chooser.list_when_due()
+            self._waiting.update(waiting)
+        except StoreOutage as error:
+            logger.warning("the database is unavailable; cannot store what runs are waiting for: %s", error)
+
+    def ended(self, turn: Turn, ending: Ending) -> None:
+        """Write what became of a turn; waits for the database when it is unavailable.
+
+        Workers that fail before they are ready get an attempt that ends at once: failures are counted there.
+
+        Raises:
+            StaleAttempt: the experiment's attempt is over.
+        """
+        live = self._live.of(turn)
+        if live is None:
+            return  # Already ended: this report is a duplicate.
+        if live.assignment is None and self.open(turn, Ready(None, self._clock())) is None:
+            return
+        self._live.remove(turn)
+        if ending.failure is not None:
+            self._room.forget()  # Its node may have gone with it: look before the next attempt.
+        went = self._endings.write(live, ending)
+        if went is RunState.queued:
+            self._chooser.relist()
+        elif went is not None and ending.failure and ending.failure[0] is FailureClass.out_of_memory:
+            wait_out(lambda: self._chooser.prune(live.run), "what does not fit into memory")
+
+    def final_state(self) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
+        """Where the experiment goes, now that nothing is live and nothing will be handed out."""
+        if self.stopping is StopReason.pause:
+            return ExperimentState.paused, None
+        if self.stopping is StopReason.cancel:
+            return ExperimentState.cancelled, None
+        if self._budget.held:
+            return ExperimentState.paused, None
+        return experiment_outcome(self._context.runs(), self._budget.reached)
+
+    def _give_turn(self, choice: Choice) -> Turn:
+        context, run, shape = self._context, choice.run, choice.shape
+        config = run_config(
+            context.spec_of(run),
+            experiment_id=context.experiment_id,
+            run_id=run.id,
+            first_attempt=run.first_attempt,
+            seed=run.seed,
+            workers=shape.workers,
+            cpus_held=shape.cpus if shape.exclusive else None,
+            settings=context.settings,
+            catalogue=context.catalogue,
+            models=choice.models,
+        )
+        self._turns += 1
+        isolated = context.spec.isolation == "process"
+        turn = Turn(self._turns, run.id, run.attempt + 1, config, shape, isolated)
+        self._live.add(LiveTurn(turn, run, self._clock()))
+        self._pricing.setdefault(shape, config.rates)
+        return turn
+
+    def _open(self, turn: Turn, ready: Ready) -> Assignment | None:
+        live = self._live.of(turn)
+        if live is None:
+            return None
+        if self.stopping is not None or self._budget.used_up():
+            self.drop(turn)
+            return None
+        opened_s = self._clock()
+        try:
+            number = self._context.store.open_attempt(
+                turn.run_id, self._context.attempt, workers=turn.shape.workers, placement=ready.placement
+            )
+        except (Conflict, NotFound):
+            self.drop(turn)
+            return None  # Cancelled since it was listed, or the whole experiment is.
+        live.assignment = Assignment(turn, number, Clock(opened_s=opened_s, submitted_s=self._submitted_s))
+        self._waiting.opened(turn.run_id)
+        return live.assignment

@@ -1,0 +1,243 @@
+"""What this machine has and lacks, each with what to do about it: `stillhouse doctor`.
+
+Every check stands alone and turns whatever goes wrong into a finding: on a broken machine the
+doctor is the one command that must still answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+
+from service.config.settings import Settings
+from trainers.optimizers import OPTIMIZERS
+
+_LEAST_FREE_GIB = 2.0
+
+
+class Health(StrEnum):
+    """How serious a finding is."""
+
+    ok = "ok"
+    """Works."""
+    note = "note"
+    """Works with a limit, or is not needed here."""
+    broken = "broken"
+    """Stillhouse cannot do its work until this is put right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        subject: what was looked at, in a word or two.
+        health: how it stands.
+        detail: what was found, in one line.
+        fix: what to do; empty when nothing is to be done.
+    """
+
+    subject: str
+    health: Health
+    detail: str
+    fix: str = ""
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """All findings, the cheap ones first; a check that fails itself is a finding too."""
+    checks: tuple[tuple[str, Callable[[Settings], Iterator[Finding]]], ...] = (
+        ("python", _python),
+        ("data folder", _data_folder),
+        ("hardware.yaml", _catalogue),
+        ("database", _database),
+        ("compiler", _compiler),
+        ("torch", _torch),
+        ("optimizer", _optimizers),
+        ("ray", _ray),
+        ("service", _service),
+    )
+    for subject, check in checks:
+        try:
+            yield from check(settings)
+        except Exception as error:
+            # A diagnosis must not end at the first thing that is wrong; the error is the finding.
+            line = (str(error).splitlines() or [""])[0]
+            yield Finding(subject, Health.broken, f"{type(error).__name__}: {line}")
+
+
+def _python(settings: Settings) -> Iterator[Finding]:
+    del settings
+    version = platform.python_version()
+    if (3, 11) <= sys.version_info[:2] <= (3, 13):
+        yield Finding("python", Health.ok, f"{version} at {sys.executable}")
+    else:
+        yield Finding("python", Health.broken, f"{version} at {sys.executable}", "use Python 3.11 to 3.13")
+
+
+def _data_folder(settings: Settings) -> Iterator[Finding]:
+    folder = settings.data_dir
+    fix = "set STILLHOUSE_DATA_DIR to a folder this user can write to"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            free_gib = shutil.disk_usage(folder).free / 2**30
+    except OSError as error:
+        yield Finding("data folder", Health.broken, f"{folder}: {error.strerror or error}", fix)
+        return
+    if free_gib < _LEAST_FREE_GIB:
+        yield Finding(
+            "data folder", Health.note, f"{folder}: {free_gib:.1f} GiB free", "free space for checkpoints"
+        )
+    else:
+        yield Finding("data folder", Health.ok, f"{folder}: writable, {free_gib:.0f} GiB free")
+
+
+def _catalogue(settings: Settings) -> Iterator[Finding]:
+    path = settings.data_dir / "hardware.yaml"
+    if path.exists():
+        yield Finding(
+            "hardware.yaml", Health.ok, f"{len(settings.catalogue())} entries, including those of {path}"
+        )
+
+
+def _database(settings: Settings) -> Iterator[Finding]:
+    from sqlalchemy.engine import make_url
+
+    url = make_url(settings.resolved_database_url())
+    is_file = url.get_backend_name() == "sqlite"
+    shown = str(url.database) if is_file else url.render_as_string(hide_password=True)
+    if is_file:
+        from service.db.sqlite import version_warning
+
+        warning = version_warning()
+        if warning is None:
+            yield Finding("sqlite", Health.ok, sqlite3.sqlite_version)
+        else:
+            yield Finding("sqlite", Health.note, warning, "use PostgreSQL or a newer Python build")
+        if url.database and not os.path.exists(url.database):
+            yield Finding(
+                "database", Health.note, f"{shown}: does not exist yet", "`stillhouse up` creates it"
+            )
+            return
+    from service.db.errors import StoreError
+    from service.store import Store
+
+    try:
+        Store.open(settings).close()
+    except StoreError as error:
+        yield Finding("database", Health.broken, f"{shown}: {error}", "try `stillhouse db upgrade`")
+        return
+    yield Finding("database", Health.ok, f"{shown}: reachable, migrations current")
+
+
+def _compiler(settings: Settings) -> Iterator[Finding]:
+    del settings
+    found = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+    if found:
+        yield Finding("compiler", Health.ok, found)
+    else:
+        yield Finding(
+            "compiler",
+            Health.note,
+            "no C++ compiler: kernels compiled on first use are unavailable",
+            "install g++ (Debian: apt-get install g++)",
+        )
+
+
+def _torch(settings: Settings) -> Iterator[Finding]:
+    del settings
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        line = (str(error).splitlines() or [""])[0]
+        yield Finding("torch", Health.broken, f"cannot be imported: {line}", "run `make install` again")
+        return
+    yield Finding(
+        "torch", Health.ok, f"{torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} CPUs"
+    )
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            device = torch.cuda.get_device_properties(number)
+            yield Finding(
+                f"cuda:{number}",
+                Health.ok,
+                f"{device.name}, {device.total_memory / 2**30:.0f} GiB, "
+                f"compute capability {device.major}.{device.minor}, CUDA {torch.version.cuda}",
+            )
+    elif torch.version.cuda is None:
+        yield Finding("cuda", Health.note, "this torch is built without CUDA: runs use the CPU")
+    else:
+        yield Finding(
+            "cuda",
+            Health.note,
+            f"torch is built for CUDA {torch.version.cuda}, but no device is available: runs use the CPU",
+            "check `nvidia-smi`; V100 and older need a CUDA 12 build of torch",
+        )
+
+
+def _optimizers(settings: Settings) -> Iterator[Finding]:
+    del settings
+    for info in OPTIMIZERS.values():
+        subject = f"optimizer {info.name}"
+        if info.availability is None:
+            yield Finding(subject, Health.ok, f"on every device: {', '.join(info.implementations)}")
+            continue
+        try:
+            rows = info.availability()
+        except ImportError as error:
+            yield Finding(subject, Health.note, f"unknown without torch: {error}")
+            continue
+        for device, of_device in itertools.groupby(rows, key=lambda row: row.device):
+            by_reason: dict[tuple[bool, str], list[str]] = {}
+            for row in of_device:
+                by_reason.setdefault((row.available, row.reason), []).append(row.implementation)
+            parts = (
+                f"{', '.join(names)}: {reason if available else f'not here ({reason})'}"
+                for (available, reason), names in by_reason.items()
+            )
+            any_runs = any(available for available, _ in by_reason)
+            yield Finding(f"{subject} {device}", Health.ok if any_runs else Health.note, "; ".join(parts))
+
+
+def _ray(settings: Settings) -> Iterator[Finding]:
+    del settings
+    try:
+        version = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        yield Finding("ray", Health.broken, "is not installed", "run `make install` again")
+        return
+    address = os.environ.get("RAY_ADDRESS")
+    where = f"using RAY_ADDRESS={address}" if address else "`stillhouse up` starts its own"
+    yield Finding("ray", Health.ok, f"{version}; {where}")
+
+
+def _service(settings: Settings) -> Iterator[Finding]:
+    import httpx
+
+    url = str(settings.url).rstrip("/")
+    headers = {"Authorization": f"Bearer {settings.token.get_secret_value()}"} if settings.token else {}
+    try:
+        answer = httpx.get(f"{url}/readyz", headers=headers, timeout=3.0)
+    except httpx.HTTPError:
+        yield Finding(
+            "service",
+            Health.note,
+            f"not reachable at {url}",
+            "start it with `stillhouse up`, or set STILLHOUSE_URL",
+        )
+        return
+    if answer.status_code == 200:
+        yield Finding("service", Health.ok, f"ready at {url}")
+    else:
+        yield Finding(
+            "service", Health.note, f"{url}/readyz returned {answer.status_code}: {answer.text[:200]}"
+        )

@@ -1,0 +1,219 @@
+"""A local Ray head with its dashboard, for `stillhouse up`, the demo and the tests.
+
+Ray's head listens on every interface, whatever address it is told, and whoever reaches it may
+run code. So it is started with token authentication: a random token lies in a file that only
+this user can read, and `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN_PATH` carry it to the processes that
+this one starts. The dashboard is on loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from service.config.settings import Settings
+
+_START_TIMEOUT_S = 180.0
+_STOP_TIMEOUT_S = 20.0
+_LONGEST_FOLDER = 40  # A Unix socket's path has at most 107 bytes, and Ray adds up to 66.
+_OBJECT_STORE_BYTES = 100 * 2**20  # Nothing large travels between processes: configs and points.
+
+
+class RayStartError(RuntimeError):
+    """The local Ray did not start; the message ends with what Ray said."""
+
+
+@dataclass
+class LocalRay:
+    """A Ray cluster to use: one started here, or the one that `RAY_ADDRESS` names.
+
+    Attributes:
+        address: `host:port` of the head (GCS), for `ray.init`.
+        dashboard_url: for people, and for submitting jobs.
+        environment: variables that a process needs to reach this Ray; `start` has put them into
+            `os.environ` already, so child processes have them.
+        token: what the dashboard asks for once; None on a cluster that was not started here.
+    """
+
+    address: str
+    dashboard_url: str
+    environment: Mapping[str, str]
+    token: str | None = None
+    _head: subprocess.Popen[bytes] | None = None
+    _folder: Path = Path("/nonexistent")
+    _before: dict[str, str | None] = field(default_factory=dict)
+
+    @classmethod
+    def start(
+        cls, settings: Settings, num_cpus: int | None = None, *, include_dashboard: bool = True
+    ) -> LocalRay:
+        """Start Ray on this machine and wait until it can take jobs (about 7 s).
+
+        Call it before the first `import ray`: Ray reads its authentication mode once.
+
+        Args:
+            settings: names the dashboard of an existing cluster.
+            num_cpus: CPUs that Ray hands out; None = those of the machine.
+            include_dashboard: False leaves out the dashboard and, with it, the submission of jobs.
+
+        Raises:
+            RayStartError: Ray ended or was not ready in 90 s.
+        """
+        existing = os.environ.get("RAY_ADDRESS")
+        if existing and existing not in ("local", "auto"):
+            return cls(existing, settings.ray_dashboard_url.rstrip("/"), MappingProxyType({}))
+        folder = _short_folder()
+        try:
+            return cls._started(folder, num_cpus, include_dashboard)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    @classmethod
+    def _started(cls, folder: Path, num_cpus: int | None, include_dashboard: bool) -> LocalRay:
+        token = secrets.token_hex(32)
+        token_path = folder / "auth_token"
+        token_path.touch(mode=0o600)
+        token_path.write_text(token)
+        port, dashboard_port, client_port = _free_ports(3)
+        address = f"127.0.0.1:{port}"
+        environment = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token_path),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ADDRESS": address,
+        }
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+            *("--node-ip-address", "127.0.0.1", "--port", str(port)),
+            *("--min-worker-port", "0", "--max-worker-port", "0"),
+            *("--ray-client-server-port", str(client_port)),
+            *("--dashboard-agent-listen-port", "0", "--dashboard-host", "127.0.0.1"),
+            *("--include-dashboard", str(include_dashboard).lower(), "--dashboard-port", str(dashboard_port)),
+            *("--object-store-memory", str(_OBJECT_STORE_BYTES), "--temp-dir", str(folder)),
+            *("--disable-usage-stats", "--log-color", "false"),
+        ]
+        if num_cpus is not None:
+            command += ["--num-cpus", str(num_cpus)]
+        log_path = folder / "start.log"
+        # A head that is told to end has nothing to hand over: draining would cost up to 30 s.
+        # And on a busy machine its node needs longer to register than the 30 s that Ray gives it.
+        own = {
+            **environment,
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+            "RAY_raylet_start_wait_time_s": f"{_START_TIMEOUT_S:.0f}",
+            "PYTHONWARNINGS": "ignore",
+        }
+        own.pop("RAY_ADDRESS")
+        inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        with log_path.open("wb") as log:
+            head = subprocess.Popen(
+                [sys.executable, "-m", "service.local.ray_head", str(folder), "--", *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**inherited, **own},
+                start_new_session=True,  # Ctrl-C in the terminal is for us; we end Ray in order.
+            )
+        url = f"http://127.0.0.1:{dashboard_port}"
+        local = cls(address, url, MappingProxyType(environment), token, head, folder)
+        try:
+            local._wait_until_ready(log_path, port, include_dashboard)
+        except BaseException:
+            local.stop()
+            raise
+        for name, value in environment.items():
+            local._before[name] = os.environ.get(name)
+            os.environ[name] = value
+        return local
+
+    def _wait_until_ready(self, log_path: Path, port: int, include_dashboard: bool) -> None:
+        assert self._head is not None
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._head.poll() is not None:
+                break
+            # Ray says so last, when the node is registered; jobs also need the dashboard's agent.
+            with contextlib.suppress(FileNotFoundError):
+                if "block forever" in log_path.read_text(errors="replace") and (
+                    not include_dashboard or self._serves("/api/jobs/")
+                ):
+                    return
+            time.sleep(0.1)
+        said = log_path.read_text(errors="replace")[-2000:] if log_path.exists() else ""
+        raise RayStartError(f"Ray did not start on port {port}:\n{said}")
+
+    def _serves(self, path: str) -> bool:
+        request = urllib.request.Request(
+            self.dashboard_url + path, headers={"Authorization": f"Bearer {self.token}"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, TimeoutError, ConnectionError):
+            return False
+
+    @property
+    def alive(self) -> bool:
+        """False when a Ray that was started here has ended by itself."""
+        return self._head is None or self._head.poll() is None
+
+    def stop(self) -> None:
+        """End every process of a Ray that was started here; leaves an existing cluster alone."""
+        if self._head is None:
+            return
+        assert self._head.stdin is not None
+        self._head.stdin.close()
+        try:
+            self._head.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._head.kill()
+            self._head.wait()
+        self._head = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _short_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="stillhouse-ray-"))
+    if len(str(folder)) > _LONGEST_FOLDER:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="stillhouse-ray-", dir="/tmp"))
+    return folder
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -1,0 +1,271 @@
+"""The whole service on one machine: database, local Ray, API and scheduler as child processes.
+
+`stillhouse up` and the demo run this. It is a supervisor that restarts nothing: a part that
+dies is reported and takes the rest down, because a restart loop would hide the error and a
+dead part loses nothing (the database is the truth).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from pydantic import SecretStr
+
+from service.config.settings import Settings
+from service.local.local_ray import LocalRay, RayStartError
+
+_READY_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 10.0
+_LOG_TAIL_LINES = 12
+
+
+class ServiceStartError(RuntimeError):
+    """A part of the local service did not start; the message says which, why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the running service is found.
+
+    Attributes:
+        api_url: base URL of the API and of its documentation pages.
+        ray_dashboard_url: dashboard of the Ray that does the work.
+        ray_token: what that dashboard asks for once; None on a cluster that was there before.
+        ray_was_there: the cluster was named by `RAY_ADDRESS` and is left running.
+        logs: folder with the log of each part.
+    """
+
+    api_url: str
+    ray_dashboard_url: str
+    ray_token: str | None
+    ray_was_there: bool
+    logs: Path
+
+
+@dataclass
+class _Part:
+    """A child process of ours, named for people."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def tail(self) -> str:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(f"  | {line}" for line in lines[-_LOG_TAIL_LINES:])
+
+
+class LocalService:
+    """Starts all parts in order, watches them, and ends them in the opposite order."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        num_cpus: int | None = None,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            settings: of the installation; port 0 = any free port.
+            num_cpus: CPUs that a local Ray hands out; None = those of the machine.
+            report: receives one line at each stage of starting and stopping.
+        """
+        self._settings = settings
+        self._num_cpus = num_cpus
+        self._report = report
+        self._ray: LocalRay | None = None
+        self._parts: list[_Part] = []
+        self._logs = settings.data_dir / "logs"
+
+    def start(self) -> Addresses:
+        """Migrate, start Ray, the API and the scheduler, and wait until they serve.
+
+        Raises:
+            ServiceStartError: after everything that had started was ended again.
+        """
+        try:
+            return self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> Addresses:
+        settings = self._settings
+        self._logs.mkdir(parents=True, exist_ok=True)
+        port = settings.port or _free_port(settings.host)
+        _check_port(settings.host, port)
+        self._migrate()
+        self._report("starting Ray ...")
+        ray_was_there = os.environ.get("RAY_ADDRESS") not in (None, "", "local", "auto")
+        try:
+            self._ray = LocalRay.start(settings, self._num_cpus)
+        except RayStartError as error:
+            raise ServiceStartError(str(error)) from None
+        url = f"http://{_reachable(settings.host)}:{port}"
+        environment = environment_of(
+            settings.model_copy(update={"port": port, "ray_dashboard_url": self._ray.dashboard_url})
+        )
+        self._report("starting the API and the scheduler ...")
+        api = self._spawn("api", environment)
+        self._spawn("scheduler", environment)
+        self._wait_until_ready(api, url)
+        return Addresses(url, self._ray.dashboard_url, self._ray.token, ray_was_there, self._logs)
+
+    def _migrate(self) -> None:
+        from service.db.errors import StoreError
+        from service.store import Store
+
+        try:
+            Store.open(self._settings, migrate=True).close()
+        except StoreError as error:
+            raise ServiceStartError(f"the database cannot be used: {error}") from None
+
+    def _spawn(self, name: str, environment: Mapping[str, str]) -> _Part:
+        log = self._logs / f"{name}.log"
+        # Only what the settings say reaches a part; a token or database of the shell does not.
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("STILLHOUSE_")}
+        with log.open("ab") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "service.cli", name, "--end-with-parent"],
+                stdin=subprocess.PIPE,  # Closes however this process ends, kill -9 included.
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env={**inherited, **environment, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,  # Ctrl-C in the terminal is for us; we end the parts in order.
+            )
+        part = _Part(name, process, log)
+        self._parts.append(part)
+        return part
+
+    def _wait_until_ready(self, api: _Part, url: str) -> None:
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if died := self.died():
+                raise ServiceStartError(died)
+            if _answers(f"{url}/healthz"):
+                return
+            time.sleep(0.1)
+        raise ServiceStartError(
+            f"the API was not reachable at {url} within {_READY_TIMEOUT_S:.0f} s:\n{api.tail()}"
+        )
+
+    def died(self) -> str | None:
+        """Which part ended by itself, with the end of its log; None while all of them live."""
+        for part in self._parts:
+            code = part.process.poll()
+            if code is not None:
+                ended = (
+                    f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+                )
+                return f"the {part.name} {ended}; the end of {part.log}:\n{part.tail()}"
+        if self._ray is not None and not self._ray.alive:
+            return "the local Ray stopped unexpectedly; running experiments continue at the next start"
+        return None
+
+    def stop(self) -> None:
+        """End every part that was started: the scheduler first, Ray last. Safe to call twice."""
+        while self._parts:
+            part = self._parts[-1]
+            _end(part.process)
+            self._parts.pop()
+        if self._ray is not None:
+            self._ray.stop()
+            self._ray = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def end_with_parent(stream: IO[bytes], end: Callable[[], None]) -> None:
+    """Call `end` when the parent's end of a pipe closes, however the parent ended."""
+
+    def watch() -> None:
+        while stream.read(1024):
+            continue
+        end()
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """The `STILLHOUSE_` variables from which a child process reads the same settings."""
+    variables = {}
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if value is None:
+            continue
+        text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+        variables[f"STILLHOUSE_{name.upper()}"] = text
+    return variables
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _check_port(host: str, port: int) -> None:
+    """Say that a port is taken before anything is started."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ServiceStartError(
+                f"{host}:{port} cannot be bound ({error.strerror}); "
+                "set STILLHOUSE_PORT to another port, or 0 for any free one"
+            ) from None
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _reachable(host: str) -> str:
+    """An address that this machine can connect to, for one that is listened on."""
+    if host in ("0.0.0.0", ""):
+        return "127.0.0.1"
+    if host == "::":
+        return "[::1]"
+    return f"[{host}]" if ":" in host else host
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError:
+        return True  # It answers; what it says is for its log.
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False

@@ -1,0 +1,1 @@
+"""What leaves the service: the report, model folders and their cards, predictions, traces."""

@@ -1,0 +1,159 @@
+"""A run's model as a folder that transformers loads, as a stream: no second copy lies on the disk.
+
+The weights come from the run's checkpoint as they are; configuration and tokenizer from next to
+them; the model card and `manifest.json`, with the size and SHA-256 of every file, are made here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from service.config.settings import Settings
+from service.output.model_archive import CHUNK_BYTES, MANIFEST, BrokenModel
+from service.output.model_card import Told, model_card
+from service.spec.models import NoModel, Which, checkpoint_of
+from service.store import Store
+from trainers.checkpoints import manifest
+
+WEIGHTS = "model.safetensors"
+_ROLES = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    size: int
+    sha256: str
+    content: BinaryIO
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """The files of a model, open: a checkpoint that is pruned meanwhile is still read to its end.
+
+    Attributes:
+        name: for the folder.
+        files: in the order in which they are sent, the manifest first.
+    """
+
+    name: str
+    files: tuple[_File, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of `tar`."""
+        return sum(512 + -(-file.size // 512) * 512 for file in self.files) + 1024
+
+    def tar(self) -> Iterator[bytes]:
+        """The files as an uncompressed tar archive."""
+        try:
+            for file in self.files:
+                header = tarfile.TarInfo(file.name)
+                header.size = file.size
+                yield header.tobuf(tarfile.GNU_FORMAT)
+                left = file.size
+                while left:
+                    chunk = file.content.read(min(CHUNK_BYTES, left))
+                    if not chunk:
+                        raise BrokenModel(f"{file.name} was truncated while it was read")
+                    left -= len(chunk)
+                    yield chunk
+                yield b"\0" * (-file.size % 512)
+            yield b"\0" * 1024
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the files; `tar` does so at its end."""
+        for file in self.files:
+            file.content.close()
+
+
+def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> ModelFolder:
+    """The model of a run's best or last checkpoint.
+
+    Args:
+        store: where the run's record is.
+        settings: where its checkpoints lie.
+        run_id: the run.
+        which: of its checkpoints.
+
+    Raises:
+        NotFound: there is no such run.
+        NoModel: it has no such checkpoint, or one that is not whole.
+    """
+    run = store.run(run_id)
+    path = checkpoint_of(settings, store.source_of(run), which)
+    best = manifest.read_best(path.parent) if which == "best" else None
+    spec = json.loads(store.run_config(run_id))
+    attempts = store.attempts(run_id)
+    told = Told(
+        run=run,
+        which=which,
+        step=int(path.name.partition("-")[2]),
+        score=None if best is None else best.score,
+        spec=spec,
+        spec_sha256=store.experiment(run.experiment_id).spec_sha256,
+        summary=store.summary(run_id),
+        measurements=store.measurements(run_id),
+        facts=(attempts[-1].facts if attempts else None) or {},
+    )
+    try:
+        sealed = manifest.sealed_files(path)[WEIGHTS]
+        texts = {
+            "README.md": model_card(told).encode(),
+            "config.json": (path / "config.json").read_bytes(),
+            **tokenizer_files((path / "tokenizer.json").read_bytes(), int(spec["task"]["max_length"])),
+        }
+        weights = (path / WEIGHTS).open("rb")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NoModel(f"run {run_id}: its {which} checkpoint {path} cannot be read ({error})") from None
+    files = [_File(name, len(text), _sha256(text), io.BytesIO(text)) for name, text in texts.items()]
+    files.append(_File(WEIGHTS, sealed["size"], sealed["sha256"], weights))
+    listing = {
+        "run": run_id,
+        "checkpoint": which,
+        "step": told.step,
+        "files": {file.name: {"size": file.size, "sha256": file.sha256} for file in files},
+    }
+    text = json.dumps(listing, indent=1).encode()
+    return ModelFolder(f"run-{run_id}", (_File(MANIFEST, len(text), _sha256(text), io.BytesIO(text)), *files))
+
+
+def tokenizer_files(tokenizer: bytes, max_length: int) -> dict[str, bytes]:
+    """What `AutoTokenizer` reads, from the one file that says all of it."""
+    document = json.loads(tokenizer)
+    vocabulary: Mapping[str, int] = document["model"]["vocab"]
+    normalizer = document.get("normalizer") or {}
+    special = {role: token for role, token in _ROLES.items() if token in vocabulary}
+    config: dict[str, Any] = {
+        "tokenizer_class": "BertTokenizerFast",
+        "do_lower_case": bool(normalizer.get("lowercase", True)),
+        "strip_accents": normalizer.get("strip_accents"),
+        "tokenize_chinese_chars": bool(normalizer.get("handle_chinese_chars", True)),
+        "model_max_length": max_length,
+        **special,
+    }
+    pieces = sorted(vocabulary, key=vocabulary.__getitem__)
+    return {
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": json.dumps(config, indent=1).encode(),
+        "special_tokens_map.json": json.dumps(special, indent=1).encode(),
+        "vocab.txt": "".join(f"{piece}\n" for piece in pieces).encode(),
+    }
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,88 @@
+"""What runs made of each unit of their test parts: stored next to their checkpoints. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from service.config.settings import Settings
+from service.domain.records import Run
+from service.domain.states import TERMINAL_RUN_STATES
+from service.spec.models import checkpoints_of
+from service.store import Store
+from trainers import predictions
+from trainers.predictions import NoPredictions as NoPredictions
+
+CHUNK_BYTES = 1 << 20
+
+
+def predictions_file(store: Store, settings: Settings, run_id: int) -> Path:
+    """The Parquet file of a run's predictions, or of the run that it reuses.
+
+    Raises:
+        NotFound: there is no such run.
+        NoPredictions: it has none, or not yet, or its files are not on this machine.
+    """
+    run = store.run(run_id)
+    file = _file(settings, store.source_of(run))
+    try:
+        if file.is_file():
+            return file
+    except OSError as error:
+        raise NoPredictions(f"run {run_id}: {file} cannot be read ({error.strerror or error})") from None
+    if json.loads(store.run_config(run_id))["task"].get("test") == "none":
+        raise NoPredictions(f"run {run_id} has no test part; submit it with task.test: auto")
+    if run.state in TERMINAL_RUN_STATES:
+        raise NoPredictions(f"run {run_id} is {run.state} and left no {file}")
+    raise NoPredictions(f"run {run_id} is {run.state}; its test part is scored at its end")
+
+
+def unit_scores(settings: Settings, source: Run) -> Mapping[str, float]:
+    """Each test unit's share of a run's headline, by the unit's name.
+
+    Args:
+        settings: where runs keep their files.
+        source: the run that was trained: of one that reuses another, that one (`Store.source_of`).
+
+    Raises:
+        NoPredictions: there is no file that can be read.
+    """
+    return predictions.unit_scores(_file(settings, source))
+
+
+def known_scores(store: Store, settings: Settings, run: Run) -> Mapping[str, float] | None:
+    """The same of any run; None where there are none on this machine."""
+    try:
+        return unit_scores(settings, store.source_of(run))
+    except NoPredictions:
+        return None
+
+
+def json_lines(file: Path) -> Iterator[bytes]:
+    """The predictions of a file as JSON lines: `unit`, `score`, `prediction`, `truth`.
+
+    Raises:
+        NoPredictions: it cannot be read.
+    """
+    for one in predictions.read(file):
+        row = {"unit": one.unit, "score": one.score, "prediction": one.prediction, "truth": one.truth}
+        yield json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def raw(file: Path) -> Iterator[bytes]:
+    """The file's bytes in pieces.
+
+    Raises:
+        NoPredictions: it cannot be read.
+    """
+    try:
+        with file.open("rb") as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise NoPredictions(f"{file}: cannot be read ({error.strerror or error})") from None
+
+
+def _file(settings: Settings, source: Run) -> Path:
+    return checkpoints_of(settings, source) / predictions.PREDICTIONS

@@ -1,0 +1,86 @@
+"""The report as one HTML file: styles, script and plotly inside, nothing from anywhere else.
+
+A content security policy in the page forbids the network and any script but the three that are in
+it, by their hashes: whatever a user named an experiment, it stays text.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+
+import jinja2
+
+from service.domain.formats import utc
+from service.output.report.contents import Contents
+from service.output.report.figures import as_mapping
+from service.output.report.sections import Plot, sections
+
+_FOLDER = files("service.output.report")
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPage:
+    """A finished page.
+
+    Attributes:
+        text: the HTML.
+        policy: its content security policy, for who serves it.
+    """
+
+    text: str
+    policy: str
+
+
+def html(contents: Contents) -> ReportPage:
+    """The whole report."""
+    parts = sections(contents)
+    drawn = [as_mapping(b.figure) for part in parts for b in part.blocks if isinstance(b, Plot)]
+    data = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    scripts = (_plotly(), _read("page.js")) if drawn else ()
+    policy = _policy(scripts)
+    names = ", ".join(experiment.name for experiment in contents.run_table.experiments)
+    text = _template().render(
+        title=names,
+        made=utc(contents.made_at_s),
+        sections=parts,
+        kind=lambda block: type(block).__name__,
+        data=data,
+        scripts=scripts,
+        style=_read("page.css"),
+        policy=policy,
+    )
+    return ReportPage(text, policy)
+
+
+def _policy(scripts: tuple[str, ...]) -> str:
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in scripts
+    )
+    return (
+        f"default-src 'none'; script-src {hashes or chr(39) + 'none' + chr(39)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.from_string(_read("page.html.j2"))
+
+
+@functools.cache
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    """Plotly's script; not kept, because a process that made one report may make no other."""
+    return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")

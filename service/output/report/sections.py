@@ -1,0 +1,523 @@
+"""The report as sections of blocks: the words and tables that the page and the Markdown share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.analysis.candidates import label_of
+from service.analysis.drift import drifts
+from service.analysis.records import Claim
+from service.domain.formats import (
+    axis_value,
+    duration,
+    figure,
+    point_text,
+    scale_for,
+    short_names,
+    title,
+    utc,
+)
+from service.domain.neighbours import in_words
+from service.output import ledger_words
+from service.output.report.contents import MOST_ROWS, Contents, Unanswered, description_of
+from service.output.report.figures import Figure, figures
+from trainers.tasks.info import NO_LOSS
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """Some sentences; `strong` for the one that matters most."""
+
+    text: str
+    strong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bullets:
+    """A list of sentences."""
+
+    items: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Text to be copied."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text; `numbers` are the columns that are set right."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A plot with its caption."""
+
+    figure: Figure
+
+
+Block = Paragraph | Bullets | Code | Table | Plot
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSection:
+    """One part of the report.
+
+    Attributes:
+        id: word that names it in links.
+        title: heading.
+        blocks: what it says.
+    """
+
+    id: str
+    title: str
+    blocks: list[Block] = field(default_factory=list)
+
+
+def sections(contents: Contents) -> list[ReportSection]:
+    """The whole report in order; a section without anything to say is left out."""
+    drawn = {figure.id: Plot(figure) for figure in figures(contents)}
+
+    def plots(prefix: str) -> list[Block]:
+        return [plot for id, plot in drawn.items() if id.startswith(prefix)]
+
+    found = [
+        ReportSection("answer", "Answer", list(_answer(contents))),
+        ReportSection("question", "Question", list(_question(contents))),
+        ReportSection("results", "Results", list(_results(contents))),
+        ReportSection("trade-offs", "The price of accuracy", [*_frontier(contents), *plots("tradeoff-")]),
+        ReportSection("verdicts", "Tested claims", list(_verdicts(contents))),
+        ReportSection("effects", "Effects by axis", [*_effects(contents), *plots("effect-")]),
+        ReportSection("speed-ups", "Speed-up over the baseline", list(_speedup(contents))),
+        ReportSection("scores", "Other weightings", list(_scores(contents))),
+        ReportSection("curves", "Learning curves", plots("curve-")),
+        ReportSection(
+            "time",
+            "Time breakdown",
+            [*plots("breakdown"), *plots("step-"), *plots("timeline"), *_drift(contents)],
+        ),
+        ReportSection("ledger", "Total cost", list(_ledger(contents))),
+        ReportSection("method", "Method", list(_method(contents))),
+        ReportSection("environment", "Environment", list(_environment(contents))),
+        ReportSection("caveats", "Caveats", list(_caveats(contents))),
+        ReportSection("reproduce", "How to reproduce this", list(_reproduce(contents))),
+    ]
+    return [section for section in found if section.blocks]
+
+
+def _answer(contents: Contents) -> Iterable[Block]:
+    chosen = contents.recommendation
+    if isinstance(chosen, Unanswered):
+        yield Paragraph(f"No recommendation: {chosen.reason}.", strong=True)
+        return
+    yield Paragraph(f"Use {point_text(chosen.winner_point) or 'the only configuration'}.", strong=True)
+    yield Paragraph(chosen.text)
+    if chosen.excluded:
+        short = _short_labels(contents)
+        yield Table(
+            ["not chosen", "why"],
+            [[short[label], reason] for label, reason in _cut(list(chosen.excluded.items()))],
+        )
+
+
+def _question(contents: Contents) -> Iterable[Block]:
+    run_table = contents.run_table
+    for experiment, spec in zip(run_table.experiments, contents.specs, strict=True):
+        if said := description_of(spec):
+            yield Paragraph(said)
+        yield Paragraph(
+            f"Experiment {experiment.id}, “{experiment.name}”, by {experiment.owner}: "
+            f"{experiment.run_count:,} runs, submitted {utc(experiment.created_s)}, {experiment.state}"
+            + (
+                f" after {duration(experiment.ended_s - experiment.started_s)}."
+                if experiment.ended_s and experiment.started_s
+                else "."
+            )
+        )
+    seeds = sorted({run.seed for run in run_table.runs})
+    values = {
+        axis: list(dict.fromkeys(axis_value(run.point.get(axis)) for run in run_table.runs))
+        for axis in run_table.axes
+    }
+    first = run_table.runs[0]
+    yield Table(
+        ["what", "values"],
+        [
+            ["task", first.task],
+            *([name, ", ".join(of)] for name, of in _fixed(contents).items()),
+            *([f"axis {axis}", ", ".join(of)] for axis, of in values.items()),
+            [
+                "seeds",
+                f"{len(seeds)}: {', '.join(map(str, seeds[:20]))}" + (", ..." if len(seeds) > 20 else ""),
+            ],
+        ],
+    )
+
+
+def _fixed(contents: Contents) -> dict[str, list[str]]:
+    """What the runs are, where no axis says it."""
+    axes = {axis.partition(".")[0] for axis in contents.run_table.axes}
+    runs = contents.run_table.runs
+    columns = {
+        "model": ("model", "student"),
+        "precision": ("precision", "precision"),
+        "optimizer": ("optimizer", "optimizer"),
+        "batch": ("batch", "global_batch_size"),
+        "hardware": ("hardware", "hardware"),
+        "workers": ("parallel", "workers"),
+    }
+    return {
+        name: list(dict.fromkeys(str(getattr(run, column)) for run in runs))
+        for name, (section, column) in columns.items()
+        if section not in axes
+    }
+
+
+def _results(contents: Contents) -> Iterable[Block]:
+    answer = contents.comparison
+    if isinstance(answer, Unanswered):
+        yield Paragraph(answer.reason)
+        return
+    names = short_names(answer.axes)
+    scales = {
+        metric.name: scale_for(
+            metric.name, [s.mean for row in answer.rows if (s := row.figures[metric.name]) is not None]
+        )
+        for metric in answer.metrics
+    }
+    headings = [
+        *names.values(),
+        "runs",
+        *(
+            f"{title(m.name)} ({scales[m.name].unit})" if scales[m.name].unit else title(m.name)
+            for m in answer.metrics
+        ),
+        "remarks",
+    ]
+    rows = []
+    for position, row in enumerate(_cut(answer.rows)):
+        figures_of = [
+            scales[m.name].spread(row.figures[m.name]) + ("*" if answer.best.get(m.name) == position else "")
+            for m in answer.metrics
+        ]
+        remarks = [f"{count} {reason}" for reason, count in row.failures.items()]
+        if row.incomplete:
+            remarks.append(f"{row.incomplete} ended early")
+        if row.shared:
+            remarks.append(f"{row.shared} shared a device")
+        if row.disturbed:
+            remarks.append(in_words(row.disturbed, row.finished, row.disturbed_by))
+        rows.append(
+            [
+                *(axis_value(row.point[axis]) for axis in answer.axes),
+                f"{row.finished}/{row.planned}",
+                *figures_of,
+                ", ".join(remarks),
+            ]
+        )
+    count = len(answer.axes)
+    yield Table(headings, rows, frozenset(range(count, count + 1 + len(answer.metrics))))
+    several = any(s.sd is not None for row in answer.rows for s in row.figures.values() if s is not None)
+    yield Paragraph(
+        "Mean ± standard deviation between seeds. * marks the best mean; not tested for significance."
+        if several
+        else "One seed per configuration: the spread is unknown. * marks the best value; not tested for "
+        "significance."
+    )
+    if len(answer.rows) > MOST_ROWS:
+        yield Paragraph(f"The first {MOST_ROWS} of {len(answer.rows)} configurations; the bundle has all.")
+
+
+def _frontier(contents: Contents) -> Iterable[Block]:
+    answer = contents.frontier
+    if isinstance(answer, Unanswered):
+        yield Paragraph(answer.reason)
+        return
+    names = ", ".join(title(metric.name) for metric in answer.metrics)
+    yield Paragraph(
+        f"{len(answer.members)} of {len(answer.members) + len(answer.others)} configurations are not "
+        f"dominated on {names}."
+    )
+    points = {member.label: member.point for member in answer.members}
+    yield Table(
+        ["on the frontier", *(title(metric.name) for metric in answer.metrics)],
+        [
+            [
+                point_text(m.point) or m.label,
+                *(figure(metric.name, m.values[metric.name]) for metric in answer.metrics),
+            ]
+            for m in _cut(answer.members)
+        ],
+        frozenset(range(1, 1 + len(answer.metrics))),
+    )
+    if answer.dominated:
+        others = {member.label: member.point for member in answer.others}
+        yield Table(
+            ["dominated", "by"],
+            [
+                [point_text(others[label]), "; ".join(point_text(points[by]) for by in dominators[:3])]
+                for label, dominators in _cut(list(answer.dominated.items()))
+            ],
+        )
+
+
+def _verdicts(contents: Contents) -> Iterable[Block]:
+    answer = contents.verdicts
+    if isinstance(answer, Unanswered):
+        yield Paragraph(answer.reason)
+        return
+    yield Paragraph(
+        "The recommended configuration (A) against every other one (B). Differences are A - B; intervals "
+        "are of 95% each, p-values are corrected over all claims on a metric (Holm)."
+    )
+    untested: dict[str, list[str]] = {}
+    for metric in dict.fromkeys(pair.metric for pair in answer):
+        of = [pair for pair in answer if pair.metric == metric]
+        for pair in of:
+            if pair.claim is None:
+                untested.setdefault(point_text(pair.b_point), []).append(title(metric))
+        rows = [_claim_row(pair.b_point, pair.claim) for pair in of if pair.claim is not None]
+        if rows:
+            yield Paragraph(f"{title(metric).capitalize()}:")
+            yield Table(["B", "verdict", "A - B", "interval", "p"], _cut(rows), frozenset({2, 3, 4}))
+    if untested:
+        yield Paragraph("A claim needs at least two seeds with a result; missing for:")
+        yield Bullets([f"{point}: {', '.join(metrics)}" for point, metrics in _cut(list(untested.items()))])
+
+
+def _claim_row(b_point: Mapping[str, Any], claim: Claim) -> list[str]:
+    scale = scale_for(claim.metric, [claim.mean_a, claim.mean_b])
+    verdict: str = claim.verdict
+    if claim.more_seeds is not None:
+        verdict += f": about {claim.more_seeds} more seed{'s' * (claim.more_seeds != 1)} needed"
+    elif claim.verdict == "equivalent":
+        verdict += f" within {claim.margin:g}"
+    p_value = claim.p_equivalent if claim.verdict == "equivalent" else claim.p_value
+    return [
+        point_text(b_point),
+        verdict,
+        f"{claim.relative:+.1%}" if claim.relative is not None else "",
+        f"{_signed(scale, claim.low)} to {_signed(scale, claim.high)} {scale.unit}".rstrip(),
+        f"{p_value:.2g}",
+    ]
+
+
+def _signed(scale: Any, value: float) -> str:
+    return f"{'+' if value > 0 else ''}{scale.text(value)}"
+
+
+def _effects(contents: Contents) -> Iterable[Block]:
+    answer = contents.effects
+    if isinstance(answer, Unanswered):
+        yield Paragraph(answer.reason)
+        return
+    for item in answer.items:
+        yield Paragraph(
+            f"{title(item.model.metric).capitalize()} (the model explains {item.model.r_squared:.1%} of "
+            "the variance):"
+        )
+        yield Bullets(item.sentences)
+    for name, reason in answer.unanswered.items():
+        yield Paragraph(f"{title(name)}: {reason}.")
+
+
+def _speedup(contents: Contents) -> Iterable[Block]:
+    answer = contents.speedup
+    if isinstance(answer, Unanswered):
+        yield Paragraph(answer.reason)
+        return
+    rows = []
+    for row in _cut(answer.rows):
+        cells = [point_text(row.point) or row.label]
+        for metric in answer.metrics:
+            ratio = row.ratios[metric.name]
+            if ratio is None:
+                cells.append("-")
+            elif ratio.low is None or ratio.high is None:
+                cells.append(f"{ratio.ratio:.2f}x")
+            else:
+                cells.append(f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})")
+        rows.append(cells)
+    baseline = _short_labels(contents)[answer.baseline]
+    yield Paragraph(
+        f"Factor relative to {baseline}, with 95% intervals; 2x is twice as fast, or half the cost."
+    )
+    yield Table(
+        ["configuration", *(title(metric.name) for metric in answer.metrics)],
+        rows,
+        frozenset(range(1, 1 + len(answer.metrics))),
+    )
+    if answer.time_to is not None:
+        short = _short_labels(contents)
+        yield Paragraph(
+            f"Time until {title(answer.time_to.metric)} first reached {answer.time_to.target:.4g} at an "
+            "evaluation, from the start of the run; a mean only if every seed reached it."
+        )
+        yield Table(
+            ["configuration", "seeds that reached it", "mean time", "speed-up"],
+            [
+                [
+                    short[row.label],
+                    f"{row.reached}/{row.of}",
+                    duration(row.mean_s),
+                    f"{row.speedup:.2f}x" if row.speedup else "-",
+                ]
+                for row in _cut(answer.time_to.rows)
+            ],
+            frozenset({1, 2, 3}),
+        )
+
+
+def _scores(contents: Contents) -> Iterable[Block]:
+    answers = contents.scores
+    if isinstance(answers, Unanswered):
+        yield Paragraph(answers.reason)
+        return
+    yield Paragraph(
+        "The best weighted sum of max-normalised metrics, for different weights of time, cost, energy "
+        "and occupancy. Accuracy is not included; the recommendation above treats it as a constraint."
+    )
+    rows = []
+    for name, answer in answers.items():
+        weights = ", ".join(f"{title(c.metric)} {c.weight:g}" for c in answer.criteria)
+        best = answer.ranking[0]
+        second = answer.ranking[1] if len(answer.ranking) > 1 else None
+        rows.append(
+            [
+                name.replace("_", " "),
+                weights,
+                f"{point_text(best.point)} ({best.score:.3f})",
+                f"{point_text(second.point)} ({second.score:.3f})" if second else "-",
+            ]
+        )
+    yield Table(["strategy", "weights", "best (score)", "second"], rows)
+
+
+def _method(contents: Contents) -> Iterable[Block]:
+    del contents
+    yield Bullets(
+        [
+            "A configuration is one combination of axis values; its runs differ only in their seed. Only "
+            "runs that trained to full length count.",
+            "A claim pairs seeds that both sides ran. Paired: t-test of the differences. Unpaired: Welch's "
+            "t-test. Two-sided, at 5%, Holm-corrected over all claims on a metric. The spread between "
+            "seeds is floored at the figure's resolution: agreement between seeds alone proves nothing.",
+            "If per-example scores are available, a claim needs seeds and examples (a two-way test); "
+            "otherwise it covers only further seeds on the same examples.",
+            "Equivalent means: two one-sided t-tests show the difference to be within the "
+            f"margin ({NO_LOSS:g} of accuracy).",
+            "Effects come from a linear model with all two-way interactions that the runs can separate; "
+            "time, cost and energy are modelled as logarithms.",
+            "Cost is the price of the devices x the time they were held; energy is labelled as measured "
+            "or modelled, and the two are never combined in one number.",
+        ]
+    )
+
+
+def _drift(contents: Contents) -> Iterable[Block]:
+    found = drifts(contents.run_table.references)
+    for experiment, of in found:
+        yield Paragraph(f"Drift in experiment {experiment}: {of.sentence()}.")
+
+
+def _ledger(contents: Contents) -> Iterable[Block]:
+    ledgers = [ledger for ledger in contents.ledgers if ledger.total.attempts]
+    if not ledgers:
+        return
+    yield Bullets(
+        [
+            f"Experiment {ledger.experiment_id}, {sentence}."
+            for ledger in ledgers
+            for sentence in ledger_words.sentences(ledger.total, ledger.overhead)
+        ]
+    )
+    # Runs that went through at once have nothing to tell beyond their row in the results.
+    told = [run for ledger in ledgers for run in ledger.runs if run.total.retries or run.total.lost_s]
+    if told:
+        yield Table(
+            ["run", "attempt", *ledger_words.HEADINGS],
+            _cut(
+                [
+                    [f"run:{run.run_id}", str(charge.attempt), *ledger_words.cells(charge)]
+                    for run in told
+                    for charge in run.charges
+                ]
+            ),
+            frozenset({1, 3, 4, 5, 6, 7}),
+        )
+    yield Paragraph(f"Devices are charged from placed to released, busy or not; {ledger_words.LEGEND}.")
+
+
+def _environment(contents: Contents) -> Iterable[Block]:
+    environments = contents.run_table.environments
+    if not environments:
+        yield Paragraph("No run reported where it ran.")
+        return
+    names = list(dict.fromkeys(name for facts, _ in environments for name in facts))
+    shown = environments[:6]
+    yield Table(
+        ["", *(f"{len(runs)} run{'s' * (len(runs) != 1)}" for _, runs in shown)],
+        [[name.replace("_", " "), *(_fact(facts.get(name)) for facts, _ in shown)] for name in names],
+    )
+    if len(environments) > len(shown):
+        yield Paragraph(f"{len(environments) - len(shown)} more environments are in the bundle.")
+    first = next(iter(contents.run_table.data.values()), None)
+    if first:
+        yield Table(["data", ""], [[name, _fact(value)] for name, value in first.items()])
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {inner}" for name, inner in value.items())
+    return "-" if value is None else str(value)
+
+
+def _caveats(contents: Contents) -> Iterable[Block]:
+    yield Bullets(contents.caveats or ["No known caveats apply to these numbers."])
+
+
+def _reproduce(contents: Contents) -> Iterable[Block]:
+    run_table = contents.run_table
+    ids = " ".join(str(experiment.id) for experiment in run_table.experiments)
+    commits = list(
+        dict.fromkeys(
+            str(facts["git_commit"]) for facts, _ in run_table.environments if "git_commit" in facts
+        )
+    )
+    yield Paragraph(
+        "Submit the spec again with the same version of the code, with the same data under the configured "
+        "folders"
+        + (f" (commit {commits[0][:12]})" if len(commits) == 1 else "")
+        + ". `stillhouse export --bundle` packs all rows, points and facts with checksums."
+    )
+    yield Code(
+        "\n".join(
+            [
+                *(
+                    f"stillhouse submit spec-{experiment.id}.yaml   # sha256 {experiment.spec_sha256[:16]}"
+                    for experiment in run_table.experiments
+                ),
+                f"stillhouse report {ids} -o report.html",
+                f"stillhouse export {run_table.experiments[0].id} --bundle experiment.zip",
+            ]
+        )
+    )
+    for experiment, spec in zip(run_table.experiments, contents.specs, strict=True):
+        yield Paragraph(f"spec-{experiment.id}.yaml:")
+        yield Code(spec.rstrip())
+
+
+def _short_labels(contents: Contents) -> dict[str, str]:
+    return {label_of(run.point): point_text(run.point) or "all runs" for run in contents.run_table.runs}
+
+
+def _cut(rows: Any) -> Any:
+    return rows[:MOST_ROWS]

@@ -1,0 +1,151 @@
+"""Timelines of traced steps and kernel traces of profiled ones, next to a run's checkpoints. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from service.config.settings import Settings
+from service.domain.records import Run
+from service.domain.states import TERMINAL_RUN_STATES
+from service.spec.models import checkpoints_of
+from service.store import Store
+from trainers.checkpoints.manifest import TRACE, kernel_trace, traced_ranks
+
+
+class NoTrace(Exception):
+    """A run has no timeline that can be read; the message is one line."""
+
+
+def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
+    """A run's timeline as it lies on the disk: a document in Chrome's trace-event format.
+
+    Raises:
+        NotFound: there is no such run.
+        NoTrace: it keeps none, or not yet, or its files are not on this machine.
+    """
+    run = store.run(run_id)
+    path = checkpoints_of(settings, run) / TRACE
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        steps = json.loads(store.run_config(run_id))["telemetry"]["trace_steps"]
+    except OSError as error:
+        raise NoTrace(f"run {run_id}: {path} cannot be read ({error.strerror or error})") from None
+    if not steps:
+        raise NoTrace(f"run {run_id} traces no steps; submit it with telemetry.trace_steps, such as 5")
+    if run.state in TERMINAL_RUN_STATES:
+        raise NoTrace(f"run {run_id} is {run.state} and left no {path}")
+    raise NoTrace(f"run {run_id} is {run.state} and has not reached its {steps} traced steps yet")
+
+
+def read_kernel_trace(store: Store, settings: Settings, run_id: int, rank: int) -> bytes:
+    """The profiler's trace of a worker's profiled steps, a document in Chrome's trace-event format.
+
+    Raises:
+        NotFound: there is no such run.
+        NoTrace: it keeps none of this worker, or not yet, or its files are not on this machine.
+    """
+    run = store.run(run_id)
+    folder = checkpoints_of(settings, run)
+    path = kernel_trace(folder, rank)
+    try:
+        return gzip.decompress(path.read_bytes())
+    except FileNotFoundError:
+        steps = json.loads(store.run_config(run_id))["telemetry"]["profile_steps"]
+    except (OSError, EOFError, zlib.error) as error:
+        raise NoTrace(f"run {run_id}: {path} cannot be read ({error})") from None
+    with contextlib.suppress(OSError):
+        if ranks := traced_ranks(folder):
+            raise NoTrace(
+                f"run {run_id} has no kernel trace of worker {rank}; it has those of "
+                f"{', '.join(map(str, ranks))}"
+            )
+    if not steps:
+        raise NoTrace(f"run {run_id} profiles no steps; submit it with telemetry.profile_steps, such as 5")
+    if run.state in TERMINAL_RUN_STATES:
+        raise NoTrace(f"run {run_id} is {run.state} and left no {path}")
+    raise NoTrace(f"run {run_id} is {run.state} and has not reached its {steps} profiled steps yet")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A phase of a step, on one row of the picture.
+
+    Attributes:
+        row: name of the worker.
+        phase: what it did.
+        begin_ms, end_ms: from the beginning of the step.
+        micro_batch: 0-based; None where there is none.
+    """
+
+    row: str
+    phase: str
+    begin_ms: float
+    end_ms: float
+    micro_batch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """One step of a run, as all its workers saw it.
+
+    Attributes:
+        step: 1-based.
+        rows: names of the workers, by rank.
+        bars: of all rows.
+    """
+
+    step: int
+    rows: tuple[str, ...]
+    bars: tuple[Bar, ...]
+
+
+def typical_step(document: Mapping[str, Any]) -> TracedStep:
+    """The step of a trace that takes the median time.
+
+    Raises:
+        ValueError: the document is no trace of this service.
+    """
+    try:
+        events = document["traceEvents"]
+        rows = {e["pid"]: str(e["args"]["name"]) for e in events if e["name"] == "process_name"}
+        spans = [e for e in events if e["ph"] == "X" and e["cat"] == "phase"]
+        times: dict[int, tuple[float, float]] = {}
+        for event in spans:
+            begin, end = times.get(event["args"]["step"], (float("inf"), 0.0))
+            times[event["args"]["step"]] = (
+                min(begin, event["ts"]),
+                max(end, event["ts"] + event["dur"]),
+            )
+        order = sorted(times, key=lambda step: times[step][1] - times[step][0])
+        chosen = order[(len(order) - 1) // 2]
+        begin_us = times[chosen][0]
+        bars = tuple(
+            Bar(
+                rows[e["pid"]],
+                str(e["name"]),
+                (e["ts"] - begin_us) / 1e3,
+                (e["ts"] + e["dur"] - begin_us) / 1e3,
+                e["args"].get("micro_batch"),
+            )
+            for e in spans
+            if e["args"]["step"] == chosen
+        )
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"not a trace from this service ({type(error).__name__}: {error})") from None
+    return TracedStep(int(chosen), tuple(rows[pid] for pid in sorted(rows)), bars)
+
+
+def traced_step(settings: Settings, run: Run) -> TracedStep | None:
+    """A typical step of a run; None where it keeps no trace that can be read here."""
+    path = checkpoints_of(settings, run) / TRACE
+    try:
+        return typical_step(json.loads(path.read_bytes()))
+    except (OSError, ValueError):
+        return None

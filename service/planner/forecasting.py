@@ -1,0 +1,102 @@
+"""The forecast of a spec out of what this installation has run: reads history, then asks the planner."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from service.config.document import Problem, SpecError
+from service.config.hardware import Hardware
+from service.db import history_statements
+from service.planner.forecast import Cell, GridForecast, Past, forecast, too_small
+from service.spec.encoder_size import encoder_size
+from service.spec.experiment import ExperimentSpec, read_stored
+from service.spec.fields import Budget
+from service.store import Store
+
+MOST_CELLS = 500
+"""Grid points that are looked at; of a larger grid every n-th, which then stands for n."""
+MOST_PAST = 500
+"""Finished runs that are looked at."""
+
+
+def forecast_of(
+    spec: ExperimentSpec,
+    store: Store,
+    catalogue: Mapping[str, Hardware],
+    *,
+    reused: Collection[int] = (),
+) -> GridForecast:
+    """What a spec's whole grid will take, out of what this installation has run.
+
+    Args:
+        spec: valid, axes included.
+        store: where finished runs are.
+        catalogue: known hardware.
+        reused: positions of runs that are taken over instead of trained.
+    """
+    cells = _cells(spec, catalogue, reused, store.settings.roots("model"))
+    return forecast(spec, cells, read_past(store, [cell.spec for cell in cells]), catalogue)
+
+
+def budget_problems(spec: ExperimentSpec, store: Store, catalogue: Mapping[str, Hardware]) -> list[Problem]:
+    """Limits of a spec's budget that not even its smallest run fits into; nothing is read without limits."""
+    if spec.budget == Budget(when_reached=spec.budget.when_reached, runs=spec.budget.runs):
+        return []
+    found = forecast_of(spec, store, catalogue)
+    return [Problem("budget-too-small", path, message) for path, message in too_small(spec, found)]
+
+
+def read_past(store: Store, specs: list[ExperimentSpec]) -> list[Past]:
+    """The newest finished runs of the same tasks, students and hardware."""
+    statement = history_statements.finished_like(
+        {str(spec.task.name) for spec in specs},
+        {spec.model.student for spec in specs},
+        {spec.hardware for spec in specs},
+        limit=MOST_PAST,
+    )
+    with store.database.read() as connection:
+        rows = connection.execute(statement).all()
+    return [
+        Past(
+            spec=read_stored(canonical),
+            steps=steps,
+            total_time_s=total_time_s,
+            setup_time_s=_seconds(summary, "setup_time_s"),
+            energy_kwh=energy_kwh,
+        )
+        for canonical, steps, total_time_s, energy_kwh, summary in rows
+    ]
+
+
+def _seconds(summary: Mapping[str, object] | None, name: str) -> float:
+    value = (summary or {}).get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _cells(
+    spec: ExperimentSpec, catalogue: Mapping[str, Hardware], reused: Collection[int], roots: Sequence[Path]
+) -> list[Cell]:
+    seeds = len(spec.seeds)
+    count = spec.grid_count() // seeds
+    every = -(-count // MOST_CELLS)
+    each_stands_for = count / len(range(0, count, every))
+    taken_over = Counter(index // seeds for index in reused)
+    size_of = functools.cache(functools.partial(encoder_size, roots=roots))
+    cells = []
+    for number, point in enumerate(spec.search.expected_points()):
+        if number % every:
+            continue
+        try:
+            resolved = spec.at(point, catalogue)
+        except SpecError:
+            continue  # Marked in the preview, and never run.
+        cells.append(
+            Cell(resolved, (seeds - taken_over[number]) * each_stands_for, size_of(resolved.model.student))
+        )
+    if cells and (repeated := spec.run_count() - spec.grid_count()):
+        cells.append(replace(cells[0], runs=repeated))
+    return cells

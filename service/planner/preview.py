@@ -1,0 +1,206 @@
+"""What a spec would run, before it is submitted: each run with its resources, price and obstacles.
+
+Pure. Any page of the grid is computed without the pages before it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from service.config.document import SpecError
+from service.config.hardware import Hardware, find
+from service.domain.grid import REFERENCE_CELL, AxisValue, Point
+from service.domain.serialization import Serializable
+from service.planner.forecast import Forecast
+from service.scheduling.cluster import CPU, ClusterSnapshot, at_a_time, exclusive_holds, unsatisfiable
+from service.spec.experiment import ExperimentSpec, cell_of
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun(Serializable):
+    """One run of a grid that has not been submitted."""
+
+    index: int
+    """Position in the grid's order, from 0."""
+    cell: str
+    """Hash of the axis values."""
+    seed: int
+    """The run's seed."""
+    point: dict[str, AxisValue]
+    """Axis values by dotted name."""
+    hardware: str
+    """Name in the catalogue."""
+    workers: int
+    """Worker processes; of an elastic run, the most."""
+    min_workers: int
+    """The fewest; the same unless the run is elastic."""
+    cpus: int
+    """CPUs that it reserves in all, at the most workers."""
+    accelerators: int
+    """Accelerators that it reserves in all."""
+    memory_gib: float | None
+    """Memory that it reserves in all; null = not reserved."""
+    price_usd_per_hour: float
+    """Price of all its devices, at the most workers."""
+    min_price_usd_per_hour: float
+    """The same at the fewest."""
+    feasible: bool
+    """Whether it is valid and the cluster could serve it."""
+    reason: str | None
+    """Why it is not feasible."""
+    at_a_time: int | None = None
+    """Runs like it that the idle cluster holds at a time; null = not known."""
+    at_a_time_shared: int | None = None
+    """The same with `measure: shared`; null = it is shared, or not known."""
+    reused_from: int | None = None
+    """Run whose figures it takes, instead of training; null = it is trained."""
+    not_reused: str | None = None
+    """Why a run with the same settings is not reused; null = there is none, or `reuse` is not set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview(Serializable):
+    """One page of the runs that a spec would make."""
+
+    run_count: int
+    """Runs of the whole grid."""
+    reused_count: int
+    """Runs of the whole grid that are reused; 0 unless the spec says `reuse: true`."""
+    cluster_age_s: float | None
+    """Age of the view of the cluster; null when there is none, and then capacity is not judged."""
+    items: list[PlannedRun]
+    """At most `page_size` of them."""
+    next_page_token: str | None = None
+    """Give this as `page_token` for the next page; null on the last."""
+    forecast: Forecast | None = None
+    """What the whole grid will take; with the first page only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validated(Serializable):
+    """A spec that is valid."""
+
+    valid: bool
+    """Always true; an invalid spec is answered by a problem."""
+    name: str
+    """Name of the experiment."""
+    sha256: str
+    """Hash of the canonical spec."""
+    run_count: int
+    """Runs in its grid."""
+    spec: dict[str, Any]
+    """The spec with all defaults filled in."""
+
+    @classmethod
+    def of(cls, spec: ExperimentSpec) -> Validated:
+        """The answer about a spec that passed every check."""
+        return cls(True, spec.name, spec.sha256(), spec.run_count(), json.loads(spec.canonical_json()))
+
+
+def planned_runs(
+    spec: ExperimentSpec,
+    catalogue: Mapping[str, Hardware],
+    snapshot: ClusterSnapshot | None,
+    *,
+    start: int = 0,
+    limit: int | None = None,
+) -> Iterator[PlannedRun]:
+    """The runs from position `start` on, in product order, each judged on its own.
+
+    Args:
+        spec: the spec with its axes.
+        catalogue: known hardware.
+        snapshot: the cluster as last seen; None = capacity is not judged.
+        start: first position.
+        limit: most runs; None = all.
+    """
+    seeds = spec.seeds
+    first_point, skipped_seeds = divmod(start, len(seeds))
+
+    def runs() -> Iterator[PlannedRun]:
+        for number, point in enumerate(
+            itertools.islice(spec.search.points(), first_point, None), first_point
+        ):
+            cell = cell_of(point)
+            resolved, reason = _resolve(spec, point, catalogue)
+            reason = reason or (unsatisfiable(resolved, snapshot, catalogue) if snapshot else None)
+            for position, seed in enumerate(seeds):
+                index = number * len(seeds) + position
+                yield _planned(resolved, catalogue, snapshot, index, cell, seed, point, reason)
+
+    def references() -> Iterator[PlannedRun]:
+        """Repetitions of the first run that could be measured."""
+        count = spec.grid_count()
+        wanted = range(max(start, count), spec.run_count())
+        if not wanted:
+            return
+        bare = spec.model_copy(update={"search": spec.search.model_copy(update={"reference_every": None})})
+        # As the spec chooses it, whatever the cluster has today.
+        chosen = next((run.index for run in planned_runs(bare, catalogue, None) if run.feasible), 0)
+        (first,) = planned_runs(bare, catalogue, snapshot, start=chosen, limit=1)
+        for index in wanted:
+            yield replace(first, index=index, cell=REFERENCE_CELL, seed=seeds[0])
+
+    found = itertools.chain(itertools.islice(runs(), skipped_seeds, None), references())
+    return itertools.islice(found, limit)
+
+
+def _resolve(
+    spec: ExperimentSpec, point: Point, catalogue: Mapping[str, Hardware]
+) -> tuple[ExperimentSpec, str | None]:
+    """The spec at a grid point, or the spec as it stands with the reason why the point is not valid."""
+    try:
+        return spec.at(point, catalogue, named=False), None
+    except SpecError as error:
+        return spec, str(error)
+
+
+def _planned(
+    spec: ExperimentSpec,
+    catalogue: Mapping[str, Hardware],
+    snapshot: ClusterSnapshot | None,
+    index: int,
+    cell: str,
+    seed: int,
+    point: Point,
+    reason: str | None,
+) -> PlannedRun:
+    name = str(point.get("hardware", spec.hardware))
+    hardware = find(name, catalogue)
+    workers, fewest = spec.worker_numbers[0], spec.worker_numbers[-1]
+    in_cpus = hardware is None or hardware.kind.counted_in_cpus
+    each = spec.resources.cpus_per_worker
+    counts: tuple[int | None, int | None] = (None, None)
+    if hardware is not None and snapshot is not None and snapshot.reachable:
+        counts = at_a_time(spec, snapshot.nodes, catalogue), None
+        if spec.measure == "exclusive":
+            shared = spec.model_copy(update={"measure": "shared"})
+            counts = counts[0], at_a_time(shared, snapshot.nodes, catalogue)
+            holds = exclusive_holds(spec, snapshot.nodes, catalogue)
+            each = next((int(hold.resources[CPU]) for hold in holds if hold.workers == workers), each)
+    cpus = each * workers
+    memory = spec.resources.memory_gib_per_worker
+    price = hardware.price_usd_per_hour if hardware else 0.0
+    devices = each if in_cpus else 1
+    return PlannedRun(
+        index=index,
+        cell=cell,
+        seed=seed,
+        point=point,
+        hardware=hardware.name if hardware else name,
+        workers=workers,
+        min_workers=fewest,
+        cpus=cpus,
+        accelerators=0 if in_cpus else workers,
+        memory_gib=None if memory is None else memory * workers,
+        price_usd_per_hour=price * devices * workers,
+        min_price_usd_per_hour=price * devices * fewest,
+        feasible=reason is None,
+        reason=reason,
+        at_a_time=counts[0],
+        at_a_time_shared=counts[1],
+    )

@@ -1,0 +1,206 @@
+"""The Ray actor through which the processes of an experiment talk: recorder, stops and mailbox.
+
+One per attempt at an experiment, on the driver's node, where its spool is. Ray restarts it
+when it is killed; its callers repeat what was not acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from service.recording.assignment import Ending, Grant
+from service.recording.mailbox import Delivery, Mailbox, WorkerAddress, WorkOrder
+from service.recording.recorder import Recorder
+from service.recording.report import Acknowledgement, Report
+from service.scheduling import driver_settings
+from service.spec.models import experiment_folder
+from service.store import Store
+from trainers.reporting import StopReason
+
+_CALL_TIMEOUT_S = 60.0
+_UNAVAILABLE_S = 0.5
+Answered = TypeVar("Answered")
+
+
+class ExperimentActor:
+    """What runs in the actor.
+
+    Args:
+        settings_path: the driver's settings.
+        experiment_id: the experiment.
+        attempt: the experiment's attempt.
+    """
+
+    def __init__(self, settings_path: str, experiment_id: int, attempt: int) -> None:
+        logging.basicConfig(level=logging.WARNING)
+        settings = driver_settings.read(Path(settings_path))
+        self._recorder = Recorder(
+            lambda: Store.open(settings),
+            experiment_folder(settings, experiment_id) / "spool",
+            f"attempt-{attempt:06d}",
+        )
+        self._mailbox = Mailbox()
+
+    async def report(self, report: Report) -> Acknowledgement:
+        """Takes a worker's report; the answer comes when its rows are safe."""
+        return await asyncio.wrap_future(self._recorder.submit(report))
+
+    async def request_stops(self, everything: StopReason | None, runs: Mapping[int, StopReason]) -> None:
+        """Replaces what is asked to stop: all runs, or some by id."""
+        self._recorder.request_stops(everything, runs)
+
+    async def caught_up(self) -> bool:
+        """Whether what earlier attempts spooled on this node is in the database."""
+        return self._recorder.wait_until_caught_up(0.0)
+
+    async def ask(self, group: str, order: WorkOrder) -> Ending | None:
+        """Takes a trial's order to its group; returns its ending once there is one."""
+        return self._mailbox.ask(group, order)
+
+    async def grant(self, grants: Mapping[str, Grant]) -> None:
+        """Replaces the driver's answers to the trials that are ready."""
+        self._mailbox.grant(grants)
+
+    async def granted(self, trial: str) -> Grant | None:
+        """Returns the driver's answer to a trial, once there is one."""
+        return self._mailbox.granted(trial)
+
+    async def ready(self, group: str) -> tuple[WorkerAddress, ...]:
+        """Returns the workers of a group that wait for orders, by rank."""
+        return self._mailbox.ready(group)
+
+    async def serve(
+        self, group: str, worker: WorkerAddress, done: Delivery | None, number: int
+    ) -> WorkOrder | None:
+        """Takes a worker's last delivery, and returns the order after `number` once there is one."""
+        return self._mailbox.serve(group, worker, done, number)
+
+    async def arrive(self, group: str, worker: WorkerAddress) -> tuple[WorkerAddress, ...]:
+        """Adds a worker of a group, and returns those that have arrived, by rank."""
+        return self._mailbox.arrive(group, worker)
+
+    async def forget(self, group: str) -> None:
+        """Removes a group that has ended."""
+        self._mailbox.forget(group)
+
+    async def close(self) -> None:
+        """Writes what waits; nothing is accepted afterwards."""
+        await asyncio.to_thread(self._recorder.close)
+
+
+class ExperimentActorClient:
+    """Calls the actor from any process of the experiment; picklable.
+
+    Every call waits at most a minute and raises what Ray raises (`ray.exceptions.RayError`).
+
+    Args:
+        actor: handle of the actor.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    @classmethod
+    def start(cls, settings_path: Path, experiment_id: int, attempt: int) -> ExperimentActorClient:
+        """Start the actor on this node."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        node = ray.get_runtime_context().get_node_id()
+        actor = (
+            ray.remote(ExperimentActor)
+            .options(
+                num_cpus=0,
+                max_restarts=-1,
+                max_concurrency=1000,
+                name=f"stillhouse-experiment-{experiment_id}-{attempt}",
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            )
+            .remote(str(settings_path), experiment_id, attempt)
+        )
+        return cls(actor)
+
+    def report(self, report: Report) -> Acknowledgement:
+        """Takes a worker's report; the answer comes when its rows are safe."""
+        answer: Acknowledgement = self._call("report", report)
+        return answer
+
+    def request_stops(self, everything: StopReason | None, runs: Mapping[int, StopReason]) -> None:
+        """Replaces what is asked to stop: all runs, or some by id."""
+        self._call("request_stops", everything, dict(runs))
+
+    def wait_until_caught_up(self, timeout_s: float) -> bool:
+        """Wait until earlier attempts' spools are in the database; False when time ran out."""
+        deadline = time.monotonic() + timeout_s
+        while not self._call("caught_up"):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def ask(self, group: str, order: WorkOrder) -> Ending | None:
+        """Takes a trial's order to its group; returns its ending once there is one."""
+        ending: Ending | None = self._call("ask", group, order)
+        return ending
+
+    def grant(self, grants: Mapping[str, Grant]) -> None:
+        """Replaces the driver's answers to the trials that are ready."""
+        self._call("grant", dict(grants))
+
+    def granted(self, trial: str) -> Grant | None:
+        """Returns the driver's answer to a trial, once there is one."""
+        grant: Grant | None = self._call("granted", trial)
+        return grant
+
+    def ready(self, group: str) -> tuple[WorkerAddress, ...]:
+        """Returns the workers of a group that wait for orders, by rank."""
+        workers: tuple[WorkerAddress, ...] = self._call("ready", group)
+        return workers
+
+    def serve(
+        self, group: str, worker: WorkerAddress, done: Delivery | None, number: int
+    ) -> WorkOrder | None:
+        """Takes a worker's last delivery, and returns the order after `number` once there is one."""
+        order: WorkOrder | None = self._call("serve", group, worker, done, number)
+        return order
+
+    def arrive(self, group: str, worker: WorkerAddress) -> tuple[WorkerAddress, ...]:
+        """Adds a worker of a group, and returns those that have arrived, by rank."""
+        workers: tuple[WorkerAddress, ...] = self._call("arrive", group, worker)
+        return workers
+
+    def forget(self, group: str) -> None:
+        """Removes a group that has ended."""
+        self._call("forget", group)
+
+    def close(self) -> None:
+        """Writes what waits; nothing is accepted afterwards."""
+        self._call("close")
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        import ray
+
+        return ray.get(getattr(self._actor, method).remote(*arguments), timeout=_CALL_TIMEOUT_S)
+
+
+def patiently(ask: Callable[[], Answered], patience_s: float = 120.0) -> Answered:
+    """Ask the experiment's actor, over a restart of it.
+
+    Raises:
+        RayError: it has not answered for that long.
+    """
+    import ray
+
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return ask()
+        except ray.exceptions.RayError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_UNAVAILABLE_S)

@@ -1,0 +1,396 @@
+"""What the cluster has, as the scheduler last saw it, and what could never run there. Pure.
+
+The scheduler writes the snapshot; the API and the preview read it, so that neither needs Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.config.hardware import CATALOGUE, Hardware, lookup
+from service.domain.serialization import Serializable
+from service.spec.experiment import ExperimentSpec
+from trainers.device_kinds import DEVICE_KINDS
+
+CPU = "CPU"
+MEMORY = "memory"
+"""Ray's names of resources; memory is in bytes."""
+
+SHARERS = 4
+"""Most runs on one device, or on the CPUs of one run, where `queue.share_device` lets them share."""
+NODE_ID = "ray.io/node-id"
+"""Label that Ray gives each node."""
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode(Serializable):
+    """One node of the cluster."""
+
+    id: str
+    """Ray's id of the node."""
+    name: str
+    """Host name or address."""
+    alive: bool
+    """Whether it answers Ray."""
+    resources: dict[str, float]
+    """All that it has, by Ray resource name."""
+    available: dict[str, float]
+    """What of that is free."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """What it is called, by Ray label name."""
+
+    def has(self, labels: Mapping[str, str]) -> bool:
+        """Whether it answers and carries all these labels."""
+        return self.alive and labels.items() <= {**self.labels, NODE_ID: self.id}.items()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no CPU of it is reserved, as far as is known."""
+        return self.available.get(CPU, self.resources.get(CPU, 0.0)) >= self.resources.get(CPU, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """The cluster at one time.
+
+    Attributes:
+        at_s: when it was looked at, Unix seconds.
+        reachable: whether Ray answered.
+        dashboard_url: for people, when there is a dashboard.
+        nodes: as Ray lists them.
+    """
+
+    at_s: float
+    reachable: bool
+    dashboard_url: str | None
+    nodes: tuple[ClusterNode, ...]
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """What all live nodes have together, by resource name."""
+        return _sum(node.resources for node in self.nodes if node.alive)
+
+    @property
+    def available(self) -> dict[str, float]:
+        """What is free on all live nodes together, by resource name."""
+        return _sum(node.available for node in self.nodes if node.alive)
+
+    def to_document(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "at_s": self.at_s,
+            "reachable": self.reachable,
+            "dashboard_url": self.dashboard_url,
+            "nodes": [
+                {
+                    "id": node.id,
+                    "name": node.name,
+                    "alive": node.alive,
+                    "resources": dict(node.resources),
+                    "available": dict(node.available),
+                    "labels": dict(node.labels),
+                }
+                for node in self.nodes
+            ],
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> ClusterSnapshot:
+        """The inverse of `to_document`."""
+        return cls(
+            at_s=document["at_s"],
+            reachable=document["reachable"],
+            dashboard_url=document["dashboard_url"],
+            nodes=tuple(ClusterNode(**node) for node in document["nodes"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster(Serializable):
+    """The Ray cluster as the scheduler last saw it."""
+
+    at_s: float | None
+    """When the scheduler looked; null when none ever did."""
+    age_s: float | None
+    """How long ago that was."""
+    reachable: bool
+    """Whether Ray answered."""
+    dashboard_url: str | None
+    """Ray's dashboard, for people; null when there is none."""
+    nodes: tuple[ClusterNode, ...]
+    """Its nodes, as Ray lists them."""
+    totals: dict[str, float]
+    """Sum over living nodes, by Ray resource name."""
+
+    @classmethod
+    def of(cls, snapshot: ClusterSnapshot | None, now_s: float) -> Cluster:
+        """The cluster in a scheduler's snapshot; None when no scheduler ever wrote one."""
+        if snapshot is None:
+            return cls(None, None, reachable=False, dashboard_url=None, nodes=(), totals={})
+        return cls(
+            at_s=snapshot.at_s,
+            age_s=max(0.0, now_s - snapshot.at_s),
+            reachable=snapshot.reachable,
+            dashboard_url=snapshot.dashboard_url,
+            nodes=snapshot.nodes,
+            totals=snapshot.totals,
+        )
+
+
+def _sum(parts: Any) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total
+
+
+def worker_resources(spec: ExperimentSpec, catalogue: Mapping[str, Hardware] = CATALOGUE) -> dict[str, float]:
+    """What one worker of a resolved spec reserves, by Ray's resource name.
+
+    Raises:
+        ValueError: for hardware that is not in the catalogue.
+    """
+    hardware = lookup(spec.hardware, catalogue)
+    share = 1.0 / SHARERS if spec.queue.share_device else 1.0
+    wanted: dict[str, float] = {CPU: share * spec.resources.cpus_per_worker}
+    if hardware.kind.ray_resource is not None:
+        wanted[hardware.kind.ray_resource] = share
+    if hardware.accelerator_type is not None:
+        wanted[f"accelerator_type:{hardware.accelerator_type}"] = 0.001
+    if hardware.resource is not None:
+        wanted[hardware.resource] = share
+    if spec.resources.memory_gib_per_worker is not None:
+        wanted[MEMORY] = spec.resources.memory_gib_per_worker * _GIB
+    return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What a run that is measured alone reserves (`measure: exclusive`).
+
+    Attributes:
+        workers: processes.
+        resources: of each of them, by Ray's resource name; together all that is to be held.
+        labels: of the nodes that they may run on.
+    """
+
+    workers: int
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+
+def exclusive_holds(
+    spec: ExperimentSpec, nodes: Sequence[ClusterNode], catalogue: Mapping[str, Hardware] = CATALOGUE
+) -> tuple[Hold, ...]:
+    """Where a resolved spec could be measured alone: most workers first, then idle nodes, then small ones.
+
+    On CPUs its workers hold a node's CPUs, in equal parts; where no node is large enough for all of them,
+    each holds a node of its own. With accelerators each worker holds its device's share of the node's CPUs.
+
+    Args:
+        spec: without axes, as in `RunPlan.spec`.
+        nodes: of the cluster.
+        catalogue: known hardware.
+
+    Raises:
+        ValueError: for hardware that is not in the catalogue.
+    """
+    hardware = lookup(spec.hardware, catalogue)
+    wanted = worker_resources(spec, catalogue)
+    able = [node for node in nodes if node.has(hardware.labels) and _workers_on(node.resources, wanted)]
+    ordered = sorted(able, key=lambda node: (not node.idle, node.resources[CPU], node.id))
+    device = hardware.kind.ray_resource or hardware.resource
+    found: list[Hold] = []
+    for workers in spec.worker_numbers:
+        if device is None:
+            found += _whole_nodes(workers, wanted, hardware.labels, ordered)
+        else:
+            found += _devices_with_cpus(workers, wanted, hardware.labels, ordered, device)
+    return tuple(found)
+
+
+def _whole_nodes(
+    workers: int, wanted: Mapping[str, float], labels: Mapping[str, str], nodes: Sequence[ClusterNode]
+) -> list[Hold]:
+    found = []
+    for node in nodes:
+        cpus = int(node.resources[CPU])
+        each = {**wanted, CPU: float(cpus // workers)}
+        if cpus % workers == 0 and each[CPU] >= wanted[CPU] and _workers_on(node.resources, each) >= workers:
+            found.append(Hold(workers, each, {**labels, NODE_ID: node.id}))
+    if found or workers == 1:
+        return found
+    # Only the largest nodes have room for one that takes all their CPUs, and none has room for two.
+    most = max((node.resources[CPU] for node in nodes), default=0.0)
+    each = {**wanted, CPU: most}
+    if sum(_workers_on(node.resources, each) for node in nodes) >= workers:
+        found.append(Hold(workers, each, labels))
+    return found
+
+
+def _devices_with_cpus(
+    workers: int,
+    wanted: Mapping[str, float],
+    labels: Mapping[str, str],
+    nodes: Sequence[ClusterNode],
+    device: str,
+) -> list[Hold]:
+    shares = {
+        node.id: max(wanted[CPU], float(node.resources[CPU] // node.resources[device])) for node in nodes
+    }
+    found = []
+    if len(set(shares.values())) > 1:
+        for node in nodes:
+            each = {**wanted, CPU: shares[node.id]}
+            if _workers_on(node.resources, each) >= workers:
+                found.append(Hold(workers, each, {**labels, NODE_ID: node.id}))
+    if not found and shares:
+        each = {**wanted, CPU: max(shares.values())}
+        if sum(_workers_on(node.resources, each) for node in nodes) >= workers:
+            found.append(Hold(workers, each, labels))
+    return found
+
+
+def at_a_time(
+    spec: ExperimentSpec, nodes: Sequence[ClusterNode], catalogue: Mapping[str, Hardware] = CATALOGUE
+) -> int:
+    """How many runs of a resolved spec the idle cluster holds at a time, each with as many workers as it can.
+
+    Raises:
+        ValueError: for hardware that is not in the catalogue.
+    """
+    if spec.measure == "exclusive":
+        holds = exclusive_holds(spec, nodes, catalogue)
+    else:
+        wanted, labels = worker_resources(spec, catalogue), lookup(spec.hardware, catalogue).labels
+        holds = tuple(Hold(workers, wanted, labels) for workers in spec.worker_numbers)
+    for workers in spec.worker_numbers:
+        count = sum(
+            sum(_workers_on(node.resources, hold.resources) for node in nodes if node.has(hold.labels))
+            // workers
+            for hold in holds
+            if hold.workers == workers
+        )
+        if count:
+            return count
+    return 0
+
+
+def unsatisfiable(
+    spec: ExperimentSpec,
+    snapshot: ClusterSnapshot | None,
+    catalogue: Mapping[str, Hardware] = CATALOGUE,
+) -> str | None:
+    """Why the present cluster could never run a resolved spec, even when idle; None when it could.
+
+    What is not known (no snapshot, Ray unreachable) is not held against the spec.
+
+    Args:
+        spec: without axes, as in `RunPlan.spec`.
+        snapshot: the cluster, or None when no one has looked yet.
+        catalogue: known hardware.
+    """
+    if snapshot is None or not snapshot.reachable:
+        return None
+    wanted = worker_resources(spec, catalogue)
+    fewest = spec.worker_numbers[-1]
+    labels = lookup(spec.hardware, catalogue).labels
+    nodes = [node.resources for node in snapshot.nodes if node.has(labels)]
+    if not any(node.alive for node in snapshot.nodes):
+        return "the cluster has no live node"
+    if not nodes:
+        shown = ", ".join(f"{name}={value}" for name, value in labels.items())
+        return f"no node has hardware {spec.hardware} (Ray label {shown}); label a node with it, or add one"
+    places = sum(_workers_on(node, wanted) for node in nodes)
+    if places >= fewest:
+        if spec.measure != "exclusive" or exclusive_holds(spec, snapshot.nodes, catalogue):
+            return None
+        return _no_whole_node(fewest, wanted, max(node.get(CPU, 0.0) for node in nodes))
+    if places:
+        least = "at least " if spec.parallel.min_workers is not None else ""
+        return (
+            f"{least}{fewest} workers of {in_words(wanted)} are needed, but the cluster has room for "
+            f"{places} at a time; lower parallel.workers or resources.cpus_per_worker, or add nodes"
+        )
+    return f"no node has {_missing(wanted, nodes, spec.hardware)}; {_remedy(wanted, nodes)}"
+
+
+def fits(
+    wanted: Sequence[tuple[Mapping[str, float], Mapping[str, str], int]], nodes: Sequence[ClusterNode]
+) -> bool:
+    """Whether groups of workers find places next to each other, each worker on the first node that has room.
+
+    Args:
+        wanted: what each worker of a group reserves, the labels that it asks for, and how many there are.
+        nodes: with all that they have.
+    """
+    free = [(node, dict(node.resources)) for node in nodes]
+    for amounts, labels, workers in wanted:
+        for _ in range(workers):
+            room = next(
+                (
+                    left
+                    for node, left in free
+                    if node.has(labels)
+                    and all(left.get(name, 0.0) + 1e-6 >= amount for name, amount in amounts.items())
+                ),
+                None,
+            )
+            if room is None:
+                return False
+            for name, amount in amounts.items():
+                room[name] -= amount
+    return True
+
+
+def _no_whole_node(workers: int, wanted: Mapping[str, float], most: float) -> str:
+    return (
+        f"measure: exclusive needs a whole node for {workers} workers of {in_words(wanted)} that divide its "
+        f"CPUs evenly, or {workers} equal nodes, but the largest node has {most:g} CPUs; "
+        "change parallel.workers, lower resources.cpus_per_worker, set measure: shared, or add nodes"
+    )
+
+
+def _workers_on(node: Mapping[str, float], wanted: Mapping[str, float]) -> int:
+    return int(min(node.get(name, 0.0) // amount for name, amount in wanted.items()))
+
+
+def _missing(wanted: Mapping[str, float], nodes: list[dict[str, float]], hardware: str) -> str:
+    """The resource that no node has enough of, or all when it is the combination."""
+    for name, amount in reversed(list(wanted.items())):
+        most = max(node.get(name, 0.0) for node in nodes)
+        if most < amount:
+            if name.startswith("accelerator_type:"):
+                return f"hardware {hardware} (Ray resource {name})"
+            return f"{in_words({name: amount})} (the maximum is {in_words({name: most})})"
+    return f"{in_words(wanted)} at once"
+
+
+def _remedy(wanted: Mapping[str, float], nodes: list[dict[str, float]]) -> str:
+    accelerators = sorted(
+        {name.partition(":")[2] for node in nodes for name in node if name.startswith("accelerator_type:")}
+    )
+    if any(name.startswith("accelerator_type:") for name in wanted):
+        return (
+            f"the cluster has {', '.join(accelerators)}"
+            if accelerators
+            else "the cluster has no accelerators"
+        )
+    return "lower resources, or add nodes"
+
+
+def in_words(amounts: Mapping[str, float]) -> str:
+    """Amounts of resources for people: `2 CPUs + 1 GPU`."""
+    words = []
+    for name, amount in amounts.items():
+        if name == MEMORY:
+            words.append(f"{amount / _GIB:g} GiB memory")
+        elif name in (CPU, *(kind.ray_resource for kind in DEVICE_KINDS.values())):
+            words.append(f"{amount:g} {name}{'' if amount == 1 else 's'}")
+        else:
+            words.append(name.partition(":")[2] or name)
+    return " + ".join(words)

@@ -1,0 +1,41 @@
+"""How settings reach the driver of an experiment: a file that only this user can read.
+
+Not the job's environment: Ray's dashboard shows that to everybody, and a database URL may hold a
+password. The folder must be shared by the nodes of a cluster, as the checkpoints in it are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from service.config.settings import Settings
+
+_NAME = "driver-settings.json"
+
+
+def write(settings: Settings) -> Path:
+    """Write the settings, with all paths resolved, and return where they are."""
+    folder = settings.data_dir.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    document = settings.model_dump(mode="json", exclude={"token"}) | {
+        "data_dir": str(folder),
+        "database_url": settings.resolved_database_url(),
+        "data_roots": os.pathsep.join(map(str, settings.roots("data"))),
+        "model_roots": os.pathsep.join(map(str, settings.roots("model"))),
+    }
+    path = folder / _NAME
+    text = json.dumps(document, indent=1)
+    if path.exists() and path.read_text() == text:
+        return path
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.touch(mode=0o600)
+    partial.write_text(text)
+    partial.replace(path)
+    return path
+
+
+def read(path: Path) -> Settings:
+    """The settings as written; the environment of the reader does not change them."""
+    return Settings.model_validate(json.loads(path.read_text()))

@@ -1,0 +1,401 @@
+"""The queue: who is claimed next, who holds what, and why the others wait.
+
+Order of claims: priority, then fair share (the owner with the fewest experiments starting or
+running), then age. `order` and `explain` are pure; `Queue` does the same in SQL.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from service.config.hardware import CATALOGUE, Hardware
+from service.db import schema, statements
+from service.db.errors import NotFound
+from service.db.group_commit import GroupCommit
+from service.domain.events import EventKind
+from service.domain.records import Experiment, ExperimentStatus, QueueEntry, QueuePosition, StoredRecord
+from service.domain.states import ExperimentState
+from service.scheduling.cluster import ClusterSnapshot, unsatisfiable
+from service.spec import models
+from service.spec.experiment import read_stored
+from service.store import Store
+from service.store.base import NewEvent, insert_events, storable
+
+FORGOTTEN_AFTER_S = 7 * 86_400.0
+"""Schedulers silent for this long are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler(StoredRecord):
+    """A scheduler process and its last sign of life."""
+
+    name: str
+    node: str
+    pid: int
+    started_s: float
+    heartbeat_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What the order of claims depends on."""
+
+    id: int
+    owner: str
+    priority: int
+    queued_s: float
+    not_before_s: float
+
+
+def order(waiting: Iterable[Waiting], active: Mapping[str, int]) -> list[int]:
+    """Ids in the order in which they would be claimed, if nothing ended meanwhile. Pure.
+
+    Args:
+        waiting: all queued experiments.
+        active: experiments starting or running, by owner.
+    """
+    by_priority: dict[int, dict[str, list[Waiting]]] = {}
+    for entry in waiting:
+        by_priority.setdefault(entry.priority, {}).setdefault(entry.owner, []).append(entry)
+    shares = dict(active)
+    ids: list[int] = []
+    for _, owners in sorted(by_priority.items(), reverse=True):
+        queues = {
+            owner: deque(sorted(entries, key=lambda e: (e.queued_s, e.id)))
+            for owner, entries in owners.items()
+        }
+        heap = [(shares.get(owner, 0), queue[0].queued_s, owner) for owner, queue in queues.items()]
+        heapq.heapify(heap)
+        while heap:
+            share, _, owner = heapq.heappop(heap)
+            queue = queues[owner]
+            ids.append(queue.popleft().id)
+            shares[owner] = share + 1
+            if queue:
+                heapq.heappush(heap, (share + 1, queue[0].queued_s, owner))
+    return ids
+
+
+def explain(
+    *,
+    now: float,
+    ahead: int,
+    not_before_s: float,
+    scheduler_alive: bool,
+    active: int,
+    max_concurrent: int,
+    waits_for: str | None = None,
+    missing: str | None = None,
+    last_failure: str | None = None,
+) -> str:
+    """Why an experiment waits, in one line. Pure.
+
+    Args:
+        now: Unix seconds.
+        ahead: experiments that are claimed before it.
+        not_before_s: end of its delay before a retry.
+        scheduler_alive: whether any scheduler gave a sign of life.
+        active: experiments starting or running.
+        max_concurrent: how many may run at a time.
+        waits_for: the runs that it starts from and that have not ended, in words.
+        missing: what the cluster lacks for it, from `unsatisfiable`.
+        last_failure: why it is tried again.
+    """
+    if not scheduler_alive:
+        return "no scheduler is running; start one with: stillhouse scheduler"
+    if waits_for is not None:
+        return waits_for
+    if missing is not None:
+        return f"not enough capacity: {missing}"
+    if not_before_s > now:
+        why = f" after: {last_failure}" if last_failure else ""
+        return f"retrying in {not_before_s - now:.0f} s{why}"
+    before = f"{ahead} ahead of it" if ahead else "next in line"
+    if active >= max_concurrent:
+        return f"max_concurrent_experiments reached ({active} of {max_concurrent} running); {before}"
+    if ahead:
+        return before
+    return "next in line; the scheduler will claim it shortly"
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    scheduler: str
+    lease_s: float
+    limit: int
+    max_active: int | None
+
+
+class Queue:
+    """The queue of a store's database.
+
+    Args:
+        store: the store; its engine, settings and clock are used.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._database = store.database
+        self._settings = store.settings
+        self._clock = store.clock
+        self._group = GroupCommit[_Claim, list[Experiment]](
+            self._claim_group, lambda claim: claim.limit, 1000
+        )
+
+    def claim(
+        self, scheduler: str, *, lease_s: float, limit: int = 1, max_active: int | None = None
+    ) -> list[Experiment]:
+        """queued -> starting for the next experiments, each under a new attempt and a lease.
+
+        The attempt and its submission id are committed before anything is started under them.
+
+        Args:
+            scheduler: name of the claimer.
+            lease_s: how long the claim lasts without renewal.
+            limit: most experiments.
+            max_active: claim no more than leads to this many starting or running, over all
+                schedulers; None = no such limit.
+        """
+        return self._group(_Claim(storable(scheduler), lease_s, limit, max_active))
+
+    def _claim_group(self, take: Callable[[], list[_Claim]]) -> list[list[Experiment] | BaseException]:
+        def body(connection: Connection) -> list[list[Experiment]]:
+            if connection.dialect.name == "postgresql":
+                connection.execute(statements.CLAIMS_IN_TURN)
+            return _claim(connection, take(), self._clock())
+
+        return list(self._database.write(body))
+
+    def active(self) -> list[Experiment]:
+        """Experiments that are starting or running, the oldest lease first."""
+        with self._database.read() as connection:
+            rows = connection.execute(statements.active_experiments()).mappings().all()
+        return [Experiment.from_row(row) for row in rows]
+
+    def adopt(self, experiment_id: int, attempt: int, scheduler: str, lease_s: float) -> bool:
+        """Take over an attempt whose lease ran out; False when somebody else did, or it was renewed."""
+        now = self._clock()
+
+        def body(connection: Connection) -> bool:
+            statement = statements.adopt_expired(
+                experiment_id, attempt, storable(scheduler), now=now, until=now + lease_s
+            )
+            if not connection.execute(statement).rowcount:
+                return False
+            row = connection.execute(
+                statements.ADVANCE_EVENTS, {"experiment": experiment_id, "count": 1}
+            ).one()
+            new = NewEvent(
+                EventKind.experiment_adopted, f"lease expired; adopted by {scheduler}", attempt=attempt
+            )
+            insert_events(connection, experiment_id, row.event_count, [new], now)
+            return True
+
+        return self._database.write(body)
+
+    def entries(self, *, limit: int = 1000) -> list[QueueEntry]:
+        """The first `limit` waiting experiments in the order of claims, each with why it waits."""
+        view = self._view()
+        ids = view.ids[:limit]
+        explained = self._explained(ids, range(1, len(ids) + 1), view)
+        counts = self._store.run_counts_of([experiment.id for experiment, _ in explained])
+        return [
+            QueueEntry(place.position, place.reason, ExperimentStatus.of(experiment, counts[experiment.id]))
+            for experiment, place in explained
+        ]
+
+    def position(self, experiment_id: int) -> QueuePosition:
+        """Where one waiting experiment stands.
+
+        Raises:
+            NotFound: it does not wait.
+        """
+        view = self._view()
+        try:
+            place = view.ids.index(experiment_id) + 1
+        except ValueError:
+            raise NotFound("queued experiment", experiment_id) from None
+        explained = self._explained([experiment_id], [place], view)
+        if not explained:
+            raise NotFound("queued experiment", experiment_id)
+        return explained[0][1]
+
+    def depth(self) -> int:
+        """How many experiments wait."""
+        with self._database.read() as connection:
+            return int(connection.execute(statements.COUNT_QUEUED).scalar_one())
+
+    def _view(self) -> _View:
+        now = self._clock()
+        with self._database.read() as connection:
+            waiting = [Waiting(*row) for row in connection.execute(statements.queued_in_order_of_age()).all()]
+            active = {row[0]: row[1] for row in connection.execute(statements.active_by_owner()).all()}
+        alive = bool(self.schedulers_alive())
+        return _View(now, order(waiting, active), sum(active.values()), alive, self.cluster())
+
+    def _explained(
+        self, ids: Sequence[int], places: Iterable[int], view: _View
+    ) -> list[tuple[Experiment, QueuePosition]]:
+        with self._database.read() as connection:
+            rows = connection.execute(statements.experiments_by_id(ids)).mappings().all()
+            specs: dict[int, str] = {
+                row[0]: row[1] for row in connection.execute(statements.canonical_specs(ids)).all()
+            }
+            references: dict[int, list[models.Reference]] = {}
+            for row in connection.execute(statements.references_of(ids)).all():
+                references.setdefault(row[0], []).append(models.Reference(*row[1:]))
+        found = {row["id"]: Experiment.from_row(row) for row in rows}
+        catalogue = self._settings.catalogue()
+        explained = []
+        for id, place in zip(ids, places, strict=True):
+            experiment = found.get(id)
+            if experiment is None or experiment.state is not ExperimentState.queued:
+                continue  # Claimed since the order was read.
+            reason = explain(
+                now=view.now,
+                ahead=place - 1,
+                not_before_s=experiment.not_before_s,
+                scheduler_alive=view.scheduler_alive,
+                active=view.active,
+                max_concurrent=self._settings.max_concurrent_experiments,
+                waits_for=models.waits_for(references.get(id, ())),
+                missing=_missing(specs.get(id), view.cluster, catalogue),
+                last_failure=experiment.failure_message,
+            )
+            lost = models.hopeless(references.get(id, ()))
+            reason = f"{reason}; {lost}" if lost else reason
+            explained.append((experiment, QueuePosition(place, reason)))
+        return explained
+
+    def heartbeat(self, scheduler: str, *, node: str, pid: int) -> None:
+        """A scheduler's sign of life."""
+        now = self._clock()
+
+        def body(connection: Connection) -> None:
+            connection.execute(statements.forget_schedulers(now - FORGOTTEN_AFTER_S))
+            connection.execute(
+                statements.scheduler_heartbeat(connection),
+                {
+                    "name": storable(scheduler),
+                    "node": storable(node),
+                    "pid": pid,
+                    "started_s": now,
+                    "heartbeat_s": now,
+                },
+            )
+
+        self._database.write(body)
+
+    def leave(self, scheduler: str) -> None:
+        """A scheduler ends in the ordinary way: it is not waited for."""
+        self._database.write(
+            lambda connection: connection.execute(statements.forget_scheduler(storable(scheduler)))
+        )
+
+    def schedulers_alive(self) -> list[Scheduler]:
+        """Schedulers that gave a sign of life within the length of a lease."""
+        since = self._clock() - self._settings.lease_s
+        with self._database.read() as connection:
+            rows = connection.execute(statements.live_schedulers(since)).mappings().all()
+        return [Scheduler.from_row(row) for row in rows]
+
+    def put_cluster(self, snapshot: ClusterSnapshot) -> None:
+        """Store what the cluster has; replaces the snapshot before."""
+
+        def body(connection: Connection) -> None:
+            connection.execute(
+                statements.insert_or_replace(connection, schema.cluster_snapshots, ("id",)),
+                {"id": 1, "at_s": snapshot.at_s, "snapshot": snapshot.to_document()},
+            )
+
+        self._database.write(body)
+
+    def cluster(self) -> ClusterSnapshot | None:
+        """The last snapshot of the cluster; None when no scheduler has looked yet."""
+        with self._database.read() as connection:
+            document = connection.execute(statements.CLUSTER).scalar()
+        return None if document is None else ClusterSnapshot.from_document(document)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    now: float
+    ids: list[int]
+    active: int
+    scheduler_alive: bool
+    cluster: ClusterSnapshot | None
+
+
+def _missing(
+    canonical: str | None, cluster: ClusterSnapshot | None, catalogue: Mapping[str, Hardware] = CATALOGUE
+) -> str | None:
+    """What the cluster lacks for every value of the axes that decide about resources."""
+    if canonical is None or cluster is None:
+        return None
+    spec = read_stored(canonical)
+    if any(name.startswith(("hardware", "resources.", "parallel.")) for name in spec.search.axes):
+        return None  # Some of its runs may fit; the driver leaves the others queued with their reason.
+    return unsatisfiable(spec, cluster, catalogue)
+
+
+def _claim(connection: Connection, claims: Sequence[_Claim], now: float) -> list[list[Experiment]]:
+    """What each of the claims gets, as if they had come one after the other."""
+    places = _places(connection, claims)
+    answers: list[list[Experiment]] = [[] for _ in claims]
+    passed_over: set[int] = set()
+    below = 1 << 30
+    while places:
+        found = connection.execute(
+            statements.next_to_claim(connection),
+            {"below": below, "now": now, "count": len(places), "passed_over": list(passed_over)},
+        ).all()
+        if not found:
+            break
+        chosen = dict(zip((row.id for row in found if row.id is not None), places, strict=False))
+        if len(chosen) < len(places):
+            below = found[0].priority  # There is no more to claim at this one.
+        claimed = _take(connection, {id: claims[place] for id, place in chosen.items()}, now)
+        unserved = places[len(chosen) :]
+        for id, place in chosen.items():
+            if id in claimed:
+                answers[place].append(claimed[id])
+            else:
+                passed_over.add(id)
+                unserved.append(place)
+        places = sorted(unserved)
+    return answers
+
+
+def _places(connection: Connection, claims: Sequence[_Claim]) -> list[int]:
+    """Which claim gets the first experiment, which the next: positions in `claims`, ascending."""
+    active = 0
+    if any(claim.max_active is not None for claim in claims):
+        active = connection.execute(statements.COUNT_ACTIVE).scalar_one()
+    places: list[int] = []
+    for place, claim in enumerate(claims):
+        room = claim.limit if claim.max_active is None else claim.max_active - active - len(places)
+        places += [place] * min(claim.limit, room)
+    return places
+
+
+def _take(connection: Connection, chosen: Mapping[int, _Claim], now: float) -> dict[int, Experiment]:
+    """queued -> starting for each experiment and its claim; without those that cannot be had any more."""
+    leases: dict[tuple[str, float], list[int]] = {}
+    for id, claim in chosen.items():
+        leases.setdefault((claim.scheduler, claim.lease_s), []).append(id)
+    claimed: dict[int, Experiment] = {}
+    one_statement = connection.dialect.name == "postgresql"
+    for (scheduler, lease_s), ids in leases.items():
+        rows = connection.execute(
+            statements.CLAIM_AND_NOTE if one_statement else statements.CLAIM,
+            {"ids": ids, "scheduler": scheduler, "until": now + lease_s, "now": now},
+        ).mappings()
+        claimed.update((row["id"], Experiment.from_row(row)) for row in rows)
+    if claimed and not one_statement:
+        connection.execute(statements.NOTE_CLAIMS, {"ids": list(claimed), "now": now})
+    return claimed

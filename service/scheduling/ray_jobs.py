@@ -1,0 +1,284 @@
+"""Ray Jobs as the scheduler needs them: submit, look, stop; and nothing about experiments.
+
+`RayJobs` is the interface, `DashboardRayJobs` the jobs of a real cluster. Every method raises
+`RayUnreachable` when Ray does not answer: that is never a statement about a job.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 10.0
+_LOG_BYTES = 20_000
+
+
+class RayUnreachable(Exception):
+    """Ray does not answer; what it runs continues, and nothing is known about it."""
+
+
+class JobRefused(Exception):
+    """Ray answered, and would not take the job."""
+
+
+class JobState(StrEnum):
+    """Where a Ray Job is in its life, in Ray's words."""
+
+    pending = "PENDING"
+    """Ray starts it."""
+    running = "RUNNING"
+    """Its process runs, as far as Ray knows."""
+    succeeded = "SUCCEEDED"
+    """Its process ended with code 0."""
+    failed = "FAILED"
+    """Its process ended otherwise, or Ray lost it."""
+    stopped = "STOPPED"
+    """Ended by `stop`."""
+
+    @property
+    def ended(self) -> bool:
+        """No process of the job's own runs any more."""
+        return self in (JobState.succeeded, JobState.failed, JobState.stopped)
+
+
+@dataclass(frozen=True, slots=True)
+class RayJob:
+    """What Ray says about one job.
+
+    Attributes:
+        submission_id: chosen by whoever submitted it.
+        state: where it is.
+        message: Ray's words about it, in one line; empty when it has none.
+        metadata: as submitted.
+    """
+
+    submission_id: str
+    state: JobState
+    message: str
+    metadata: Mapping[str, str]
+
+
+class RayJobs(Protocol):
+    """A cluster's jobs."""
+
+    def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
+        """Start a job; does nothing when that id is known already, whatever became of it.
+
+        Args:
+            submission_id: decides which job this is.
+            entrypoint: shell command.
+            metadata: shown by the dashboard; `job_name` is the column "Name" of its list.
+
+        Raises:
+            RayUnreachable: it may have been started or not: submit again.
+            JobRefused: Ray will not have it.
+        """
+        ...
+
+    def status(self, submission_id: str) -> RayJob | None:
+        """What became of a job; None when Ray knows none of that id.
+
+        Raises:
+            RayUnreachable: Ray does not answer.
+        """
+        ...
+
+    def stop(self, submission_id: str) -> None:
+        """Ask a job to end; does nothing when it has ended or is not known.
+
+        Raises:
+            RayUnreachable: Ray does not answer.
+        """
+        ...
+
+    def logs(self, submission_id: str) -> str:
+        """The end of what the job's process has printed; empty when it is not known.
+
+        Raises:
+            RayUnreachable: Ray does not answer.
+        """
+        ...
+
+    def cluster(self, at_s: float) -> ClusterSnapshot:
+        """What the cluster has; `reachable` is False when Ray does not answer (raises nothing)."""
+        ...
+
+
+class DashboardRayJobs:
+    """The jobs of the cluster behind a Ray dashboard.
+
+    Authentication follows Ray's own variables (`RAY_AUTH_MODE`, `RAY_AUTH_TOKEN_PATH`).
+
+    Args:
+        dashboard_url: `http://host:port`.
+    """
+
+    def __init__(self, dashboard_url: str) -> None:
+        self.dashboard_url = dashboard_url.rstrip("/")
+        self._client: Any = None
+
+    def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
+        """Starts a job through the dashboard, unless it knows the id."""
+        try:
+            self._call(
+                "submit_job", entrypoint=entrypoint, submission_id=submission_id, metadata=dict(metadata)
+            )
+        except _Answer as answer:
+            if "already exists" not in answer.text:
+                raise JobRefused(_last_line(answer.text)) from None
+
+    def status(self, submission_id: str) -> RayJob | None:
+        """Asks the dashboard what became of a job."""
+        try:
+            found = self._call("get_job_info", submission_id)
+        except _Answer as answer:
+            if answer.status == 404:
+                return None
+            raise RayUnreachable(_last_line(answer.text)) from None
+        return RayJob(
+            submission_id, JobState(str(found.status)), _last_line(found.message or ""), found.metadata or {}
+        )
+
+    def stop(self, submission_id: str) -> None:
+        """Asks the dashboard to end a job."""
+        try:
+            self._call("stop_job", submission_id)
+        except _Answer as answer:
+            if answer.status != 404:
+                raise RayUnreachable(_last_line(answer.text)) from None
+
+    def logs(self, submission_id: str) -> str:
+        """Returns the end of the job's log."""
+        try:
+            return str(self._call("get_job_logs", submission_id))[-_LOG_BYTES:]
+        except _Answer as answer:
+            if answer.status == 404:
+                return ""
+            raise RayUnreachable(_last_line(answer.text)) from None
+
+    def cluster(self, at_s: float) -> ClusterSnapshot:
+        """Returns the cluster's nodes and what they have free."""
+        try:
+            nodes = self._get("/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
+            usage = _usage(self._get("/api/cluster_status"))
+        except (RayUnreachable, _Answer) as error:
+            logger.warning("the cluster cannot be inspected: %s", error)
+            return ClusterSnapshot(at_s, False, self.dashboard_url, ())
+        return ClusterSnapshot(
+            at_s,
+            True,
+            self.dashboard_url,
+            tuple(
+                ClusterNode(
+                    id=node["node_id"],
+                    name=node["node_name"] or node["node_ip"],
+                    alive=node["state"] == "ALIVE",
+                    resources=node["resources_total"] or {},
+                    available=_available(node["resources_total"] or {}, usage.get(node["node_id"], {})),
+                    labels=node.get("labels") or {},
+                )
+                for node in nodes
+            ),
+        )
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        import requests
+        from ray.exceptions import AuthenticationError
+
+        try:
+            if self._client is None:
+                self._client = _client(self.dashboard_url)
+            return getattr(self._client, method)(*args, **kwargs)
+        except AuthenticationError as error:
+            raise RayUnreachable(
+                f"Ray at {self.dashboard_url} requires a token: {_first_line(str(error))}"
+            ) from None
+        except (requests.RequestException, ConnectionError) as error:
+            raise RayUnreachable(
+                f"cannot reach Ray at {self.dashboard_url}: {type(error).__name__}"
+            ) from None
+
+    def _get(self, path: str) -> Any:
+        answer = self._call("_do_request", "GET", path)
+        if answer.status_code != 200:
+            raise _Answer(answer.status_code, answer.text)
+        return answer.json()
+
+
+class _Answer(Exception):
+    """Ray answered with an error status."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"{status}: {text}")
+        self.status = status
+        self.text = text
+
+
+def _client(url: str) -> Any:
+    """Ray's client, with time limits and with error statuses that can be told apart."""
+    from ray.job_submission import JobSubmissionClient
+
+    class JobClient(JobSubmissionClient):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            # Past the base class, which would take RAY_ADDRESS for the url, and ask its head.
+            super(JobSubmissionClient, self).__init__(address=url)
+            self._check_connection_and_version()
+
+        def _do_request(self, method: str, endpoint: str, **kwargs: Any) -> Any:
+            return super()._do_request(method, endpoint, timeout=_TIMEOUT_S, **kwargs)
+
+        def _raise_error(self, response: Any) -> None:
+            raise _Answer(response.status_code, response.text)
+
+    return JobClient()
+
+
+def _usage(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:
+    """Used resources by node id, from the autoscaler's report; empty when it has not reported yet."""
+    report = (status.get("data") or {}).get("clusterStatus") or {}
+    load = report.get("loadMetricsReport") or {}
+    by_node = load.get("usageByNode") or {}
+    return {
+        node_id.removeprefix("node_"): {name: used for name, (used, _) in amounts.items()}
+        for node_id, amounts in by_node.items()
+    }
+
+
+def _available(total: Mapping[str, float], used: Mapping[str, float]) -> dict[str, float]:
+    return {name: amount - used.get(name, 0.0) for name, amount in total.items()}
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip(" .")]
+    return lines[-1] if lines else ""
+
+
+def wait_until_ended(
+    jobs: RayJobs, submission_id: str, timeout_s: float, *, poll_s: float = 0.2
+) -> RayJob | None:
+    """Wait until a job has ended or is not known any more; None in the latter case.
+
+    Raises:
+        TimeoutError: it has not ended.
+        RayUnreachable: Ray does not answer.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        job = jobs.status(submission_id)
+        if job is None or job.state.ended:
+            return job
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"job {submission_id} is {job.state} after {timeout_s:g} s")
+        time.sleep(poll_s)

@@ -1,0 +1,133 @@
+"""From a stored run to what a worker trains, and to what it takes from the cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from service.config.hardware import Hardware, lookup
+from service.config.settings import Settings
+from service.scheduling.cluster import CPU, ClusterNode, exclusive_holds, worker_resources
+from service.spec.experiment import ExperimentSpec
+from service.spec.models import checkpoints_folder, workspace_of
+from trainers.config import RunConfig, TrainingSections
+from trainers.device_kinds import DEVICE_KINDS, DeviceKind
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a run takes from the cluster; runs of one shape can use the same processes in turn.
+
+    Attributes:
+        workers: processes.
+        resources: what each of them reserves, by Ray's resource name, sorted.
+        device: kind of the devices.
+        labels: of the nodes that they may run on, by Ray's label name, sorted.
+        exclusive: it holds all CPUs of its node, or those that belong to its devices.
+    """
+
+    workers: int
+    resources: tuple[tuple[str, float], ...]
+    device: str
+    labels: tuple[tuple[str, str], ...] = ()
+    exclusive: bool = False
+
+    @property
+    def cpus(self) -> int:
+        """CPUs that each worker reserves."""
+        return int(dict(self.resources)[CPU])
+
+    @property
+    def kind(self) -> DeviceKind:
+        """What is known of its devices."""
+        return DEVICE_KINDS[self.device]
+
+
+def shapes_of(
+    spec: ExperimentSpec, catalogue: Mapping[str, Hardware], nodes: Sequence[ClusterNode] = ()
+) -> tuple[Shape, ...]:
+    """The shapes that an attempt at a run may have, the widest first; one, unless the run is elastic.
+
+    A run that is measured alone has one for each node that it could hold.
+
+    Args:
+        spec: of the run, with its axis values written in.
+        catalogue: known hardware.
+        nodes: of the cluster; they decide what `measure: exclusive` reserves.
+
+    Raises:
+        ValueError: for hardware that is not in the catalogue.
+    """
+    hardware = lookup(spec.hardware, catalogue)
+    if spec.measure == "exclusive":
+        return tuple(
+            Shape(
+                hold.workers,
+                tuple(sorted(hold.resources.items())),
+                hardware.device,
+                tuple(sorted(hold.labels.items())),
+                exclusive=True,
+            )
+            for hold in exclusive_holds(spec, nodes, catalogue)
+        )
+    resources = tuple(sorted(worker_resources(spec, catalogue).items()))
+    labels = tuple(sorted(hardware.labels.items()))
+    return tuple(Shape(workers, resources, hardware.device, labels) for workers in spec.worker_numbers)
+
+
+def run_config(
+    spec: ExperimentSpec,
+    *,
+    experiment_id: int,
+    run_id: int,
+    first_attempt: int = 1,
+    seed: int,
+    workers: int,
+    cpus_held: int | None = None,
+    settings: Settings,
+    catalogue: Mapping[str, Hardware],
+    models: Mapping[str, Path] = MappingProxyType({}),
+) -> RunConfig:
+    """What `trainers.entrypoint.train` gets for one run.
+
+    Not validated again: its sections were with the spec, and what is set here keeps them valid.
+
+    Args:
+        spec: the run's resolved spec, without axes.
+        experiment_id, run_id, first_attempt: decide where its checkpoints are: the same for all attempts of
+            one measurement.
+        seed: the run's seed.
+        workers: of this attempt; one of the spec's `worker_numbers`, by which the batch divides.
+        cpus_held: CPUs that each worker reserves and is charged for; None = as many as it uses.
+        settings: folders.
+        catalogue: prices and power.
+        models: checkpoint folders by the `run:12` that the spec has for them; the run may read these
+            besides the configured folders.
+
+    Raises:
+        ValueError: for hardware that is not in the catalogue.
+    """
+    sections = {name: getattr(spec, name) for name in TrainingSections.model_fields}
+    sections["parallel"] = spec.parallel.model_copy(update={"workers": workers, "min_workers": None})
+    sections["threads"] = spec.threads or spec.resources.cpus_per_worker
+    sections["model"] = spec.model.model_copy(
+        update={
+            name: str(models[text])
+            for name, text in (("student", spec.model.student), ("teacher", spec.model.teacher))
+            if text is not None and text in models
+        }
+    )
+    return RunConfig.model_construct(
+        **sections,
+        seed=seed,
+        rates=lookup(spec.hardware, catalogue).pricing(
+            cpus_held or spec.resources.cpus_per_worker, shared=spec.queue.share_device
+        ),
+        workspace=workspace_of(
+            settings,
+            checkpoints=str(checkpoints_folder(settings, experiment_id, run_id, first_attempt)),
+            models=models.values(),
+        ),
+    )

@@ -1,0 +1,341 @@
+"""The scheduler: claims experiments from the queue and keeps one Ray Job alive for each.
+
+`run_once` is one pass; `run` only repeats it. Everything the scheduler must remember is in the
+database: the claim commits the attempt and the job's submission id before anything is submitted,
+so whichever scheduler comes next finds the same job. What it keeps in memory is only patience:
+since when Ray has been away, and since when a job's driver has been silent.
+
+What a pass does with an experiment that is starting or running:
+
+| Ray says about its job | what happens |
+|---|---|
+| nothing (unreachable) | nothing: no failure is declared, no lease is touched |
+| unknown, experiment starting | submitted (again) under the same submission id |
+| pending or running, lease valid | nothing |
+| pending or running, lease ran out | adopted: a new lease; a driver that renews it continues |
+| the same, silent for another lease (starting: 10 minutes) | stopped, the experiment queued again |
+| ended, or unknown and experiment running | queued again, or failed when it was tried too often |
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.config.settings import Settings
+from service.domain.events import EventKind
+from service.domain.failures import FailureCounts, decide_retry
+from service.domain.records import Experiment
+from service.domain.states import ExperimentState
+from service.scheduling import driver_settings
+from service.scheduling.queue import Queue
+from service.scheduling.ray_jobs import DashboardRayJobs, JobRefused, RayJob, RayJobs, RayUnreachable
+from service.store import Conflict, StaleAttempt, Store, StoreOutage
+from trainers.errors import FailureClass
+
+logger = logging.getLogger(__name__)
+
+PASS_EVERY_S = 0.5
+"""Pause between passes while all is well."""
+LONGEST_PAUSE_S = 15.0
+"""Pause between passes while Ray or the database is unavailable; reached by doubling."""
+CLUSTER_EVERY_S = 5.0
+"""How often the cluster is looked at for the queue's reasons."""
+START_PATIENCE_S = 600.0
+"""How long Ray may take from a job's submission to its driver's first word."""
+LOOK_EVERY_S = 2.0
+"""How often the job of an experiment with a valid lease is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one pass did; ids of experiments.
+
+    Attributes:
+        claimed: taken from the queue.
+        submitted: jobs handed to Ray; those it had already are among them.
+        adopted: leases taken over.
+        stopped: jobs ended because their driver was silent.
+        ended: attempts ended; the experiments are queued again, or failed.
+        ray_away: Ray did not answer.
+    """
+
+    claimed: tuple[int, ...] = ()
+    submitted: tuple[int, ...] = ()
+    adopted: tuple[int, ...] = ()
+    stopped: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()
+    ray_away: bool = False
+
+
+class Scheduler:
+    """One scheduler; several may share a database.
+
+    Args:
+        store: the database.
+        queue: its queue.
+        jobs: the cluster's jobs.
+        settings: lease, limits and the driver's settings.
+        name: shown to people; unique among living schedulers.
+        python: interpreter that runs the driver on the cluster.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        queue: Queue,
+        jobs: RayJobs,
+        settings: Settings,
+        *,
+        name: str | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._jobs = jobs
+        self._settings = settings
+        self._python = python
+        self._node = socket.gethostname()
+        self.name = name or f"scheduler@{self._node}:{os.getpid()}"
+        self._driver_settings: Path | None = None
+        self._clock: Callable[[], float] = store.clock
+        self._looked_s: dict[tuple[int, int], float] = {}
+        self._adopted: dict[tuple[int, int], float] = {}
+        self._starting_s: dict[tuple[int, int], float] = {}
+        self._cluster_s = float("-inf")
+        self._reachable = False
+        self._heartbeat_s = float("-inf")
+
+    def run(self, stop: threading.Event) -> None:
+        """Pass after pass until `stop` is set; jobs that run are left running.
+
+        Waits longer from pass to pass while Ray or the database is unavailable.
+        """
+        failures = 0
+        logger.info("%s started", self.name)
+        while not stop.is_set():
+            away = False
+            try:
+                away = self.run_once().ray_away
+            except StoreOutage as error:
+                away = True
+                logger.warning("the database is unavailable: %s", error)
+            failures = failures + 1 if away else 0
+            stop.wait(min(LONGEST_PAUSE_S, PASS_EVERY_S * 2.0 ** min(failures, 10)))
+        try:
+            self._queue.leave(self.name)
+        except StoreOutage as error:
+            logger.warning("could not sign off; the lease will expire instead: %s", error)
+        logger.info("%s stopped; running experiments continue, and the next scheduler adopts them", self.name)
+
+    def run_once(self) -> Pass:
+        """One pass.
+
+        Raises:
+            StoreUnavailable: the database is unavailable; nothing is lost, call again.
+            StoreFull: its disk is full.
+        """
+        now = self._clock()
+        if now - self._heartbeat_s >= self._settings.lease_s / 6:
+            self._queue.heartbeat(self.name, node=self._node, pid=os.getpid())
+            self._heartbeat_s = now
+        if now - self._cluster_s >= CLUSTER_EVERY_S:
+            snapshot = self._jobs.cluster(now)
+            self._queue.put_cluster(snapshot)
+            self._cluster_s, self._reachable = now, snapshot.reachable
+        did = _Pass()
+        active = self._queue.active()
+        current = {(experiment.id, experiment.attempt) for experiment in active}
+        for memory in (self._looked_s, self._adopted, self._starting_s):
+            for key in memory.keys() - current:
+                del memory[key]
+        try:
+            for experiment in active:
+                self._look_after(experiment, now, did)
+            if not self._reachable:
+                raise RayUnreachable("Ray is unreachable; nothing is claimed until it is back")
+            self._claim(len(active) - len(did.ended), did)
+        except RayUnreachable as error:
+            logger.warning("%s", error)
+            did.ray_away = True
+        return did.frozen()
+
+    def _claim(self, active: int, did: _Pass) -> None:
+        limit = self._settings.max_concurrent_experiments
+        while active < limit:
+            # One at a time: what is claimed is submitted before the next is taken, so that a
+            # cluster that goes away holds up one experiment and not all.
+            claimed = self._queue.claim(self.name, lease_s=self._settings.lease_s, limit=1, max_active=limit)
+            if not claimed:
+                return
+            did.claimed.append(claimed[0].id)
+            active += 1
+            self._submit(claimed[0], did)
+
+    def _submit(self, experiment: Experiment, did: _Pass) -> None:
+        assert experiment.submission_id is not None
+        if self._driver_settings is None:
+            self._driver_settings = driver_settings.write(self._settings)
+        entrypoint = shlex.join(
+            [
+                *(self._python, "-m", "service.driving.driver"),
+                *("--experiment", str(experiment.id), "--attempt", str(experiment.attempt)),
+                *("--settings", str(self._driver_settings), "--name", experiment.name),
+            ]
+        )
+        metadata = {
+            "job_name": experiment.name,
+            "owner": experiment.owner,
+            "experiment": str(experiment.id),
+            "attempt": str(experiment.attempt),
+        }
+        try:
+            self._jobs.submit(experiment.submission_id, entrypoint, metadata=metadata)
+        except JobRefused as error:
+            self._end(experiment, f"Ray refused the job: {error}", did)
+            return
+        did.submitted.append(experiment.id)
+        logger.info("submitted %s (%s)", experiment.submission_id, experiment.name)
+
+    def _look_after(self, experiment: Experiment, now: float, did: _Pass) -> None:
+        key = (experiment.id, experiment.attempt)
+        until = experiment.lease_until_s or 0.0
+        lapsed = until < now
+        if until > self._adopted.get(key, until):
+            del self._adopted[key]  # The driver has renewed the lease: it was only slow.
+        if not lapsed and now - self._looked_s.get(key, float("-inf")) < LOOK_EVERY_S:
+            return
+        assert experiment.submission_id is not None
+        job = self._jobs.status(experiment.submission_id)
+        self._looked_s[key] = now
+        if job is None and experiment.state is ExperimentState.starting:
+            # Claimed, and never submitted: the scheduler that claimed it died, or Ray was away.
+            if not lapsed and experiment.lease_owner != self.name:
+                return  # Its scheduler is about to do so.
+            if not lapsed or self._adopt(experiment, did):
+                self._submit(experiment, did)
+        elif job is None or job.state.ended:
+            self._end(experiment, self._why_ended(job), did)
+        elif lapsed:
+            self._silent(experiment, now, did)
+
+    def _silent(self, experiment: Experiment, now: float, did: _Pass) -> None:
+        """The job is there and its driver does not renew the lease: it hangs, or is only slow."""
+        assert experiment.submission_id is not None
+        key = (experiment.id, experiment.attempt)
+        if key not in self._adopted:
+            if self._adopt(experiment, did):
+                self._adopted[key] = now + self._settings.lease_s
+            return
+        if (
+            experiment.state is ExperimentState.starting
+            and now - self._starting_s.setdefault(key, now) < START_PATIENCE_S
+        ):
+            # No driver has ever spoken: Ray waits for a node, or the node is slow to start it.
+            if self._adopt(experiment, did):
+                self._adopted[key] = now + self._settings.lease_s
+            return
+        logger.warning("%s: no heartbeat for two leases; stopping it", experiment.submission_id)
+        self._jobs.stop(experiment.submission_id)
+        did.stopped.append(experiment.id)
+        self._end(experiment, "the driver sent no heartbeat for two leases and was stopped", did)
+
+    def _adopt(self, experiment: Experiment, did: _Pass) -> bool:
+        adopted = self._queue.adopt(experiment.id, experiment.attempt, self.name, self._settings.lease_s)
+        if adopted:
+            did.adopted.append(experiment.id)
+            logger.info("adopted %s", experiment.submission_id)
+        return adopted
+
+    def _why_ended(self, job: RayJob | None) -> str:
+        if job is None:
+            return "Ray no longer knows this job: its head was restarted"
+        said = f": {job.message}" if job.message else ""
+        return f"the driver ended without a result (job {job.state}{said})"
+
+    def _end(self, experiment: Experiment, why: str, did: _Pass) -> None:
+        """Queue the experiment for another attempt, or fail it when it was tried too often."""
+        decision = decide_retry(
+            FailureClass.infrastructure,
+            FailureCounts(own=0, infrastructure=1 + lost_attempts(self._store, experiment.id)),
+            max_restarts=0,
+            progressed=False,
+        )
+        failure = (FailureClass.infrastructure, why)
+        try:
+            if decision.retry:
+                self._store.release_experiment(
+                    experiment.id, experiment.attempt, delay_s=decision.delay_s, failure=failure
+                )
+            else:
+                message = f"{why}; {decision.reason}"
+                self._store.finish_experiment(
+                    experiment.id,
+                    experiment.attempt,
+                    ExperimentState.failed,
+                    failure=(FailureClass.infrastructure, message),
+                )
+        except (StaleAttempt, Conflict):
+            return  # The driver ended it in order, after we had looked.
+        did.ended.append(experiment.id)
+        logger.warning("experiment %d, attempt %d: %s", experiment.id, experiment.attempt, why)
+
+
+def lost_attempts(store: Store, experiment_id: int) -> int:
+    """Attempts at an experiment that were lost since people last set it going."""
+    lost = after = 0
+    while events := store.events(experiment_id, after=after):
+        for event in events:
+            if event.kind in (EventKind.experiment_retried, EventKind.experiment_resumed):
+                lost = 0
+            elif event.kind == EventKind.experiment_released:
+                lost += 1
+        after = events[-1].number
+    return lost
+
+
+class _Pass:
+    """A `Pass` while it happens."""
+
+    def __init__(self) -> None:
+        self.claimed: list[int] = []
+        self.submitted: list[int] = []
+        self.adopted: list[int] = []
+        self.stopped: list[int] = []
+        self.ended: list[int] = []
+        self.ray_away = False
+
+    def frozen(self) -> Pass:
+        return Pass(
+            tuple(self.claimed),
+            tuple(self.submitted),
+            tuple(self.adopted),
+            tuple(self.stopped),
+            tuple(self.ended),
+            self.ray_away,
+        )
+
+
+def main(settings: Settings) -> None:
+    """Run a scheduler until SIGTERM or SIGINT; the process' first function after reading settings.
+
+    Raises:
+        UnusableDatabase: the database cannot be used.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    store = Store.open(settings)
+    try:
+        Scheduler(store, Queue(store), DashboardRayJobs(settings.ray_dashboard_url), settings).run(stop)
+    finally:
+        store.close()

@@ -1,0 +1,262 @@
+"""The spec of an experiment: the immutable, validated, hashed text of what a user asks for.
+
+Pure: no I/O. `parse` (`service.config.document`) turns bytes into a document under limits, `validate`
+turns a document into an `ExperimentSpec`, `ExperimentSpec.runs()` expands it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import create_model
+
+from service.config.document import SpecError
+from service.config.hardware import CATALOGUE, Hardware, find, lookup
+from service.domain import grid
+from service.domain.grid import REFERENCE_CELL, AxisValue, Point
+from service.search import Search
+from service.spec.fields import SpecFields, axis_names, canonical_json
+from service.spec.rules import INFEASIBLE, problems_of
+from service.spec.wording import naming_problems
+from trainers.config import Section
+
+
+class ExperimentSpec(SpecFields):
+    """One experiment: training sections, hardware, axes, seeds, limits and queue."""
+
+    def at(
+        self,
+        point: Mapping[str, AxisValue],
+        catalogue: Mapping[str, Hardware] = CATALOGUE,
+        *,
+        named: bool = True,
+        infeasible: bool = False,
+    ) -> ExperimentSpec:
+        """The spec of one grid point's runs: no axes, all that the point decides written in, validated.
+
+        Args:
+            point: axis values by dotted name; empty = not suggested yet, the axes' first values.
+            catalogue: known hardware.
+            named: name the point in the problems.
+            infeasible: let a precision pass that the hardware does not compute.
+
+        Raises:
+            SpecError: the values do not go together.
+        """
+        if not self.search.axes:
+            # Validated as it stands.
+            return self._with_entry(catalogue).model_copy(update={"search": Search(), "seeds": [0]})
+        prefix = f"grid point {canonical_json(dict(point))}: " if point and named else ""
+        resolved = self._with_values(self.search.settings(point), prefix)
+        problems = problems_of(resolved, catalogue, point, prefix)
+        if infeasible:
+            problems = [problem for problem in problems if problem.type != INFEASIBLE]
+        if problems:
+            raise SpecError(problems)
+        return resolved._with_entry(catalogue)
+
+    def _with_values(self, values: Mapping[str, AxisValue], prefix: str) -> ExperimentSpec:
+        """The spec with dotted fields set and without its search: what they are in is validated again.
+
+        Sections that no value is in are kept as they are; the rules between sections are checked.
+        """
+        document: dict[str, Any] = {}
+        for dotted, value in values.items():
+            name, _, field = dotted.partition(".")
+            if field:
+                document.setdefault(name, getattr(self, name).model_dump(mode="json"))[field] = value
+            else:
+                document[name] = value
+        kept = {name: getattr(self, name) for name in ExperimentSpec.model_fields if name not in document}
+        with naming_problems(document, prefix):
+            changed = _part_of_spec(tuple(document)).model_validate_json(json.dumps(document), strict=True)
+            fields = {name: getattr(changed, name) for name in document}
+            return ExperimentSpec.model_validate(
+                {**kept, **fields, "search": Search(), "seeds": [0]}, strict=True
+            )
+
+    def _with_entry(self, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:
+        """With the catalogue's own name in place of a short one: runs on one device compare as such."""
+        entry = find(self.hardware, catalogue)
+        if entry is None or entry.name == self.hardware:
+            return self
+        return self.model_copy(update={"hardware": entry.name})
+
+    def runs(self, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Iterator[RunPlan]:
+        """The runs, in product order, each validated as if it had been written out by hand.
+
+        A grid over hardware and precision has cells that a device cannot compute: they are runs too,
+        which end at once with the reason, unless there are no others.
+
+        Raises:
+            SpecError: naming the axis values of the first grid point that is not valid.
+        """
+        if self.search.info.suggests:
+            for point in self.search.probes():
+                self.at(point, catalogue, infeasible=True)
+        plans = self._plans(catalogue)
+        # Only the whole grid shows that no hardware computes any of its cells.
+        yield from list(plans) if "hardware" in self.search.axes else plans
+
+    def _plans(self, catalogue: Mapping[str, Hardware]) -> Iterator[RunPlan]:
+        seeds, places = self.seeds, self.places()
+        mixed = "hardware" in self.search.axes
+        index = 0
+        refused: Point | None = None
+        measured: RunPlan | None = None
+        # Points still to be suggested are all empty: one of them is resolved for all.
+        for cell, alike in itertools.groupby(self.search.points(), key=cell_of):
+            points = list(alike)
+            resolved = self.at(points[0], catalogue, infeasible=mixed)
+            if lookup(resolved.hardware, catalogue).lacks(resolved.precision) is not None:
+                refused = points[0] if refused is None else refused
+            elif measured is None:
+                measured = RunPlan(0, 0, REFERENCE_CELL, seeds[0], points[0], resolved)
+            for point, seed in itertools.product(points, seeds):
+                yield RunPlan(index, places[index], cell, seed, point, resolved)
+                index += 1
+        if measured is None and refused is not None:
+            self.at(refused, catalogue)  # Raises.
+        for following in range(index, len(places)):
+            assert measured is not None  # Reference runs belong to searches whose points are known.
+            yield dataclasses.replace(measured, index=following, place=places[following])
+
+
+def cell_of(point: Mapping[str, AxisValue]) -> str:
+    """Short hash of axis values; runs that differ by seed alone share it."""
+    return hashlib.sha256(canonical_json(point).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """One run of the grid before it is stored.
+
+    Attributes:
+        index: position in product order, from 0.
+        place: position in the order of measurement, from 0: `grid.blocked_order`.
+        cell: short hash of the axis values; runs that differ by seed alone share it. Reference runs have
+            the cell `REFERENCE_CELL`.
+        seed: the run's seed.
+        point: axis values by dotted name.
+        spec: the spec with the axis values written in, and no axes of its own.
+    """
+
+    index: int
+    place: int
+    cell: str
+    seed: int
+    point: dict[str, AxisValue]
+    spec: ExperimentSpec
+
+
+@functools.lru_cache(maxsize=1024)
+def read_stored(canonical: str) -> ExperimentSpec:
+    """The spec of a stored canonical text; the same object for the same text, as seeds of a cell have."""
+    return ExperimentSpec.model_validate_json(canonical)
+
+
+def validate(document: Mapping[str, object], catalogue: Mapping[str, Hardware] = CATALOGUE) -> ExperimentSpec:
+    """Turns a document into a spec, checking every field, the hardware and the axes' names.
+
+    Args:
+        document: the parsed text.
+        catalogue: known hardware.
+
+    Raises:
+        SpecError: with every problem found, in the order of the fields.
+    """
+    document = _with_first_point(document)
+    with naming_problems(document):
+        spec = ExperimentSpec.model_validate_json(json.dumps(document), strict=True)
+    if problems := problems_of(spec, catalogue):
+        raise SpecError(problems)
+    return spec
+
+
+@functools.cache
+def _part_of_spec(names: tuple[str, ...]) -> type[Section]:
+    """A model of some of a spec's fields, each validated alone."""
+    fields: dict[str, Any] = {
+        name: (field.annotation, field)
+        for name, field in ExperimentSpec.model_fields.items()
+        if name in names
+    }
+    return create_model("PartOfSpec", __base__=Section, **fields)
+
+
+def _with_first_point(document: Mapping[str, object]) -> Mapping[str, object]:
+    """A field that is an axis takes the axis' first value, so that no default is judged unused.
+
+    A conditional axis takes it only where it varies with the first values of the axes that it asks for.
+    What the document has for its field is kept as the value where it is left out.
+    """
+    search = document.get("search")
+    axes = search.get("axes") if isinstance(search, Mapping) else None
+    if not isinstance(search, Mapping) or not isinstance(axes, Mapping):
+        return document
+    known, written = set(axis_names()), search.get("when")
+    conditions = {
+        name: needs
+        for name, needs in (written.items() if isinstance(written, Mapping) else ())
+        if name in axes and name in known and isinstance(needs, Mapping)
+    }
+    starts = {name: values for name, values in axes.items() if name in known}
+    first: dict[str, Any] = {}
+    try:
+        for name in grid.ordered(starts, conditions):
+            values = starts[name]
+            if not _varies(conditions.get(name), first):
+                continue
+            if isinstance(values, list) and values:
+                first[name] = values[0]
+            elif isinstance(values, Mapping) and "low" in values:
+                first[name] = values["low"]
+        kept = {name: _field_value(document, name) for name in conditions}
+        document = grid.with_axis_values(document, first)
+    except ValueError:
+        return document  # Validation names the circle, or the value that should be a section.
+    otherwise = search.get("otherwise", {})
+    if kept and isinstance(otherwise, Mapping):
+        kept = {name: value for name, value in kept.items() if isinstance(value, AxisValue)}
+        return {**document, "search": {**search, "otherwise": {**kept, **otherwise}}}
+    return document
+
+
+def _varies(needs: object, chosen: Mapping[str, Any]) -> bool:
+    """Whether an axis with these conditions varies where others have the chosen values."""
+    return not isinstance(needs, Mapping) or all(
+        other in chosen and isinstance(values, list) and chosen[other] in values
+        for other, values in needs.items()
+    )
+
+
+def _field_value(document: Mapping[str, object], name: str) -> object:
+    """What a document says for a dotted field, or the field's default."""
+    value: Any = document
+    section: Any = ExperimentSpec
+    for part in name.split("."):
+        fields = value if isinstance(value, Mapping) else {}
+        value = fields.get(part)
+        field = section.model_fields[part]
+        section = field.annotation
+    if value is None:
+        return field.get_default(call_default_factory=True, validated_data=dict(fields))
+    return value
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a spec, as published at `/api/v1/spec.schema.json`."""
+    schema = ExperimentSpec.model_json_schema(mode="validation")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:stillhouse:spec:v1",
+        **schema,
+        "title": "Stillhouse experiment spec",
+    }

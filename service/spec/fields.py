@@ -1,0 +1,193 @@
+"""The fields of a spec, what follows from them alone, and which of them may be an axis. Pure."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from service.domain import grid
+from service.domain.grid import MAX_RUNS
+from service.domain.metrics import better_of
+from service.search import AnySearch, Search
+from trainers.config import Section, TrainingSections
+from trainers.figures import Better
+from trainers.tasks import TASKS
+
+
+class Resources(Section):
+    """What one worker reserves in the cluster."""
+
+    cpus_per_worker: int = Field(default=1, ge=1, le=1024)
+    """CPUs that each worker reserves, and its default number of threads."""
+    memory_gib_per_worker: float | None = Field(default=None, gt=0, le=65536)
+    """Memory that each worker reserves, in GiB; unset = not reserved."""
+
+
+class Budget(Section):
+    """Limits over all runs of the experiment; when one is reached the rest is stopped."""
+
+    cost_usd: float | None = Field(default=None, gt=0)
+    """Most money, in USD; unset = no limit."""
+    energy_kwh: float | None = Field(default=None, gt=0)
+    """Most energy, in kWh; unset = no limit."""
+    hours: float | None = Field(default=None, gt=0)
+    """Most device time, in hours summed over runs; unset = no limit."""
+    runs: int | None = Field(default=None, ge=1, le=MAX_RUNS)
+    """Most runs that are started; unset = no limit."""
+    when_reached: Literal["stop", "hold"] = "stop"
+    """stop = the experiment ends with the runs that it has; hold = it pauses until somebody resumes it."""
+
+
+class Queue(Section):
+    """The experiment's place among others."""
+
+    priority: int = Field(default=50, ge=0, le=100)
+    """Higher goes first; experiments of one priority share fairly between owners, then by age."""
+    max_concurrent_runs: int | None = Field(default=None, ge=1, le=10_000)
+    """Most runs at a time; unset = as many as fit into the cluster."""
+    share_device: bool = False
+    """Let up to four runs use one device at the same time; false = a device is one run's alone."""
+    wait_for_capacity: bool = False
+    """Accept what the present cluster could never run, and wait for nodes to join."""
+
+
+class GridTooLarge(ValueError):
+    """The grid has more runs than an experiment may have."""
+
+
+class SpecFields(TrainingSections):
+    """Training sections, hardware, axes, seeds, limits and queue, each field checked."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}$")]
+    """Name for people; need not be unique. Letters, digits, space, dot, underscore, hyphen."""
+    description: str = Field(default="", max_length=10_000)
+    """What the experiment is for."""
+    hardware: str = "cpu"
+    """Name of the hardware in the catalogue."""
+    resources: Resources = Resources()
+    """What one worker reserves."""
+    search: AnySearch = Search()
+    """How the axes are walked."""
+    seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field(
+        default_factory=lambda: [0], min_length=1, max_length=MAX_RUNS
+    )
+    """Each grid point runs once per seed."""
+    reuse: bool = False
+    """Take the figures of runs that have succeeded with the same settings and data, instead of training."""
+    isolation: Literal["shared", "process"] = "shared"
+    """shared = single-worker runs reuse a worker process, reset between runs; process = each has its own."""
+    measure: Literal["shared", "exclusive"] = "shared"
+    """exclusive = a run holds its whole node, or its GPU and that GPU's share of the node's CPUs, while it is
+    measured, and is charged for that; shared = other runs may use the rest of the node."""
+    budget: Budget = Budget()
+    """Limits over all runs."""
+    queue: Queue = Queue()
+    """The experiment's place among others."""
+    max_restarts: int = Field(default=2, ge=0, le=100)
+    """Failures of its own that a run recovers from; failures of machines are not counted."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("a seed is listed twice; list each once")
+        return seeds
+
+    @model_validator(mode="after")
+    def _one_worker_shares(self) -> SpecFields:
+        if self.queue.share_device and self.parallel.workers > 1:
+            raise ValueError(
+                "queue.share_device needs single-worker runs, but parallel.workers is "
+                f"{self.parallel.workers}; set queue.share_device: false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _alone_or_shared(self) -> SpecFields:
+        if self.queue.share_device and self.measure == "exclusive":
+            raise ValueError(
+                "measure: exclusive and queue.share_device: true cannot be combined; set "
+                "queue.share_device: false, or measure: shared"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_grid(self) -> SpecFields:
+        count = self.run_count()
+        if count > MAX_RUNS:
+            raise GridTooLarge(
+                f"the grid has {count:,} runs, more than the limit of {MAX_RUNS:,}; shorten search.axes "
+                "or seeds, or sample with search.name: random"
+            )
+        return self
+
+    def run_count(self) -> int:
+        """Number of runs, reference runs included; computed from lengths, without expanding."""
+        return self.grid_count() + len(self._reference_places())
+
+    def grid_count(self) -> int:
+        """Number of the grid's runs."""
+        return self.search.run_count(len(self.seeds))
+
+    def _reference_places(self) -> list[int]:
+        return grid.reference_places(self.grid_count(), self.search.reference_every)
+
+    @property
+    def metric_better(self) -> Better | None:
+        """Which direction of `search.metric` wins; None = not known, or not the same for all tasks."""
+        tasks = self.search.axes.get("task.name")
+        infos = [TASKS.get(str(name)) for name in (tasks if isinstance(tasks, list) else [self.task.name])]
+        found = {better_of(self.search.metric, info.headline if info else None) for info in infos}
+        return found.pop() if len(found) == 1 else None
+
+    def canonical_json(self) -> str:
+        """The spec with all defaults, keys sorted, no white space: what is hashed."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    def sha256(self) -> str:
+        """Hash of the canonical JSON."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+
+    def places(self) -> list[int]:
+        """Each run's place in the order of measurement, by index: blocks of seeds, shuffled.
+
+        Reference runs have the indices after the grid's, and their places between those.
+        """
+        if self.search.info.suggests:
+            return list(range(self.run_count()))  # One suggestion after the other.
+        count, before = self.grid_count(), self._reference_places()
+        places = [0] * (count + len(before))
+        order = grid.blocked_order(count // len(self.seeds), len(self.seeds), self.search.seed)
+        for number, index in enumerate(order):
+            places[index] = number + bisect.bisect_right(before, number)
+        for number, runs in enumerate(before):
+            places[count + number] = runs + number
+        return places
+
+
+def canonical_json(value: object) -> str:
+    """JSON with sorted keys, no white space and no NaN: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+_NOT_AXES = frozenset({"name", "description", "search", "seeds", "queue", "budget", "isolation", "reuse"})
+
+
+@functools.cache
+def axis_names() -> tuple[str, ...]:
+    """Dotted names of all fields that may be an axis."""
+    names: list[str] = []
+    for name, field in SpecFields.model_fields.items():
+        if name in _NOT_AXES:
+            continue
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            names += [f"{name}.{inner}" for inner in section.model_fields]
+        else:
+            names.append(name)
+    return tuple(names)

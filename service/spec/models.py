@@ -1,0 +1,235 @@
+"""Models that runs of this service leave behind: `run:12` in a spec, and where its checkpoints lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from service.config.document import Problem
+from service.config.settings import Settings
+from service.domain.records import Run
+from service.domain.states import TERMINAL_RUN_STATES, RunState
+from service.spec.experiment import ExperimentSpec, RunPlan
+from trainers.checkpoints import manifest
+from trainers.config import Workspace
+from trainers.errors import FailureClass
+
+RUN = "run:"
+"""Prefix of a model that is the best checkpoint of a run."""
+FIELDS = ("model.student", "model.teacher")
+"""Where a spec may name one."""
+Which = Literal["best", "last"]
+
+_REFERENCE = re.compile(r"run:([1-9][0-9]{0,17})")
+_LISTED = 20
+
+FindRun = Callable[[int], Run | None]
+"""Looks a run up by its number; None when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A run that an experiment starts from, and how it stands.
+
+    Attributes:
+        run_id: the run.
+        state: None when it has been deleted.
+        failure_class, failure_message: of its last failure.
+    """
+
+    run_id: int
+    state: RunState | None
+    failure_class: FailureClass | None
+    failure_message: str | None
+
+    @property
+    def pending(self) -> bool:
+        """It may still succeed."""
+        return self.state is not None and self.state not in TERMINAL_RUN_STATES
+
+    @property
+    def hopeless(self) -> str | None:
+        """Why there will be no model of it, in words; None when there is one or may be one."""
+        if self.pending or self.state is RunState.succeeded:
+            return None
+        if self.state is None:
+            return f"run {self.run_id} no longer exists"
+        if self.state is RunState.failed:
+            why = self.failure_message or "unknown cause"
+            return f"run {self.run_id} failed: {self.failure_class or FailureClass.lost}: {why}"
+        if self.state is RunState.stopped:
+            return f"run {self.run_id} was stopped before its end"
+        return f"run {self.run_id} was cancelled"
+
+
+class NoModel(Exception):
+    """A run has no checkpoint that can be used; the message is one line."""
+
+
+def reference(text: str | None) -> int | None:
+    """The run that `run:12` names; None for everything that begins with something else.
+
+    Raises:
+        ValueError: it begins with `run:` and names none.
+    """
+    if text is None or not text.startswith(RUN):
+        return None
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"'{text}' is not a run; write run: and its number, such as run:12")
+    return int(match[1])
+
+
+def referenced_runs(spec: ExperimentSpec) -> set[int]:
+    """Runs that a spec without axes starts from."""
+    found = (reference(spec.model.student), reference(spec.model.teacher))
+    return {number for number in found if number is not None}
+
+
+def reference_problems(plans: Sequence[RunPlan], find: FindRun) -> list[Problem]:
+    """Everything that is wrong with the runs that a grid starts from.
+
+    Args:
+        plans: the runs of the grid; of its references each is judged once.
+        find: looks a run up.
+    """
+    seen = dict.fromkeys(
+        (field, text, plan.spec.task.name)
+        for plan in plans
+        for field, text in zip(FIELDS, (plan.spec.model.student, plan.spec.model.teacher), strict=True)
+        if text is not None and text.startswith(RUN)
+    )
+    found: dict[int, Run | None] = {}
+    problems: list[Problem] = []
+    for field, text, task in seen:
+        number = reference(text)
+        assert number is not None  # Malformed ones are refused with the paths.
+        if number not in found:
+            found[number] = find(number)
+        problem = _problem(field, text, str(task), found[number])
+        if problem is not None and problem not in problems:
+            problems.append(problem)
+    return problems[:_LISTED]
+
+
+def _problem(field: str, text: str, task: str, run: Run | None) -> Problem | None:
+    if run is None:
+        return Problem("unknown-run", field, f"'{text}': no such run; `stillhouse runs` lists them")
+    hopeless = Reference(run.id, run.state, run.failure_class, run.failure_message).hopeless
+    if hopeless is not None:
+        return Problem(
+            "run-without-result", field, f"'{text}': {hopeless}; use a run that succeeded, or retry it first"
+        )
+    if field == "model.teacher" and run.task != task:
+        return Problem(
+            "teacher-of-another-task",
+            field,
+            f"'{text}' was trained on {run.task}, but task.name is {task}; use a run of the same task",
+        )
+    return None
+
+
+def waits_for(references: Iterable[Reference]) -> str | None:
+    """What an experiment waits for, in words; None when every run that it starts from has ended."""
+    pending = [str(found.run_id) for found in references if found.pending]
+    if not pending:
+        return None
+    runs = f"run {pending[0]}" if len(pending) == 1 else f"runs {', '.join(pending[:-1])} and {pending[-1]}"
+    return f"waiting for {runs} to finish"
+
+
+def hopeless(references: Iterable[Reference]) -> str | None:
+    """Which of the runs that an experiment starts from have no model, and what follows; None = none."""
+    reasons = [reason for found in references if (reason := found.hopeless) is not None]
+    return f"{'; '.join(reasons)}; runs that start from it will fail with bad_spec" if reasons else None
+
+
+def experiment_folder(settings: Settings, experiment_id: int) -> Path:
+    """Where an experiment keeps its files."""
+    return settings.data_dir.resolve() / "experiments" / str(experiment_id)
+
+
+def checkpoints_folder(settings: Settings, experiment_id: int, run_id: int, first_attempt: int = 1) -> Path:
+    """Where a run's checkpoints are; the same for all attempts of one measurement.
+
+    Args:
+        settings: folders.
+        experiment_id, run_id: whose.
+        first_attempt: of the measurement: one that is made again does not resume from what the earlier left.
+    """
+    name = "checkpoints" if first_attempt == 1 else f"checkpoints-{first_attempt}"
+    return experiment_folder(settings, experiment_id) / "runs" / str(run_id) / name
+
+
+def checkpoints_of(settings: Settings, run: Run) -> Path:
+    """Where the checkpoints of a run's present measurement are."""
+    return checkpoints_folder(settings, run.experiment_id, run.id, run.first_attempt)
+
+
+def workspace_of(settings: Settings, *, checkpoints: str = "", models: Iterable[Path] = ()) -> Workspace:
+    """Where runs read and write.
+
+    Args:
+        settings: folders.
+        checkpoints: of one run; empty = nothing is trained.
+        models: checkpoint folders that may be read besides the configured folders.
+    """
+    return Workspace(
+        checkpoints=checkpoints,
+        cache=str(settings.data_dir.resolve() / "cache"),
+        data_roots=tuple(map(str, settings.roots("data"))),
+        model_roots=tuple(map(str, (*settings.roots("model"), *models))),
+        offline=settings.offline,
+    )
+
+
+def checkpoint_of(settings: Settings, run: Run, which: Which) -> Path:
+    """The folder of a run's best or last checkpoint, by what lies on the disk.
+
+    Manifest and sizes are looked at; `trainers.checkpoints.manifest.verify` reads every byte.
+
+    Raises:
+        NoModel: there is none, or it is not whole.
+    """
+    folder = checkpoints_of(settings, run)
+    if which == "best":
+        best = manifest.read_best(folder)
+        path = None if best is None else best.path
+    else:
+        path = next(_newest_first(folder), None)
+    if path is None:
+        raise NoModel(_why_none(run, which, folder))
+    problem = manifest.glance(path)
+    if problem is not None:
+        raise NoModel(f"run {run.id}: its {which} checkpoint {path} is incomplete ({problem})")
+    return path
+
+
+def _newest_first(folder: Path) -> Iterator[Path]:
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except OSError:
+        return
+    steps = sorted((int(match[1]) for match in map(manifest.NAME.match, names) if match), reverse=True)
+    for step in steps:
+        path = manifest.checkpoint_path(folder, step)
+        if manifest.glance(path) is None:
+            yield path
+
+
+def _why_none(run: Run, which: Which, folder: Path) -> str:
+    if run.total_steps == 0 and run.checkpoint is None:
+        return f"run {run.id} only evaluated and wrote no model; use its model.student"
+    if not folder.is_dir():
+        if run.checkpoint is None:
+            return f"run {run.id} is {run.state} and has saved no checkpoint yet"
+        return (
+            f"run {run.id}: {folder} does not exist; the service needs access to the folder the "
+            "workers write to"
+        )
+    if which == "best":
+        return f"run {run.id} is {run.state} and has no evaluated checkpoint; try its last one"
+    return f"run {run.id} is {run.state} and has no complete checkpoint"

@@ -1,0 +1,108 @@
+"""What is wrong with the paths that a spec names: folders under the configured roots, presets and hub ids.
+
+For the API, `stillhouse validate` and the driver. `trainers.data.paths.find` is the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from service.config.document import Problem
+from service.config.settings import Settings
+from service.spec.experiment import ExperimentSpec
+from service.spec.models import reference
+from trainers.data.paths import HUB, OutsideRoots, UnusablePath, find, id_on_hub
+from trainers.models.origin import PRESETS
+
+
+def dataset_problem(text: str, roots: Sequence[Path]) -> Problem | None:
+    """What is wrong with `task.path`, or None."""
+    if text.startswith(HUB):
+        return _id_problem(text, "dataset", "task.path")
+    try:
+        path = find(text, roots)
+        if path.is_dir() and next(path.iterdir(), None) is None:
+            return Problem("path-not-found", "task.path", f"'{text}' is an empty folder; put the data in it")
+        if path.is_file() and path.stat().st_size == 0:
+            return Problem("path-not-found", "task.path", f"'{text}' is an empty file; put the data in it")
+    except OutsideRoots as error:
+        return Problem("path-outside-roots", "task.path", str(error))
+    except UnusablePath as error:
+        return Problem("path-not-found", "task.path", str(error))
+    except OSError as error:
+        return Problem("path-not-found", "task.path", f"'{text}' cannot be read: {error.strerror}")
+    return None
+
+
+def model_problem(text: str, roots: Sequence[Path], field: str = "model.student") -> Problem | None:
+    """What is wrong with a model's name or folder, or None; whether a run exists is not judged here."""
+    if text in PRESETS and field == "model.teacher":
+        return Problem(
+            "model-without-weights", field, f"'{text}' is a preset, which has no trained weights; "
+            "give a folder, hub:<id> or run:<id>",
+        )  # fmt: skip
+    if text in PRESETS:
+        return None
+    if text.startswith(HUB):
+        return _id_problem(text, "model", field)
+    try:
+        if reference(text) is not None:
+            return None
+    except ValueError as error:
+        return Problem("invalid-value", field, str(error))
+    try:
+        path = find(text, roots)
+        if not path.is_dir():
+            return Problem("path-not-found", field, f"'{text}' is a file; give its folder")
+        if not (path / "config.json").is_file():
+            return Problem("model-without-weights", field, f"'{text}' has no config.json; add it")
+        if not (path / "model.safetensors").is_file():
+            return Problem("model-without-weights", field, f"'{text}' has no model.safetensors; add it")
+    except OutsideRoots as error:
+        return Problem("path-outside-roots", field, str(error))
+    except UnusablePath as error:
+        message = f"{error}; give a folder, hub:<id>, run:<id>"
+        if field == "model.student":
+            message += f", or a preset ({', '.join(PRESETS)})"
+        return Problem("path-not-found", field, message)
+    except OSError as error:
+        return Problem("path-not-found", field, f"'{text}' cannot be read: {error.strerror}")
+    return None
+
+
+def _id_problem(text: str, what: str, field: str) -> Problem | None:
+    try:
+        id_on_hub(text, what)
+    except UnusablePath as error:
+        return Problem("invalid-value", field, str(error))
+    return None
+
+
+def path_problems(spec: ExperimentSpec, settings: Settings) -> list[Problem]:
+    """Everything that is wrong with the paths that a spec or its axes name.
+
+    Args:
+        spec: the spec as submitted, axes included.
+        settings: where the roots come from.
+    """
+    return list(_problems(spec, settings))
+
+
+def _problems(spec: ExperimentSpec, settings: Settings) -> Iterator[Problem]:
+    data_roots, model_roots = settings.roots("data"), settings.roots("model")
+    for text in _values(spec, "task.path", spec.task.path):
+        if (problem := dataset_problem(text, data_roots)) is not None:
+            yield problem
+    for text in _values(spec, "model.student", spec.model.student):
+        if (problem := model_problem(text, model_roots)) is not None:
+            yield problem
+    for text in _values(spec, "model.teacher", spec.model.teacher):
+        if (problem := model_problem(text, model_roots, "model.teacher")) is not None:
+            yield problem
+
+
+def _values(spec: ExperimentSpec, field: str, value: str | None) -> Iterable[str]:
+    """The values of a field over the grid: its axis when it has one."""
+    values = spec.search.axes.get(field, [value])
+    return dict.fromkeys(value for value in values if isinstance(value, str))

@@ -1,0 +1,172 @@
+"""Runs that exist already and need not be trained again: `reuse: true`.
+
+A run is reused when it has succeeded, its resolved settings are the same, and the files that it read
+hold the same as now. Settings are compared by a hash that is stored with every run; files by the
+fingerprints in the run's record, against those that the service takes at submission. A fingerprint is
+remembered under names, sizes and times of the files, so that unchanged data is not read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.config.hardware import Hardware, lookup
+from service.config.settings import Settings
+from service.domain.grid import REFERENCE_CELL
+from service.spec.experiment import ExperimentSpec, RunPlan
+from service.spec.fields import canonical_json
+from service.spec.models import workspace_of
+from trainers.config import TrainingSections
+from trainers.data.paths import HUB
+from trainers.entrypoint import input_identity
+from trainers.errors import TrainingError
+
+_WITHOUT_EFFECT = frozenset(
+    {"name", "description", "search", "seeds", "reuse", "budget", "queue", "max_restarts"}
+)
+"""Fields of a run's spec that change nothing of what it trains and measures."""
+_PARTS = {
+    "train": "the training data",
+    "validation": "the validation data",
+    "test": "the test data",
+    "student": "model.student",
+    "teacher": "model.teacher",
+}
+
+
+def config_sha256(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> str:
+    """Hash of all that decides about a run's figures but its seed and its files.
+
+    The price and the power of its hardware are part of it: figures at other prices are not the same.
+
+    Args:
+        spec: of the run, with its axis values written in.
+        catalogue: known hardware.
+    """
+    # Figures of a shared device are not those of one that was the run's alone.
+    pricing = lookup(spec.hardware, catalogue).pricing(
+        spec.resources.cpus_per_worker, shared=spec.queue.share_device
+    )
+    settings = spec.model_dump(mode="json", exclude=set(_WITHOUT_EFFECT))
+    return hashlib.sha256(
+        canonical_json({**settings, "rates": pricing.model_dump(mode="json")}).encode()
+    ).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """A run that has succeeded with certain settings.
+
+    Attributes:
+        run_id: the run.
+        config_sha256, seed: its settings.
+        facts: its record; None = there is none.
+    """
+
+    run_id: int
+    config_sha256: str
+    seed: int
+    facts: Mapping[str, Any] | None
+
+
+FindEqual = Callable[[Collection[str]], Sequence[Equal]]
+"""Looks up the succeeded runs with any of these settings, the newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Which runs of a grid are reused.
+
+    Attributes:
+        runs: by position in the grid, the run whose figures are taken.
+        refused: by position, why a run with the same settings is not reused.
+    """
+
+    runs: Mapping[int, int] = field(default_factory=dict)
+    refused: Mapping[int, str] = field(default_factory=dict)
+
+
+def reusable(
+    plans: Sequence[RunPlan], settings: Settings, catalogue: Mapping[str, Hardware], find: FindEqual
+) -> Reuse:
+    """Find the runs of a grid that need not be trained.
+
+    Args:
+        plans: the runs of the grid.
+        settings: folders that data and models may lie in.
+        catalogue: known hardware.
+        find: looks runs up by their settings.
+    """
+    hashes: dict[str, str] = {}
+    for plan in plans:
+        if plan.cell not in hashes:
+            hashes[plan.cell] = config_sha256(plan.spec, catalogue)
+    equal: dict[tuple[str, int], list[Equal]] = {}
+    for run in find(set(hashes.values())):
+        equal.setdefault((run.config_sha256, run.seed), []).append(run)
+    inputs = _Inputs(settings)
+    runs: dict[int, int] = {}
+    refused: dict[int, str] = {}
+    for plan in plans:
+        if plan.cell == REFERENCE_CELL:
+            continue  # It tells of the machine as it is during this sweep.
+        for run in equal.get((hashes[plan.cell], plan.seed), ()):
+            reason = inputs.differ(plan.spec, run)
+            if reason is None:
+                runs[plan.index] = run.run_id
+                refused.pop(plan.index, None)
+                break
+            refused.setdefault(plan.index, f"run {run.run_id} has the same settings, but {reason}")
+    return Reuse(runs, refused)
+
+
+class _Inputs:
+    """What the files hold that runs would read now, each looked at once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._workspace = workspace_of(settings)
+        self._found: dict[str, Mapping[str, str | int | float] | str] = {}
+
+    def differ(self, spec: ExperimentSpec, run: Equal) -> str | None:
+        """Why the files are not known to be those that the run read; None = they are."""
+        now = self._now(spec)
+        if isinstance(now, str):
+            return now
+        facts = run.facts or {}
+        then = {**(facts.get("data") or {}), "student.sha256": facts.get("student_sha256")}
+        changed = [
+            words
+            for part, words in _PARTS.items()
+            if (part in ("train", "validation", "test") or f"{part}.sha256" in now)
+            and now.get(f"{part}.sha256") != then.get(f"{part}.sha256")
+        ]
+        if now.get("test.rule") != then.get("test.rule"):
+            changed.append("the rule for the test part")
+        return f"{' and '.join(changed)} changed since" if changed else None
+
+    def _now(self, spec: ExperimentSpec) -> Mapping[str, str | int | float] | str:
+        key = canonical_json([spec.task.model_dump(mode="json"), spec.model.student, spec.model.teacher])
+        if key not in self._found:
+            self._found[key] = self._read(spec)
+        return self._found[key]
+
+    def _read(self, spec: ExperimentSpec) -> Mapping[str, str | int | float] | str:
+        if on_hub := next(_on_hub(spec), None):
+            return f"{on_hub} is on the hub, where it may change unnoticed; use a local copy"
+        try:
+            return input_identity(spec, self._workspace)
+        except TrainingError as error:
+            return f"its files cannot be compared: {error}"
+        except OSError as error:
+            return f"its files cannot be compared: {error.filename}: {error.strerror}"
+
+
+def _on_hub(sections: TrainingSections) -> Iterator[str]:
+    if sections.task.path is None or sections.task.path.startswith(HUB):
+        yield f"the data of task {sections.task.name}"
+    for name, text in (("student", sections.model.student), ("teacher", sections.model.teacher)):
+        if text is not None and text.startswith(HUB):
+            yield f"model.{name}"

@@ -1,0 +1,210 @@
+"""What is wrong with a spec beyond its fields: rules between sections, axes and hardware. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from service.config.document import Problem
+from service.config.hardware import Hardware, find, lookup, nearest
+from service.domain.grid import AxisValue
+from service.search import registry as searches
+from service.spec.fields import SpecFields, axis_names
+from trainers.config import LAYERS, Distillation, Precision, require_layer_map
+from trainers.models.encoders import ENCODERS
+
+INFEASIBLE = "precision-not-on-hardware"
+"""Type of the problem that a grid over hardware may have in some of its cells."""
+_HALVES = frozenset({Precision.fp16, Precision.bf16})
+
+
+def problems_of(
+    spec: SpecFields,
+    catalogue: Mapping[str, Hardware],
+    point: Mapping[str, AxisValue] = MappingProxyType({}),
+    prefix: str = "",
+) -> list[Problem]:
+    """Returns what is wrong beyond the fields themselves.
+
+    Args:
+        spec: whose fields are valid.
+        catalogue: known hardware.
+        point: axis values that are written into the spec.
+        prefix: names that point.
+    """
+    return [
+        *_hardware_problems(spec, catalogue, prefix),
+        *_axis_problems(spec),
+        *_hardware_axis_problems(spec, catalogue),
+        *_data_problems(spec, prefix),
+        *_distillation_problems(spec, point, prefix),
+        *_layer_problems(spec, prefix),
+        *_metric_problems(spec),
+        *_suggestion_problems(spec),
+        *_untrained_problems(spec),
+    ]
+
+
+def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware], prefix: str) -> Iterator[Problem]:
+    if "hardware" in spec.search.axes:
+        return  # Each grid point is checked on its own.
+    try:
+        hardware = lookup(spec.hardware, catalogue)
+        hardware.pricing(spec.resources.cpus_per_worker)
+    except ValueError as error:
+        yield Problem("unknown-hardware", "hardware", f"{prefix}{error}")
+        return
+    if "model.encoder" not in spec.search.axes:
+        try:
+            ENCODERS[spec.model.encoder].require_device(hardware.device, hardware.name)
+        except ValueError as error:
+            yield Problem("invalid-value", "model.encoder", f"{prefix}{error}")
+    if "precision" not in spec.search.axes and (reason := hardware.lacks(spec.precision)) is not None:
+        yield Problem(INFEASIBLE, "precision", prefix + reason)
+    evaluation = spec.numerics.evaluation
+    judged = evaluation in _HALVES and not hardware.kind.emulates_halves
+    if judged and "numerics.evaluation" not in spec.search.axes:
+        reason = hardware.lacks(Precision(evaluation))
+        if reason is not None:
+            yield Problem(INFEASIBLE, "numerics.evaluation", prefix + reason)
+    distilled = {"model.teacher", "distillation.teacher_precision"}
+    wanted = "auto" if spec.model.teacher is None else spec.distillation.teacher_precision
+    served = wanted == "auto" or wanted in hardware.kind.teacher_precisions
+    if not served and distilled.isdisjoint(spec.search.axes):
+        yield Problem(
+            INFEASIBLE,
+            "distillation.teacher_precision",
+            f"{prefix}distillation.teacher_precision {wanted} needs a GPU, but hardware {spec.hardware} "
+            f"computes on its {hardware.kind.noun}; use auto",
+        )
+
+
+def _axis_problems(spec: SpecFields) -> Iterator[Problem]:
+    known = set(axis_names())
+    for name in spec.search.axes:
+        if name not in known:
+            yield Problem(
+                "unknown-axis", f"search.axes.{name}", f"unknown field '{name}'; {nearest(name, known)}"
+            )
+
+
+def _hardware_axis_problems(spec: SpecFields, catalogue: Mapping[str, Hardware]) -> Iterator[Problem]:
+    """A short name and the entry that it stands for would be two cells of the same runs."""
+    first: dict[str, str] = {}
+    values = spec.search.axes.get("hardware", [])
+    for name in map(str, values if isinstance(values, list) else ()):
+        entry = find(name, catalogue)
+        if entry is not None and (other := first.setdefault(entry.name, name)) != name:
+            yield Problem(
+                "invalid-value",
+                "search.axes.hardware",
+                f"'{other}' and '{name}' are the same catalogue entry, {entry.name}; list it once",
+            )
+
+
+def _distillation_problems(
+    spec: SpecFields, point: Mapping[str, AxisValue], prefix: str
+) -> Iterator[Problem]:
+    """Settings without a teacher have no effect, unless an axis compares with and without one."""
+    if spec.model.teacher is None:
+        if spec.distillation != Distillation() and "model.teacher" not in (*spec.search.axes, *point):
+            yield Problem(
+                "invalid-value",
+                "distillation",
+                f"{prefix}distillation is set without a teacher; set model.teacher or remove distillation",
+            )
+        return
+    layers = LAYERS.get(spec.model.student) if spec.model.layers is None else len(spec.model.layers)
+    if spec.distillation.layer_map is not None and layers is not None:
+        try:
+            require_layer_map(spec.distillation.layer_map, layers)
+        except ValueError as error:
+            yield Problem("invalid-value", "distillation.layer_map", f"{prefix}{error}")
+
+
+def _data_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
+    """Data that no worker can find; over an axis each grid point is judged."""
+    if {"task.name", "task.path"} & set(spec.search.axes):
+        return
+    if spec.task.path == "":
+        yield Problem(
+            "invalid-value", "task.path", f"{prefix}the path is empty; give a folder, a file or hub:<id>"
+        )
+    elif spec.task.path is None and not spec.task.info.hub_id:
+        yield Problem(
+            "missing-field",
+            "task.path",
+            f"{prefix}task {spec.task.name} has no dataset on the hub; set task.path to a folder or file",
+        )
+
+
+def _layer_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
+    """Layers are kept of a student that has weights; over an axis each grid point is judged."""
+    if {"model.student", "model.layers"} & set(spec.search.axes):
+        return
+    if spec.model.layers is not None and spec.model.student in LAYERS:
+        yield Problem(
+            "invalid-value",
+            "model.layers",
+            f"{prefix}model.layers needs a student with weights, but '{spec.model.student}' is a preset; "
+            "remove model.layers, or set model.student to a folder, hub:<id> or run:<id>",
+        )
+
+
+def _metric_problems(spec: SpecFields) -> Iterator[Problem]:
+    if spec.metric_better is None:
+        yield Problem(
+            "invalid-value",
+            "search.metric",
+            f"whether lower or higher '{spec.search.metric}' is better is unknown; use another metric, "
+            "such as validation_loss",
+        )
+
+
+def _untrained_problems(spec: SpecFields) -> Iterator[Problem]:
+    """Searches that judge runs as they train, where some have no steps."""
+    values = spec.search.axes.get("length.steps", [spec.length.steps])
+    none = 0 in values if isinstance(values, list) else values.low == 0
+    if not none:
+        return
+    others = searches.names(lambda search: not search.ends_runs_early)
+    diverging = spec.search.stop_diverging is not None
+    for field, asked in (("name", spec.search.info.ends_runs_early), ("stop_diverging", diverging)):
+        if asked:
+            yield Problem(
+                "invalid-value",
+                f"search.{field}",
+                f"search.{field} {getattr(spec.search, field)} needs training runs, but length.steps is "
+                f"0; use search.name: {others} without stop_diverging, or raise length.steps",
+            )
+
+
+def _suggestion_problems(spec: SpecFields) -> Iterator[Problem]:
+    """What needs to know the runs at submission, where the search suggests them later."""
+    search = spec.search
+    if not search.info.suggests:
+        return
+    others = searches.names(lambda other: not other.suggests)
+    if spec.reuse:
+        yield Problem(
+            "invalid-value",
+            "reuse",
+            f"search.name: {search.name} chooses its runs after submission; remove reuse, or use "
+            f"search.name: {others}",
+        )
+    if search.reference_every is not None:
+        yield Problem(
+            "invalid-value",
+            "search.reference_every",
+            f"search.name: {search.name} has no fixed first cell to repeat; remove search.reference_every, "
+            f"or use search.name: {others}",
+        )
+    for name in ("model.student", "model.teacher"):
+        values = search.axes.get(name, [])
+        if isinstance(values, list) and any(isinstance(v, str) and v.startswith("run:") for v in values):
+            yield Problem(
+                "invalid-value",
+                f"search.axes.{name}",
+                f"runs to wait for must be known at submission, but search.name: {search.name} suggests "
+                f"later; use search.name: {others}",
+            )

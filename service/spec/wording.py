@@ -1,0 +1,99 @@
+"""What pydantic finds in a document, as problems in our words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from service.config.document import Problem, SpecError, refusal
+from service.config.hardware import nearest
+from service.search import SEARCHES, Search
+from service.search import registry as searches
+from service.spec.fields import GridTooLarge, SpecFields
+from trainers.config import Section
+
+_FOLLOWS = "default_factory_not_called"
+"""A default that depends on a field which has an error itself."""
+_TYPES = {
+    "extra_forbidden": "unknown-key",
+    "missing": "missing-field",
+    "value_error": "invalid-value",
+    "finite_number": "not-finite",
+    "string_pattern_mismatch": "invalid-value",
+    "enum": "invalid-value",
+    "literal_error": "invalid-value",
+}
+_RANGE = ("greater_than", "less_than", "too_short", "too_long", "string_too")
+
+
+@contextlib.contextmanager
+def naming_problems(document: Mapping[str, object], prefix: str = "") -> Iterator[None]:
+    """Raises what pydantic finds in a document as a `SpecError`."""
+    try:
+        yield
+    except ValidationError as error:
+        raise SpecError(
+            [
+                _problem(entry, document, prefix)
+                for entry in error.errors(include_url=False)
+                if entry["type"] != _FOLLOWS
+            ]
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise refusal("wrong-type", f"{prefix}{error}") from None
+
+
+def _problem(entry: Any, document: Mapping[str, object], prefix: str) -> Problem:
+    location = [str(part) for part in entry["loc"]]
+    kind = entry["type"]
+    path = _document_path(location, document)
+    if kind == "extra_forbidden":
+        return Problem("unknown-key", path, f"{prefix}unknown key; {_nearest_key(location)}")
+    if kind == "missing":
+        return Problem("missing-field", path, f"{prefix}this field is required")
+    if kind == "value_error":
+        error = entry["ctx"]["error"]
+        stable = "grid-too-large" if isinstance(error, GridTooLarge) else "invalid-value"
+        return Problem(stable, path, f"{prefix}{error}")
+    stable = _TYPES.get(kind, "out-of-range" if kind.startswith(_RANGE) else "wrong-type")
+    shown = json.dumps(entry["input"], default=str)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    message = entry["msg"][0].lower() + entry["msg"][1:]
+    return Problem(stable, path, f"{prefix}{shown}: {message}")
+
+
+def _document_path(location: Sequence[str], document: Mapping[str, object]) -> str:
+    """The part of pydantic's location that exists in the document: union branches are dropped."""
+    path: list[str] = []
+    value: object = document
+    for position, part in enumerate(location):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, Sequence) and not isinstance(value, str) and part.isdigit():
+            value = value[int(part)] if int(part) < len(value) else None
+        elif position != len(location) - 1 or not isinstance(value, Mapping):
+            continue
+        path.append(part)
+    return ".".join(path)
+
+
+def _nearest_key(location: Sequence[str]) -> str:
+    fields: Mapping[str, Any] = SpecFields.model_fields
+    for part in location[:-1]:
+        annotation = fields[part].annotation if part in fields else None
+        if annotation is Search:
+            if owners := searches.names(lambda search: location[-1] in search.section.model_fields):
+                return f"it belongs to search.name: {owners}"
+            fields = {
+                name: field
+                for search in SEARCHES.values()
+                for name, field in search.section.model_fields.items()
+            }
+        elif isinstance(annotation, type) and issubclass(annotation, Section):
+            fields = annotation.model_fields
+    return nearest(location[-1], fields)

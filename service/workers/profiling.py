@@ -1,0 +1,228 @@
+"""Measuring a step on nodes of the cluster: a Ray Job whose worker group is a run's.
+
+The job opens a worker group as a run does (process group over NCCL on GPUs, gloo on CPUs), measures in it,
+and prints the profile as its last line, which the command line reads from the job's log.
+
+    python -m service.workers.profiling ORDER
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from service.scheduling.cluster import fits
+from service.scheduling.ray_jobs import RayJobs, wait_until_ended
+from service.scheduling.run_plan import Shape
+from trainers.config import RunConfig
+from trainers.dry_runs.profile import Profile
+
+_RESULT = "stillhouse-profile: "
+_FAILURE = "stillhouse-profile-failed: "
+
+
+class ProfileFailed(Exception):
+    """The cluster could not measure; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOrder:
+    """What a job measures.
+
+    Attributes:
+        config: the run.
+        shape: of the worker group.
+        steps: that count.
+        warm_up: steps before these.
+        check: train a data-parallel run too.
+    """
+
+    config: RunConfig
+    shape: Shape
+    steps: int
+    warm_up: int
+    check: bool
+
+    def encode(self) -> str:
+        """Returns the order as one word of a command line."""
+        document = {
+            "config": self.config.model_dump(mode="json"),
+            "shape": asdict(self.shape),
+            "steps": self.steps,
+            "warm_up": self.warm_up,
+            "check": self.check,
+        }
+        return base64.urlsafe_b64encode(zlib.compress(json.dumps(document).encode())).decode()
+
+    @classmethod
+    def decode(cls, word: str) -> ProfileOrder:
+        """Returns the order that `encode` wrote."""
+        document = json.loads(zlib.decompress(base64.urlsafe_b64decode(word)))
+        shape = document["shape"]
+        return cls(
+            RunConfig.model_validate(document["config"]),
+            Shape(
+                shape["workers"],
+                tuple((name, amount) for name, amount in shape["resources"]),
+                shape["device"],
+                tuple((name, value) for name, value in shape["labels"]),
+            ),
+            document["steps"],
+            document["warm_up"],
+            document["check"],
+        )
+
+
+def measure_on_cluster(jobs: RayJobs, order: ProfileOrder, *, timeout_s: float) -> Profile:
+    """Submits a job that measures, and waits for what it has measured.
+
+    Args:
+        jobs: of the cluster.
+        order: what to measure.
+        timeout_s: longest wait; the job is stopped then.
+
+    Raises:
+        ProfileFailed: the cluster has no such nodes, the job failed, or time ran out.
+        RayUnreachable: Ray does not answer.
+    """
+    shape = order.shape
+    cluster = jobs.cluster(time.time())
+    if cluster.reachable and not fits(
+        [(dict(shape.resources), dict(shape.labels), shape.workers)], cluster.nodes
+    ):
+        each = ", ".join(f"{amount:g} {name}" for name, amount in shape.resources)
+        where = "".join(f" on nodes with {name}={value}" for name, value in shape.labels)
+        raise ProfileFailed(
+            f"the cluster has no room for {shape.workers} workers of {each}{where}; choose other hardware "
+            "or fewer workers"
+        )
+    submission_id = f"stillhouse-profile-{uuid.uuid4().hex[:12]}"
+    command = shlex.join([sys.executable, "-m", "service.workers.profiling", order.encode()])
+    jobs.submit(submission_id, command, metadata={"job_name": "profile"})
+    try:
+        job = wait_until_ended(jobs, submission_id, timeout_s)
+    except TimeoutError:
+        raise ProfileFailed(
+            f"no measurement within {timeout_s:g} s; its workers may be busy with other runs: raise --timeout"
+        ) from None
+    finally:
+        jobs.stop(submission_id)  # does nothing to a job that has ended
+    return profile_in(jobs.logs(submission_id), "" if job is None else job.message)
+
+
+def profile_in(log: str, message: str) -> Profile:
+    """Returns the profile that a job's log has.
+
+    Args:
+        log: what the job printed.
+        message: Ray's words about the job, for a log without a profile.
+
+    Raises:
+        ProfileFailed: the log has none.
+    """
+    for line in reversed(log.splitlines()):
+        if line.startswith(_RESULT):
+            return Profile.of(json.loads(line.removeprefix(_RESULT)))
+        if line.startswith(_FAILURE):
+            raise ProfileFailed(line.removeprefix(_FAILURE))
+    raise ProfileFailed(f"the job ended without a profile{': ' + message if message else ''}")
+
+
+def main(word: str) -> None:
+    """The job: measures, and prints the profile as the last line."""
+    import ray
+
+    order = ProfileOrder.decode(word)
+    address = os.environ.get("RAY_ADDRESS")
+    ray.init(
+        logging_level="warning",
+        runtime_env={"env_vars": {"RAY_ADDRESS": address}} if address else None,
+    )
+    try:
+        document = measure(order)
+    except Exception as error:
+        from service.workers.worker_attempt import failure_of
+
+        failures = dict(getattr(error, "worker_failures", None) or {0: error})
+        _say(_FAILURE + failure_of(failures[min(failures)])[1])
+        raise SystemExit(1) from error
+    _say(_RESULT + json.dumps(document))
+
+
+def _say(line: str) -> None:
+    """Writes a line to the job's log, where the command line looks for it."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def measure(order: ProfileOrder) -> dict[str, Any]:
+    """Opens a worker group, measures in it, and returns the profile as a document."""
+    from ray.train import FailureConfig, ScalingConfig
+    from ray.train import RunConfig as TrainConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    from service.workers.process_group import TorchWorkers
+    from service.workers.worker_group import TRAIN_ENVIRONMENT
+
+    os.environ.update(TRAIN_ENVIRONMENT)
+    checkpoints = Path(order.config.workspace.checkpoints)
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    shared = Path(tempfile.mkdtemp(prefix="profile-", dir=checkpoints))
+    try:
+        result = DataParallelTrainer(
+            _measure_in_group,
+            train_loop_config={"order": order.encode(), "shared": str(shared)},
+            backend_config=TorchWorkers(),
+            scaling_config=ScalingConfig(
+                num_workers=order.shape.workers,
+                **order.shape.kind.ray_scaling,
+                resources_per_worker=dict(order.shape.resources),
+                label_selector=dict(order.shape.labels) or None,
+            ),
+            run_config=TrainConfig(
+                name=shared.name,
+                storage_path=str(shared / "ray"),
+                failure_config=FailureConfig(max_failures=0),
+            ),
+        ).fit()
+    finally:
+        shutil.rmtree(shared, ignore_errors=True)
+    return dict(result.return_value)  # rank 0's
+
+
+def _measure_in_group(config: Mapping[str, Any]) -> dict[str, Any]:
+    """On each worker: measures with the others."""
+    from ray.train._internal.utils import get_address_and_port
+    from ray.train.collective import broadcast_from_rank_zero
+
+    from service.workers.process_group import process_group
+    from trainers.entrypoint import make_ready, profile_in_group
+
+    order = ProfileOrder.decode(config["order"])
+    make_ready(order.shape.device)
+    address, port = broadcast_from_rank_zero(get_address_and_port())
+    with process_group(address, port, device=order.shape.device):
+        profile = profile_in_group(
+            order.config,
+            shared=Path(config["shared"]) / "run",
+            steps=order.steps,
+            warm_up=order.warm_up,
+            check=order.check,
+        )
+    return asdict(profile)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

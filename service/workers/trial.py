@@ -1,0 +1,139 @@
+"""What runs in a Tune trial: one turn, in this process or in a worker group opened from it.
+
+A trial begins where Ray has placed it. It gets its workers ready first, which takes seconds in new processes
+and nothing in reused ones, and reports so; only then the driver opens the run's attempt.
+
+Tune reuses the trial's process for the next run of the same shape. A group stays open between
+runs, in this module's one variable; when Tune ends the process, Ray ends the group with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from service.recording.assignment import Assignment, Ending, Ready, Turn
+from service.recording.experiment_actor import ExperimentActorClient, patiently
+from service.workers.worker_attempt import ending_of, failure_of, failure_of_group, train_one
+from service.workers.worker_group import WorkerGroup, WorkerGroupFailed, placement_id
+from trainers.errors import FailureClass
+
+logger = logging.getLogger(__name__)
+
+_CLEAN_AFTER = frozenset({FailureClass.bad_spec, FailureClass.bad_data, FailureClass.not_finite})
+"""Failures that leave nothing behind in the process, so that the next run may use it."""
+
+_LOOK_S = 0.02
+"""How often a ready trial looks for the driver's answer."""
+
+_group: WorkerGroup | None = None
+
+
+class ProcessNotClean(Exception):
+    """The run failed in a way that may have left something behind: the next gets a new process."""
+
+
+def run_trial(config: Mapping[str, Any], *, actor: ExperimentActorClient, storage: str, names: str) -> None:
+    """Get the workers ready, have an attempt opened, carry it out, and report its `Ending` to Tune.
+
+    Args:
+        config: holds the `Turn` under `turn`.
+        actor: of the experiment.
+        storage: folder for Ray Train's own files.
+        names: beginning of the names of worker groups.
+
+    Raises:
+        ProcessNotClean: after the ending was reported; Tune then ends the process.
+    """
+    from ray import tune
+
+    # Tune asks for the next run as soon as this one has reported; on a loaded machine the thread
+    # that ends here may take longer than Tune's 2 s to be gone.
+    os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "120")
+    turn: Turn = config["turn"]
+    try:
+        ready = (
+            _alone_ready(turn) if turn.shape.workers == 1 else _group_ready(actor, turn, Path(storage), names)
+        )
+    except WorkerGroupFailed as error:
+        ending = _group_failed(turn, error)
+    else:
+        tune.report({"ready": ready})
+        assignment = _granted(actor, turn)
+        if assignment is None:
+            return
+        ending = _alone(actor, assignment) if turn.shape.workers == 1 else _in_group(assignment)
+    tune.report({"ending": ending})
+    if ending.failure is None:
+        return
+    # A group trains in processes of its own, and ends with this one where it could not be closed.
+    clean = ending.failure[0] in _CLEAN_AFTER if turn.shape.workers == 1 else _group is None
+    if not clean:
+        raise ProcessNotClean(ending.failure[1])
+
+
+def _granted(actor: ExperimentActorClient, turn: Turn) -> Assignment | None:
+    """Wait for the driver's answer; None = the run is not wanted any more."""
+    while True:
+        grant = patiently(lambda: actor.granted(turn.name))
+        if grant is not None:
+            return grant.assignment
+        time.sleep(_LOOK_S)
+
+
+def _alone_ready(turn: Turn) -> Ready:
+    from trainers.entrypoint import make_ready
+
+    parts = make_ready(turn.shape.device)
+    logger.info("worker ready: %s", ", ".join(f"{part} {seconds:.1f} s" for part, seconds in parts.items()))
+    return Ready(placement_id(), time.time())
+
+
+def _alone(actor: ExperimentActorClient, assignment: Assignment) -> Ending:
+    try:
+        return ending_of(train_one(actor, assignment))
+    except Exception as error:
+        logger.exception("run %d failed", assignment.run_id)
+        return Ending("failed", failure=failure_of(error))
+
+
+def _group_ready(actor: ExperimentActorClient, turn: Turn, storage: Path, names: str) -> Ready:
+    """Open a group for the turn, unless one of its shape is open; returns once its workers wait for orders.
+
+    Raises:
+        WorkerGroupFailed: it could not be opened.
+    """
+    global _group
+    if _group is not None and (not _group.open or turn.isolated or _group.shape != turn.shape):
+        _group.close()
+        _group = None
+    if _group is None:
+        _group = WorkerGroup(actor, turn.shape, f"{names}-{turn.name}", storage)
+    return _group.wait_until_ready()
+
+
+def _in_group(assignment: Assignment) -> Ending:
+    global _group
+    assert _group is not None
+    try:
+        ending = _group.train(assignment)
+    except WorkerGroupFailed as error:
+        return _group_failed(assignment.turn, error)
+    if assignment.turn.isolated:
+        _group.close()
+        _group = None
+    return ending
+
+
+def _group_failed(turn: Turn, error: WorkerGroupFailed) -> Ending:
+    global _group
+    logger.error("run %d failed", turn.run_id, exc_info=error)
+    if _group is not None and _group.close():
+        _group = None
+    if not error.failures:
+        return Ending("failed", failure=(FailureClass.infrastructure, str(error)))
+    return Ending("failed", failure=failure_of_group(error.failures, turn.config.parallel))

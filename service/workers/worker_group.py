@@ -1,0 +1,329 @@
+"""A Ray Train worker group that serves the runs of one shape in turn.
+
+A group costs 20-30 s to open on two cores: controller and workers are new processes, and each
+worker imports torch. The process group is opened once, and the workers then wait for orders in
+the mailbox; a further run costs what a look into the mailbox costs. No run is opened before the
+group is. A failure ends the group, so that the next run begins in new processes.
+
+Its workers may be on several nodes. They talk over the interface that `service.workers.network`
+finds, and before the first run each looks whether it sees what rank 0 has written to the storage.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from service.recording.assignment import Assignment, Ending, Ready
+from service.recording.experiment_actor import ExperimentActorClient, patiently
+from service.recording.mailbox import Delivery, WorkerAddress, WorkOrder
+from service.scheduling.cluster import fits
+from service.scheduling.run_plan import Shape
+from service.workers.ray_cluster import look_at_cluster
+from service.workers.sink import ray_node_id
+from service.workers.worker_attempt import ending_of, train_one
+from trainers.errors import BadSpecError
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.05
+_AWAY_S = 0.5
+_LOOK_LONG_S = 0.25
+_END_TIMEOUT_S = 20.0
+_ROOM_EVERY_S = 2.0
+_NO_ROOM_S = 10.0
+"""How long the cluster may lack the room for a group before the group is given up."""
+_MEET_S = 300.0
+"""How long the workers of a group may take to find each other."""
+_SEEN_S = 20.0
+"""How long a file may take from one node to another: network file systems remember what was not there."""
+
+TRAIN_ENVIRONMENT = {
+    # The controller looks at its workers this often: it bounds how late an ended group is noticed.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+}
+
+
+class WorkerGroupFailed(Exception):
+    """The group ended while a run trained in it, or never had room.
+
+    Args:
+        message: one line.
+        failures: each rank's error, where any is known.
+    """
+
+    def __init__(self, message: str, failures: Mapping[int, BaseException]) -> None:
+        super().__init__(message)
+        self.failures = failures
+
+
+class WorkerGroup:
+    """A group of workers, open until `close` or a failure.
+
+    Args:
+        actor: of the experiment.
+        shape: of the runs that it serves.
+        name: unique among all groups: Ray Train would resume a name it knows.
+        storage: folder for Ray Train's own files.
+    """
+
+    def __init__(self, actor: ExperimentActorClient, shape: Shape, name: str, storage: Path) -> None:
+        self.shape = shape
+        self._actor = actor
+        self._name = f"{name}-{uuid.uuid4().hex[:8]}"
+        self._storage = storage
+        self._order = 0
+        self._ready: Ready | None = None
+        self._error: BaseException | None = None
+        self._ended = threading.Event()
+        os.environ.update(TRAIN_ENVIRONMENT)
+        self._thread = threading.Thread(target=self._fit, name=self._name, daemon=True)
+        self._thread.start()
+
+    @property
+    def open(self) -> bool:
+        """It can take a run."""
+        return not self._ended.is_set()
+
+    def wait_until_ready(self) -> Ready:
+        """Wait until all workers are placed, have found each other and wait for orders.
+
+        Raises:
+            WorkerGroupFailed: they never did; the group is closed.
+        """
+        room = _Room(self.shape)
+        while True:
+            room.check()
+            ended = self._ended.is_set()
+            workers = patiently(lambda: self._actor.ready(self._name))
+            if len(workers) == self.shape.workers:
+                if self._ready is None:
+                    self._ready = Ready(workers[0].placement, time.time())
+                return self._ready
+            if ended:
+                raise _failed(self._error)
+            self._ended.wait(_LOOK_S)
+
+    def train(self, assignment: Assignment) -> Ending:
+        """Train one run in the group.
+
+        Raises:
+            WorkerGroupFailed: a worker failed or died; the group is closed.
+        """
+        import ray
+
+        self._order += 1
+        order = WorkOrder(self._order, assignment)
+        room = _Room(self.shape)
+        while True:
+            room.check()
+            ended = self._ended.is_set()  # Before the look: a result may come just before the end.
+            try:
+                ending = self._actor.ask(self._name, order)
+            except ray.exceptions.RayError as error:
+                logger.warning("the experiment's actor does not respond; asking again: %s", error)
+                self._ended.wait(_AWAY_S)
+                continue
+            if ending is not None:
+                return ending
+            if ended:
+                raise _failed(self._error)
+            self._ended.wait(_LOOK_S)
+
+    def close(self) -> bool:
+        """Let the workers end, and wait until Ray has its resources back.
+
+        Returns:
+            Whether that is so; else the group ends when this process does.
+        """
+        import ray
+
+        try:
+            if self.open:
+                self._order += 1
+                self._actor.ask(self._name, WorkOrder(self._order, None))
+            self._ended.wait(_END_TIMEOUT_S)
+            self._actor.forget(self._name)
+        except ray.exceptions.RayError as error:
+            logger.warning(
+                "the experiment's actor does not respond; Ray will end the group with this process: %s", error
+            )
+        return not self.open
+
+    def _fit(self) -> None:
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+        from service.workers.process_group import TorchWorkers
+
+        resources = dict(self.shape.resources)
+        trainer = DataParallelTrainer(
+            _serve,
+            train_loop_config={
+                "actor": self._actor,
+                "group": self._name,
+                "storage": str(self._storage),
+                "device": self.shape.device,
+            },
+            backend_config=TorchWorkers(),
+            scaling_config=ScalingConfig(
+                num_workers=self.shape.workers,
+                **self.shape.kind.ray_scaling,
+                resources_per_worker=resources,
+                label_selector=dict(self.shape.labels) or None,
+            ),
+            run_config=RunConfig(
+                name=self._name,
+                storage_path=str(self._storage),
+                failure_config=FailureConfig(max_failures=0),
+            ),
+        )
+        try:
+            trainer.fit()
+        except Exception as error:
+            self._error = error
+        finally:
+            self._ended.set()
+
+
+def _serve(config: Mapping[str, Any]) -> None:
+    """What each worker runs: one order after the other, until one says to end."""
+    import ray.train
+
+    from service.workers.process_group import process_group
+    from trainers.entrypoint import make_ready
+
+    actor: ExperimentActorClient = config["actor"]
+    group: str = config["group"]
+    rank = ray.train.get_context().get_world_rank()
+    make_ready(config["device"])
+    workers = _meet(actor, group, Path(config["storage"]), rank)
+    with process_group(workers[0].address, workers[0].port, device=config["device"]):
+        _take_orders(actor, group, rank, workers)
+
+
+def _take_orders(
+    actor: ExperimentActorClient, group: str, rank: int, workers: tuple[WorkerAddress, ...]
+) -> None:
+    number, done = 0, None
+    waited_since = time.monotonic()
+    while True:
+        order = patiently(partial(actor.serve, group, workers[rank], done, number))
+        if order is None:
+            time.sleep(_LOOK_S if time.monotonic() - waited_since < 10 else _LOOK_LONG_S)
+            continue
+        if order.assignment is None:
+            return
+        outcome = train_one(actor, order.assignment, rank=rank, workers=workers)
+        number = order.number
+        done = Delivery(number, ending_of(outcome)) if rank == 0 else None
+        waited_since = time.monotonic()
+
+
+def _meet(actor: ExperimentActorClient, group: str, storage: Path, rank: int) -> tuple[WorkerAddress, ...]:
+    """Wait for the group's other workers, and see that all of them share the storage.
+
+    Returns:
+        Where all of them run, by rank.
+
+    Raises:
+        TimeoutError: some of them did not come.
+        BadSpecError: this worker does not see what rank 0 has written.
+    """
+    import ray.train
+    from ray.train._internal.utils import get_address_and_port
+
+    address, port = get_address_and_port()
+    own = WorkerAddress(rank, ray_node_id(), socket.gethostname(), os.getpid(), address, port, placement_id())
+    mark = storage / f"{group}.seen-by-all"
+    if rank == 0:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    world = ray.train.get_context().get_world_size()
+    deadline = time.monotonic() + _MEET_S
+    while len(workers := patiently(partial(actor.arrive, group, own))) < world:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{world - len(workers)} of {world} workers did not join the group")
+        time.sleep(_LOOK_S)
+    see_mark(mark, own.host, workers[0].host, _SEEN_S)
+    return workers
+
+
+def see_mark(mark: Path, own: str, writer: str, patience_s: float) -> None:
+    """Wait until a file that rank 0 has written is visible here.
+
+    Args:
+        mark: the file.
+        own: host of this worker.
+        writer: host of rank 0.
+        patience_s: how long that may take.
+
+    Raises:
+        BadSpecError: it never was: the nodes do not share the folder.
+    """
+    deadline = time.monotonic() + patience_s
+    while not mark.exists():
+        if time.monotonic() > deadline:
+            raise BadSpecError(
+                f"host {own} does not see {mark.parent}, which host {writer} writes to; workers on several "
+                "nodes need one folder for checkpoints: set STILLHOUSE_DATA_DIR to storage that all share"
+            )
+        time.sleep(_LOOK_S)
+
+
+class _Room:
+    """Notices when the cluster could not hold a group any more, which Ray would wait for without end.
+
+    Args:
+        shape: of the group.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self._wanted = [(dict(shape.resources), dict(shape.labels), shape.workers)]
+        self._workers = shape.workers
+        self._looked_s = self._had_room_s = time.monotonic()
+
+    def check(self) -> None:
+        """Look from time to time.
+
+        Raises:
+            WorkerGroupFailed: there has been no room for a while.
+        """
+        now = time.monotonic()
+        if now - self._looked_s < _ROOM_EVERY_S:
+            return
+        self._looked_s = now
+        if fits(self._wanted, look_at_cluster().nodes):
+            self._had_room_s = now
+        elif now - self._had_room_s > _NO_ROOM_S:
+            raise WorkerGroupFailed(
+                f"nodes have left, and the cluster no longer has room for {self._workers} workers", {}
+            )
+
+
+def placement_id() -> str | None:
+    """Ray's id of the placement group that this process runs in; None = it runs in none."""
+    from ray.util import get_current_placement_group
+
+    group = get_current_placement_group()
+    return None if group is None else str(group.id.hex())
+
+
+def _failed(error: BaseException | None) -> WorkerGroupFailed:
+    failures = dict(getattr(error, "worker_failures", None) or {})
+    message = str(error).strip().partition("\n")[0] if error else "the group ended before the run did"
+    if not failures and error is not None:
+        failures = {0: error}
+    return WorkerGroupFailed(message, failures)
