@@ -181,7 +181,7 @@ def test_when_all_were_disturbed_the_answer_says_what_to_do(
 
 
 def test_metrics_md_defines_what_is_measured_of_neighbours() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     section = page.split("## Neighbours\n")[1].split("\n## ")[0]
     names = set(re.findall(r"`(neighbours_\w+)`", section))
     assert names == {name(kind) for kind in Neighbour for name in (of_time, of_cpus)}

@@ -131,7 +131,7 @@ def test_prices_without_a_source_say_so() -> None:
 
 
 def test_the_page_has_the_catalogue_as_it_is() -> None:
-    page = (Path(__file__).parents[2] / "docs/hardware.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/hardware.md").read_text(encoding="utf-8")
     for hardware in CATALOGUE.values():
         assert row(hardware) in page, f"docs/hardware.md lacks the line:\n{row(hardware)}"
         assert source_row(hardware) in page, f"docs/hardware.md lacks the line:\n{source_row(hardware)}"
@@ -143,7 +143,7 @@ def test_the_page_has_the_catalogue_as_it_is() -> None:
 
 
 def test_the_page_has_the_device_kinds_as_they_are() -> None:
-    page = (Path(__file__).parents[2] / "docs/hardware.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/hardware.md").read_text(encoding="utf-8")
     for kind in DEVICE_KINDS.values():
         assert kind_row(kind) in page, f"docs/hardware.md lacks the line:\n{kind_row(kind)}"
 

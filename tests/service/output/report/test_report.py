@@ -16,7 +16,7 @@ from service.output.report import html, markdown
 from service.output.report.contents import TIME_PARTS, Unanswered
 from service.output.report.figures import PALETTE, figures, unit_of
 from service.output.report.sections import Table, sections
-from tests.service.report.conftest import Sweep
+from tests.service.output.report.conftest import Sweep
 from trainers.telemetry.timeline import OWN
 
 
