@@ -15,7 +15,7 @@ from api.deps import known_parameters
 from api.guard import Guard
 from api.intake import Intake
 from api.metrics import RequestMetrics, ServiceCollector
-from api.routes import answers, docs, experiments, pages, queue, runs, specs, system
+from api.routes import analysis, docs, experiments, pages, queue, runs, specs, system
 from api.stream import Streams
 from service.config.settings import Settings
 from service.scheduling.queue import Queue
@@ -51,7 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
     failures.install(app)
     app.include_router(system.health)
     guarded = [Depends(current_user), Depends(known_parameters)]
-    for module in (experiments, answers, runs, queue, specs, system, docs, pages):
+    for module in (experiments, analysis, runs, queue, specs, system, docs, pages):
         app.include_router(module.router, dependencies=guarded)
     openapi.install(app)
     return app

@@ -12,7 +12,7 @@ from service.analysis.answers import (
     ScoreAnswer,
     SpeedupAnswer,
 )
-from service.analysis.records import Recommendation
+from service.analysis.results import Recommendation
 from service.domain.records import ExperimentDetail, ExperimentStatus, Points
 from service.domain.serialization import Serializable
 

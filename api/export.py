@@ -11,7 +11,6 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import StrEnum
 from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -20,6 +19,7 @@ from fastapi import Query
 from fastapi.responses import StreamingResponse
 
 from service.domain.records import Page, Run
+from service.output.tables import TableFormat
 from service.store import Store
 
 _PAGE_SIZE = 1000
@@ -27,23 +27,12 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that a spreadsheet takes for a formula."""
 
 
-class Format(StrEnum):
-    """How a table is written."""
-
-    csv = "csv"
-    """Comma-separated, a header line, UTF-8; cells that a spreadsheet would run begin with '."""
-    parquet = "parquet"
-    """Apache Parquet, typed columns, zstd."""
-    jsonl = "jsonl"
-    """One JSON object per line."""
-
-
-FormatParameter = Annotated[Format, Query(description="csv, parquet or jsonl (JSON lines).")]
+FormatParameter = Annotated[TableFormat, Query(description="csv, parquet or jsonl (JSON lines).")]
 
 MEDIA_TYPES = {
-    Format.csv: "text/csv",
-    Format.parquet: "application/vnd.apache.parquet",
-    Format.jsonl: "application/jsonl",
+    TableFormat.csv: "text/csv",
+    TableFormat.parquet: "application/vnd.apache.parquet",
+    TableFormat.jsonl: "application/jsonl",
 }
 """What each is called in a Content-Type."""
 
@@ -68,7 +57,7 @@ _TYPES: Mapping[str, type] = {
 
 def answer(
     store: Store,
-    format: Format,
+    format: TableFormat,
     name: str,
     *,
     experiment_id: int | None,
@@ -241,8 +230,8 @@ class _Chunks(io.RawIOBase):
         return chunk
 
 
-_WRITERS: dict[Format, Callable[[Iterator[list[Row]], Sequence[str] | None], Iterator[bytes]]] = {
-    Format.csv: _csv,
-    Format.parquet: _parquet,
-    Format.jsonl: _jsonl,
+_WRITERS: dict[TableFormat, Callable[[Iterator[list[Row]], Sequence[str] | None], Iterator[bytes]]] = {
+    TableFormat.csv: _csv,
+    TableFormat.parquet: _parquet,
+    TableFormat.jsonl: _jsonl,
 }

@@ -31,8 +31,8 @@ from scipy import special
 from statsmodels.stats.power import TTestPower
 
 from service.analysis.claims import UnitScores, compare_pairs
-from service.analysis.records import Claim
 from service.analysis.resolution import UNKNOWN_EXAMPLES, Resolution
+from service.analysis.results import Claim
 from service.analysis.uncertainty import (
     Uncertainty,
     of_pairs,

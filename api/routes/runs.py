@@ -40,6 +40,7 @@ from service.domain.records import (
 )
 from service.output.model_folder import open_model
 from service.output.predictions import NoPredictions, json_lines, predictions_file, raw
+from service.output.tables import TableFormat
 from service.output.traces import NoTrace, read_kernel_trace, read_trace
 from service.spec.models import NoModel
 
@@ -306,7 +307,7 @@ def get_predictions(
         raise ProblemError("no-predictions", str(error)) from None
     return StreamingResponse(
         itertools.chain((first,), chunks),
-        media_type=export.MEDIA_TYPES[export.Format(format)],
+        media_type=export.MEDIA_TYPES[TableFormat(format)],
         headers={"Content-Disposition": f'attachment; filename="run-{run_id}-predictions.{format}"'},
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from service.analysis.records import Claim, Criterion, Definitions, Effects, WeightRange
+from service.analysis.results import Claim, Criterion, Definitions, Effects, WeightRange
 from service.domain.grid import AxisValue
 from service.domain.metrics import Metric, Spread
 from service.domain.serialization import Number, Serializable

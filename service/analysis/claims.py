@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from service.analysis.errors import AnalysisError
-from service.analysis.records import Claim, Test, Verdict
 from service.analysis.resolution import Resolution, resolution_of
+from service.analysis.results import Claim, Test, Verdict
 from service.analysis.uncertainty import (
     Uncertainty,
     of_pairs,

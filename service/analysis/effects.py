@@ -23,8 +23,8 @@ from scipy import stats
 
 from service.analysis.candidates import label_of
 from service.analysis.errors import AnalysisError
-from service.analysis.records import Effects, LevelEffect, Scale, Term
 from service.analysis.resolution import Resolution, resolution_of
+from service.analysis.results import Effects, LevelEffect, Scale, Term
 from service.domain.formats import axis_value
 
 Matrix = npt.NDArray[np.floating[Any]]

@@ -35,7 +35,7 @@ from service.analysis.effects import Observation, effects, sentences
 from service.analysis.errors import AnalysisError, BadQuestion
 from service.analysis.frontier import frontier
 from service.analysis.recommend import Configuration, recommend
-from service.analysis.records import Claim, Definitions, Recommendation
+from service.analysis.results import Claim, Definitions, Recommendation
 from service.analysis.rows import Rows, is_at
 from service.analysis.score import OCCUPANCY, STRATEGIES, rank, sensitivity, strategies
 from service.analysis.speedup import ratio, times_to_target

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from service.analysis.claims import UnitScores, compare
 from service.analysis.errors import AnalysisError
-from service.analysis.records import Claim, Recommendation
 from service.analysis.resolution import Resolution
+from service.analysis.results import Claim, Recommendation
 from trainers.figures import Better
 
 

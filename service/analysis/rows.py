@@ -20,8 +20,8 @@ from service.analysis.claims import UnitScores
 from service.analysis.drift import drifts
 from service.analysis.errors import AnalysisError, BadQuestion
 from service.analysis.recommend import Configuration, Constraint
-from service.analysis.records import Criterion
 from service.analysis.resolution import Resolution, resolution_of
+from service.analysis.results import Criterion
 from service.analysis.run_table import Column, RunTable
 from service.analysis.words import metric_of
 from service.domain.formats import axis_value

@@ -17,7 +17,7 @@ import numpy as np
 
 from service.analysis.candidates import Candidate, Matrix, matrix
 from service.analysis.errors import AnalysisError
-from service.analysis.records import Criterion, Definitions, WeightRange
+from service.analysis.results import Criterion, Definitions, WeightRange
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         SpeedupAnswer,
         TestedPair,
     )
-    from service.analysis.records import Claim
+    from service.analysis.results import Claim
 
 _MARKS = {"A is better": "green", "B is better": "green", "equivalent": "cyan", "undecided": "yellow"}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ from service.cli.connection import connected
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, console, json_text, note, print_json, say
 from service.cli.references import RunRef, experiment_reference, reference
+from service.output.tables import TableFormat
 
 if TYPE_CHECKING:
     from service.client import Client
@@ -266,19 +266,11 @@ def hardware(
         console().print(hardware_sheet(chosen))
 
 
-class Format(StrEnum):
-    """How a table is written."""
-
-    csv = "csv"
-    jsonl = "jsonl"
-    parquet = "parquet"
-
-
 def export(
     target: Annotated[
         str | None, typer.Argument(metavar="[ID]", help="An experiment, such as 17; unset = all runs.")
     ] = None,
-    format: Annotated[Format, typer.Option("--format", help="csv, jsonl or parquet.")] = Format.csv,
+    format: Annotated[TableFormat, typer.Option("--format", help="csv, jsonl or parquet.")] = TableFormat.csv,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File; unset = standard output.")
     ] = None,
@@ -301,9 +293,9 @@ def export(
             raise Failure("--bundle takes one experiment and no other option", ExitCode.usage)
         export_bundle(target, bundle, as_json=as_json)
         return
-    form = Format.jsonl if as_json else format
+    form = TableFormat.jsonl if as_json else format
     number = experiment_reference(target) if target is not None else None
-    if output is None and form is Format.parquet and sys.stdout.isatty():
+    if output is None and form is TableFormat.parquet and sys.stdout.isatty():
         raise Failure("parquet is binary; give a file with -o, or pipe it", ExitCode.usage)
     with connected() as client:
         if output is None:

@@ -12,7 +12,7 @@ safe because it carries an idempotency key. Everything else that the server refu
 
 from __future__ import annotations
 
-from service.client.answers import AnswerCalls
+from service.client.analysis import AnswerCalls
 from service.client.experiments import ExperimentCalls
 from service.client.installation import InstallationCalls
 from service.client.live import (

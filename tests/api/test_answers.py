@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.app import create_app
-from api.routes import answers
+from api.routes import analysis
 from benchmarks.simulated import FACTS, open_store, sweep
 from service.analysis.question import Question
 from service.analysis.run_tables import read_curves, read_run_table
@@ -156,6 +156,6 @@ def test_a_bad_question_is_a_problem_that_says_what_to_do(
 
 
 def test_every_strategy_can_be_named() -> None:
-    hints = get_type_hints(answers.score_experiment, include_extras=False)
+    hints = get_type_hints(analysis.score_experiment, include_extras=False)
     literal = next(of for of in get_args(hints["strategy"]) if get_args(of))
     assert set(get_args(literal)) == set(STRATEGIES)

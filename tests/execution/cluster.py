@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -23,7 +24,7 @@ from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
 from service.local.local_ray import LocalRay
 from service.scheduling.queue import Queue
-from service.scheduling.ray_jobs import DashboardRayJobs
+from service.scheduling.ray_jobs import DashboardRayJobs, wait_until_ended
 from service.scheduling.scheduler import Scheduler
 from service.spec.experiment import validate
 from service.spec.reuse import Reuse, reusable
@@ -31,6 +32,8 @@ from service.store import Store
 from trainers.synthetic import write_corpus
 
 _tests = itertools.count(1)
+RESTING = {"succeeded", "failed", "cancelled", "paused"}
+"""States in which an experiment has no driver."""
 WAIT_S = 600.0
 """Longest wait for anything; a loaded machine needs most of it for starting processes."""
 
@@ -105,8 +108,7 @@ class Running:
 
     def wait_until_ended(self, experiment: Experiment) -> ExperimentState:
         """Wait until the experiment rests, and say in which state."""
-        resting = {"succeeded", "failed", "cancelled", "paused"}
-        self.wait_for(lambda: self.store.experiment(experiment.id).state in resting)
+        self.wait_for(lambda: self.store.experiment(experiment.id).state in RESTING)
         return self.store.experiment(experiment.id).state
 
     def wait_until_training(self, run_id: int, *, beyond_step: int = 0) -> int:
@@ -139,13 +141,33 @@ class Running:
         return httpx.get(self.settings.ray_dashboard_url + path, headers=headers, timeout=10).json()
 
     def close(self) -> None:
-        """End the scheduler, and the jobs that a failed test has left."""
+        """End the scheduler and the jobs that a failed test has left, and see that Ray has everything back.
+
+        A driver whose experiment has ended is left alone until it has exited by itself.
+        """
         self._stop.set()
         self._thread.join()
         for experiment in self.store.experiments().items:
-            if experiment.submission_id is not None:
-                self.jobs.stop(experiment.submission_id)
+            if experiment.submission_id is None:
+                continue
+            if experiment.state in RESTING:
+                with contextlib.suppress(TimeoutError):
+                    wait_until_ended(self.jobs, experiment.submission_id, timeout_s=60.0)
+            self.jobs.stop(experiment.submission_id)
         self.store.close()
+        self._wait_until_idle()
+
+    def _wait_until_idle(self) -> None:
+        """What a test leaves reserved would be missing in all tests after it."""
+        began = time.monotonic()
+        while not all(node.idle for node in self.jobs.cluster(time.time()).nodes if node.alive):
+            if time.monotonic() - began > 60.0:
+                groups = self.dashboard("/api/v0/placement_groups?detail=1")
+                actors = self.dashboard(
+                    "/api/v0/actors?detail=1&filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
+                )
+                raise AssertionError(f"CPUs are still reserved: placement groups {groups}, actors {actors}")
+            time.sleep(0.2)
 
 
 @pytest.fixture

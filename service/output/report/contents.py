@@ -25,7 +25,7 @@ from service.analysis.answers import (
 from service.analysis.candidates import label_of
 from service.analysis.errors import AnalysisError
 from service.analysis.question import Question
-from service.analysis.records import Recommendation
+from service.analysis.results import Recommendation
 from service.analysis.run_table import RunTable, UnitScores, no_scores
 from service.analysis.run_tables import read_curves, read_run_table
 from service.analysis.score import STRATEGIES

@@ -8,7 +8,7 @@ from typing import Any
 
 from service.analysis.candidates import label_of
 from service.analysis.drift import drifts
-from service.analysis.records import Claim
+from service.analysis.results import Claim
 from service.domain.formats import (
     axis_value,
     duration,

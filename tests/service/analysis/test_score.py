@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from service.analysis import AnalysisError
 from service.analysis.candidates import Candidate
-from service.analysis.records import Criterion, Definitions
+from service.analysis.results import Criterion, Definitions
 from service.analysis.score import STRATEGIES, normalised, rank, sensitivity, strategies
 
 AS_PUBLISHED = strategies(Definitions.published)

@@ -23,7 +23,7 @@ from service.analysis.answers import (
     ScoreAnswer,
     SpeedupAnswer,
 )
-from service.analysis.records import Recommendation
+from service.analysis.results import Recommendation
 from service.analysis.selection import Selection
 
 if TYPE_CHECKING:

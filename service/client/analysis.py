@@ -12,7 +12,7 @@ from service.analysis.answers import (
     ScoreAnswer,
     SpeedupAnswer,
 )
-from service.analysis.records import Recommendation
+from service.analysis.results import Recommendation
 from service.analysis.selection import EVERYTHING, Selection
 from service.client.wire import T, Wire, given, read
 
