@@ -39,8 +39,8 @@ def check(optimizer: Optimizer, state_dict: dict[str, Any], master_weights: str)
     """Raises when `state_dict` cannot continue an optimizer.
 
     Args:
-        optimizer: that the state is loaded into; it is not changed.
-        state_dict: of an `Adan`.
+        optimizer: Optimizer to load the state into; not changed.
+        state_dict: State dictionary of an `Adan`.
         master_weights: kind of masters that the optimizer keeps.
 
     Raises:
@@ -78,9 +78,9 @@ def restore(
     moments and masters of a bfloat16 model down to bfloat16.
 
     Args:
-        optimizer: whose state is replaced.
-        state_dict: as checked.
-        moments_dtype: of m and v.
+        optimizer: Optimizer whose state is replaced.
+        state_dict: State dictionary that `check` accepted.
+        moments_dtype: Dtype of m and v.
         on_device: steps live next to CUDA parameters (fused) instead of on the CPU.
     """
     for param, saved in _pairs(optimizer, state_dict):

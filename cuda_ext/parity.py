@@ -79,7 +79,7 @@ def measure_parity(
         device: where the implementation runs.
         dtype: storage of parameters and gradients.
         steps: steps taken.
-        seed: of values and gradients.
+        seed: Seed of values and gradients.
         shapes: one parameter each.
         lr, betas, eps, weight_decay, no_prox: as for `Adan`.
         max_grad_norm, master_weights, moments_dtype: as for `Adan`.

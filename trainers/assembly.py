@@ -123,7 +123,7 @@ def assemble(
         stop: asked at each step boundary.
         clock: when the attempt was opened and the run submitted.
         began_s: `time.perf_counter()` at the beginning of the worker's part.
-        instruments: that began to count then.
+        instruments: Instruments started at that moment.
 
     Raises:
         TrainingError: whatever the run asks for that cannot be had.

@@ -23,7 +23,7 @@ class Traits:
     """How a compression exchanges a bucket of gradients after its warm-up.
 
     Attributes:
-        payload: of one tensor; see `Payload`.
+        payload: Payload of one tensor; see `Payload`.
         messages: collectives of one bucket.
         waits: the backward pass stands still until a bucket is reduced.
         answers_last: the second half of every bucket's exchange begins with the last bucket.

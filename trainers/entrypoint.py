@@ -109,7 +109,7 @@ def input_identity(sections: TrainingSections, workspace: Workspace) -> dict[str
     never change and have none. Imports no torch; reads what no run has read before.
 
     Args:
-        sections: of a run without axes; nothing of it is on the hub.
+        sections: Sections of a run without axes; nothing in them refers to the hub.
         workspace: roots and cache.
 
     Raises:
@@ -199,7 +199,7 @@ def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check:
     Args:
         config: the run, whatever its strategy; nothing is written to its folder of checkpoints.
         workers: processes that compute at once, on CPU; 1 = this one, on the run's device.
-        steps: that count.
+        steps: Timed steps.
         warm_up: steps before these.
         check: with several workers, train a data-parallel run of them too.
 
@@ -222,7 +222,7 @@ def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: in
     Args:
         config: the run, whatever its strategy.
         shared: folder that all workers see, for the run of the check.
-        steps: that count.
+        steps: Timed steps.
         warm_up: steps before these.
         check: train a data-parallel run too, and time its steps.
 
@@ -262,7 +262,7 @@ def classify(error: BaseException) -> tuple[FailureClass, str]:
     """The failure class of any exception, and one line for people.
 
     Args:
-        error: that ended a run.
+        error: Exception that ended a run.
     """
     return _failure_class(error), _line(error)
 

@@ -48,7 +48,7 @@ class _Share:
 
     Attributes:
         rows: examples that it observed, by batch.
-        observed: what it observed of each, (B, K) by batch.
+        observed: Observations per example, (B, K) by batch.
         loss: summed over them.
         spent_s: time of its batches, also of those that another stage observes.
         example_ms: time per example of each batch that it observed.
@@ -72,8 +72,8 @@ class Evaluator:
         prepared: the parts and their metrics.
         part: `validation` or `test`.
         batch_size: examples per forward pass on one worker.
-        workers: that share the work.
-        device: to compute on.
+        workers: Workers that share the work.
+        device: Device to compute on.
         inference: number format.
         multiple: batch widths are rounded up to a multiple of this.
         peak_within: begins to watch memory, and returns what gives its peak, in MiB.
@@ -159,7 +159,7 @@ class Evaluator:
         """Metrics and `validation_loss`, which is the loss of the part.
 
         Args:
-            observed: of the whole part.
+            observed: Observations of the whole part.
             carried: see `Scoring.score`.
         """
         scores = {"validation_loss": observed.loss, **self._scoring.score(observed.rows, carried)}

@@ -26,12 +26,12 @@ class FinalTest:
     of that checkpoint's evaluation, after all that.
 
     Args:
-        evaluator: of the test part.
+        evaluator: Evaluator of the test part.
         units: file with the names of its units.
-        folder: of the run's checkpoints.
-        identity: of the run's data.
-        headline: by which the task is judged.
-        workers: of the run.
+        folder: Checkpoint folder of the run.
+        identity: Identity of the run's data.
+        headline: Metric by which the task is judged.
+        workers: Workers of the run.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class FinalTest:
         Afterwards the model has the weights of the best checkpoint.
 
         Args:
-            replica: at the end of the run.
-            progress: of the run, evaluated.
+            replica: Replica at the end of the run.
+            progress: Progress of the run, evaluated.
             abandon: see `Evaluator.observe`.
 
         Returns:

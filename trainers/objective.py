@@ -16,7 +16,7 @@ class Objective:
     """The loss of a task.
 
     Args:
-        task: that is learned.
+        task: Task being learned.
     """
 
     def __init__(self, task: Task) -> None:

@@ -30,7 +30,7 @@ class Arithmetic:
     """How a run computes: fp32 throughout.
 
     Attributes:
-        name: what really runs, for the record.
+        name: Description of what really runs, for the record.
         half: the half precision that takes part; None = none does.
         half_parameters: parameters and gradients are stored in it, and the optimizer keeps masters.
     """
@@ -106,9 +106,9 @@ def arithmetic_for(
     """The arithmetic of a precision on a device.
 
     Args:
-        precision: of forward and backward.
-        device: that computes.
-        numerics: how parameters are stored; None = in fp32.
+        precision: Precision of forward and backward.
+        device: Device to compute on.
+        numerics: Storage of parameters; None = fp32.
 
     Raises:
         BadSpecError: the device cannot compute in the precision, or nothing is half.
@@ -207,7 +207,7 @@ class HalfInference(Inference):
 
     Args:
         training: arithmetic of the training.
-        device: that computes.
+        device: Device to compute on.
         half: the format; None = the training's, or else the better one that the device has.
 
     Raises:

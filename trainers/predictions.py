@@ -27,10 +27,10 @@ class Record:
     """How the test part was scored.
 
     Attributes:
-        weights_sha256: of the file of weights that were scored.
+        weights_sha256: Hash of the scored weights file.
         data: hash of the data's identity.
-        headline: what a unit's score is a share of.
-        step: of the checkpoint that was scored.
+        headline: Metric that a unit's score contributes to.
+        step: Step of the scored checkpoint.
         carried: thresholds and other scores of the checkpoint's evaluation on the validation part.
         figures: by name, as the run's summary has them.
     """
@@ -74,8 +74,8 @@ def write(
     """Write the predictions of a run, whole or not at all.
 
     Args:
-        folder: of the run's checkpoints.
-        record: how they came about.
+        folder: Checkpoint folder of the run.
+        record: Origin of the predictions.
         units, scores, predictions, truths: U of each.
 
     Raises:

@@ -19,18 +19,18 @@ class Progress:
         evaluated_step: step of the last evaluation; -1 = none yet.
         samples, tokens, padded_tokens: over all workers; padded ones include padding.
         epoch_loss, epoch_samples: sums over the current epoch.
-        scores: of the last evaluation.
+        scores: Scores of the last evaluation.
         costs: its time per example and its memory.
         best: headline metric of the best evaluation; None = none yet.
         best_step: its step.
         best_scores: all its scores, thresholds among them.
         skipped_steps: steps that were not applied, because numbers were not finite.
-        not_finite_in_a_row: of them, those since the last applied step that no loss scale explains.
+        not_finite_in_a_row: Of those, the ones since the last applied step that no loss scale explains.
         roll_backs: times that the run went back to a checkpoint; the data order changes with each.
         loss_scale: state of the dynamic loss scale.
         timed_samples, timed_tokens: those whose steps count in the rates; others were profiled.
-        bytes_sent: of gradients, by rank 0.
-        hidden_communication_s: in which gradients were on their way while rank 0 computed.
+        bytes_sent: Gradient bytes sent by rank 0.
+        hidden_communication_s: Time in which gradients were in flight while rank 0 computed.
         noise: state of the averages of the gradient noise.
         usage: time, energy, memory and arithmetic, over all workers.
     """

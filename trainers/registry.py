@@ -44,7 +44,7 @@ class NameIn:
     """Annotation of a field that holds the name of an entry, whenever that was added.
 
     Args:
-        registry: of the entries.
+        registry: Registry of the entries.
     """
 
     def __init__(self, registry: Mapping[str, Entry]) -> None:

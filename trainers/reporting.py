@@ -33,10 +33,10 @@ class Figure:
     """A figure that a run reports.
 
     Attributes:
-        unit: of its value; empty for words.
-        provenance: how it comes to be; None = told by the run (energy).
-        scope: what it covers.
-        better: which direction wins; None = neither, or it depends on the question.
+        unit: Unit of its value; empty for words.
+        provenance: Origin of the value; None = recorded by the run (energy).
+        scope: Extent that it covers.
+        better: Winning direction; None = neither, or it depends on the question.
         share: a mean over what lies between 0 and 1 for each unit of the evaluated part: over `all` of
             them, or over `some`, such as the questions that have an answer; None = it is no such mean.
     """
@@ -53,11 +53,11 @@ class Measurement:
     """A quantity with a unit over a window.
 
     Attributes:
-        name: for instance `train_time_s`; carries its unit.
-        value: in `unit`.
+        name: Name with its unit, such as `train_time_s`.
+        value: Value in `unit`.
         unit: `s`, `kWh`, `MiB`, `USD`, `1/s`, ...
-        provenance: how the value came to be.
-        scope: what it covers: `run`, `worker:0`, `device:0`, ...
+        provenance: Origin of the value.
+        scope: Extent that it covers: `run`, `worker:0`, `device:0`, ...
         start_s, end_s: the window, in Unix time.
     """
 

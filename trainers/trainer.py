@@ -41,9 +41,9 @@ class StepTotals:
     Attributes:
         loss_sum: over the global batch.
         squares: squared L2 norm of the gradients, which carry the loss scale.
-        tokens, padded_tokens: of the global batch.
+        tokens, padded_tokens: Token counts of the global batch.
         noise: sum of what the workers saw of the gradient's parts.
-        underflow_pct: of rank 0's gradients, in a step that reports it.
+        underflow_pct: Underflow of rank 0's gradients, in a step that reports it.
         stop: why to stop after this step, or None.
     """
 
@@ -65,7 +65,7 @@ class Trainer:
     """One attempt at a run.
 
     Args:
-        parts: of the run, restored from a checkpoint where there was one.
+        parts: Parts of the run, restored from a checkpoint if there is one.
         sink: real on rank 0, null elsewhere.
         stop: asked at each step boundary.
     """
@@ -430,8 +430,8 @@ class Trainer:
         Args:
             loss_sum, squares: this worker's part of the loss and of the gradient's squared norm.
             counted: micro-batches that this worker counts.
-            noise: what it saw of the gradient's parts.
-            underflow_pct: what is to be reported of it.
+            noise: Norms of the gradient's parts.
+            underflow_pct: Underflow to report.
         """
         asked = self.stop.requested()
         every_s = self.config.checkpoint.every_s

@@ -15,9 +15,9 @@ class Update:
     """The optimizer of a run and what happens to its gradients first.
 
     Args:
-        module: that is trained.
+        module: Module being trained.
         optimizer: over its parameters.
-        scale: that the loss is multiplied by.
+        scale: Loss scale.
         half: the half precision that gradients pass through; None = none.
         max_grad_norm: gradients are clipped to this global L2 norm; 0 = no clipping.
         counted: parameters that count in this worker's part of the norm; None = all.
@@ -60,7 +60,7 @@ class Update:
         """Take one step.
 
         Args:
-            norm: of the gradients without the loss scale.
+            norm: Norm of the gradients without the loss scale.
             rate: learning rate.
 
         Returns:

@@ -35,7 +35,7 @@ class Best:
     Attributes:
         path: the checkpoint of its step.
         step: after which it was evaluated.
-        metric: that it is the best by.
+        metric: Metric by which it is the best.
         score: value of the metric.
     """
 
@@ -88,8 +88,8 @@ def changed(folder: Path, names: Collection[str]) -> str | None:
     a manifest. One without a manifest, or with another program's, has nothing that could be wrong.
 
     Args:
-        folder: of a model.
-        names: of the files that are read; those that the manifest does not list are left out.
+        folder: Model folder.
+        names: Files to read; those missing from the manifest are skipped.
     """
     try:
         listed = {name: sealed for name, sealed in sealed_files(folder).items() if name in names}
@@ -118,7 +118,7 @@ def read_best(folder: Path) -> Best | None:
     """The best of a run's checkpoints; None when none is marked, or another took its place.
 
     Args:
-        folder: of the run's checkpoints.
+        folder: Checkpoint folder of the run.
     """
     try:
         marker = json.loads((folder / BEST).read_text(encoding="utf-8"))
@@ -138,9 +138,9 @@ def mark_best(folder: Path, *, step: int, metric: str, score: float) -> bool:
     """Name the checkpoint of a step the best, durably; False when there is no such checkpoint.
 
     Args:
-        folder: of the run's checkpoints.
-        step: of the checkpoint.
-        metric, score: what it is the best by.
+        folder: Checkpoint folder of the run.
+        step: Step of the checkpoint.
+        metric, score: Metric by which it is the best, and its value.
 
     Raises:
         CheckpointError: the disk is full or not writable; the mark before is intact.

@@ -33,7 +33,7 @@ class ModelState:
         student: the model.
         projections: trained with the model and in no model folder.
         optimizer: over the trained parameters of both.
-        names: of these parameters, in the optimizer's order.
+        names: Names of these parameters, in the optimizer's order.
     """
 
     student: Student
@@ -103,13 +103,13 @@ def take(
     It is one model's, whatever number of workers trained it in whatever strategy.
 
     Args:
-        tensors: of the whole model.
-        optimizer: of any worker.
+        tensors: Tensors of the whole model.
+        optimizer: Optimizer of any worker.
         progress: counters.
         random_states: by rank.
         data: identity of the dataset.
         spent_s: time by phase.
-        steps_per_epoch: for the sampler's position.
+        steps_per_epoch: Steps per epoch, for the sampler's position.
     """
     random_tensors: dict[str, torch.Tensor] = {}
     random_scalars: list[dict[str, Any]] = []
@@ -147,7 +147,7 @@ def restore(snapshot: Snapshot, model: ModelState, data: Mapping[str, Any]) -> P
     than before. `restore_random` follows, last, after all that might draw random numbers.
 
     Args:
-        snapshot: of the whole model.
+        snapshot: Snapshot of the whole model.
         model: this worker's.
         data: identity of the dataset.
 

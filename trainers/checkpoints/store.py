@@ -47,8 +47,8 @@ class CheckpointStore:
     """The checkpoints of one run.
 
     Args:
-        folder: of this run, shared by its attempts and workers.
-        keep: how many of the newest stay; the best stays besides.
+        folder: Folder of this run, shared by its attempts and workers.
+        keep: Number of newest checkpoints kept, besides the best.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -63,7 +63,7 @@ class CheckpointStore:
 
         Args:
             step: last finished step.
-            snapshot: what it holds.
+            snapshot: Contents of the checkpoint.
             describe: writes further files into the folder it is given.
 
         Raises:
@@ -157,7 +157,7 @@ def load(path: Path, *, only: Collection[str] | None = None) -> Snapshot:
     """Read a checkpoint that verified.
 
     Args:
-        path: of the checkpoint.
+        path: Path of the checkpoint.
         only: names of the files of tensors that are read; None = all.
 
     Raises:

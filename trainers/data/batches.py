@@ -33,7 +33,7 @@ def epoch_order(
 
     Args:
         lengths: (N,) tokens of each example.
-        seed: of the run.
+        seed: Seed of the run.
         epoch: 0-based.
         global_size: examples per step.
         detour: another order for each number; see `TrainingBatches.take_detour`.
@@ -73,7 +73,7 @@ class Batch:
         examples: examples that count; 0 for the stand-in of a worker without a share.
         tokens: real tokens.
         padded_tokens: B x S.
-        teacher_logits: of the head's shape, in fp32, where a teacher's answers were kept; else None.
+        teacher_logits: Cached teacher logits in the head's shape, fp32; None without a cache.
         guessed: (M,) positions in the flattened batch that are to be guessed, ascending: those whose label
             is not `IGNORED`. Made on the CPU, because a GPU's host has to wait for a size that depends on
             the data. None where labels are not of tokens.
@@ -125,8 +125,8 @@ class Transform(Protocol):
         """The batch with other inputs and labels.
 
         Args:
-            batch: as collated, on the CPU.
-            seed: of the run; 0 for the validation part.
+            batch: Collated batch on the CPU.
+            seed: Seed of the run; 0 for the validation part.
             epoch: 0-based; 0 for the validation part.
         """
         ...
@@ -137,7 +137,7 @@ class StepBatch:
     """What one replica computes in one step.
 
     Attributes:
-        micro_batches: at least one.
+        micro_batches: Micro-batches of the step; at least one.
         global_examples: examples of the step over all replicas; normalises the loss.
     """
 
@@ -186,10 +186,10 @@ class TrainingBatches:
 
     Args:
         data: the training part.
-        seed: of the run.
+        seed: Seed of the run.
         global_size: examples per step over all replicas.
         micro_size: examples per forward-backward.
-        replica, replicas: that shares the examples of a step, and how many do.
+        replica, replicas: Index of this replica and number of replicas that share a step's examples.
         pad_id: token id of padding.
         multiple: batch widths are rounded up to a multiple of this.
         transform: applied to each micro-batch; None = nothing.
@@ -225,7 +225,7 @@ class TrainingBatches:
         the run's place some is left out, and some that was seen comes again.
 
         Args:
-            number: of the detour; 0 = the order that a run begins with.
+            number: Number of the detour; 0 = the order that a run begins with.
         """
         self._epoch, self._detour = -1, number
 

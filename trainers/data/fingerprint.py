@@ -52,7 +52,7 @@ def fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
 
     Args:
         root: folder that names are relative to.
-        files: in any order.
+        files: Files in any order.
         memory: folder in which digests are remembered.
 
     Raises:

@@ -18,7 +18,7 @@ class Framed:
     """Examples ready for a model.
 
     Attributes:
-        tokens: of all examples, one after the other.
+        tokens: Tokens of all examples, concatenated.
         lengths: (N,) tokens of each.
         second_at: (N,) place of the second text in its example; 0 when there is none.
         cut: (N,) whether some of the texts is lost.
@@ -44,7 +44,7 @@ class Frame:
         """Cut examples to a length and put the special tokens around them.
 
         Args:
-            columns: for each text of an example, the tokens of N examples and (N,) their counts.
+            columns: Per text of an example: the tokens of N examples and their counts (N,).
             max_length: most tokens of an example, special ones included; of two texts the longer
                 is cut first, as the tokenizers library does.
         """

@@ -18,7 +18,7 @@ class HubDataset:
     """A dataset by hub id.
 
     Args:
-        identifier: for instance `stanfordnlp/imdb`, or with the name of one of its configurations
+        identifier: Such as `stanfordnlp/imdb`, or with the name of one of its configurations
             `Salesforce/wikitext:wikitext-2-raw-v1`.
         offline: use the local hub cache alone.
         test: `task.test`.

@@ -40,7 +40,7 @@ class Masking:
     tokens, `[UNK]` among them, are never chosen and never put in.
 
     Args:
-        tokenizer: of the sequences.
+        tokenizer: Tokenizer of the sequences.
         fraction: share of a sequence's tokens, in (0, 1).
         whole_word: choose all pieces of a word together. Where the last word would be too many,
             words of one piece fill the number up; it falls short when there are none.

@@ -18,7 +18,7 @@ class Packer:
     Args:
         length: tokens of a sequence, special ones included.
         begin, separator: token ids of `[CLS]` and `[SEP]`.
-        dtype: of the sequences.
+        dtype: Dtype of the sequences.
     """
 
     def __init__(self, length: int, *, begin: int, separator: int, dtype: npt.DTypeLike) -> None:
@@ -30,7 +30,7 @@ class Packer:
         """Lay texts at the end of the stream.
 
         Args:
-            tokens: of N texts, one after the other.
+            tokens: Tokens of N texts, concatenated.
             counts: (N,) tokens of each; a text without any leaves no trace.
 
         Returns:

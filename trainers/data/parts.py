@@ -53,7 +53,7 @@ def used_parts(parts: Mapping[str, Found], test: Literal["auto", "none"]) -> Map
     """The parts that a run reads; without a test part the test file stands in for a missing validation file.
 
     Args:
-        parts: of the dataset.
+        parts: Parts of the dataset.
         test: `task.test`.
     """
     if test == "auto":
@@ -69,7 +69,7 @@ def split_rule(parts: Mapping[str, object], test: Literal["auto", "none"]) -> Sp
     """Where a run's test part comes from.
 
     Args:
-        parts: of the dataset.
+        parts: Parts of the dataset.
         test: `task.test`.
     """
     if test == "none":

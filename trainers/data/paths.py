@@ -35,7 +35,7 @@ def id_on_hub(text: str, what: str) -> str:
     """The id in `hub:<id>`, which never names a folder of this machine.
 
     Args:
-        text: as the spec has it, with its prefix.
+        text: Identifier with its prefix, as written in the spec.
         what: `dataset` or `model`.
 
     Raises:

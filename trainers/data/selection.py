@@ -98,8 +98,8 @@ def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int,
 
     Args:
         labels: (N,) label of each example.
-        count: how many to draw; None = all.
-        seed: of the draw.
+        count: Number of examples to draw; None = all.
+        seed: Seed of the draw.
         part: gives each its own draw, and the error its field.
 
     Raises:
@@ -153,7 +153,7 @@ def held_out_groups(groups: Indices, fraction: float, seed: int) -> tuple[Indice
     Args:
         groups: (N,) number of each example's group.
         fraction: share of the examples in the validation part.
-        seed: of the draw.
+        seed: Seed of the draw.
 
     Returns:
         Ascending indices of the training and of the validation part.
@@ -195,8 +195,8 @@ def held_out_by_text(
         texts: (N,) number of each example's text.
         labels: (N,) what parts are balanced by; a text's first label counts.
         fraction: share of the texts in the validation part.
-        seed: of the draw.
-        advice: what to do where no label has two texts.
+        seed: Seed of the draw.
+        advice: Fix named in the error when no label has two texts.
 
     Returns:
         Ascending indices of the training and of the validation part.

@@ -95,8 +95,8 @@ def write(folder: Path, file: Path) -> None:
     """Write a tokenizer as `tokenizer.json`, which says all of it, whatever file it comes from.
 
     Args:
-        folder: to write into.
-        file: of a model folder's tokenizer, from `file_in`.
+        folder: Folder to write into.
+        file: Tokenizer file of a model folder, from `file_in`.
 
     Raises:
         BadSpecError: it cannot be read.

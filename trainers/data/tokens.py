@@ -84,8 +84,8 @@ class TokenWriter:
     """Writes the tokens of a part as they come, so that memory does not grow with the data.
 
     Args:
-        folder, part: as in `TokenSet.open`.
-        dtype: of the tokens.
+        folder, part: See `TokenSet.open`.
+        dtype: Dtype of the tokens.
     """
 
     def __init__(self, folder: Path, part: str, dtype: npt.DTypeLike) -> None:

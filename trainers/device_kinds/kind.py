@@ -16,8 +16,8 @@ class DeviceKind:
 
     Attributes:
         name: value of `device` in the hardware catalogue and in a run's rates.
-        summary: what it is, in a few words.
-        noun: for people: "needs a GPU".
+        summary: Description in a few words.
+        noun: Word used in messages, as in "needs a GPU".
         torch_type: type of its `torch.device`.
         load: gives what runs on it through torch, which is imported only when this is called; None = no
             trainer runs there.
@@ -25,7 +25,7 @@ class DeviceKind:
             them as its process takes CPU time. Otherwise a worker occupies one device, as a whole.
         ray_resource: Ray's name for the resource that a worker reserves one of, besides CPUs and what the
             catalogue's entry names; None = there is none.
-        ray_scaling: what Ray Train's `ScalingConfig` needs, such as `use_gpu`, to assign devices to workers.
+        ray_scaling: Arguments of Ray Train's `ScalingConfig` that assign devices, such as `use_gpu`.
         process_group: backend of `torch.distributed` between its workers.
         link_gb_s: assumed bandwidth between workers, in GB/s, where none was measured.
         behind_host: computes asynchronously, so that a phase's time is measured by events on its stream.

@@ -35,13 +35,13 @@ class Distilled:
     """What distillation makes of a run.
 
     Attributes:
-        module: what is trained; the student, or a `ProjectedStudent` around it.
-        projections: what of it is not the student.
-        objective: what is minimised.
-        transform: of training batches; None = nothing.
-        identity: what a resumed run must find the same.
-        facts: for the record.
-        teacher_precision: whose published peak the teacher's products could reach; None = no teacher.
+        module: Module being trained; the student, or a `ProjectedStudent` around it.
+        projections: Parameters of it that are not the student's.
+        objective: Objective being minimised.
+        transform: Transform of training batches; None = identity.
+        identity: Facts that must be the same when a run resumes.
+        facts: Facts recorded with the attempt.
+        teacher_precision: Precision whose published peak bounds the teacher's products; None = no teacher.
     """
 
     module: nn.Module
@@ -81,11 +81,11 @@ def set_up(
 
     Args:
         config: the run.
-        task: that is learned.
-        data: of the task.
+        task: Task being learned.
+        data: Prepared data of the task.
         student: on its device; its arithmetic is prepared by the caller.
-        device: to compute on.
-        arithmetic: of the student's forward pass, which the projections take part in.
+        device: Device to compute on.
+        arithmetic: Arithmetic of the student's forward pass, projections included.
         multiple: batch widths are rounded up to a multiple of this.
         computes_loss: whether this worker computes losses: it alone asks the teacher.
         report: told about long work and what people should know, in one line each.

@@ -70,7 +70,7 @@ def cached_logits(
         root: folder of all such caches.
         teacher: loaded only when the cache lacks something.
         data: the task's training part and head, classes or spans.
-        device: to compute on.
+        device: Device to compute on.
         multiple: batch widths are rounded up to a multiple of this.
         report: told how far it has come, in one line each.
 

@@ -23,9 +23,9 @@ class DistillationObjective(Objective):
     """Task loss and the losses of `trainers.distillation.losses`, weighted by `plan.weights`.
 
     Args:
-        task: that is learned.
+        task: Task being learned.
         config: weights, temperature, schedule.
-        head: of student and teacher.
+        head: Head of student and teacher.
         projected: model whose outputs the losses compare.
         teacher: asked about each batch; None = batches bring its logits, or this worker computes no loss.
         batches_bring_logits: no need to ask for logits alone.

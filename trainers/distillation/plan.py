@@ -16,7 +16,7 @@ class Weights:
     Attributes:
         task: the task's own loss.
         soft: divergence from the teacher's distribution.
-        hidden, embedding, relation, cosine: what is inside the model.
+        hidden, embedding, relation, cosine: Weights of the terms inside the model.
     """
 
     task: float
@@ -45,7 +45,7 @@ def stage(config: Distillation, step: int, total_steps: int) -> range:
     Args:
         config: share of the first stage.
         step: 0-based.
-        total_steps: of the run.
+        total_steps: Steps of the run.
     """
     first = math.ceil(config.hidden_first_fraction * total_steps)
     return range(first) if step < first else range(first, total_steps)
@@ -61,7 +61,7 @@ def weights(config: Distillation, step: int, total_steps: int) -> Weights:
     Args:
         config: weights and schedule.
         step: 0-based.
-        total_steps: of the run.
+        total_steps: Steps of the run.
     """
     inside = (config.hidden_weight, config.embedding_weight, config.relation_weight, config.cosine_weight)
     steps = stage(config, step, total_steps)
@@ -84,7 +84,7 @@ def relation_heads(widths: Sequence[int], attention_heads: Sequence[int]) -> int
 
     Args:
         widths: hidden sizes of both models, which the number divides.
-        attention_heads: of both models.
+        attention_heads: Attention heads of both models.
     """
     common = math.gcd(*widths)
     return max(n for n in range(1, max(attention_heads) + 1) if common % n == 0)

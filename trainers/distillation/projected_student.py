@@ -16,7 +16,7 @@ class ProjectedStudent(nn.Module):
     """A student whose hidden states come in its teacher's width.
 
     Args:
-        student: that is trained; evaluation and model folders know it alone.
+        student: Student being trained; evaluation and model folders use it alone.
         teacher_width: H of the teacher.
         levels: hidden states that are compared: 0 = the embeddings' output, i = layer i's. Where
             widths differ each has a linear map of its own (FitNets, arXiv 1412.6550; TinyBERT, arXiv

@@ -19,7 +19,7 @@ class RelationTap:
     writes down its scores.
 
     Args:
-        model: to listen to, from now on.
+        model: Model to hook.
         layer: 0-based.
 
     Attributes:

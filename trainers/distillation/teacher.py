@@ -56,9 +56,9 @@ class TeacherFormat:
     """The number format that a teacher computes in.
 
     Attributes:
-        name: what really runs, for the record.
-        precision: whose published peak its products could reach.
-        dtype: of its weights.
+        name: Description of what really runs, for the record.
+        precision: Precision whose published peak bounds its products.
+        dtype: Dtype of its weights.
         rounded: products of operands rounded to bf16 in fp32 arithmetic.
     """
 
@@ -74,8 +74,8 @@ def format_on(device: torch.device, wanted: str, student: Precision = Precision.
     Of the half formats `auto` prefers fp16 on a GPU: as fast as bf16, and eight times as precise.
 
     Args:
-        device: to compute on.
-        wanted: of `distillation.teacher_precision`.
+        device: Device to compute on.
+        wanted: Value of `distillation.teacher_precision`.
         student: the run's precision; tf32 is switched on for the process, and so for an fp32 teacher.
 
     Raises:
@@ -107,18 +107,18 @@ class Teacher:
     """A teacher that has been found and fits, without its weights.
 
     Args:
-        folder: of the model.
+        folder: Folder of the model.
         config: the run.
-        task: that is learned.
+        task: Task being learned.
         data: the task's tokenizer and head.
-        device: that it will compute on.
+        device: Device it will compute on.
         with_head: whether its logits will be asked for.
         report: told what people should know, in one line each.
 
     Attributes:
-        layers, width, attention_heads: of its encoder.
-        format: that it computes in.
-        sha256: of its configuration and weights.
+        layers, width, attention_heads: Shape of its encoder.
+        format: Number format it computes in.
+        sha256: Hash of its configuration and weights.
 
     Raises:
         BadSpecError: another vocabulary, another task, or too few positions.
@@ -184,13 +184,13 @@ class LoadedTeacher:
     """A frozen model that is asked about batches.
 
     Args:
-        model: in evaluation mode, on its device, in its number format.
-        tap: of the layer whose relations are wanted; None = of none.
-        device: of the model.
+        model: Model in evaluation mode, on its device, in its number format.
+        tap: Tap of the layer whose relations are wanted; None = none wanted.
+        device: Device of the model.
         with_head: whether it is asked for logits.
 
     Attributes:
-        flop_count: of the model.
+        flop_count: FLOP count of the model.
     """
 
     def __init__(

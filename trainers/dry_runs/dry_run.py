@@ -28,14 +28,14 @@ class DryRun:
 
     Args:
         config: the run.
-        module: that is trained.
-        objective: that is minimised.
-        arithmetic: of the forward pass.
+        module: Module being trained.
+        objective: Objective being minimised.
+        arithmetic: Arithmetic of the forward pass.
         data: the training part.
-        device: to compute on.
+        device: Device to compute on.
         pad_id: token id of padding.
         multiple: batch widths are rounded up to a multiple of this.
-        transform: of training batches.
+        transform: Transform of training batches.
     """
 
     def __init__(

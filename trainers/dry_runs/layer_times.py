@@ -29,7 +29,7 @@ class _Stamps:
 
     Args:
         student: the model; hooks are taken off by `remove`.
-        device: that computes; the host waits for it at each boundary.
+        device: Device being timed; the host synchronises with it at each boundary.
     """
 
     def __init__(self, student: Student, device: torch.device) -> None:
@@ -102,7 +102,7 @@ def layer_times(config: RunConfig, *, steps: int, warm_up: int) -> StepTimes:
 
     Args:
         config: strategy single; nothing is written to its folder of checkpoints.
-        steps: that count; medians over them.
+        steps: Timed steps; figures are medians over them.
         warm_up: steps before these.
 
     Raises:

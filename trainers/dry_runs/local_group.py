@@ -30,7 +30,7 @@ class Group(Protocol):
     """Workers that are in one process group and do the same work at once.
 
     Attributes:
-        workers: how many.
+        workers: Number of workers.
     """
 
     @property
@@ -56,7 +56,7 @@ class LocalGroup:
     """Worker processes; a context that ends them.
 
     Args:
-        workers: how many.
+        workers: Number of workers.
         limit_s: longest wait for one piece of work.
     """
 

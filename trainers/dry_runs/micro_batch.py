@@ -57,7 +57,7 @@ class SizeCache:
     """What was found before, in one file that all runs share.
 
     Args:
-        path: of the file.
+        path: Path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,10 +105,10 @@ def choose(
 
     Args:
         config: the run.
-        workers: that must agree.
-        device: to compute on.
-        shape: of the model and of the examples that are tried, for the key.
-        attempt: what a step holds at once of so many examples at the run's greatest length.
+        workers: Workers that must agree.
+        device: Device to compute on.
+        shape: Shape of the model and of the trial examples, part of the cache key.
+        attempt: Runs a step of that many examples at the run's greatest length.
 
     Raises:
         OutOfMemoryError: not even one example fits; on every worker.
@@ -138,7 +138,7 @@ def forget(config: RunConfig, device: torch.device, shape: Mapping[str, object])
     """The run ran out of memory: the next one does not go by the size that was found.
 
     Args:
-        config, device, shape: as for `choose`.
+        config, device, shape: See `choose`.
     """
     if _searched(config, device):
         _memory_of(config).forget(key_of(config, device, shape))

@@ -12,10 +12,10 @@ class LayerTime:
     """A part of the model: embeddings, an encoder layer, or the head.
 
     Attributes:
-        name: for people.
-        forward_ms, backward_ms: of one micro-batch.
-        gradient_bytes: that workers exchange.
-        shapes: of its trained tensors, in the order of the backward pass.
+        name: Display name.
+        forward_ms, backward_ms: Time of one micro-batch.
+        gradient_bytes: Bytes of gradients exchanged between workers.
+        shapes: Shapes of its trained tensors, in the order of the backward pass.
     """
 
     name: str
@@ -30,10 +30,10 @@ class StepTimes:
     """A step of one worker that exchanges nothing.
 
     Attributes:
-        layers: in the order of the forward pass.
+        layers: Layers in the order of the forward pass.
         step_ms: the whole step.
-        micro_batches: of the step.
-        examples: of the step.
+        micro_batches: Micro-batches per step.
+        examples: Examples per step.
     """
 
     layers: tuple[LayerTime, ...]
@@ -53,9 +53,9 @@ class ExchangeCost:
     """An all-reduce between workers, as a line through measured ones.
 
     Attributes:
-        workers: that took part.
-        message_ms: of each, whatever its size.
-        ms_per_mib: of its size.
+        workers: Participating workers.
+        message_ms: Fixed time per message.
+        ms_per_mib: Time per MiB of a message.
         taken: share of its time that it takes from a worker that computes meanwhile, 0 to 1: the CPU
             time that it needs, where no core is idle.
     """
@@ -71,7 +71,7 @@ class CompressionCost:
     """What compressing gradients takes besides their exchange.
 
     Attributes:
-        pack_ms_per_mib: of a bucket's gradients, before they are sent: the backward pass waits.
+        pack_ms_per_mib: Time to pack a MiB of a bucket's gradients before sending; the backward pass waits.
         unpack_ms_per_mib: afterwards.
     """
 
@@ -84,10 +84,10 @@ class Profile:
     """What was measured for an estimate.
 
     Attributes:
-        step: of each of `exchange.workers` processes at once, or of one.
+        step: Step times with `exchange.workers` processes at once, or with one.
         exchange: None = one process was measured.
         measured_ms: a step of a data-parallel run of `exchange.workers`; None = none was trained.
-        compression: of the run's gradients; None = they are sent whole, or one process was measured.
+        compression: Gradient compression cost; None = uncompressed, or one process was measured.
     """
 
     step: StepTimes
@@ -116,7 +116,7 @@ class ModelShape:
     """What a model's arithmetic and size depend on.
 
     Attributes:
-        layers, hidden, feed_forward, vocabulary, positions: of its configuration.
+        layers, hidden, feed_forward, vocabulary, positions: Sizes from its configuration.
     """
 
     layers: int

@@ -22,8 +22,8 @@ def passes_held(parallel: Parallel, stage: int, micro_batches: int) -> int:
 
     Args:
         parallel: stages and schedule.
-        stage: whose memory it is, 0-based.
-        micro_batches: of a step.
+        stage: Stage whose memory is counted, 0-based.
+        micro_batches: Micro-batches per step.
     """
     stages = parallel.stage_count
     chunks = parallel.chunks // stages
@@ -42,7 +42,7 @@ class StageDryRun(DryRun):
 
     Args:
         run: see `DryRun`.
-        partition: which layers the stage has.
+        partition: Assignment of layers to stages.
         stage: its number, 0-based.
         width: H of the hidden states between stages.
     """

@@ -71,7 +71,7 @@ def measure_group(
     Args:
         group: the workers; `config.batch.global_size` divides by their number.
         config: the run, whatever its strategy.
-        steps: that count.
+        steps: Timed steps.
         warm_up: steps before these.
         check: train a data-parallel run too, and time its steps.
         shared: folder that all workers see, for that run; None = a temporary one of this machine.
@@ -201,7 +201,7 @@ def fit(workers: int, times: list[list[tuple[float, float, float]]], *, idle: bo
     """A line through the exchanges of all workers: least squares of the relative error.
 
     Args:
-        workers: that took part.
+        workers: Participating workers.
         times: by worker, what `exchange_times` gives.
         idle: an exchange takes no time from what computes next to it.
     """

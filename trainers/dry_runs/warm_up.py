@@ -21,9 +21,9 @@ def once(key: str, workers: Workers, timeline: Timeline, rehearse: Callable[[], 
     """Do a pass unless all workers' processes have; one that does not fit into memory is left to the run.
 
     Args:
-        key: what the pass depends on; passes of equal keys warm up the same things.
-        workers: of the run; all of them take part.
-        timeline: that the time is counted in.
+        key: Everything the pass depends on; passes with equal keys warm up the same things.
+        workers: Workers of the run; all of them take part.
+        timeline: Timeline that records the time.
         rehearse: changes nothing that lasts, but for random number generators.
     """
     with timeline.within(Phase.warm_up):

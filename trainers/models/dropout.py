@@ -83,7 +83,7 @@ def attention(
         query, key, value: (B, heads, S, D).
         attention_mask: (B, 1, 1, S) bool, False on padding, which is at the end; None = no padding.
         dropout: rate of dropped attention; 0 outside of training.
-        scaling: of the scores; None = 1 / sqrt(D).
+        scaling: Scale of the scores; None = 1 / sqrt(D).
 
     Returns:
         (B, S, heads, D), and None for the scores, which are never whole in memory. Where
@@ -111,7 +111,7 @@ class _Rate:
 
     Attributes:
         below: an element is dropped when its 16 bits are below this.
-        scale: of what is kept.
+        scale: Factor applied to kept values.
     """
 
     below: int

@@ -18,7 +18,7 @@ class EncoderInfo:
 
     Attributes:
         name: value of `model.encoder`.
-        summary: what it is, in a few words.
+        summary: Description in a few words.
         install: replaces the layers of a model that has its weights and is on the CPU; names and shapes of
             parameters stay, so that checkpoints and exported models are the same for all encoders. torch is
             imported only when this is called.

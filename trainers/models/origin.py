@@ -95,7 +95,7 @@ def digest(folder: Folder, workspace: Workspace, *, tokenizer: bool = False) -> 
 
     Args:
         folder: with both.
-        workspace: whose cache remembers it.
+        workspace: Workspace with the cache.
         tokenizer: over the tokenizer's files too.
 
     Raises:

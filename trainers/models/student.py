@@ -62,7 +62,7 @@ class Output:
     """What a forward pass gives.
 
     Attributes:
-        logits: of the head, in the shape that `trainers.models.heads` says.
+        logits: Logits of the head, shaped as in `trainers.models.heads`.
         hidden: (B, S, H) the embeddings' output, then each layer's; empty unless asked for.
         relations: (B, S, H) queries, keys and values of one layer; empty unless asked for.
     """
@@ -77,7 +77,7 @@ class Student(nn.Module):
 
     Attributes:
         bert: transformers' model; its `state_dict` has the names that its folders have.
-        head: what it ends in.
+        head: Head of the model.
         fresh: names of weights that no file gave, in order; they start at random.
         absent: names of weights that other stages of a pipeline have.
     """
@@ -146,7 +146,7 @@ class Student(nn.Module):
         """Set all parameters that this worker has.
 
         Args:
-            weights: of the whole model.
+            weights: Weights of the whole model.
 
         Raises:
             RuntimeError: names or shapes differ.
@@ -181,12 +181,12 @@ def build(
 
     Args:
         origin: preset or folder.
-        head: what it ends in.
+        head: Head of the model.
         vocabulary_size: one more than the tokenizer's largest id.
-        dropout: of hidden states, attention and head.
+        dropout: Dropout of hidden states, attention and head.
         max_length: longest sequence that it will see, in tokens.
         pad_id: token id of padding.
-        layers: which of the folder's layers it has, in this order; None = all.
+        layers: Layers taken from the folder, in this order; None = all.
 
     Raises:
         BadSpecError: the folder's model does not fit tokenizer, length or its own weights.
@@ -252,10 +252,10 @@ def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None, d
     """Copy what the file has; the head and the pooler may start again, the encoder may not.
 
     Args:
-        bert: to be filled.
+        bert: Model to fill.
         file: with weights.
-        layers: which of the file's layers the model has; None = all.
-        depth: how many layers `config.json` says that the file has.
+        layers: Layers taken from the file; None = all.
+        depth: Number of layers according to `config.json`.
 
     Returns:
         The names of the weights that start again.

@@ -31,9 +31,9 @@ class States:
     """Numbers that an optimizer keeps for each parameter.
 
     Attributes:
-        moments: how many are stored in the format of `optimizer.moments`.
-        fp32: how many are always stored in fp32.
-        gradients: how many are stored in the format of the gradients.
+        moments: Number of states stored in the format of `optimizer.moments`.
+        fp32: Number of states always stored in fp32.
+        gradients: Number of states stored in the format of the gradients.
     """
 
     moments: int
@@ -71,9 +71,9 @@ class Hyperparameters:
     """What an optimizer is built with, defaults filled in; weight decay is in the parameter groups.
 
     Attributes:
-        implementation: how the step is executed; `auto` = the fastest available.
+        implementation: Implementation of the step; `auto` = the fastest available.
         learning_rate: peak.
-        betas: as many as the optimizer has.
+        betas: Decay rates, as many as the optimizer has.
         eps: added to the denominator.
         masters: kind of masters of 16-bit parameters.
         moments: format of the moments.
@@ -96,12 +96,12 @@ class Built:
     Attributes:
         optimizer: over the model's parameters.
         implementation: name of the implementation that runs; None = no step is taken.
-        library: where it comes from.
+        library: Library that provides it.
         fallback: why that is not the one asked for; None when it is.
         parity: the same implementation's first steps compared with the float64 reference, when our own
             kernels run: the evidence for their speed.
-        names: of the parameters, in the order that the optimizer numbers them.
-        masters: what completes 16-bit parameters to fp32; None = parameters are fp32.
+        names: Parameter names in the optimizer's order.
+        masters: Master weights of 16-bit parameters; None = parameters are fp32.
         moments: format of the moments that may be kept in 16 bits.
     """
 
@@ -130,7 +130,7 @@ class OptimizerInfo:
 
     Attributes:
         name: value of `optimizer.name`.
-        summary: what it is, in a few words.
+        summary: Description in a few words.
         build: builds it over parameter groups; torch is imported only when this is called.
         betas: defaults of `optimizer.betas`.
         states: kept for each parameter.
@@ -139,7 +139,7 @@ class OptimizerInfo:
         moments: formats of `optimizer.moments`.
         options: fields of the section `optimizer` that no other optimizer has, unless it lists them too.
         freezes_second_moment: can be compressed to one bit; its class derives from `cuda_ext.Adan`.
-        availability: which implementations run on this machine; None = all of them.
+        availability: Returns the implementations that run on this machine; None = all of them.
     """
 
     name: str

@@ -26,7 +26,7 @@ class MasterAdamW(torch.optim.AdamW):
 
     Args:
         groups: parameter groups of half-precision parameters; masters begin at their values.
-        options: of `torch.optim.AdamW`.
+        options: Options of `torch.optim.AdamW`.
     """
 
     grad_scale: torch.Tensor | None = None

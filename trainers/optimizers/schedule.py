@@ -15,7 +15,7 @@ def learning_rate(config: Optimizer, step: int, total_steps: int) -> float:
     Args:
         config: peak, warm-up and shape.
         step: 0-based, within its stage.
-        total_steps: of the stage; most runs have one.
+        total_steps: Steps of the stage; most runs have one.
     """
     warmup = config.warmup_of(total_steps)
     if step < warmup:

@@ -46,9 +46,9 @@ def partition_stages(
     Args:
         config: the run.
         student: whole, as every worker has built it, on its device.
-        workers: of the run.
-        device: that layers are timed on, where their time counts.
-        arithmetic: of the forward pass.
+        workers: Workers of the run.
+        device: Device on which layers are timed, where the partition balances time.
+        arithmetic: Arithmetic of the forward pass.
 
     Raises:
         BadSpecError: there are more stages than layers.
@@ -79,11 +79,11 @@ def replicate(
     Args:
         config: the run, with the micro-batch that was chosen.
         student: the model.
-        module: that is trained: the student, or more around it.
-        partition: of a pipeline.
+        module: Module being trained: the student, or a wrapper around it.
+        partition: Partition of a pipeline.
         optimizer: over the module's parameters.
         noise: shown gradients before they are averaged.
-        total_steps: of the run.
+        total_steps: Steps of the run.
         place: workers, device, arithmetic and timeline, see `Replica`.
     """
     if partition is not None:

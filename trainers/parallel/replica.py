@@ -35,12 +35,12 @@ class Replica:
     """A copy of the model, or this worker's part of one. The base class is a model that no one shares.
 
     Args:
-        student: that is asked; its parameters, and those of `module`, are this worker's.
-        module: that is trained: the student, or more around it.
-        workers: of the run.
-        device: of the model.
-        arithmetic: of the forward pass.
-        timeline: that phases are entered in.
+        student: Student used for predictions; its parameters, and those of `module`, are this worker's.
+        module: Module being trained: the student, or a wrapper around it.
+        workers: Workers of the run.
+        device: Device of the model.
+        arithmetic: Arithmetic of the forward pass.
+        timeline: Timeline that records phases.
     """
 
     name = "single"
@@ -66,7 +66,7 @@ class Replica:
 
         Args:
             batch: this replica's share of the step.
-            loss_of: what is minimised.
+            loss_of: Loss to minimise.
             scale: loss scale.
 
         Returns:
@@ -117,7 +117,7 @@ class Replica:
 
         Args:
             step: 0-based.
-            loss_scale: that gradients are multiplied by.
+            loss_scale: Factor applied to the gradients.
         """
 
     def end_step(self, *, applied: bool) -> Sent:
@@ -161,7 +161,7 @@ class DistributedReplica(Replica):
 
     Args:
         student, module: see `Replica`; with the same weights on every worker.
-        exchange: that averages gradients.
+        exchange: Exchange that averages gradients.
         noise: shown this worker's gradients before they are averaged.
         bucket_mib: size of a bucket.
         fixed_buckets: keep the first bucket layout. With three or more workers the order of

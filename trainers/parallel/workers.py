@@ -15,9 +15,9 @@ class Workers:
 
     Attributes:
         rank, world: this worker and how many there are.
-        replica, replicas: which of the copies of the model this worker is of, and how many there are;
+        replica, replicas: Index of this worker's copy of the model, and the number of copies;
             they share the examples of a step.
-        stage, stages: which part of its replica's layers this worker has, and how many parts there are.
+        stage, stages: Index of this worker's part of its replica's layers, and the number of parts.
     """
 
     rank = 0
@@ -43,7 +43,7 @@ class Workers:
 
         Args:
             values: this worker's share, as many on each; tensors are scalars.
-            device: that the exchange goes through.
+            device: Device used for the exchange.
         """
         there = [value.double() for value in values if isinstance(value, torch.Tensor)]
         found = iter(torch.stack(there).tolist() if there else ())
@@ -64,7 +64,7 @@ class Workers:
 
         Args:
             tensors: by name; names, shapes and formats are the same on all workers.
-            device: that the exchange goes through.
+            device: Device used for the exchange.
         """
         return [tensors]
 
@@ -73,7 +73,7 @@ class GroupWorkers(Workers):
     """The workers of the default process group.
 
     Args:
-        stages: that a model's layers are dealt out to; divides the number of workers. Workers of
+        stages: Number of pipeline stages; divides the number of workers. Workers of
             one stage have ranks that follow each other, because they exchange the most.
     """
 

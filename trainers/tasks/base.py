@@ -33,8 +33,8 @@ class Scoring(Protocol):
         """(B, K) fp32: what `score` needs of each example of a batch, on any device.
 
         Args:
-            logits: of the model's head.
-            batch: that they are of.
+            logits: Logits of the model's head.
+            batch: Batch that they belong to.
         """
         ...
 
@@ -86,12 +86,12 @@ class Prepared:
         tokenizer: file of the tokenizer that made them.
         vocabulary_size: its largest token id, and one.
         pad_id: its token id of padding.
-        identity: what the data is, by name: hashes, sizes, limits. A resumed run must find
+        identity: Facts of the data by name: hashes, sizes, limits. A resumed run must find
             the same.
-        head: what the model ends in.
-        scoring: of the validation part.
+        head: Head of the model.
+        scoring: Scoring of the validation part.
         transform: applied to each batch; None = nothing.
-        test_scoring: of the test part.
+        test_scoring: Scoring of the test part.
         test_units: file with the names of the test part's units, a JSON list.
     """
 
@@ -113,7 +113,7 @@ class Task(ABC):
     """What is learned. Stateless: one instance serves any number of runs.
 
     Args:
-        info: what is known of the task without loading it.
+        info: Description of the task that needs no loading.
     """
 
     spellings: ClassVar[Mapping[str, int]] = MappingProxyType({})
@@ -128,7 +128,7 @@ class Task(ABC):
 
         Args:
             config: the run.
-            origin: of the model, which may bring its own tokenizer.
+            origin: Origin of the model, which may bring its own tokenizer.
             report: told about long work, in one line each.
 
         Raises:

@@ -81,7 +81,7 @@ class DatasetTask(Task, Generic[Example]):
         """Tokens and labels of the examples.
 
         Args:
-            examples: of one part.
+            examples: Examples of one part.
             tokenizer: with its frame of special tokens.
             task: lengths and windows.
             told: called with the number of examples done so far.
@@ -92,7 +92,7 @@ class DatasetTask(Task, Generic[Example]):
         """What the model ends in.
 
         Args:
-            folder: that `describe`'s files lie in.
+            folder: Folder of the files named by `describe`.
         """
 
     @abstractmethod
@@ -100,10 +100,10 @@ class DatasetTask(Task, Generic[Example]):
         """How a part is scored.
 
         Args:
-            folder: that `describe`'s files lie in.
+            folder: Folder of the files named by `describe`.
             part: `validation` or `test`.
             tokens: its examples.
-            task: of the run.
+            task: Task of the run.
         """
 
     def unit(self, example: Example) -> str:
@@ -374,8 +374,8 @@ def drawn(
     """The parts, cut to the sizes asked for; see `balanced_subset`.
 
     Args:
-        parts: in the units that sizes count.
-        stratum: what the draw balances.
+        parts: Parts, in the units that sizes count.
+        stratum: Property that the draw balances.
         task: sizes and seed.
 
     Raises:
@@ -403,8 +403,8 @@ def same_answer(
 
     Args:
         parts: by name.
-        answer: of an example, in words, such as `label 1`.
-        advice: how to come by other answers.
+        answer: Answer shared by all examples, in words, such as `label 1`.
+        advice: Fix named in the error.
 
     Raises:
         BadDataError: the training part does, so that a model would learn nothing else.
@@ -424,7 +424,7 @@ class Pace:
         report: told.
         what: part and work, before the numbers.
         total: when it is done.
-        unit: what is counted.
+        unit: Unit being counted.
     """
 
     def __init__(self, report: Callable[[str], None], what: str, total: int, unit: str = "texts") -> None:

@@ -83,18 +83,18 @@ class TaskInfo:
 
     Attributes:
         name: value of `task.name`, in specs and stored data; never changed.
-        summary: what is learned, in a few words.
+        summary: Description in a few words.
         implementation: `module:class` of its `trainers.tasks.base.Task`, imported when a run starts.
-        head: what its models end in.
-        scores: what its evaluation ends with, by name; `validation_loss` is added.
+        head: Head of its models.
+        scores: Scores of its evaluation by name; `validation_loss` is added.
         headline: the score by which checkpoints and runs are judged first.
         own_fields: its fields of the section `task`, besides those of every task.
         usual_length: default of `task.max_length`; None = the longest.
-        counted: what `task.train_examples` and its siblings count.
+        counted: Unit of `task.train_examples` and its siblings.
         layouts: official file formats, tried before tables of rows.
         hub_id: dataset that is used when `task.path` is unset; empty = there is none.
         hub_examples: training examples of that dataset, for forecasts; None = not known unread.
-        default_examples: how many examples of each part are drawn when the spec does not say; empty = all.
+        default_examples: Examples drawn from each part by default; empty = all.
     """
 
     name: str

@@ -38,7 +38,7 @@ class Sample:
         memory_utilisation_pct: share of it in which device memory was read or written.
         memory_used_mib: allocated by all processes.
         sm_clock_mhz, memory_clock_mhz: now.
-        temperature_c: of the chip.
+        temperature_c: Temperature of the chip.
         throttled: reasons why the clocks are lowered.
     """
 
@@ -96,7 +96,7 @@ class NvmlDevice(Device):
 
     Args:
         nvml: the module `pynvml`, initialised.
-        handle: of the GPU or MIG instance.
+        handle: NVML handle of the GPU or MIG instance.
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -209,7 +209,7 @@ def nvml_device(*, index: int, uuid: str, bus_id: str | None) -> Device:
 
     Args:
         index: CUDA's.
-        uuid: as CUDA says it, without prefix.
+        uuid: UUID as reported by CUDA, without prefix.
         bus_id: `domain:bus:device.0`; None = unknown.
     """
     try:

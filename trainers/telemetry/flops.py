@@ -68,7 +68,7 @@ class FlopCount:
         hidden: size H.
         feed_forward: inner size F of a layer's two Linears.
         vocabulary: pieces V.
-        head: what the model ends in; None = nothing that is computed.
+        head: Head of the model; None = no head is computed.
     """
 
     layers: int
@@ -107,7 +107,7 @@ def flop_count_of(config: object, head: Head | None) -> FlopCount:
 
     Args:
         config: its `BertConfig`.
-        head: what it ends in; None = nothing that is computed.
+        head: Head of the model; None = no head is computed.
     """
     return FlopCount(
         layers=config.num_hidden_layers,  # type: ignore[attr-defined]

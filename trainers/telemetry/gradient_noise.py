@@ -35,9 +35,9 @@ class StepNorms:
 
     Attributes:
         parts: the sums of `NoiseSource.sum`, added over workers.
-        norm: of the step's gradient, without the loss scale.
-        loss_scale: that the parts carry.
-        divisor: that clipping divided the gradient by.
+        norm: Norm of the step's gradient, without the loss scale.
+        loss_scale: Loss scale of the parts.
+        divisor: Divisor applied by clipping.
     """
 
     parts: float
@@ -70,7 +70,7 @@ class NoiseSource:
         """What the step tells of the noise; None = nothing.
 
         Args:
-            norms: of the step.
+            norms: Norms of the step.
             scale: batch / base batch.
         """
         return None
@@ -87,7 +87,7 @@ class WorkerShares(NoiseSource):
 
     Args:
         workers: data-parallel workers.
-        device: of the gradients.
+        device: Device of the gradients.
     """
 
     name = "workers"
@@ -123,10 +123,10 @@ class MicroBatches(NoiseSource):
     """The parts are the gradients of micro-batches, seen on their way into `.grad`.
 
     Args:
-        parameters: that are trained on this worker.
+        parameters: Parameters trained on this worker.
         accumulation: micro-batches of a step on one worker.
         replicas: data-parallel workers, each with as many micro-batches.
-        device: of the gradients.
+        device: Device of the gradients.
     """
 
     name = "micro-batches"
@@ -177,7 +177,7 @@ class StepsInARow(NoiseSource):
 
     Args:
         optimizer: over the parameters.
-        parameters: that are trained.
+        parameters: Parameters being trained.
     """
 
     name = "steps in a row"
@@ -245,7 +245,7 @@ class GradientNoise:
     """The averages over a run, and the figures that follow from them.
 
     Args:
-        source: where parts of gradients are seen.
+        source: Source of partial gradients.
         scale: batch of a step / base batch.
     """
 
@@ -307,12 +307,12 @@ def source_for(
 
     Args:
         wanted: whether noise is estimated at all.
-        optimizer: of the run.
-        module: what this worker trains.
+        optimizer: Optimizer of the run.
+        module: Module trained by this worker.
         replicas: data-parallel workers.
         whole_model: `module` is the whole model and not a stage of it.
         accumulation: micro-batches of a step on one worker.
-        device: of the gradients.
+        device: Device of the gradients.
     """
     if not wanted:
         return NoiseSource()

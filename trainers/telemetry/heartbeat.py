@@ -23,7 +23,7 @@ class TimeBefore:
 
     Attributes:
         lost_s: worked by earlier attempts and not in a checkpoint.
-        queue_s: in which no attempt worked.
+        queue_s: Time in which no attempt was working.
     """
 
     lost_s: float = 0.0
@@ -60,7 +60,7 @@ class HeartbeatFile(Heartbeat):
     """The file of this attempt. One that cannot be written loses a figure, not the run.
 
     Args:
-        folder: of the run's checkpoints.
+        folder: Checkpoint folder of the run.
         began_s: Unix time at which the attempt began.
     """
 

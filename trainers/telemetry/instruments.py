@@ -31,7 +31,7 @@ class Instruments:
     others in `window`.
 
     Args:
-        config: of the run.
+        config: Configuration of the run.
         began_s: `time.perf_counter()` at the beginning of the attempt.
     """
 
@@ -61,7 +61,7 @@ class Instruments:
         """Find the device's counters and begin to sample.
 
         Args:
-            device: that the worker computes on.
+            device: Device the worker computes on.
             alive: called at each tick of the sampling thread.
         """
         from trainers.telemetry.memory import PeakMemory

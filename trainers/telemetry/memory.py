@@ -22,7 +22,7 @@ class Peak:
     """Most memory that a window held.
 
     Attributes:
-        mib: in MiB; resident memory of the process on CPU, allocated device memory on CUDA.
+        mib: Resident memory of the process on CPU, allocated device memory on CUDA, in MiB.
         provenance: always a counter.
     """
 

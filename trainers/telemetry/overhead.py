@@ -20,8 +20,8 @@ class OverheadMeter:
     A stretch is reported at once because an attempt that is killed later has been paid for it too.
 
     Args:
-        instruments: of this worker.
-        sink: of this worker.
+        instruments: Instruments of this worker.
+        sink: Sink of this worker.
     """
 
     def __init__(self, instruments: Instruments, sink: Sink) -> None:

@@ -18,7 +18,7 @@ class Sent:
     """What a worker's exchange of gradients took in a step.
 
     Attributes:
-        bytes: that left the worker.
+        bytes: Bytes sent by the worker.
         hidden_s: time in which gradients were on their way while the backward pass went on.
     """
 
@@ -111,7 +111,7 @@ def hidden(spans: list[tuple[float, float]], until: float) -> float:
 
     Args:
         spans: beginnings and ends, in seconds.
-        until: in seconds on the same clock.
+        until: End, in seconds on the same clock.
     """
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):

@@ -42,8 +42,8 @@ class Moved:
     """Bytes that a kind of kernel, copy or fill moved.
 
     Attributes:
-        name: of the kernel, or `Memcpy HtoD` and the like.
-        bytes_per_step: as the profiler counts them.
+        name: Name of the kernel, or `Memcpy HtoD` and the like.
+        bytes_per_step: Bytes per step as counted by the profiler.
         gb_s: bytes / time in which they were moved.
     """
 
@@ -58,8 +58,8 @@ class Recorded:
 
     Attributes:
         profiled: its figures.
-        start_s, end_s: in Unix time.
-        trace: in Chrome's trace-event format, compressed by gzip.
+        start_s, end_s: Start and end in Unix time.
+        trace: Trace in Chrome's trace-event format, compressed by gzip.
     """
 
     profiled: Profiled
@@ -73,7 +73,7 @@ class Profiled:
     """Figures of a profiled window; what belongs to kernels is None where no GPU ran any.
 
     Attributes:
-        steps: in the window.
+        steps: Steps in the window.
         kernel_active_ratio: time in which at least one kernel ran / time from the first operator
             to the end of the last kernel.
         kernel_launches_per_step: calls of the driver that start a kernel or a graph of them.
@@ -81,7 +81,7 @@ class Profiled:
         sm_occupancy_wall_pct: the same over the whole window: times all kernels' time / the window's.
         kernels_ms: by name, time per step; the longest first.
         operators_ms: by name, CPU time per step without that of operators inside; the longest first.
-        moved: what the profiler has bytes of; the longest first.
+        moved: Transfers for which the profiler has byte counts; the longest first.
     """
 
     steps: int
@@ -134,7 +134,7 @@ def read_trace(events: Iterable[Mapping[str, Any]], steps: int) -> Profiled:
 
     Args:
         events: `traceEvents` of an exported trace; times in microseconds.
-        steps: that it covers.
+        steps: Number of steps covered.
     """
     kinds: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
@@ -259,9 +259,9 @@ class TorchProfiler(StepProfiler):
 
     Args:
         steps: length of the window.
-        total_steps: of the run; a short run's window ends with the run.
-        device: that computes.
-        timeline: whose phases count as `profiling` in the window.
+        total_steps: Steps of the run; a short run's window ends with the run.
+        device: Device to compute on.
+        timeline: Timeline whose phases count as `profiling` in the window.
     """
 
     def __init__(self, steps: int, total_steps: int, device: torch.device, timeline: Timeline) -> None:

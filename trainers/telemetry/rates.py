@@ -14,7 +14,7 @@ class RateMeter(ABC):
     """Points about what a run has done between two calls of `read`.
 
     Args:
-        timeline: of the run.
+        timeline: Timeline of the run.
         progress: its counters.
     """
 

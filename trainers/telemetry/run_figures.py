@@ -51,12 +51,12 @@ class RunFigures:
     """Counts of one worker over its attempt, and the summary of the whole run.
 
     Args:
-        config: of the run.
-        instruments: of this worker.
-        flop_count: of the model.
-        teacher_precision: that a teacher computes in; None = no teacher.
+        config: Configuration of the run.
+        instruments: Instruments of this worker.
+        flop_count: FLOP count of the model.
+        teacher_precision: Precision of the teacher; None = no teacher.
         first: whether this worker counts the model's arithmetic for its replica.
-        timeline: of this worker; None = one that begins now.
+        timeline: Timeline of this worker; None = one that begins now.
         truncated_pct: share of the training examples that were cut.
     """
 
@@ -83,8 +83,8 @@ class RunFigures:
         """Add the arithmetic of this replica's share of a step.
 
         Args:
-            counted: of the share.
-            teacher: that was asked too; None = no one.
+            counted: FLOPs counted for the share.
+            teacher: Teacher evaluated as well; None = none.
             timed: whether the step's time counts in the rates.
         """
         if not timed:
@@ -213,8 +213,8 @@ class RunFigures:
         """The summary's numbers as measurements, and those that no summary has.
 
         Args:
-            summary: of the run.
-            progress: that it was made of.
+            summary: Summary of the run.
+            progress: Progress that the summary is made of.
         """
         end_s = time.time()
         told = Provenance(str(summary["energy_provenance"]))

@@ -66,7 +66,7 @@ class Sampled:
         seconds: by name, the time from the first to the last sample that has it.
         peaks: by name, the largest value.
         throttled_s: by reason, for how long clocks were lowered.
-        samples: how many there were.
+        samples: Number of samples.
     """
 
     integrals: dict[str, float] = field(default_factory=dict)
@@ -80,8 +80,8 @@ def summarise(samples: Sequence[Sample], peaks: dict[str, float]) -> Sampled:
     """What samples in order of time say.
 
     Args:
-        samples: of the window.
-        peaks: of the window, by name.
+        samples: Samples of the window.
+        peaks: Peaks of the window by name.
     """
     integrals: dict[str, float] = {}
     seconds: dict[str, float] = {}

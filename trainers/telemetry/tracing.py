@@ -38,7 +38,7 @@ class TraceSpan:
     """One phase of one step on one worker.
 
     Attributes:
-        phase: what was done.
+        phase: Phase of the step.
         step: 1-based, as in points.
         micro_batch: 0-based, by the order in the step; None outside forward and backward. On a worker
             with several model chunks it numbers the passes.
@@ -57,8 +57,8 @@ class WorkerTrace:
     """The window as one worker saw it.
 
     Attributes:
-        name: of its row.
-        spans: in order; those of a step leave no gap between them.
+        name: Name of its row.
+        spans: Spans in order; those of a step leave no gap between them.
         epoch_s: Unix time at 0 of the worker's `time.perf_counter()`.
         exchanges: (begin, end) by that clock of exchanges that no worker leaves before all have come.
     """
@@ -86,8 +86,8 @@ class SpanTracer(StepTracer):
 
     Args:
         skipped: steps of this attempt before the window.
-        steps: of the window.
-        timeline: that says the phases.
+        steps: Steps of the window.
+        timeline: Timeline with the phases.
     """
 
     def __init__(self, skipped: int, steps: int, timeline: Timeline) -> None:
@@ -141,10 +141,10 @@ def tracer_for(steps: int, *, profiled_steps: int, steps_left: int, timeline: Ti
     """The tracer of `telemetry.trace_steps`.
 
     Args:
-        steps: of the window; 0 = none.
-        profiled_steps: of the profiled window, which the traced one leaves out where it can.
-        steps_left: of this attempt; when they are few, the window is the last of them.
-        timeline: that says the phases.
+        steps: Steps of the window; 0 = none.
+        profiled_steps: Steps of the profiled window, which the traced one avoids where it can.
+        steps_left: Steps left in this attempt; when they are few, the window is the last of them.
+        timeline: Timeline with the phases.
     """
     steps = min(steps, steps_left)
     if not steps:
@@ -158,10 +158,10 @@ def gather(
     """Every worker's window, by rank, on every worker; all take part.
 
     Args:
-        spans: of this worker.
-        name: of this worker's row.
+        spans: Spans of this worker.
+        name: Name of this worker's row.
         workers: the run's.
-        device: that exchanges go through.
+        device: Device used for exchanges.
     """
     exchanges = []
     for _ in range(_CLOCK_ROUNDS):
@@ -178,7 +178,7 @@ class Shift:
 
     Attributes:
         seconds: the shift.
-        uncertainty_s: how far the true one may be away at most.
+        uncertainty_s: Largest possible error.
     """
 
     seconds: float
@@ -209,7 +209,7 @@ def chrome_trace(workers: Sequence[WorkerTrace], about: Mapping[str, Any]) -> di
 
     Args:
         workers: by rank.
-        about: what the run is, for `otherData`.
+        about: Description of the run, for `otherData`.
     """
     shifts = aligned(workers)
     origin_s = min(
@@ -278,7 +278,7 @@ def write_kernels(folder: Path, traces: Sequence[bytes]) -> None:
     """Write the kernel traces of all workers next to a run's checkpoints, in place of earlier ones.
 
     Args:
-        folder: of the run's checkpoints.
+        folder: Checkpoint folder of the run.
         traces: by rank, compressed.
 
     Raises:

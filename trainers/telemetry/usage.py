@@ -15,9 +15,9 @@ class Energy:
     """Measured energy of a window.
 
     Attributes:
-        joules: in J.
+        joules: Energy in J.
         provenance: `counter`, or `sampled` where power was integrated.
-        source: what was measured; several workers' readings of one source count once.
+        source: Measured source; several workers' readings of one source count once.
     """
 
     joules: float
@@ -37,7 +37,7 @@ class Window:
         device_s: time x devices held.
         peak_memory_mib: most memory since the worker was prepared.
         preparation_memory_mib: most memory until then.
-        sampled: what the device's samples say.
+        sampled: Summary of the device's samples.
     """
 
     cost_usd: float
@@ -79,8 +79,8 @@ class Usage:
         queue_s: time in which no attempt worked, since the run was submitted.
         cost_usd, modelled_j, cpu_s, device_s: see `Window`.
         peak_memory_mib, preparation_memory_mib: see `Window`; of the worker and attempt with the most.
-        device_j, modelled_device_j: of each GPU, by its identity; modelled, by rank of the worker.
-        windows: of single workers, that were added.
+        device_j, modelled_device_j: Energy of each GPU, by identity; modelled energy, by rank of the worker.
+        windows: Windows of single workers that were added.
         measured_j: by kind.
         measured_windows: by kind, in how many windows it was measured.
         provenance: by kind, `sampled` when any part of the sum is.

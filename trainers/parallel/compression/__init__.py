@@ -20,10 +20,10 @@ def exchange_for(
     """The exchange that a run with several data-parallel workers asks for.
 
     Args:
-        config: of the run.
-        module: that is trained.
+        config: Configuration of the run.
+        module: Module being trained.
         optimizer: over its parameters.
-        total_steps: of the run; the warm-up is a share of them.
+        total_steps: Steps of the run; the warm-up is a share of them.
     """
     parallel = config.parallel
     warmup_steps = math.ceil(parallel.compression_warmup * total_steps)

@@ -23,7 +23,7 @@ class GradientExchange:
     """The mean of gradients over workers in their own format, bucket by bucket.
 
     Attributes:
-        name: as in the spec.
+        name: Name in the spec.
         bytes_sent: by this worker, so far in this attempt.
     """
 
@@ -44,7 +44,7 @@ class GradientExchange:
 
         Args:
             step: 0-based.
-            loss_scale: that the gradients are multiplied by.
+            loss_scale: Factor already applied to the gradients.
         """
 
     def start(self, bucket: Any) -> Reduced:
@@ -67,7 +67,7 @@ class GradientExchange:
         """Continue where `to_state` was called.
 
         Args:
-            states: of all workers, by rank; as many as there were then. None = start from scratch.
+            states: States of all workers at the time, by rank; None = start from scratch.
         """
 
     def _count_all_reduce(self, payload: int) -> None:

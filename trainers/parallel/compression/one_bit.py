@@ -34,9 +34,9 @@ class SignedMean:
     decodes the same bytes, so all have the same mean to the last bit.
 
     Args:
-        length: of the vector.
+        length: Length of the vector.
         rank, world: this worker and how many there are.
-        device: of the vector.
+        device: Device of the vector.
     """
 
     def __init__(self, length: int, *, rank: int, world: int, device: torch.device) -> None:
@@ -126,8 +126,8 @@ class OneBitExchange(GradientExchange):
     times D takes the gradient's place; m, v, the clipping and g_prev all see that one.
 
     Args:
-        optimizer: whose second moment is frozen.
-        module: that is trained; its embedding tables have a floor of their own.
+        optimizer: Optimizer whose second moment is frozen.
+        module: Module being trained; its embedding tables have a floor of their own.
         warmup_steps: first steps, whose gradients are sent whole.
     """
 

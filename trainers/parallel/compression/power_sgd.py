@@ -31,7 +31,7 @@ class PowerSgdExchange(GradientExchange):
     Args:
         rank_of_factors: r.
         warmup_steps: first steps, whose gradients are sent whole; at least `LEAST_WARMUP`.
-        seed: of the factors that the first compressed step begins with; the same on all workers.
+        seed: Seed of the initial factors; the same on all workers.
     """
 
     name = "powersgd"

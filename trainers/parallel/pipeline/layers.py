@@ -31,8 +31,8 @@ class ModelLayer:
 
     Attributes:
         apply: its forward pass; of the head: logits.
-        modules: that have its parameters.
-        tied: of its parameters, the one that another layer has too; None = none.
+        modules: Modules with its parameters.
+        tied: Parameter shared with another layer; None = none.
     """
 
     apply: Apply
@@ -80,7 +80,7 @@ class ModelChunk(nn.Module):
     """Consecutive layers of a model.
 
     Args:
-        layers: in order.
+        layers: Layers in order.
     """
 
     def __init__(self, layers: Iterable[ModelLayer]) -> None:
@@ -138,8 +138,8 @@ def layout_for(parallel: Parallel, layers: Sequence[ModelLayer], costs: Sequence
 
     Args:
         parallel: stages and schedule.
-        layers: of the whole model.
-        costs: of each layer.
+        layers: Layers of the whole model.
+        costs: Cost of each layer.
 
     Raises:
         BadSpecError: there are more stages than layers.
@@ -195,7 +195,7 @@ class StagePartition:
     """The layers of a pipeline by stage, as one stage has them.
 
     Attributes:
-        layout: which layers are where.
+        layout: Layers of each stage.
         own: this stage's layers, by number.
     """
 
@@ -216,8 +216,8 @@ class StagePartition:
         Args:
             parallel: stages, schedule and partition.
             student: whole, as every worker has built it.
-            stage: of this worker.
-            costs: of each layer; None = as the partition counts them.
+            stage: Stage of this worker.
+            costs: Cost of each layer; None = the partition's own measure.
 
         Raises:
             BadSpecError: there are more stages than layers.
@@ -233,8 +233,8 @@ def hidden_dtype(chunks: Iterable[nn.Module], device: torch.device) -> torch.dty
     """Format of hidden states between layers: every layer ends in a LayerNorm.
 
     Args:
-        chunks: of one stage.
-        device: that computes, within the arithmetic's context.
+        chunks: Chunks of one stage.
+        device: Device to compute on, within the arithmetic's context.
     """
     norm = next((m for chunk in chunks for m in chunk.modules() if isinstance(m, nn.LayerNorm)), None)
     if kind_of(device).autocast_widens_norms and torch.is_autocast_enabled(device.type):

@@ -18,8 +18,8 @@ def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     squares; stages are filled from the front where that is equal too.
 
     Args:
-        costs: of each layer, in any one unit: parameters, seconds; all 1 = the same number of layers.
-        stages: how many.
+        costs: Cost of each layer in one unit (parameters, seconds); all 1 = equal numbers of layers.
+        stages: Number of stages.
 
     Returns:
         One range of layer numbers for each stage, in order; together all layers.

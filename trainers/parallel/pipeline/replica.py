@@ -65,8 +65,8 @@ class PipelineReplica(Replica):
     """One stage of a replica.
 
     Args:
-        student: that has this stage's layers alone.
-        partition: which layers are where.
+        student: Student with this stage's layers only.
+        partition: Assignment of layers to stages.
         timeout_s: after which a neighbour that says nothing is taken for dead.
         place: see `Replica`.
     """
@@ -97,8 +97,8 @@ class PipelineReplica(Replica):
 
         Args:
             micro_batches: on the device.
-            loss_of: what is minimised.
-            factor: that each loss is multiplied by before its backward pass.
+            loss_of: Loss to minimise.
+            factor: Factor applied to each loss before its backward pass.
 
         Returns:
             The loss summed over all examples; 0 on a stage that computes none.

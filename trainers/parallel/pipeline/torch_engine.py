@@ -42,7 +42,7 @@ class _Step:
 
     Attributes:
         micro_batches: by number.
-        loss: of a micro-batch's logits, ready for its backward pass.
+        loss: Loss of a micro-batch, ready for its backward pass.
         capacity: elements of hidden states that are sent.
     """
 

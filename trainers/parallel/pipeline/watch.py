@@ -33,9 +33,9 @@ class StageWatch:
     """Heartbeats of the workers of a pipeline.
 
     Args:
-        workers: of the run.
-        timeline: of this worker.
-        timeout_s: that waits for neighbours have.
+        workers: Workers of the run.
+        timeline: Timeline of this worker.
+        timeout_s: Longest wait for a neighbour.
     """
 
     def __init__(self, workers: Workers, timeline: Timeline, timeout_s: float) -> None:

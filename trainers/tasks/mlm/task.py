@@ -123,7 +123,7 @@ class GuessScoring:
     """Accuracy and mean reciprocal rank over all guessed tokens of a part.
 
     Args:
-        sequences: of the part.
+        sequences: Sequences of the part.
         losses: keep each sequence's loss too, which `judge` needs.
     """
 
@@ -271,7 +271,7 @@ class _Apart:
 
     Args:
         corpus: the texts.
-        policy: what becomes of them.
+        policy: Policy for them.
         note: takes a line for the log.
     """
 

@@ -29,7 +29,7 @@ def best_spans(logits: torch.Tensor, batch: Batch, max_tokens: int) -> torch.Ten
 
     Args:
         logits: (B, S, 2) of first and last token.
-        batch: that they are of.
+        batch: Batch that they belong to.
         max_tokens: longest span.
 
     Returns:
@@ -210,8 +210,8 @@ def answers(candidates: Candidates, contexts: Sequence[str]) -> tuple[list[str],
     punctuation alone say nothing. Where numbers are not finite nothing answers.
 
     Args:
-        candidates: of Q questions.
-        contexts: of each question.
+        candidates: Candidates of Q questions.
+        contexts: Context of each question.
 
     Returns:
         Q texts, and (Q,) null scores in [0, 1]: the logistic function of the score of no answer

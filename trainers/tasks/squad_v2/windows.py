@@ -24,7 +24,7 @@ class Answer:
     """A right answer.
 
     Attributes:
-        text: as it stands in the context.
+        text: Exact text in the context.
         start: its first character there.
     """
 
@@ -39,9 +39,9 @@ class Question:
     Attributes:
         where: file, place and id, for messages.
         id: its name in the dataset.
-        title: of the article; empty when it has no name.
+        title: Title of the article; empty when it has none.
         context: the text that it is about.
-        text: what is asked.
+        text: Text of the question.
         answers: the first is learned; none = the context does not answer it.
     """
 
@@ -90,7 +90,7 @@ def windows(length: int, room: int, overlap: int) -> Iterable[Span]:
     """Where each window of a text begins, and where it ends (exclusive).
 
     Args:
-        length: of the text, in tokens, at least 1.
+        length: Length of the text in tokens, at least 1.
         room: tokens that a window holds.
         overlap: tokens that neighbouring windows share, fewer than `room`.
     """
@@ -118,8 +118,8 @@ def tokenise_windows(
     `chars[chars_at + i]`; `chars` (T, 2), positions in the context, from and up to.
 
     Args:
-        questions: of one part.
-        tokenizer: of a BERT.
+        questions: Questions of one part.
+        tokenizer: Tokenizer of a BERT.
         max_length: tokens of a window at most.
         stride: tokens of the context that neighbouring windows share, as far as the question
             leaves twice as many; else half of what it leaves.

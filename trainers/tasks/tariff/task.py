@@ -172,7 +172,7 @@ class CodeScoring:
 
     Args:
         right: (N,) true codes, as numbers.
-        codes: of the classes, as numbers.
+        codes: Codes of the classes, as numbers.
         level: digits of all these.
     """
 

@@ -91,7 +91,7 @@ def positive_class(scores: npt.NDArray[np.floating], labels: Numbers, threshold:
     Args:
         scores: (N,) compared with the threshold, which counts as reached when equal.
         labels: (N,) 0 or 1.
-        threshold: of the positive class.
+        threshold: Threshold of the positive class.
     """
     predicted, actual = scores >= threshold, labels == 1
     hits = int((predicted & actual).sum())

@@ -39,9 +39,9 @@ class Pair:
     """A sentence that may answer a question.
 
     Attributes:
-        key: what sentences of the same question have in common: its id, or its text.
-        question: as it was asked.
-        sentence: of the text that was found for it.
+        key: Identity of the question: its id, or its text.
+        question: Text of the question.
+        sentence: Candidate sentence from the retrieved text.
         label: 1 when the sentence answers it.
     """
 
