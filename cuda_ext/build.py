@@ -85,7 +85,7 @@ class Plan:
 
 
 def cache_folder() -> Path:
-    """Folder that first use compiles into."""
+    """Returns the folder that first use compiles into."""
     if chosen := os.environ.get("STILLHOUSE_KERNEL_CACHE"):
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -93,7 +93,7 @@ def cache_folder() -> Path:
 
 
 def compiler() -> str:
-    """The C++ compiler: `$CXX`, else c++, g++ or clang++ on the path.
+    """Returns the C++ compiler: `$CXX`, else c++, g++ or clang++ on the path.
 
     Raises:
         BuildError: there is none.
@@ -117,7 +117,7 @@ def _torch_link(*extra: str) -> tuple[str, ...]:
 
 
 def cpu_plan() -> Plan:
-    """The library with the schemas and the CPU kernels.
+    """Returns the library with the schemas and the CPU kernels.
 
     Raises:
         BuildError: there is no C++ compiler.
@@ -167,7 +167,7 @@ def _architecture_flags(architectures: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def nvcc() -> str:
-    """The CUDA compiler: under `$CUDA_HOME`, else on the path, else /usr/local/cuda.
+    """Returns the CUDA compiler: under `$CUDA_HOME`, else on the path, else /usr/local/cuda.
 
     Raises:
         BuildError: there is none.
@@ -183,7 +183,7 @@ def nvcc() -> str:
 
 @functools.cache
 def toolkit(nvcc_path: str) -> tuple[Path, str]:
-    """Root folder and release (`13.0`) of the toolkit that an nvcc belongs to.
+    """Returns the root folder and release (`13.0`) of the toolkit that an nvcc belongs to.
 
     Raises:
         BuildError: nvcc does not say.
@@ -202,7 +202,7 @@ def toolkit(nvcc_path: str) -> tuple[Path, str]:
 
 
 def cuda_units(nvcc_path: str, architectures: tuple[str, ...], *extra: str) -> tuple[Unit, ...]:
-    """The CUDA objects; none includes a torch header, so they compile where torch has no CUDA."""
+    """Returns the CUDA objects; none includes a torch header, so they compile where torch has no CUDA."""
     flags = (
         "-std=c++17",
         "-O3",
@@ -215,7 +215,7 @@ def cuda_units(nvcc_path: str, architectures: tuple[str, ...], *extra: str) -> t
 
 
 def why_no_cuda() -> str | None:
-    """Why the CUDA library cannot be used or built here, as far as one can tell without compiling."""
+    """Returns why the CUDA library cannot be used or built here, as far as one can tell without compiling."""
     if torch.version.cuda is None:
         return "this torch is built without CUDA"
     if not torch.cuda.is_available() and os.environ.get("FORCE_CUDA", "0") != "1":
@@ -224,7 +224,7 @@ def why_no_cuda() -> str | None:
 
 
 def cuda_plan() -> Plan:
-    """The library with the CUDA kernels.
+    """Returns the library with the CUDA kernels.
 
     Raises:
         BuildError: torch has no CUDA, no GPU is visible, or no fitting nvcc is found.
@@ -257,7 +257,7 @@ def cuda_plan() -> Plan:
 
 
 def library(kind: str) -> Path:
-    """Path of the compiled library, built now when neither the package nor the cache has it.
+    """Returns the path of the compiled library, built now when neither the package nor the cache has it.
 
     Args:
         kind: `cpu` or `cuda`.
@@ -271,7 +271,7 @@ def library(kind: str) -> Path:
 
 
 def is_built(kind: str) -> bool:
-    """Whether `library(kind)` would find it without compiling."""
+    """Returns whether `library(kind)` would find it without compiling."""
     if _packaged(kind):
         return True
     try:

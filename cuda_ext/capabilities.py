@@ -42,7 +42,7 @@ def why_not(implementation: str, device_type: str) -> str | None:
 
 
 def availability(*, compile_now: bool = True) -> tuple[Availability, ...]:
-    """Every implementation on `cpu` and `cuda`.
+    """Returns every implementation on `cpu` and `cuda`.
 
     Args:
         compile_now: False answers without compiling: kernels that a compiler could still make

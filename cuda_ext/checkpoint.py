@@ -15,7 +15,7 @@ _REQUIRED = ("step", "exp_avg", "exp_avg_diff", "exp_avg_sq", "g_prev")
 
 
 def _pairs(optimizer: Optimizer, state_dict: dict[str, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
-    """Each parameter with its saved state; parameters that never took a step have none."""
+    """Returns each parameter with its saved state; parameters that never took a step have none."""
     saved_groups = state_dict["param_groups"]
     if len(saved_groups) != len(optimizer.param_groups):
         raise StateDictError(

@@ -87,7 +87,7 @@ def _resources_of(unit: build.Unit, cached: Path) -> list[KernelResources]:
 
 
 def summary(found: list[KernelResources]) -> str:
-    """One line per target."""
+    """Returns one line per target."""
     lines = []
     for target in sorted(
         {resources.target for resources in found}, key=lambda name: int(name.removeprefix("sm_"))
@@ -100,7 +100,7 @@ def summary(found: list[KernelResources]) -> str:
 
 
 def within_limits(found: list[KernelResources]) -> bool:
-    """Whether no kernel spills or takes more than `REGISTER_LIMIT` registers."""
+    """Returns whether no kernel spills or takes more than `REGISTER_LIMIT` registers."""
     return all(row.spill_bytes == 0 and row.registers <= REGISTER_LIMIT for row in found)
 
 

@@ -64,7 +64,7 @@ def why_unavailable(device_type: str) -> str | None:
 
 
 def counters() -> dict[str, int]:
-    """What ran in this process so far.
+    """Returns what ran in this process so far.
 
     `cpu_calls`, `cpu_tensors`, `cpu_elements`, `cpu_norms` are counted in the CPU kernel's
     launcher, `cuda_launches`, `cuda_tensors`, `cuda_norms`, `cuda_tables` in CUDA's after each

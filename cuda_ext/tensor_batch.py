@@ -51,7 +51,7 @@ class TensorBatch:
         self.states.append(state)
 
     def per_group(self) -> list[tuple[Group, slice]]:
-        """Each group with its part of the lists."""
+        """Returns each group with its part of the lists."""
         parts, begin = [], 0
         for group, size in zip(self.groups, self.group_sizes, strict=True):
             parts.append((group, slice(begin, begin + size)))
@@ -59,17 +59,17 @@ class TensorBatch:
         return parts
 
     def of(self, name: str) -> list[Tensor]:
-        """One state tensor of every parameter."""
+        """Returns one state tensor of every parameter."""
         return [state[name] for state in self.states]
 
 
 def learning_rate(group: Group) -> float:
-    """The group's learning rate as a number; synchronises when it is a tensor on a device."""
+    """Returns the group's learning rate as a number; synchronises when it is a tensor on a device."""
     return float(group["lr"])
 
 
 def combined_norm(norms: Sequence[Tensor]) -> Tensor:
-    """Norm of several parts from the norms of the parts."""
+    """Returns the norm of several parts from the norms of the parts."""
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(list(norms)))
 
 

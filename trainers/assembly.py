@@ -115,7 +115,7 @@ class _Worker:
 def assemble(
     config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock, began_s: float, instruments: Instruments
 ) -> Trainer:
-    """A trainer at the run's newest checkpoint, or at its beginning.
+    """Returns a trainer at the run's newest checkpoint, or at its beginning.
 
     Args:
         config: the run.
@@ -456,7 +456,7 @@ def _telemetry(
 
 
 def _only_here(config: RunConfig, model: Student, data: Prepared) -> bool:
-    """Whether the model of a run that does not train needs a checkpoint.
+    """Returns whether the model of a run that does not train needs a checkpoint.
 
     It does where the file that it came from is not all of it, and where the test part's predictions name
     the weights that they are of.
@@ -525,7 +525,7 @@ def _newest(checkpoints: CheckpointStore, worker: _Worker) -> Path | None:
 
 
 def _restore_best(checkpoints: CheckpointStore, progress: Progress, headline: str, workers: Workers) -> None:
-    """Mark the best evaluation of the resumed run; one whose checkpoint is gone is forgotten by all."""
+    """Marks the best evaluation of the resumed run; one whose checkpoint is gone is forgotten by all."""
     kept = False
     if workers.rank == 0:
         if progress.best is not None:

@@ -37,7 +37,7 @@ _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def train(config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = None) -> TrainingOutcome:
-    """Train one run from its newest checkpoint to its end, or until stopped.
+    """Trains one run from its newest checkpoint to its end, or until stopped.
 
     With several workers each calls this, in a process group that exists already.
 
@@ -76,7 +76,7 @@ def train(config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = No
 
 
 def _out_of_memory(config: RunConfig, trainer: Trainer | None) -> OutOfMemoryError:
-    """What did not fit, and what to lower; a step that did not fit unlearns its micro-batch.
+    """Returns what did not fit, and what to lower; a step that did not fit unlearns its micro-batch.
 
     Args:
         config: the run.
@@ -131,7 +131,7 @@ def input_identity(sections: TrainingSections, workspace: Workspace) -> dict[str
 
 
 def reset_process(config: RunConfig) -> None:
-    """Drop what an earlier run left in this process; `train` begins with this.
+    """Drops what an earlier run left in this process; `train` begins with this.
 
     See `trainers.process.reset_process`.
     """
@@ -145,7 +145,7 @@ _ready: dict[str, Mapping[str, float]] = {}
 
 
 def make_ready(device: str) -> Mapping[str, float]:
-    """Pay for what a fresh process needs before any run, so that no run's figures include it.
+    """Pays for what a fresh process needs before any run, so that no run's figures include it.
 
     `train` calls this too; a worker that calls it before its first run is ready when the run is opened.
 
@@ -174,7 +174,7 @@ def make_ready(device: str) -> Mapping[str, float]:
 
 
 def preload() -> None:
-    """Import all that `train` imports, so that a waiting worker has paid for it before its run.
+    """Imports all that `train` imports, so that a waiting worker has paid for it before its run.
 
     The garbage collector rests meanwhile, and does not look at what was imported again: that is a fifth
     of the time, and pauses later.
@@ -194,7 +194,7 @@ def preload() -> None:
 
 
 def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check: bool) -> Profile:
-    """Measure a step of a run on this machine: its layers, what an exchange costs, a data-parallel step.
+    """Measures a step of a run on this machine: its layers, what an exchange costs, a data-parallel step.
 
     Args:
         config: the run, whatever its strategy; nothing is written to its folder of checkpoints.
@@ -217,7 +217,7 @@ def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check:
 
 
 def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: int, check: bool) -> Profile:
-    """Measure a step of a run on the workers of an open process group; each of them calls this.
+    """Measures a step of a run on the workers of an open process group; each of them calls this.
 
     Args:
         config: the run, whatever its strategy.
@@ -238,7 +238,7 @@ def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: in
 
 
 def model_shape(config: RunConfig) -> ModelShape:
-    """The size of a run's student, without its weights and without data.
+    """Returns the size of a run's student, without its weights and without data.
 
     A preset is taken with the vocabulary of the published models.
 
@@ -259,7 +259,7 @@ def model_shape(config: RunConfig) -> ModelShape:
 
 
 def classify(error: BaseException) -> tuple[FailureClass, str]:
-    """The failure class of any exception, and one line for people.
+    """Returns the failure class of any exception, and one line for people.
 
     Args:
         error: Exception that ended a run.

@@ -120,7 +120,7 @@ class Evaluator:
             self._forward(replica, batch.to(self._device))
 
     def observe(self, replica: Replica, abandon: Callable[[], bool]) -> Observed | None:
-        """What scoring needs of the whole part, the same on every worker.
+        """Returns what scoring needs of the whole part, the same on every worker.
 
         Args:
             replica: put into evaluation mode meanwhile; draws no random numbers.
@@ -204,7 +204,7 @@ class Evaluator:
         return share
 
     def _prepare(self, number: int) -> Batch | None:
-        """A batch on the CPU, None where this worker has none left; runs ahead, in a thread."""
+        """Returns a batch on the CPU, None where this worker has none left; runs ahead, in a thread."""
         rows = self._batches[number]
         if not len(rows):
             return None

@@ -123,7 +123,7 @@ class FinalTest:
         return found
 
     def _recorded(self, weights_sha256: str) -> Mapping[str, float] | None:
-        """The figures of an earlier attempt; None = it left none, or others than these would be."""
+        """Returns the figures of an earlier attempt; None = it left none, or others than these would be."""
         if self._workers.rank:
             return None
         try:

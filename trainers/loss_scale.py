@@ -49,7 +49,7 @@ class LossScale:
         return {}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Continue where `to_state` was called."""
+        """Continues where `to_state` was called."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class DynamicLossScale(LossScale):
 
 
 def loss_scale_for(config: RunConfig) -> LossScale:
-    """The loss scale that a run begins with."""
+    """Returns the loss scale that a run begins with."""
     if config.precision is not Precision.fp16:
         return LossScale()
     numerics = config.numerics

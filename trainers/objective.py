@@ -23,13 +23,13 @@ class Objective:
         self.task = task
 
     def loss(self, output: Output, batch: Batch) -> torch.Tensor:
-        """Sum of the loss over the batch's examples, a scalar in fp32."""
+        """Returns the sum of the loss over the batch's examples, a scalar in fp32."""
         total = self.task.loss(output.logits, batch)
         # A worker's stand-in takes part, and counts nothing.
         return total if batch.examples else total * 0.0
 
     def stage(self, step: int, total_steps: int) -> range:
-        """The steps of the stage that a step (0-based) belongs to.
+        """Returns the steps of the stage that a step (0-based) belongs to.
 
         A stage is a training of its own: the optimizer and its learning rate schedule start again.
         """
@@ -43,14 +43,14 @@ class Objective:
         return None
 
     def local_sums(self) -> list[float | torch.Tensor]:
-        """What this worker's share of the step adds to `parts`; as many numbers in every step.
+        """Returns what this worker's share of the step adds to `parts`; as many numbers in every step.
 
         Those that are computed stay on the device.
         """
         return []
 
     def agree(self, sums: Sequence[float]) -> None:
-        """Take in `local_sums` summed over all workers."""
+        """Takes in `local_sums` summed over all workers."""
 
     def parts(self) -> Mapping[str, float]:
         """Parts of the loss by point name: means over the examples of the last step's global batch."""

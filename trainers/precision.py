@@ -40,7 +40,7 @@ class Arithmetic:
     half_parameters = False
 
     def prepare(self, model: nn.Module) -> None:
-        """Change the model's modules where the arithmetic asks for it; names stay."""
+        """Changes the model's modules where the arithmetic asks for it; names stay."""
         if self.half_parameters:
             model.to(self.half)
 
@@ -55,7 +55,7 @@ class Tf32(Arithmetic):
     name = "tf32"
 
     def prepare(self, model: nn.Module) -> None:
-        """Allow it for the process; `trainers.process.reset_process` takes it back."""
+        """Allows it for the process; `trainers.process.reset_process` takes it back."""
         torch.set_float32_matmul_precision("high")
 
 
@@ -88,7 +88,7 @@ class Rounded(Arithmetic):
         )
 
     def prepare(self, model: nn.Module) -> None:
-        """Let every Linear round; names stay. Half parameters are widened where they are used."""
+        """Lets every Linear round; names stay. Half parameters are widened where they are used."""
         super().prepare(model)
         linear = _ROUNDED[self.half] if self.half is not None else nn.Linear
         for module in model.modules():
@@ -103,7 +103,7 @@ class Rounded(Arithmetic):
 def arithmetic_for(
     precision: Precision, device: torch.device, numerics: Numerics | None = None
 ) -> Arithmetic:
-    """The arithmetic of a precision on a device.
+    """Returns the arithmetic of a precision on a device.
 
     Args:
         precision: Precision of forward and backward.
@@ -132,19 +132,19 @@ def arithmetic_for(
 
 
 def why_not(precision: Precision, device: torch.device) -> str | None:
-    """Why a device is not used in a precision, and what to do; None when it is."""
+    """Returns why a device is not used in a precision, and what to do; None when it is."""
     if precision is Precision.fp32:
         return None
     return kind_of(device).backend.why_not(precision.value, device)
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether a device has instructions for bf16."""
+    """Returns whether a device has instructions for bf16."""
     return kind_of(device).backend.has_instructions(Precision.bf16, device)
 
 
 def has_fp16(device: torch.device) -> bool:
-    """Whether a device has instructions for fp16."""
+    """Returns whether a device has instructions for fp16."""
     return kind_of(device).backend.has_instructions(Precision.fp16, device)
 
 
@@ -164,7 +164,7 @@ class Inference:
         self.name = training.name
 
     def keep(self, model: nn.Module) -> None:
-        """Give a model that no step will train this format for good; what it had is gone."""
+        """Gives a model that no step will train this format for good; what it had is gone."""
 
     @contextlib.contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
@@ -253,7 +253,7 @@ class HalfInference(Inference):
 
 
 def inference_for(numerics: Numerics, training: Arithmetic, device: torch.device) -> Inference:
-    """The arithmetic of evaluation on a device."""
+    """Returns the arithmetic of evaluation on a device."""
     if numerics.evaluation == "fp32":
         return Fp32Inference(training)
     if numerics.evaluation == "half":
@@ -281,7 +281,7 @@ def _as(model: nn.Module, dtype: torch.dtype, kinds: _Kinds) -> Iterator[None]:
 
 
 def _become(model: nn.Module, kinds: _Kinds) -> dict[nn.Module, type[nn.Module]]:
-    """Let layers compute in another way; returns how each did before."""
+    """Lets layers compute in another way; returns how each did before."""
     before: dict[nn.Module, type[nn.Module]] = {}
     for module in model.modules():
         for base, kind in kinds.items():

@@ -71,7 +71,7 @@ def write(
     predictions: Sequence[Any],
     truths: Sequence[Any],
 ) -> None:
-    """Write the predictions of a run, whole or not at all.
+    """Writes the predictions of a run, whole or not at all.
 
     Args:
         folder: Checkpoint folder of the run.
@@ -103,7 +103,7 @@ def write(
 
 
 def read_record(file: Path) -> Record:
-    """How the predictions of a file came about.
+    """Returns how the predictions of a file came about.
 
     Raises:
         NoPredictions: it does not exist, or is not a predictions file.
@@ -117,7 +117,7 @@ def read_record(file: Path) -> Record:
 
 
 def read(file: Path) -> Iterator[Prediction]:
-    """The predictions of a file, a group of rows in memory at a time.
+    """Yields the predictions of a file, a group of rows in memory at a time.
 
     Raises:
         NoPredictions: it does not exist, or is not a predictions file.

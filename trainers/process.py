@@ -20,7 +20,7 @@ _NEVER = 2**31 - 1
 
 
 def reset_process(config: RunConfig) -> None:
-    """Put the process into the state that the run asks for, whatever ran in it before.
+    """Puts the process into the state that the run asks for, whatever ran in it before.
 
     Sets seeds of torch, numpy and Python, threads, deterministic flags, autocast and default
     dtype; empties caches and returns freed memory, so that the peak counts this run alone.
@@ -46,7 +46,7 @@ def reset_process(config: RunConfig) -> None:
 
 
 def trim_memory() -> None:
-    """Give freed memory back to the system, which `reset_process` else has the process keep."""
+    """Gives freed memory back to the system, which `reset_process` else has the process keep."""
     with contextlib.suppress(OSError, AttributeError):  # another libc than glibc
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

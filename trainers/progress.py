@@ -71,7 +71,7 @@ class Progress:
     def count(
         self, *, loss_sum: float, samples: int, tokens: int, padded_tokens: int, new_epoch: bool, timed: bool
     ) -> None:
-        """Add one finished step; a loss that is not finite is left out of the mean."""
+        """Adds one finished step; a loss that is not finite is left out of the mean."""
         if new_epoch:
             self.epoch_loss, self.epoch_samples = 0.0, 0
         self.step += 1
@@ -86,20 +86,20 @@ class Progress:
             self.epoch_samples += samples
 
     def count_sent(self, sent: Sent, *, timed: bool) -> None:
-        """Add what a step's exchange of gradients took; hidden time only where the step's time counts."""
+        """Adds what a step's exchange of gradients took; hidden time only where the step's time counts."""
         self.bytes_sent += sent.bytes
         if timed:
             self.hidden_communication_s += sent.hidden_s
 
     def judge(self, scores: dict[str, float], headline: str, *, higher_is_better: bool) -> None:
-        """Keep the scores of an evaluation at the current step."""
+        """Keeps the scores of an evaluation at the current step."""
         self.evaluated_step, self.scores = self.step, scores
         sign = 1.0 if higher_is_better else -1.0
         if self.best is None or math.isnan(self.best) or sign * scores[headline] > sign * self.best:
             self.best, self.best_step, self.best_scores = scores[headline], self.step, scores
 
     def go_back_to(self, before: Progress) -> None:
-        """Take the counters of a checkpoint, except for what was spent, found and tried since."""
+        """Takes the counters of a checkpoint, except for what was spent, found and tried since."""
         kept = {
             name: getattr(self, name)
             for name in (
@@ -119,5 +119,5 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
-        """The progress of a checkpoint."""
+        """Returns the progress of a checkpoint."""
         return cls(**{**state, "usage": Usage.from_state(state["usage"])})

@@ -22,7 +22,7 @@ _EXAMPLES, _LENGTH, _VOCABULARY = 8, 32, 128
 
 
 def load_kernels(kind: DeviceKind) -> None:
-    """Load our own kernels, compiled where no cache has them.
+    """Loads our own kernels, compiled where no cache has them.
 
     Where they cannot be had, the runs that want them say so and take another implementation.
     """
@@ -31,7 +31,7 @@ def load_kernels(kind: DeviceKind) -> None:
 
 
 def first_step(kind: DeviceKind) -> None:
-    """Train and evaluate a toy model for one step; generators are left as they were."""
+    """Trains and evaluates a toy model for one step; generators are left as they were."""
     device = torch.device(kind.torch_type)
     with kind.backend.keep_random_state(device), torch.enable_grad():
         model = student.build(

@@ -106,7 +106,7 @@ class Stop(Protocol):
     """Asked at each step boundary; must return at once."""
 
     def requested(self) -> StopReason | None:
-        """The reason to stop now, or None to go on."""
+        """Returns the reason to stop now, or None to go on."""
         ...
 
 
@@ -144,7 +144,7 @@ class Sink(Protocol):
         ...
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was reported is acknowledged; False when time ran out."""
+        """Waits until all that was reported is acknowledged; False when time ran out."""
         ...
 
 
@@ -178,7 +178,7 @@ class NeverStop:
     """A stop that never comes."""
 
     def requested(self) -> StopReason | None:
-        """Go on."""
+        """Goes on."""
         return None
 
 

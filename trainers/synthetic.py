@@ -35,7 +35,7 @@ _OPENINGS = (
 
 
 def write_corpus(folder: Path, *, train: int, test: int, seed: int) -> None:
-    """Write `train.jsonl` and `test.jsonl`, rows `{"text": ..., "label": 0 | 1}`, balanced and shuffled.
+    """Writes `train.jsonl` and `test.jsonl`, rows `{"text": ..., "label": 0 | 1}`, balanced and shuffled.
 
     Args:
         folder: made when missing.
@@ -52,7 +52,7 @@ def write_corpus(folder: Path, *, train: int, test: int, seed: int) -> None:
 
 
 def _review(rng: random.Random, *, label: int) -> str:
-    """A review whose opinions lean to its label by at least one."""
+    """Returns a review whose opinions lean to its label by at least one."""
     sentences = [rng.choice(_OPENINGS).format(thing=rng.choice(_THINGS))]
     opinions = [label] * rng.choice((3, 3, 4)) + ([1 - label] if rng.random() < 0.1 else [])
     sentences += [_opinion(rng, positive=bool(opinion)) for opinion in opinions]

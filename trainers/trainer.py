@@ -150,12 +150,12 @@ class Trainer:
             self.test(self.data.final_test)
 
     def _prepare(self, step: int) -> tuple[StepBatch, Tally]:
-        """A step's batch and what its arithmetic is counted from; runs ahead, in a thread."""
+        """Returns a step's batch and what its arithmetic is counted from; runs ahead, in a thread."""
         batch = self.data.batches[step]
         return batch.pinned(self.device), tally(batch.micro_batches)
 
     def train_step(self, batch: StepBatch) -> bool:
-        """One optimizer update: gradients of the global batch, agreement, update, report.
+        """Returns one optimizer update: gradients of the global batch, agreement, update, report.
 
         Returns:
             False when the run has to go back to a checkpoint instead.
@@ -230,7 +230,7 @@ class Trainer:
         return True
 
     def evaluate(self) -> None:
-        """Score the validation part, unless a stop comes first."""
+        """Scores the validation part, unless a stop comes first."""
         self.timeline.enter(Phase.validation)
         self._say("validating")
         if not self.warm:
@@ -259,7 +259,7 @@ class Trainer:
         return progress.step >= self.total_steps and progress.evaluated_step == progress.step
 
     def test(self, final_test: FinalTest) -> None:
-        """Score the test part with the best checkpoint, unless a stop comes first; nothing follows it.
+        """Scores the test part with the best checkpoint, unless a stop comes first; nothing follows it.
 
         Raises:
             CheckpointError: on every worker.
@@ -269,7 +269,7 @@ class Trainer:
         self.tested = final_test.score(self.model.replica, self.progress, self._stop_while_evaluating)
 
     def save(self) -> None:
-        """Write a checkpoint; every worker takes part and learns of a failure.
+        """Writes a checkpoint; every worker takes part and learns of a failure.
 
         Raises:
             CheckpointError: on every worker.
@@ -291,7 +291,7 @@ class Trainer:
         self._say(self.working)
 
     def _mark_best(self) -> None:
-        """Keep the checkpoint of this step, which was saved before the evaluation, as the best.
+        """Keeps the checkpoint of this step, which was saved before the evaluation, as the best.
 
         Raises:
             CheckpointError: on every worker.
@@ -361,7 +361,7 @@ class Trainer:
         return self.stopping is not None
 
     def _skip(self, loss: float, grad_norm: float) -> bool:
-        """What becomes of a step whose loss or gradients are not finite; the same on every worker.
+        """Returns what becomes of a step whose loss or gradients are not finite; the same on every worker.
 
         A skipped step is not applied and counts all the same: data order and learning rate go on.
 
@@ -389,7 +389,7 @@ class Trainer:
         self._report_not_finite(loss, grad_norm)
 
     def roll_back(self) -> None:
-        """Go on from the newest checkpoint with another order of the data and other dropout.
+        """Goes on from the newest checkpoint with another order of the data and other dropout.
 
         The same batches and the same dropout would lead to the same numbers. What was spent stays
         spent, and an evaluation of the restored step stays valid.
@@ -425,7 +425,7 @@ class Trainer:
         noise: float | torch.Tensor = 0.0,
         underflow_pct: float | torch.Tensor = 0.0,
     ) -> StepTotals:
-        """One exchange per step: sums over workers of everything that all must know.
+        """Returns one exchange per step: sums over workers of everything that all must know.
 
         Args:
             loss_sum, squares: this worker's part of the loss and of the gradient's squared norm.
@@ -483,7 +483,7 @@ class Trainer:
             self.sink.measurement(measurement)
 
     def _report_profile(self) -> None:
-        """Keep what the profiled window says, of rank 0, and every worker's kernel trace."""
+        """Keeps what the profiled window says, of rank 0, and every worker's kernel trace."""
         recorded = self.telemetry.profiler.take()
         if recorded is None:
             return
@@ -502,7 +502,7 @@ class Trainer:
             self.sink.measurement(measurement)
 
     def _report_trace(self) -> None:
-        """Keep the timeline of the traced steps; a disk that refuses it ends no run."""
+        """Keeps the timeline of the traced steps; a disk that refuses it ends no run."""
         spans = self.telemetry.tracer.take()
         if spans is None:
             return

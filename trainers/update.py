@@ -53,11 +53,11 @@ class Update:
         return whole
 
     def restart(self) -> None:
-        """Let the optimizer start again: what it has gathered was of another loss."""
+        """Lets the optimizer start again: what it has gathered was of another loss."""
         restart(self.optimizer)
 
     def apply(self, norm: float, rate: float) -> float:
-        """Take one step.
+        """Takes one step.
 
         Args:
             norm: Norm of the gradients without the loss scale.
@@ -83,7 +83,7 @@ class Update:
         return clip
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Forgets the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def underflow_pct(self) -> torch.Tensor | None:

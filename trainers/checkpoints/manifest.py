@@ -46,7 +46,7 @@ class Best:
 
 
 def kernel_trace(folder: Path, rank: int) -> Path:
-    """Where a run's folder of checkpoints has the kernel trace of a worker's profiled steps."""
+    """Returns where a run's folder of checkpoints has the kernel trace of a worker's profiled steps."""
     return folder / f"kernels-{rank}.json.gz"
 
 
@@ -61,28 +61,28 @@ def traced_ranks(folder: Path) -> list[int]:
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Where a run's folder of checkpoints has the one of a step."""
+    """Returns where a run's folder of checkpoints has the one of a step."""
     return folder / f"step-{step:08d}"
 
 
 def verify(path: Path) -> str | None:
-    """What is wrong with a checkpoint, in words, or None. Reads every byte."""
+    """Returns what is wrong with a checkpoint, in words, or None. Reads every byte."""
     return _problem(path, every_byte=True)
 
 
 def glance(path: Path) -> str | None:
-    """What is wrong with a checkpoint, by its manifest and the sizes of its files alone."""
+    """Returns what is wrong with a checkpoint, by its manifest and the sizes of its files alone."""
     return _problem(path, every_byte=False)
 
 
 def sealed_files(path: Path) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of each file, as the manifest of a checkpoint that verified has them."""
+    """Returns the size and SHA-256 of each file, as the manifest of a checkpoint that verified has them."""
     files: dict[str, dict[str, Any]] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
     return files
 
 
 def changed(folder: Path, names: Collection[str]) -> str | None:
-    """What is wrong with files of a model folder, in words, or None. Reads every byte of them.
+    """Returns what is wrong with files of a model folder, in words, or None. Reads every byte of them.
 
     The folder is a checkpoint, wherever it was copied to, or a model that the service sent: both have
     a manifest. One without a manifest, or with another program's, has nothing that could be wrong.
@@ -103,19 +103,19 @@ def changed(folder: Path, names: Collection[str]) -> str | None:
 
 
 def seal(path: Path) -> dict[str, Any]:
-    """Force a file to disk; its size and SHA-256."""
+    """Forces a file to disk; its size and SHA-256."""
     sync(path)
     return {"size": path.stat().st_size, "sha256": digest(path)}
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Returns SHA-256 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read_best(folder: Path) -> Best | None:
-    """The best of a run's checkpoints; None when none is marked, or another took its place.
+    """Returns the best of a run's checkpoints; None when none is marked, or another took its place.
 
     Args:
         folder: Checkpoint folder of the run.
@@ -135,7 +135,7 @@ def read_best(folder: Path) -> Best | None:
 
 
 def mark_best(folder: Path, *, step: int, metric: str, score: float) -> bool:
-    """Name the checkpoint of a step the best, durably; False when there is no such checkpoint.
+    """Names the checkpoint of a step the best, durably; False when there is no such checkpoint.
 
     Args:
         folder: Checkpoint folder of the run.

@@ -32,7 +32,7 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def restore(states: dict[str, Any], device: torch.device) -> None:
-    """Continue where `capture` was called."""
+    """Continues where `capture` was called."""
     torch.set_rng_state(torch.from_numpy(np.array(states["torch"], dtype=np.uint8)))
     np.random.set_state(
         {

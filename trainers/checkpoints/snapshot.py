@@ -165,7 +165,7 @@ def restore(snapshot: Snapshot, model: ModelState, data: Mapping[str, Any]) -> P
 
 
 def restore_random(snapshot: Snapshot, *, rank: int, world: int, seed: int, device: torch.device) -> None:
-    """Continue this worker's random number generators.
+    """Continues this worker's random number generators.
 
     Another number of workers than there was draws again, from seed, step and rank.
     """

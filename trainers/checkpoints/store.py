@@ -55,11 +55,11 @@ class CheckpointStore:
         self._folder, self._keep = folder, keep
 
     def path(self, step: int) -> Path:
-        """The folder of a step's checkpoint."""
+        """Returns the folder of a step's checkpoint."""
         return checkpoint_path(self._folder, step)
 
     def save(self, step: int, snapshot: Snapshot, describe: Callable[[Path], None]) -> Path:
-        """Write a checkpoint; when this returns it survives a power cut.
+        """Writes a checkpoint; when this returns it survives a power cut.
 
         Args:
             step: last finished step.
@@ -104,7 +104,7 @@ class CheckpointStore:
         return final
 
     def newest(self, reject: Callable[[str], None]) -> Path | None:
-        """The newest checkpoint that verifies.
+        """Returns the newest checkpoint that verifies.
 
         Args:
             reject: told of each that does not, in one line.
@@ -118,7 +118,7 @@ class CheckpointStore:
         return None
 
     def mark_best(self, step: int, metric: str, score: float) -> bool:
-        """Keep the checkpoint of a step as the best until another is marked; False when there is none.
+        """Keeps the checkpoint of a step as the best until another is marked; False when there is none.
 
         Raises:
             CheckpointError: the disk is full or not writable; the mark before is intact.
@@ -126,7 +126,7 @@ class CheckpointStore:
         return manifest.mark_best(self._folder, step=step, metric=metric, score=score)
 
     def forget_best(self) -> None:
-        """Keep none as the best."""
+        """Keeps none as the best."""
         (self._folder / BEST).unlink(missing_ok=True)
 
     def _steps(self) -> list[int]:
@@ -139,7 +139,7 @@ class CheckpointStore:
         return [int(match[1]) for match in map(NAME.match, names) if match]
 
     def _prune(self, newest: int) -> None:
-        """Remove what is older than the newest `keep` and not the best, what did not verify, dead drafts."""
+        """Removes what is older than the newest `keep` and not the best, what did not verify, dead drafts."""
         kept = sorted(step for step in self._steps() if step <= newest)[-self._keep :]
         best = manifest.read_best(self._folder)
         if best is not None and best.step <= newest:
@@ -154,7 +154,7 @@ class CheckpointStore:
 
 
 def load(path: Path, *, only: Collection[str] | None = None) -> Snapshot:
-    """Read a checkpoint that verified.
+    """Reads a checkpoint that verified.
 
     Args:
         path: Path of the checkpoint.

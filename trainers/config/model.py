@@ -83,7 +83,7 @@ class Distillation(Section):
 
 
 def require_layer_map(layer_map: Sequence[int], student_layers: int) -> None:
-    """Refuse a layer map that is not as long as the student is deep.
+    """Refuses a layer map that is not as long as the student is deep.
 
     Raises:
         ValueError: with both numbers.

@@ -175,7 +175,7 @@ class Parallel(Section):
 
 
 def require_layers(parallel: Parallel, layers: int, whose: str) -> None:
-    """Refuse a pipeline with more stages than there are layers to deal out.
+    """Refuses a pipeline with more stages than there are layers to deal out.
 
     Raises:
         ValueError: naming the fields to change.

@@ -159,7 +159,7 @@ class TrainingSections(Section):
         return self
 
     def _undivided(self, workers: int) -> str | None:
-        """Why the global batch cannot be spread over so many workers, and what to change."""
+        """Returns why the global batch cannot be spread over so many workers, and what to change."""
         size, micro = self.batch.global_size, self.batch.micro_size
         stages = self.parallel.stage_count
         if workers % stages:

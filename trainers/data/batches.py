@@ -26,7 +26,7 @@ POOL_BATCHES = 64
 def epoch_order(
     lengths: npt.NDArray[np.int64], seed: int, epoch: int, global_size: int, detour: int = 0
 ) -> Indices:
-    """The order in which an epoch visits all examples; step i takes the i-th `global_size` of it.
+    """Returns the order in which an epoch visits all examples; step i takes the i-th `global_size` of it.
 
     Examples are shuffled, sorted by length within pools of `POOL_BATCHES` batches, cut into
     batches, and the batches are shuffled. What does not fill a batch comes last.
@@ -91,13 +91,13 @@ class Batch:
     guessed: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device."""
+        """Returns the same batch on a device."""
         if device.type == self.input_ids.device.type:
             return self
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> Batch:
-        """The same batch in memory that a GPU copies from by itself, while the host continues."""
+        """Returns the same batch in memory that a GPU copies from by itself, while the host continues."""
         return self._each(torch.Tensor.pin_memory)
 
     def guesses_of_sequence(self) -> torch.Tensor:
@@ -107,14 +107,14 @@ class Batch:
         return of_sequences.index_select(0, self.guessed // self.labels.shape[1])
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        """The same batch with its tensors changed."""
+        """Returns the same batch with its tensors changed."""
         changed: dict[str, Any] = {
             name: change(tensor) for name in _TENSORS if (tensor := getattr(self, name)) is not None
         }
         return replace(self, **changed)
 
     def uncounted(self) -> Batch:
-        """The same batch as a stand-in: it is computed, and neither loss nor gradients count."""
+        """Returns the same batch as a stand-in: it is computed, and neither loss nor gradients count."""
         return replace(self, examples=0, tokens=0, padded_tokens=0)
 
 
@@ -145,7 +145,7 @@ class StepBatch:
     global_examples: int
 
     def pinned(self, device: torch.device) -> StepBatch:
-        """The same step, see `Batch.pinned`; as it is where the host computes."""
+        """Returns the same step, see `Batch.pinned`; as it is where the host computes."""
         pinning = kind_of(device).backend.pinning(device)
         if pinning is None:
             return self
@@ -154,7 +154,7 @@ class StepBatch:
 
 
 def collate(data: TokenSet, rows: Indices, pad_id: int, multiple: int) -> Batch:
-    """Pad examples to their longest, rounded up to a multiple."""
+    """Pads examples to their longest, rounded up to a multiple."""
     offsets = data.offsets
     lengths = offsets[rows + 1] - offsets[rows]
     longest = int(lengths.max())
@@ -219,7 +219,7 @@ class TrainingBatches:
         self.steps_per_epoch = -(-len(data) // global_size)
 
     def take_detour(self, number: int) -> None:
-        """Visit examples in another order from now on, so that no batch ahead is one of before.
+        """Visits examples in another order from now on, so that no batch ahead is one of before.
 
         The epoch that a run is in is then no longer one pass: of what the new order has put before
         the run's place some is left out, and some that was seen comes again.

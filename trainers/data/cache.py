@@ -17,7 +17,7 @@ _SIZES = "sizes.json"
 
 
 def cached_folder(root: Path, key: str, build: Callable[[Path], None]) -> Path:
-    """The folder `root/key`, built when it is missing or incomplete.
+    """Returns the folder `root/key`, built when it is missing or incomplete.
 
     Workers and runs that want the same folder at once wait for the one that builds it.
 
@@ -67,7 +67,7 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Force a file or a folder's entries to disk."""
+    """Forces a file or a folder's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

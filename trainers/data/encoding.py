@@ -46,7 +46,7 @@ class Encoder(Protocol):
 
 
 def encoder_of(tokenizer: Tokenizer) -> Encoder:
-    """The fastest encoder that gives this tokenizer's ids.
+    """Returns the fastest encoder that gives this tokenizer's ids.
 
     Args:
         tokenizer: its padding and truncation are switched off.
@@ -58,7 +58,7 @@ def encoder_of(tokenizer: Tokenizer) -> Encoder:
 
 
 def token_dtype(tokenizer: Tokenizer) -> type[np.integer]:
-    """The smallest type that holds every id of a vocabulary."""
+    """Returns the smallest type that holds every id of a vocabulary."""
     return np.uint16 if vocabulary_size(tokenizer) <= np.iinfo(np.uint16).max else np.int32
 
 
@@ -133,7 +133,7 @@ class WordEncoder:
         ]
 
     def _learn(self) -> None:
-        """Encode the words that are new, in the order of their numbers."""
+        """Encodes the words that are new, in the order of their numbers."""
         new, self._words.new = self._words.new, []
         if not new:
             return
@@ -160,7 +160,7 @@ class WordEncoder:
         return (word,)
 
     def _forget(self) -> None:
-        """Keep what fits: the words that came first, which are the frequent ones."""
+        """Keeps what fits: the words that came first, which are the frequent ones."""
         while self._held_bytes > _BUDGET_BYTES:
             word, number = self._words.popitem()
             self._held_bytes -= len(word) + _WORD_BYTES
@@ -191,11 +191,11 @@ class _Growing:
         self._used = 0
 
     def view(self) -> npt.NDArray[Any]:
-        """What it holds; not to be kept while it grows."""
+        """Returns what it holds; not to be kept while it grows."""
         return self._room[: self._used]
 
     def extend(self, values: npt.NDArray[Any]) -> None:
-        """Append values."""
+        """Appends values."""
         wanted = self._used + len(values)
         if wanted > len(self._room):
             room = np.empty(2 * wanted, dtype=self._room.dtype)
@@ -205,7 +205,7 @@ class _Growing:
         self._used = wanted
 
     def cut(self, length: int) -> None:
-        """Drop what stands beyond a length."""
+        """Drops what stands beyond a length."""
         self._used = length
 
 
@@ -217,7 +217,7 @@ def ends_of(counts: Counts) -> Counts:
 
 
 def _splits_at_spaces(described: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer is one whose words `WordEncoder` may treat on their own."""
+    """Returns whether a tokenizer is one whose words `WordEncoder` may treat on their own."""
     normalizer, splitter = described["normalizer"] or {}, described["pre_tokenizer"] or {}
     return (
         normalizer.get("type") == "BertNormalizer"

@@ -38,17 +38,17 @@ class FileSet:
 
 
 def digest_text(text: str) -> str:
-    """SHA-256 of a text, in hex."""
+    """Returns SHA-256 of a text, in hex."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def digest_of(value: object) -> str:
-    """SHA-256 of a JSON-able value's canonical form, in hex."""
+    """Returns SHA-256 of a JSON-able value's canonical form, in hex."""
     return digest_text(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True))
 
 
 def fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
-    """The fingerprint of `files`, read or remembered.
+    """Returns the fingerprint of `files`, read or remembered.
 
     Args:
         root: folder that names are relative to.

@@ -110,7 +110,7 @@ READERS = {
 
 
 def ending(path: Path) -> str:
-    """The end of a file's name that says its format: `.jsonl`, or `.jsonl.gz`."""
+    """Returns the end of a file's name that says its format: `.jsonl`, or `.jsonl.gz`."""
     return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
 
 
@@ -125,7 +125,7 @@ def read_plain(path: Path) -> Iterator[Row]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file that holds one text.
+    """Returns the text of a file that holds one text.
 
     Raises:
         BadDataError: naming the file.
@@ -143,7 +143,7 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, int]]:
-    r"""Lines of a text file, without their `\n`, and their numbers from 1.
+    r"""Yields lines of a text file, without their `\n`, and their numbers from 1.
 
     Raises:
         BadDataError: naming file and line.
@@ -183,7 +183,7 @@ def _delimited(path: Path, dialect: dict[str, Any]) -> Iterator[Row]:
 
 
 def _raw_lines(path: Path) -> Generator[bytes]:
-    """Lines of a file, or of what a file compressed with gzip holds, without a byte order mark."""
+    """Yields lines of a file, or of what a file compressed with gzip holds, without a byte order mark."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:

@@ -41,7 +41,7 @@ class Frame:
     specials: tuple[tuple[int, ...], ...]
 
     def around(self, columns: Sequence[tuple[Ids, Counts]], max_length: int) -> Framed:
-        """Cut examples to a length and put the special tokens around them.
+        """Cuts examples to a length and puts the special tokens around them.
 
         Args:
             columns: Per text of an example: the tokens of N examples and their counts (N,).
@@ -73,7 +73,7 @@ class Frame:
 
 
 def frame_of(tokenizer: Tokenizer, *, pairs: bool) -> Frame:
-    """What a tokenizer puts around a text, or around two.
+    """Returns what a tokenizer puts around a text, or around two.
 
     Args:
         tokenizer: without padding.
@@ -93,7 +93,7 @@ def frame_of(tokenizer: Tokenizer, *, pairs: bool) -> Frame:
 
 
 def _cut(counts: Sequence[Counts], room: int) -> list[Counts]:
-    """How much of each text is kept, as `longest_first` of the tokenizers library has it."""
+    """Returns how much of each text is kept, as `longest_first` of the tokenizers library has it."""
     if len(counts) == 1:
         return [np.minimum(counts[0], room)]
     first, second = counts

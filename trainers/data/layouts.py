@@ -29,7 +29,7 @@ Layout = Callable[[Path], Mapping[str, SourcePart] | None]
 
 
 def tables(path: Path) -> Mapping[str, SourcePart] | None:
-    """One file of rows (the training part), or a folder with `train.*` and perhaps further parts."""
+    """Returns one file of rows (the training part), or a folder with `train.*` and perhaps further parts."""
     if path.is_file():
         return {TRAIN: table(path)} if ending(path) in READERS else None
     found = named_parts(lambda name: _named(path, name))

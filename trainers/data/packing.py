@@ -27,7 +27,7 @@ class Packer:
         self._stream: Ids = np.empty(0, dtype=dtype)
 
     def add(self, tokens: Ids, counts: Counts) -> Ids:
-        """Lay texts at the end of the stream.
+        """Lays texts at the end of the stream.
 
         Args:
             tokens: Tokens of N texts, concatenated.

@@ -36,7 +36,7 @@ class SplitRule(StrEnum):
 
 
 def named_parts(find: Callable[[str], Found | None]) -> dict[str, Found]:
-    """The parts of a dataset that exist.
+    """Returns the parts of a dataset that exist.
 
     Args:
         find: looks a part up by one of its names; None = there is none.
@@ -66,7 +66,7 @@ def used_parts(parts: Mapping[str, Found], test: Literal["auto", "none"]) -> Map
 
 
 def split_rule(parts: Mapping[str, object], test: Literal["auto", "none"]) -> SplitRule:
-    """Where a run's test part comes from.
+    """Returns where a run's test part comes from.
 
     Args:
         parts: Parts of the dataset.
@@ -80,5 +80,5 @@ def split_rule(parts: Mapping[str, object], test: Literal["auto", "none"]) -> Sp
 
 
 def rule_identity(parts: Mapping[str, object], test: Literal["auto", "none"]) -> dict[str, str | int | float]:
-    """The split as a fact about a run's data."""
+    """Returns the split as a fact about a run's data."""
     return {"test.rule": f"{split_rule(parts, test)} (version {_RULES})"}

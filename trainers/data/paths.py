@@ -32,7 +32,7 @@ class OutsideRoots(UnusablePath):
 
 
 def id_on_hub(text: str, what: str) -> str:
-    """The id in `hub:<id>`, which never names a folder of this machine.
+    """Returns the id in `hub:<id>`, which never names a folder of this machine.
 
     Args:
         text: Identifier with its prefix, as written in the spec.

@@ -34,7 +34,7 @@ class Prefetcher(Generic[T]):
         self._thread.start()
 
     def next(self) -> T:
-        """The next step's item.
+        """Returns the next step's item.
 
         Raises:
             BaseException: what `make` raised.
@@ -45,7 +45,7 @@ class Prefetcher(Generic[T]):
         return item
 
     def close(self) -> None:
-        """End the thread; what is ready is dropped."""
+        """Ends the thread; what is ready is dropped."""
         self._closed.set()
         while self._thread.is_alive():
             try:

@@ -22,7 +22,7 @@ class Row:
     where: str
 
     def text(self, name: str) -> str:
-        """A field that must be a text with something in it.
+        """Returns a field that must be a text with something in it.
 
         Raises:
             BadDataError: missing, of another type, empty, or not encodable.
@@ -39,7 +39,7 @@ class Row:
         return value
 
     def label(self, name: str) -> str | int:
-        """A field that must be a class: a name or a number.
+        """Returns a field that must be a class: a name or a number.
 
         Raises:
             BadDataError: missing, or of another type.
@@ -50,7 +50,7 @@ class Row:
         return value
 
     def refusal(self, name: str, problem: str) -> BadDataError:
-        """The error that says what is wrong with a field of this row."""
+        """Returns the error that says what is wrong with a field of this row."""
         return BadDataError(f"{self.where}, field {name}: {problem}")
 
     def _present(self, name: str) -> Any:

@@ -20,7 +20,7 @@ _DRAWS = {"train": 0, "validation": 1, "test": 2}
 
 
 def normal(text: str) -> str:
-    """What two spellings of the same text have in common: case and white space do not count."""
+    """Returns what two spellings of the same text have in common: case and white space do not count."""
     return " ".join(text.casefold().split())
 
 
@@ -31,7 +31,7 @@ def hashes(names: Iterable[str]) -> Hashes:
 
 
 def halved(units: Hashes, strata: Indices) -> tuple[Indices, Indices]:
-    """Split a validation part into validation and test, with the same share of every stratum.
+    """Splits a validation part into validation and test, with the same share of every stratum.
 
     Units, laid stratum after stratum and in the order of their hashes within one, go to either half in turn.
 
@@ -56,7 +56,7 @@ def halved(units: Hashes, strata: Indices) -> tuple[Indices, Indices]:
 
 
 def held_out_by_hash(units: Hashes, strata: Indices, fraction: float) -> tuple[Indices, Indices]:
-    """Split a training part into training and test, with the same share of every stratum.
+    """Splits a training part into training and test, with the same share of every stratum.
 
     Of each stratum's units, in the order of their hashes, the first is always trained on; of the others,
     laid stratum after stratum, every k-th is held out.
@@ -123,7 +123,7 @@ def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int,
 
 
 def held_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Indices, Indices]:
-    """Split examples into training and validation, with the same share of every label.
+    """Splits examples into training and validation, with the same share of every label.
 
     Returns:
         Ascending indices of the training and of the validation part.
@@ -146,7 +146,7 @@ def held_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple
 
 
 def held_out_groups(groups: Indices, fraction: float, seed: int) -> tuple[Indices, Indices]:
-    """Split examples into training and validation, so that no group is in both.
+    """Splits examples into training and validation, so that no group is in both.
 
     Groups are drawn in turn; each that brings the validation part closer to its share goes there.
 
@@ -185,7 +185,7 @@ def held_out_by_text(
     *,
     advice: str = "add examples",
 ) -> tuple[Indices, Indices]:
-    """Split examples into training and validation by their texts, with the same share of every label.
+    """Splits examples into training and validation by their texts, with the same share of every label.
 
     A text is in one part with all its labels. Of each label's texts, in random order, the first is
     always trained on; of the others, laid label after label, every k-th is held out. So the

@@ -101,7 +101,7 @@ class FileSource:
 
 
 def source_identity(source: Source) -> dict[str, str | int | float]:
-    """Number, size and hash of a dataset's files, by part."""
+    """Returns the number, size and hash of a dataset's files, by part."""
     return {
         f"{part}.{name}": value
         for part, files in source.parts.items()

@@ -19,7 +19,7 @@ _ALPHABET = 1000
 
 
 def train_wordpiece(texts: Sequence[str], size: int) -> Tokenizer:
-    """An uncased BERT tokenizer with a vocabulary of at most `size` pieces of these texts.
+    """Returns an uncased BERT tokenizer with a vocabulary of at most `size` pieces of these texts.
 
     The same texts give the same vocabulary. Left alone the library numbers the pieces of one
     character in the order of a hash table, and breaks ties between pairs by these numbers; so
@@ -45,7 +45,7 @@ def train_wordpiece(texts: Sequence[str], size: int) -> Tokenizer:
 
 
 def _alphabet(texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
-    """The most frequent characters of the texts as the tokenizer sees them, in order."""
+    """Returns the most frequent characters of the texts as the tokenizer sees them, in order."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(tokenizer.normalizer.normalize_str(text))
@@ -59,7 +59,7 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 
 
 def load(folder: Path) -> Tokenizer:
-    """The fast tokenizer of a model folder: `tokenizer.json`, or built from `vocab.txt`.
+    """Returns the fast tokenizer of a model folder: `tokenizer.json`, or built from `vocab.txt`.
 
     Raises:
         BadSpecError: the folder has neither, an unreadable one, or one that frames no text.
@@ -86,13 +86,13 @@ def load(folder: Path) -> Tokenizer:
 
 
 def file_in(folder: Path) -> Path:
-    """The file that a model folder's tokenizer comes from."""
+    """Returns the file that a model folder's tokenizer comes from."""
     file = folder / FILE
     return file if file.is_file() else folder / "vocab.txt"
 
 
 def write(folder: Path, file: Path) -> None:
-    """Write a tokenizer as `tokenizer.json`, which says all of it, whatever file it comes from.
+    """Writes a tokenizer as `tokenizer.json`, which says all of it, whatever file it comes from.
 
     Args:
         folder: Folder to write into.
@@ -108,7 +108,7 @@ def write(folder: Path, file: Path) -> None:
 
 
 def special_id(tokenizer: Tokenizer, token: str) -> int:
-    """The id of a special token.
+    """Returns the id of a special token.
 
     Raises:
         BadSpecError: the vocabulary does not have it.
@@ -128,7 +128,7 @@ def _bert(model: models.WordPiece, *, lowercase: bool) -> Tokenizer:
 
 
 def _framed(tokenizer: Tokenizer) -> Tokenizer:
-    """Put `[CLS]` before and `[SEP]` after each text."""
+    """Puts `[CLS]` before and `[SEP]` after each text."""
     separator, begin = (special_id(tokenizer, token) for token in ("[SEP]", "[CLS]"))
     tokenizer.add_special_tokens([token for token in SPECIAL if tokenizer.token_to_id(token) is not None])
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", separator), ("[CLS]", begin))

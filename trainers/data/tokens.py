@@ -55,7 +55,7 @@ class TokenSet:
 
     @classmethod
     def open(cls, folder: Path, part: str) -> TokenSet:
-        """Map the arrays of a part; the pages are shared by all processes of the machine."""
+        """Maps the arrays of a part; the pages are shared by all processes of the machine."""
         second = folder / f"{part}.second_at.npy"
         prefix = f"{part}.{_COLUMN}"
         return cls(
@@ -70,7 +70,7 @@ class TokenSet:
         )
 
     def save(self, folder: Path, part: str) -> None:
-        """Write the arrays of a part."""
+        """Writes the arrays of a part."""
         np.save(folder / f"{part}.tokens.npy", self.tokens)
         np.save(folder / f"{part}.offsets.npy", self.offsets)
         np.save(folder / f"{part}.labels.npy", self.labels)
@@ -96,13 +96,13 @@ class TokenWriter:
         self._begin()
 
     def append(self, tokens: npt.NDArray[np.integer], lengths: npt.NDArray[np.int64]) -> None:
-        """Add examples: their tokens one after the other, and (K,) how many each has."""
+        """Adds examples: their tokens one after the other, and (K,) how many each has."""
         self._file.write(np.ascontiguousarray(tokens, dtype=self._dtype).data)
         self._lengths.append(np.asarray(lengths, dtype=np.int64))
         self.tokens += tokens.size
 
     def finish(self) -> None:
-        """Complete the part; nothing is to be learned of its examples but their tokens."""
+        """Completes the part; nothing is to be learned of its examples but their tokens."""
         self._file.seek(0)
         self._begin()
         self._file.close()
@@ -111,7 +111,7 @@ class TokenWriter:
         np.save(self._folder / f"{self._part}.labels.npy", np.empty((len(lengths), 0), dtype=np.int64))
 
     def close(self) -> None:
-        """Give up the file, finished or not."""
+        """Gives up the file, finished or not."""
         self._file.close()
 
     def _begin(self) -> None:
@@ -127,7 +127,7 @@ def tokenise(
     max_length: int,
     progress: Callable[[int], None],
 ) -> TokenSet:
-    """Tokenise texts in batches.
+    """Tokenises texts in batches.
 
     Args:
         texts: N texts, or N pairs of texts, of which the longer one is cut first.

@@ -18,7 +18,7 @@ class Backend:
     """Operations on devices of a kind. Here: the host computes, and nothing runs behind it."""
 
     def available(self) -> bool:
-        """Whether this process sees such a device."""
+        """Returns whether this process sees such a device."""
         return True
 
     def device(self, hardware: str) -> torch.device:
@@ -33,15 +33,15 @@ class Backend:
         return torch.device("cpu")
 
     def name(self, device: torch.device) -> str | None:
-        """Name that the driver gives the device; None where there is no driver."""
+        """Names that the driver gives the device; None where there is no driver."""
         return None
 
     def memory_bytes(self, device: torch.device) -> int | None:
-        """Memory of the device; None where it is the host's."""
+        """Returns the memory of the device; None where it is the host's."""
         return None
 
     def facts(self, device: torch.device) -> dict[str, object]:
-        """What the record has of the device besides its CPU."""
+        """Returns what the record has of the device besides its CPU."""
         return {}
 
     def counters(self, device: torch.device) -> Device:
@@ -49,7 +49,7 @@ class Backend:
         return Device()
 
     def has_instructions(self, precision: str, device: torch.device) -> bool:
-        """Whether the device has instructions for a half precision."""
+        """Returns whether the device has instructions for a half precision."""
         if precision == "bf16":
             return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
@@ -75,7 +75,7 @@ class Backend:
         return _resident_peak_kib() / 1024.0
 
     def random_state(self, device: torch.device) -> torch.Tensor | None:
-        """State of the device's own generator; None where it has none."""
+        """Returns the state of the device's own generator; None where it has none."""
         return None
 
     def set_random_state(self, device: torch.device, state: torch.Tensor) -> None:
@@ -90,7 +90,7 @@ class Backend:
         return None
 
     def profiler_activities(self) -> list[ProfilerActivity]:
-        """What `torch.profiler` records."""
+        """Returns what `torch.profiler` records."""
         return [ProfilerActivity.CPU]
 
 

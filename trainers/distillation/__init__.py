@@ -77,7 +77,7 @@ def set_up(
     report: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> Distilled:
-    """Find and check the teacher, and compute what of it can be kept.
+    """Finds and checks the teacher, and computes what of it can be kept.
 
     Args:
         config: the run.
@@ -183,7 +183,7 @@ def _source_of_logits(soft_weight: float, kept: bool) -> str:
 
 
 def _layer_map(wanted: tuple[int, ...] | None, student_layers: int, teacher_layers: int) -> tuple[int, ...]:
-    """The teacher's layer for each of the student's.
+    """Returns the teacher's layer for each of the student's.
 
     Raises:
         BadSpecError: of the wrong length, or with a layer that the teacher does not have.

@@ -64,7 +64,7 @@ def cached_logits(
     multiple: int,
     report: Callable[[str], None],
 ) -> CachedLogits:
-    """The logits of the training part, found or computed; whoever else wants them meanwhile waits.
+    """Returns the logits of the training part, found or computed; whoever else wants them meanwhile waits.
 
     Args:
         root: folder of all such caches.
@@ -122,7 +122,7 @@ def _fill(
 
 
 def _by_length(lengths: npt.NDArray[np.int64]) -> list[Indices]:
-    """All examples in batches of one length and about `_BATCH_TOKENS`, the longest first.
+    """Returns all examples in batches of one length and about `_BATCH_TOKENS`, the longest first.
 
     Longest first: what does not fit into memory fails at once.
     """
@@ -141,7 +141,7 @@ def _classes(head: Head) -> int:
 
 
 def _digest(data: TokenSet) -> str:
-    """SHA-256 of what the model reads of each example, in hex."""
+    """Returns SHA-256 of what the model reads of each example, in hex."""
     total = hashlib.sha256()
     for array in (data.offsets, data.tokens, data.second_at):
         if array is not None:

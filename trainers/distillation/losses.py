@@ -16,7 +16,7 @@ _NOTHING = -1e9
 
 
 def soft_targets(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Divergence of distributions over classes: `T^2 KL(softmax(t / T) || softmax(s / T))`.
+    """Returns the divergence of distributions over classes: `T^2 KL(softmax(t / T) || softmax(s / T))`.
 
     Hinton, Vinyals and Dean 2015, arXiv 1503.02531, section 2. The square keeps the gradients'
     size independent of the temperature.
@@ -59,7 +59,7 @@ def soft_tokens(
 
 
 def squared_distance(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Mean squared difference of hidden states over an example's tokens and the width.
+    """Returns the mean squared difference of hidden states over an example's tokens and the width.
 
     TinyBERT, Jiao et al. 2020, arXiv 1909.10351, equations 8 and 9; the student's states come
     already projected where the widths differ.
@@ -72,7 +72,7 @@ def squared_distance(student: torch.Tensor, teacher: torch.Tensor, mask: torch.T
 
 
 def cosine_distance(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Mean over an example's tokens of `1 - cos(s, t)` of hidden states.
+    """Returns the mean over an example's tokens of `1 - cos(s, t)` of hidden states.
 
     DistilBERT, Sanh et al. 2019, arXiv 1910.01108, section 3.
 
@@ -87,7 +87,7 @@ def cosine_distance(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Te
 def relations(
     student: torch.Tensor, teacher: torch.Tensor, heads: int, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Divergence of how tokens relate to each other by their queries (or keys, or values).
+    """Returns the divergence of how tokens relate to each other by their queries (or keys, or values).
 
     `R = softmax(A A^T / sqrt(d))` per relation head, where A (S, d) is a slice of width d = H /
     heads; `KL(R_teacher || R_student)`, the mean over heads and the example's tokens. Widths may

@@ -106,7 +106,7 @@ class DistillationObjective(Objective):
         return self._parts
 
     def _has(self, name: str) -> bool:
-        """Whether a part of the loss has a weight in this step."""
+        """Returns whether a part of the loss has a weight in this step."""
         return bool(getattr(self._weights, name.removesuffix("_loss")))
 
     def _from_teacher(self, student: Output, batch: Batch) -> dict[str, torch.Tensor]:

@@ -33,12 +33,12 @@ class Weights:
 
 
 def looks_inside(config: Distillation) -> bool:
-    """Whether the run needs more of the teacher than its logits at any step."""
+    """Returns whether the run needs more of the teacher than its logits at any step."""
     return any((config.hidden_weight, config.embedding_weight, config.relation_weight, config.cosine_weight))
 
 
 def stage(config: Distillation, step: int, total_steps: int) -> range:
-    """The steps of the stage that a step belongs to: of two, or the whole run.
+    """Returns the steps of the stage that a step belongs to: of two, or the whole run.
 
     The first stage has `ceil(hidden_first_fraction * total_steps)` steps.
 
@@ -75,7 +75,7 @@ def weights(config: Distillation, step: int, total_steps: int) -> Weights:
 
 
 def spread(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
-    """The teacher's layer for each of the student's, evenly spread, the last to the last; 0-based."""
+    """Returns the teacher's layer for each of the student's, evenly spread, the last to the last; 0-based."""
     return tuple(math.ceil((i + 1) * teacher_layers / student_layers) - 1 for i in range(student_layers))
 
 

@@ -58,7 +58,7 @@ class ProjectedStudent(nn.Module):
         return Output(said.logits, hidden, kept)
 
     def _with_unused_projections(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits. Data-parallel workers wait for every parameter's gradient: these get zeros."""
+        """Returns the logits. Data-parallel workers wait for every parameter's gradient: these get zeros."""
         for projection in self.projections.parameters():
             logits = logits + 0.0 * projection.sum()
         return logits

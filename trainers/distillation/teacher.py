@@ -38,7 +38,7 @@ _UNNAMED = re.compile(r"LABEL_\d+")
 
 
 def locate(text: str, workspace: Workspace) -> Folder:
-    """The folder of `model.teacher`.
+    """Returns the folder of `model.teacher`.
 
     Raises:
         BadSpecError: a preset, unknown, outside the roots, without weights, or not on the hub.
@@ -69,7 +69,7 @@ class TeacherFormat:
 
 
 def format_on(device: torch.device, wanted: str, student: Precision = Precision.fp32) -> TeacherFormat:
-    """The format of `distillation.teacher_precision` on a device.
+    """Returns the format of `distillation.teacher_precision` on a device.
 
     Of the half formats `auto` prefers fp16 on a GPU: as fast as bf16, and eight times as precise.
 
@@ -152,7 +152,7 @@ class Teacher:
         self.sha256 = origin.digest(folder, config.workspace)
 
     def load(self, *, relations_of: int | None = None) -> LoadedTeacher:
-        """Read the weights and convert them, once.
+        """Reads the weights and convert them, once.
 
         Args:
             relations_of: layer whose queries, keys and values are kept; None = of no layer.
@@ -217,7 +217,7 @@ class LoadedTeacher:
 
 
 def require_finite(logits: torch.Tensor, teacher: Teacher) -> None:
-    """Refuse what the teacher's number format cannot hold.
+    """Refuses what the teacher's number format cannot hold.
 
     Raises:
         NotFiniteError: naming the format.

@@ -80,7 +80,7 @@ class DryRun:
             self._module.zero_grad(set_to_none=True)
 
     def compile(self, size: int) -> None:
-        """Let the training graphs be compiled now: batches with padding, and those without."""
+        """Lets the training graphs be compiled now: batches with padding, and those without."""
         for batch in self._variants(self._longest(size)):
             self._pass(batch)
             self._module.zero_grad(set_to_none=True)

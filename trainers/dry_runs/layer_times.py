@@ -51,7 +51,7 @@ class _Stamps:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._ended))
 
     def remove(self) -> None:
-        """Leave the model as it was."""
+        """Leaves the model as it was."""
         for hook in self._hooks:
             hook.remove()
 
@@ -71,7 +71,7 @@ class _Stamps:
         return found
 
     def now(self) -> float:
-        """The time when the device has done what it was given."""
+        """Returns the time when the device has done what it was given."""
         kind_of(self._device).backend.synchronize(self._device)
         return time.perf_counter()
 
@@ -98,7 +98,7 @@ class _Stamps:
 
 
 def layer_times(config: RunConfig, *, steps: int, warm_up: int) -> StepTimes:
-    """Train some steps in this process, alone, and time the layers.
+    """Trains some steps in this process, alone, and times the layers.
 
     Args:
         config: strategy single; nothing is written to its folder of checkpoints.
@@ -157,7 +157,7 @@ def _median(
 
 
 def _trained(parts: dict[str, nn.Module], student: Student) -> dict[str, list[nn.Parameter]]:
-    """Trained parameters of each part; those of no other part (the pooler) are the head's."""
+    """Returns trained parameters of each part; those of no other part (the pooler) are the head's."""
     seen: set[int] = set()
     found: dict[str, list[nn.Parameter]] = {}
 

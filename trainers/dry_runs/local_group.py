@@ -44,7 +44,7 @@ class Group(Protocol):
         ...
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What a function returns on every worker, by rank; all call it at once.
+        """Returns what a function returns on every worker, by rank; all call it at once.
 
         Raises:
             GroupError: it raised on a worker, a worker ended, or time ran out.
@@ -100,7 +100,7 @@ class LocalGroup:
         return max(0, (os.cpu_count() or 1) - self.workers)
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What a function returns on every worker, by rank; all call it at once.
+        """Returns what a function returns on every worker, by rank; all call it at once.
 
         Args:
             work: a function of a module, called with `arguments`.

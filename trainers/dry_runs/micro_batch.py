@@ -29,7 +29,7 @@ _LOCK_S = 60.0
 
 
 def largest(share: int, fits: Callable[[int], bool], at_most: int | None = None) -> int:
-    """The largest size that divides a worker's share and fits; 0 when not even 1 does.
+    """Returns the largest size that divides a worker's share and fits; 0 when not even 1 does.
 
     Sizes are tried by halving the list of divisors, so that a share of 4096 takes at most five
     tries; the largest one comes first, which is the answer most of the time.
@@ -64,16 +64,16 @@ class SizeCache:
         self._path = path
 
     def recall(self, key: str) -> int | None:
-        """The size that was found for a key; None = none, or the file cannot be read."""
+        """Returns the size that was found for a key; None = none, or the file cannot be read."""
         found = self._read().get(key)
         return found if isinstance(found, int) and found >= 1 else None
 
     def keep(self, key: str, size: int) -> None:
-        """Remember a size; a folder that cannot be written costs the next run its search."""
+        """Remembers a size; a folder that cannot be written costs the next run its search."""
         self._change(lambda found: found.update({key: size}))
 
     def forget(self, key: str) -> None:
-        """Search again next time; a folder that cannot be written keeps what it has."""
+        """Searches again next time; a folder that cannot be written keeps what it has."""
         self._change(lambda found: found.pop(key, None))
 
     def _change(self, change: Callable[[dict[str, object]], object]) -> None:
@@ -101,7 +101,7 @@ def choose(
     shape: Mapping[str, object],
     attempt: Callable[[int], None],
 ) -> int:
-    """The micro-batch of a run: as given, or the largest that fits on every worker.
+    """Returns the micro-batch of a run: as given, or the largest that fits on every worker.
 
     Args:
         config: the run.
@@ -145,7 +145,7 @@ def forget(config: RunConfig, device: torch.device, shape: Mapping[str, object])
 
 
 def with_size(config: RunConfig, size: int) -> RunConfig:
-    """The run with the micro-batch that was chosen in place of `auto`."""
+    """Returns the run with the micro-batch that was chosen in place of `auto`."""
     return config.model_copy(update={"batch": config.batch.model_copy(update={"micro_size": size})})
 
 
@@ -158,7 +158,7 @@ def _memory_of(config: RunConfig) -> SizeCache:
 
 
 def fits(attempt: Callable[[], None]) -> bool:
-    """Whether something runs without running out of memory; what it held is free afterwards."""
+    """Returns whether something runs without running out of memory; what it held is free afterwards."""
     try:
         attempt()
     except torch.OutOfMemoryError:
@@ -172,7 +172,7 @@ def fits(attempt: Callable[[], None]) -> bool:
 
 
 def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object]) -> str:
-    """What the answer depends on: model, precision, lengths, masking, optimizer, share, device."""
+    """Returns what the answer depends on: model, precision, lengths, masking, optimizer, share, device."""
     backend = kind_of(device).backend
     name, memory = backend.name(device), backend.memory_bytes(device)
     fields = config.model_dump(mode="json", include={"model", "distillation", "precision", "numerics"})

@@ -14,7 +14,7 @@ from trainers.parallel.pipeline.layers import ModelChunk, StagePartition, hidden
 
 
 def passes_held(parallel: Parallel, stage: int, micro_batches: int) -> int:
-    """Forward passes over a chunk that a stage has done before it does their backward passes, at most.
+    """Forwards passes over a chunk that a stage has done before it does their backward passes, at most.
 
     1F1B: one for each stage that is still to come, and its own; so the first stage holds the most.
     Interleaved 1F1B (arXiv 2104.04473): its warm-up, and one. ZB-V (arXiv 2401.10241): as many as 1F1B's

@@ -34,7 +34,7 @@ _WARM_UP_STEPS = 5
 
 
 def alone(config: RunConfig, examples: int) -> RunConfig:
-    """The run as one worker with so many examples per step would train it."""
+    """Returns the run as one worker with so many examples per step would train it."""
     micro = config.batch.micro_size
     if isinstance(micro, int) and examples % micro:
         micro = "auto"
@@ -46,7 +46,7 @@ def alone(config: RunConfig, examples: int) -> RunConfig:
 
 
 def data_parallel(config: RunConfig, workers: int, *, compression_warmup: float = 0.2) -> RunConfig:
-    """The run, data-parallel, with its buckets and its compression."""
+    """Returns the run, data-parallel, with its buckets and its compression."""
     kept = {name: getattr(config.parallel, name) for name in ("bucket_mib", "compression", "powersgd_rank")}
     parallel = Parallel(strategy=Strategy.ddp, workers=workers, compression_warmup=compression_warmup, **kept)
     return _changed(config, parallel=parallel)
@@ -57,7 +57,7 @@ def _changed(config: RunConfig, **sections: Any) -> RunConfig:
 
 
 def measure_alone(config: RunConfig, *, steps: int, warm_up: int) -> Profile:
-    """Layer times of one worker, with all examples of a step, in this process."""
+    """Returns the layer times of one worker, with all examples of a step, in this process."""
     return Profile(
         layer_times(alone(config, config.batch.global_size), steps=steps, warm_up=warm_up), None, None
     )
@@ -66,7 +66,7 @@ def measure_alone(config: RunConfig, *, steps: int, warm_up: int) -> Profile:
 def measure_group(
     group: Group, config: RunConfig, *, steps: int, warm_up: int, check: bool, shared: Path | None = None
 ) -> Profile:
-    """Layer times of workers that compute at once, and the cost of their exchange.
+    """Returns the layer times of workers that compute at once, and the cost of their exchange.
 
     Args:
         group: the workers; `config.batch.global_size` divides by their number.
@@ -97,7 +97,7 @@ def measure_group(
 
 
 def compression_cost(group: Group, config: RunConfig, exchange: ExchangeCost) -> CompressionCost | None:
-    """What the run's compression takes besides the exchange; None where gradients are sent whole."""
+    """Returns what the run's compression takes besides the exchange; None where gradients are sent whole."""
     traits = TRAITS[config.parallel.compression]
     if not any(traits.passes):
         return None
@@ -198,7 +198,7 @@ def exchange_times(config: RunConfig) -> list[tuple[float, float, float]]:
 
 
 def fit(workers: int, times: list[list[tuple[float, float, float]]], *, idle: bool) -> ExchangeCost:
-    """A line through the exchanges of all workers: least squares of the relative error.
+    """Returns a line through the exchanges of all workers: least squares of the relative error.
 
     Args:
         workers: Participating workers.

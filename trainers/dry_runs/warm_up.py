@@ -18,7 +18,7 @@ _done: set[str] = set()
 
 
 def once(key: str, workers: Workers, timeline: Timeline, rehearse: Callable[[], None]) -> None:
-    """Do a pass unless all workers' processes have; one that does not fit into memory is left to the run.
+    """Does a pass unless all workers' processes have; one that does not fit into memory is left to the run.
 
     Args:
         key: Everything the pass depends on; passes with equal keys warm up the same things.

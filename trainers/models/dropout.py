@@ -40,7 +40,7 @@ _WORDS_PER_DRAW = 1 << 17
 
 
 def install(model: nn.Module) -> None:
-    """Let a model's dropout, in its layers and in its attention, be the one of this module.
+    """Lets a model's dropout, in its layers and in its attention, be the one of this module.
 
     Args:
         model: a BERT of transformers on the CPU; names, parameters and evaluation stay as they are.

@@ -91,7 +91,7 @@ Origin = Preset | Folder
 
 
 def digest(folder: Folder, workspace: Workspace, *, tokenizer: bool = False) -> str:
-    """SHA-256 over the configuration and the weights of a model folder, read or remembered.
+    """Returns SHA-256 over the configuration and the weights of a model folder, read or remembered.
 
     Args:
         folder: with both.
@@ -109,7 +109,7 @@ def digest(folder: Folder, workspace: Workspace, *, tokenizer: bool = False) -> 
 
 
 def locate(model: str, workspace: Workspace, field: str = "model.student") -> Origin:
-    """What `model.student`, or the field of that name, means.
+    """Returns what `model.student`, or the field of that name, means.
 
     Raises:
         BadSpecError: unknown, outside the roots, without weights, damaged, or not on the hub.

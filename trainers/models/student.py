@@ -93,7 +93,7 @@ class Student(nn.Module):
         return Output(self.logits(encoded, batch), tuple(encoded.hidden_states) if with_hidden else ())
 
     def encode(self, batch: Batch, *, with_hidden: bool) -> Any:
-        """What transformers' encoder gives, before the head."""
+        """Returns what transformers' encoder gives, before the head."""
         mask = batch.attention_mask
         return self.bert.bert(
             input_ids=batch.input_ids,
@@ -104,7 +104,7 @@ class Student(nn.Module):
         )
 
     def logits(self, encoded: Any, batch: Batch) -> torch.Tensor:
-        """What the head says of an encoded batch."""
+        """Returns what the head says of an encoded batch."""
         logits: torch.Tensor
         if isinstance(self.head, ClassHead):
             logits = self.bert.classifier(self.bert.dropout(encoded.pooler_output))
@@ -117,7 +117,7 @@ class Student(nn.Module):
         return logits
 
     def checkpoint_activations(self) -> None:
-        """Keep only the input of each encoder layer for the backward pass, which computes the rest again.
+        """Keeps only the input of each encoder layer for the backward pass, which computes the rest again.
 
         It draws the same random numbers, so that results stay what they are. Evaluation is not touched.
         """
@@ -143,7 +143,7 @@ class Student(nn.Module):
         return {name: tensor for name, tensor in self.bert.state_dict().items() if name not in _TIED}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Set all parameters that this worker has.
+        """Sets all parameters that this worker has.
 
         Args:
             weights: Weights of the whole model.
@@ -157,7 +157,7 @@ class Student(nn.Module):
         self.bert.load_state_dict({**own, **tied})
 
     def write_config(self, folder: Path) -> None:
-        """Write `config.json`, so that the folder with the weights loads as a model."""
+        """Writes `config.json`, so that the folder with the weights loads as a model."""
         fields = {**self.bert.config.to_dict(), "architectures": [type(self.bert).__name__]}
         (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True), encoding="utf-8")
 
@@ -177,7 +177,7 @@ def build(
     pad_id: int,
     layers: Sequence[int] | None = None,
 ) -> Student:
-    """The model with its first weights, drawn from torch's seed where the origin has none.
+    """Returns the model with its first weights, drawn from torch's seed where the origin has none.
 
     Args:
         origin: preset or folder.
@@ -234,7 +234,7 @@ def build(
 
 
 def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
-    """How many layers are kept, all of which the origin must have weights for."""
+    """Returns how many layers are kept, all of which the origin must have weights for."""
     if not isinstance(origin, Folder):
         raise BadSpecError(
             f"model.layers needs a student with weights, but {origin} is a preset; "
@@ -249,7 +249,7 @@ def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
 
 
 def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None, depth: int) -> list[str]:
-    """Copy what the file has; the head and the pooler may start again, the encoder may not.
+    """Copies what the file has; the head and the pooler may start again, the encoder may not.
 
     Args:
         bert: Model to fill.
@@ -295,7 +295,7 @@ def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None, d
 
 
 def _require_numbers(tensor: torch.Tensor, what: str) -> None:
-    """Refuse a tensor that says nothing without further ones, or nothing at all.
+    """Refuses a tensor that says nothing without further ones, or nothing at all.
 
     Raises:
         BadSpecError: it is quantised, or not finite.

@@ -41,7 +41,7 @@ class States:
     gradients: int = 0
 
     def size_bytes(self, stored: str, masters: str, moments: str) -> int:
-        """Bytes per parameter, including what completes 16-bit parameters to fp32.
+        """Returns bytes per parameter, including what completes 16-bit parameters to fp32.
 
         Args:
             stored: format of parameters and gradients.

@@ -45,7 +45,7 @@ class MasterAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Take one step from the half-precision gradients.
+        """Takes one step from the half-precision gradients.
 
         Honours `grad_scale` as fused AdamW does, in fp32: gradients that are still multiplied by
         a loss scale never have to be representable without it.
@@ -73,7 +73,7 @@ class MasterAdamW(torch.optim.AdamW):
             master.grad = None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the parameters' gradients."""
+        """Clears the parameters' gradients."""
         for half in self._halves:
             if set_to_none:
                 half.grad = None
@@ -89,7 +89,7 @@ class MasterAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave.
+        """Restores what `state_dict` gave.
 
         Raises:
             KeyError: the state is of an optimizer without masters.

@@ -74,7 +74,7 @@ def replicate(
     total_steps: int,
     **place: Any,
 ) -> Replica:
-    """Apply the strategy's wrappers to the model, which is on its device already.
+    """Applies the strategy's wrappers to the model, which is on its device already.
 
     Args:
         config: the run, with the micro-batch that was chosen.

@@ -59,7 +59,7 @@ class Replica:
         self._workers, self._device, self._arithmetic, self._timeline = workers, device, arithmetic, timeline
 
     def gradients(self, batch: StepBatch, loss_of: LossOf, scale: float) -> torch.Tensor:
-        """Run all micro-batches of a step; afterwards the gradients are those of the global batch.
+        """Runs all micro-batches of a step; afterwards the gradients are those of the global batch.
 
         The loss is normalised over the global batch, so that gradients do not depend on how it is
         divided, and multiplied by `scale`, which they carry until the update.
@@ -87,7 +87,7 @@ class Replica:
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
     def infer(self, batch: Batch) -> Output | None:
-        """What the model says of a batch; None on a worker that does not get to know.
+        """Returns what the model says of a batch; None on a worker that does not get to know.
 
         All workers of a replica call this alike, in evaluation mode and without gradients.
         """
@@ -133,10 +133,10 @@ class Replica:
         return {}
 
     def restore_exchange(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue with what `exchange_state` gave, of any number of workers; empty = start from scratch."""
+        """Continues with what `exchange_state` gave, of any number of workers; empty = start from scratch."""
 
     def _forward_backward(self, batch: Batch, loss_of: LossOf, factor: float) -> torch.Tensor:
-        """Add the gradients of a micro-batch; returns its loss, summed over its examples."""
+        """Adds the gradients of a micro-batch; returns its loss, summed over its examples."""
         self._timeline.enter(Phase.forward)
         with self._arithmetic.context():
             loss_sum = loss_of(self._forward(batch), batch)
@@ -145,7 +145,7 @@ class Replica:
         return loss_sum.detach()
 
     def _forward(self, batch: Batch) -> Output:
-        """What the trained module says of a micro-batch."""
+        """Returns what the trained module says of a micro-batch."""
         return self.module(batch)  # type: ignore[no-any-return]
 
     def _accumulating(self, more_follow: bool) -> AbstractContextManager[None]:

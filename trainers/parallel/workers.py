@@ -33,7 +33,7 @@ class Workers:
         return self.stage == 0
 
     def at(self, *, stage: int, replica: int) -> int:
-        """The rank of a worker."""
+        """Returns the rank of a worker."""
         return stage * self.replicas + replica
 
     def sum(self, values: Sequence[float | torch.Tensor], device: torch.device) -> list[float]:
@@ -54,13 +54,13 @@ class Workers:
         return value
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Every worker's value by rank, on every worker."""
+        """Returns every worker's value by rank, on every worker."""
         return [value]
 
     def gather(
         self, tensors: Mapping[str, torch.Tensor], device: torch.device
     ) -> list[Mapping[str, torch.Tensor]]:
-        """Every worker's tensors by rank on rank 0, on the CPU; nothing elsewhere.
+        """Returns every worker's tensors by rank on rank 0, on the CPU; nothing elsewhere.
 
         Args:
             tensors: by name; names, shapes and formats are the same on all workers.

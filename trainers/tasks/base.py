@@ -51,7 +51,7 @@ class Scoring(Protocol):
         ...
 
     def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
-        """The same by unit, whose mean score is the headline.
+        """Returns the same by unit, whose mean score is the headline.
 
         Args:
             observed: (N, K) in the order of the part.
@@ -124,7 +124,7 @@ class Task(ABC):
 
     @abstractmethod
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
-        """Read, split and tokenise the data, or find it in the cache.
+        """Reads, splits and tokenises the data, or finds it in the cache.
 
         Args:
             config: the run.
@@ -137,7 +137,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Sum (not mean) of the loss over the batch's examples, a scalar in fp32.
+        """Sums (not mean) of the loss over the batch's examples, a scalar in fp32.
 
         On a GPU nothing in it may need the host to wait, such as a shape that depends on the data.
         """

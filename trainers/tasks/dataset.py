@@ -56,7 +56,7 @@ class DatasetTask(Task, Generic[Example]):
 
     @abstractmethod
     def example(self, row: Row, task: configuration.Task) -> Example | None:
-        """What a row says; None = it says nothing about what this run learns.
+        """Returns what a row says; None = it says nothing about what this run learns.
 
         Raises:
             BadDataError: naming the place and the field.
@@ -64,11 +64,11 @@ class DatasetTask(Task, Generic[Example]):
 
     @abstractmethod
     def stratum(self, example: Example) -> int:
-        """What subsets and held-out parts are balanced by, such as the class."""
+        """Returns what subsets and held-out parts are balanced by, such as the class."""
 
     @abstractmethod
     def texts(self, example: Example) -> Iterable[str]:
-        """The texts that a vocabulary is trained on."""
+        """Returns the texts that a vocabulary is trained on."""
 
     @abstractmethod
     def tokenise(
@@ -89,7 +89,7 @@ class DatasetTask(Task, Generic[Example]):
 
     @abstractmethod
     def head(self, folder: Path) -> Head:
-        """What the model ends in.
+        """Returns what the model ends in.
 
         Args:
             folder: Folder of the files named by `describe`.
@@ -97,7 +97,7 @@ class DatasetTask(Task, Generic[Example]):
 
     @abstractmethod
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
-        """How a part is scored.
+        """Returns how a part is scored.
 
         Args:
             folder: Folder of the files named by `describe`.
@@ -107,7 +107,7 @@ class DatasetTask(Task, Generic[Example]):
         """
 
     def unit(self, example: Example) -> str:
-        """Name of what a split never divides: all examples of a name are in one part."""
+        """Returns the name of what a split never divides: all examples of a name are in one part."""
         return normal(" ".join(self.texts(example)))
 
     def units(self, examples: Sequence[Example]) -> Sequence[str]:
@@ -128,7 +128,7 @@ class DatasetTask(Task, Generic[Example]):
     def describe(
         self, folder: Path, parts: Mapping[str, Sequence[Example]], task: configuration.Task
     ) -> None:
-        """Write into the cache what `outcome` needs besides tokens; nothing unless a task has such."""
+        """Writes into the cache what `outcome` needs besides tokens; nothing unless a task has such."""
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
         """Fields of the run's task, besides the common ones, that its tokens depend on."""
@@ -159,7 +159,7 @@ class DatasetTask(Task, Generic[Example]):
         return {part: parts[part] for part in (TRAIN, VALIDATION, TEST) if part in parts}
 
     def split_stratum(self, example: Example) -> int:
-        """What a test part made by hash is balanced by."""
+        """Returns what a test part made by hash is balanced by."""
         return self.stratum(example)
 
     def hold_out(self, whole: Sequence[Example], task: configuration.Task) -> tuple[Indices, Indices]:
@@ -174,7 +174,7 @@ class DatasetTask(Task, Generic[Example]):
     def draw(
         self, parts: Mapping[str, Sequence[Example]], task: configuration.Task
     ) -> dict[str, list[Example]]:
-        """The parts, cut to the sizes asked for.
+        """Returns the parts, cut to the sizes asked for.
 
         Raises:
             BadDataError: too few examples.
@@ -247,7 +247,7 @@ class DatasetTask(Task, Generic[Example]):
     def _tokenizer_file(
         self, origin: Origin, examples: _Examples[Example], cache: Path, report: Callable[[str], None]
     ) -> Path:
-        """The tokenizer of a model folder, or a vocabulary trained on the training texts."""
+        """Returns the tokenizer of a model folder, or a vocabulary trained on the training texts."""
         if isinstance(origin, Folder):
             return tokenizers.file_in(origin.path)
 
@@ -279,7 +279,7 @@ class _Examples(Generic[Example]):
         }
 
     def selected(self) -> dict[str, list[Example]]:
-        """All parts of the run."""
+        """Returns all parts of the run."""
         if self._selected is None:
             parts = self._task.divide({part: self._read(part) for part in self._source.parts}, self._config)
             if overlap_policy(self._config) != "allow":
@@ -289,7 +289,7 @@ class _Examples(Generic[Example]):
         return self._selected
 
     def _apart(self, parts: Mapping[str, list[Example]]) -> dict[str, list[Example]]:
-        """The parts without examples that a later part has too; the test part stays whole.
+        """Returns the parts without examples that a later part has too; the test part stays whole.
 
         Raises:
             BadDataError: naming one, where the spec has none dropped; or nothing is left of a part.
@@ -324,7 +324,7 @@ class _Examples(Generic[Example]):
         return {part: kept[part] for part in parts}
 
     def told_of_cut(self, part: str, tokens: TokenSet) -> str:
-        """What the log says of a part in which examples are longer than the limit.
+        """Returns what the log says of a part in which examples are longer than the limit.
 
         Raises:
             BadDataError: naming the first, where the spec has none cut.
@@ -342,7 +342,7 @@ class _Examples(Generic[Example]):
         return told if limit == MAX_LENGTH else f"{told}; raise task.max_length to avoid this"
 
     def _place(self, example: Example) -> str:
-        """Where an example stands: the first row with its texts."""
+        """Returns where an example stands: the first row with its texts."""
         texts = list(self._task.texts(example))
         for part in self._source.parts:
             for row in self._source.rows(part):
@@ -371,7 +371,7 @@ class _Examples(Generic[Example]):
 def drawn(
     parts: Mapping[str, Sequence[Drawn]], stratum: Callable[[Drawn], int], task: configuration.Task
 ) -> dict[str, list[Drawn]]:
-    """The parts, cut to the sizes asked for; see `balanced_subset`.
+    """Returns the parts, cut to the sizes asked for; see `balanced_subset`.
 
     Args:
         parts: Parts, in the units that sizes count.
@@ -439,7 +439,7 @@ class Pace:
 
 
 def selection_identity(task: configuration.Task) -> dict[str, str | int | float]:
-    """What decides which examples of the dataset a run sees."""
+    """Returns what decides which examples of the dataset a run sees."""
     return {
         **{f"{part}_examples": _examples_of(part, task) or "all" for part in (TRAIN, VALIDATION, TEST)},
         "overlap": overlap_policy(task),
@@ -449,12 +449,12 @@ def selection_identity(task: configuration.Task) -> dict[str, str | int | float]
 
 
 def overlap_policy(task: configuration.Task) -> Literal["error", "drop", "allow"]:
-    """What becomes of an example that is in two parts."""
+    """Returns what becomes of an example that is in two parts."""
     return task.overlap or ("allow" if task.test == "none" else "drop")
 
 
 def padding_id(tokenizer: Tokenizer, file: Path) -> int:
-    """Token id of padding.
+    """Returns the token id of padding.
 
     Raises:
         BadSpecError: the vocabulary has none.

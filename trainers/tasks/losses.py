@@ -9,5 +9,5 @@ from trainers.data.batches import Batch
 
 
 def class_loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Cross-entropy of (B, C) logits, summed over the batch."""
+    """Returns the cross-entropy of (B, C) logits, summed over the batch."""
     return functional.cross_entropy(logits.float(), batch.labels, reduction="sum")

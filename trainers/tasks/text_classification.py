@@ -43,11 +43,11 @@ class TextClassification(DatasetTask[Labelled]):
         return text, number
 
     def stratum(self, example: Labelled) -> int:
-        """The class."""
+        """Returns the class."""
         return example[1]
 
     def texts(self, example: Labelled) -> Iterable[str]:
-        """The text."""
+        """Returns the text."""
         return (example[0],)
 
     @override
@@ -75,7 +75,7 @@ class TextClassification(DatasetTask[Labelled]):
         return ClassScoring(tokens.labels, self.classes)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Cross-entropy, summed over the batch."""
+        """Returns the cross-entropy, summed over the batch."""
         return class_loss(logits, batch)
 
 

@@ -72,15 +72,15 @@ class Device:
     exclusive = True
 
     def energy_j(self) -> float | None:
-        """A counter of joules that only grows; None where there is none."""
+        """Returns a counter of joules that only grows; None where there is none."""
         return None
 
     def power_limit_w(self) -> float | None:
-        """The most that the whole board may draw, in watts; None where it has no such limit."""
+        """Returns the most that the whole board may draw, in watts; None where it has no such limit."""
         return None
 
     def sample(self) -> Sample | None:
-        """What the device shows now; None where it shows nothing."""
+        """Returns what the device shows now; None where it shows nothing."""
         return None
 
     def facts(self) -> dict[str, object]:
@@ -183,7 +183,7 @@ class NvmlDevice(Device):
         return None if milliwatts is None else milliwatts / 1000.0
 
     def _try(self, read: Callable[[], Any]) -> Any:
-        """What a call gives, or None where the driver or the permissions refuse it."""
+        """Returns what a call gives, or None where the driver or the permissions refuse it."""
         try:
             return read()
         except self._nvml.NVMLError:
@@ -191,7 +191,7 @@ class NvmlDevice(Device):
 
 
 def other_device(reported: str, expected: Sequence[str]) -> bool:
-    """Whether a driver's name is that of another device than the hardware table's entry means.
+    """Returns whether a driver's name is that of another device than the hardware table's entry means.
 
     Args:
         reported: by the driver, such as `NVIDIA A100-SXM4-40GB`, or `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
@@ -202,7 +202,7 @@ def other_device(reported: str, expected: Sequence[str]) -> bool:
 
 
 def nvml_device(*, index: int, uuid: str, bus_id: str | None) -> Device:
-    """The GPU that CUDA calls `index` in this process; the null form where NVML cannot be had.
+    """Returns the GPU that CUDA calls `index` in this process; the null form where NVML cannot be had.
 
     CUDA's and NVML's numbers differ: `CUDA_VISIBLE_DEVICES` chooses and reorders. So the device
     is found by its identity: the MIG instance that the variable names, the UUID, the bus id.

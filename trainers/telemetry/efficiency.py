@@ -89,7 +89,7 @@ class NoiseScale:
             raise ValueError(f"scale {self.scale} is not a ratio of batches; give one above 0")
 
     def add(self, moments: GradientMoments) -> None:
-        """Take in a step; one that is not finite is passed over."""
+        """Takes in a step; one that is not finite is passed over."""
         if not moments.finite:
             return
         keep = max(DECAY**self.scale, LEAST_KEPT)

@@ -13,7 +13,7 @@ J_PER_KWH = 3.6e6
 def modelled_energy_j(
     rates: DevicePricing, wall_s: float, busy_s: float, *, limit_w: float | None = None
 ) -> float:
-    """Energy as rated power times busy device-seconds, at most `wall_s` per device.
+    """Returns the energy as rated power times busy device-seconds, at most `wall_s` per device.
 
     Args:
         rates: thermal design power of one device and devices per worker.
@@ -30,5 +30,5 @@ def rated_power_w(rates: DevicePricing, limit_w: float | None) -> tuple[float, s
 
 
 def cost_usd(rates: DevicePricing, wall_s: float) -> float:
-    """Price per device-hour times devices times hours: a device held is paid for, busy or not."""
+    """Returns the price per device-hour times devices times hours: a device held is paid for, busy or not."""
     return rates.price_usd_per_hour * rates.devices_per_worker * wall_s / 3600.0

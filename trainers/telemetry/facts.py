@@ -17,7 +17,7 @@ _GIT_LIMIT_S = 5.0
 
 
 def environment_facts(device: torch.device) -> dict[str, object]:
-    """Source revision, package versions, hardware and threads of this process."""
+    """Returns the source revision, package versions, hardware and threads of this process."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -52,7 +52,7 @@ def _cpu_name() -> str:
 
 
 def _revision(folder: Path) -> dict[str, object]:
-    """Commit and dirtiness when the code runs from a checkout, else nothing."""
+    """Returns commit and dirtiness when the code runs from a checkout, else nothing."""
     try:
         commit, status = (
             subprocess.run(

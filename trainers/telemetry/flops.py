@@ -38,7 +38,7 @@ class Tally:
 
 
 def tally(batches: Iterable[Batch]) -> Tally:
-    """Count micro-batches that lie on the CPU; one that stands in for a missing share is empty."""
+    """Counts micro-batches that lie on the CPU; one that stands in for a missing share is empty."""
     each = [_tally(batch) for batch in batches if batch.examples]
     return Tally(
         sum(one.sequences for one in each),
@@ -94,16 +94,16 @@ class FlopCount:
         return 2.0 * counted.tokens * self.hidden * 2
 
     def forward(self, counted: Tally) -> float:
-        """One forward pass."""
+        """Returns one forward pass."""
         return self.encoder(counted) + self.ending(counted)
 
     def training(self, counted: Tally) -> float:
-        """Forward and backward; BERT-base does 67 / 138 / 212 / 290 GF at S = 128 / 256 / 384 / 512."""
+        """Forwards and backward; BERT-base does 67 / 138 / 212 / 290 GF at S = 128 / 256 / 384 / 512."""
         return (1.0 + BACKWARD) * self.forward(counted)
 
 
 def flop_count_of(config: object, head: Head | None) -> FlopCount:
-    """The floating point operations of a model.
+    """Returns the floating point operations of a model.
 
     Args:
         config: its `BertConfig`.

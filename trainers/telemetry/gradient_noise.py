@@ -57,7 +57,7 @@ class NoiseSource:
         """Called before the forward pass of a step (0-based)."""
 
     def see(self, gradients: torch.Tensor) -> None:
-        """Take in some of this worker's gradients before they are averaged; each once in a step."""
+        """Takes in some of this worker's gradients before they are averaged; each once in a step."""
 
     def before_update(self) -> None:
         """Called when `.grad` holds the step's gradient."""
@@ -67,7 +67,7 @@ class NoiseSource:
         return None
 
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
-        """What the step tells of the noise; None = nothing.
+        """Returns what the step tells of the noise; None = nothing.
 
         Args:
             norms: Norms of the step.
@@ -255,7 +255,7 @@ class GradientNoise:
         self._averages = NoiseScale(scale)
 
     def add(self, norms: StepNorms) -> None:
-        """Take in a step that was finite and whole on all workers."""
+        """Takes in a step that was finite and whole on all workers."""
         moments = self.source.moments(norms, self._scale)
         if moments is not None:
             self._averages.add(moments)
@@ -288,7 +288,7 @@ class GradientNoise:
         return {"sqr_sum": averages.sqr_sum, "var_sum": averages.var_sum, "weight": averages.weight}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Continue where `to_state` was called; empty = start from scratch."""
+        """Continues where `to_state` was called; empty = start from scratch."""
         self.source.forget()
         self._averages = NoiseScale(self._scale, **state)
 
@@ -303,7 +303,7 @@ def source_for(
     accumulation: int,
     device: torch.device,
 ) -> NoiseSource:
-    """Where a run's parts of gradients are best seen.
+    """Returns where a run's parts of gradients are best seen.
 
     Args:
         wanted: whether noise is estimated at all.

@@ -58,7 +58,7 @@ class Instruments:
             self._sampler.close()
 
     def attach(self, device: torch.device, *, alive: Callable[[], object] | None = None) -> None:
-        """Find the device's counters and begin to sample.
+        """Finds the device's counters and begins to sample.
 
         Args:
             device: Device the worker computes on.
@@ -74,7 +74,7 @@ class Instruments:
         self._sampler = Sampler(self.device, self._every_s, ticks)
 
     def facts(self) -> dict[str, object]:
-        """What the device tells of itself, and the power that modelled energy is computed from."""
+        """Returns what the device tells of itself, and the power that modelled energy is computed from."""
         power_w, source = rated_power_w(self._rates, self._limit_w)
         return {**self.device.facts(), "rated_power_w": power_w, "rated_power_source": source}
 
@@ -84,7 +84,7 @@ class Instruments:
             self._preparation_mib = self._memory.restart().mib
 
     def cut(self, *, overhead: bool) -> None:
-        """End a stretch here.
+        """Ends a stretch here.
 
         Args:
             overhead: whether what was used in it is left out of `window`.
@@ -92,18 +92,18 @@ class Instruments:
         (self._overhead if overhead else self._own).append(self._stretch())
 
     def peak_within(self) -> Callable[[], float]:
-        """Begin to watch the memory of a part of the run; returns what gives its peak, in MiB."""
+        """Begins to watch the memory of a part of the run; returns what gives its peak, in MiB."""
         return self._memory.within() if self._memory is not None else lambda: 0.0
 
     def window(self) -> Window:
-        """What was used since the last call, or since the beginning, overhead left out."""
+        """Returns what was used since the last call, or since the beginning, overhead left out."""
         self.cut(overhead=False)
         own, self._own = joined(self._own), []
         peak_mib = self._memory.peak().mib if self._memory else 0.0
         return replace(own, peak_memory_mib=peak_mib, preparation_memory_mib=self._preparation_mib)
 
     def shown(self) -> dict[str, float]:
-        """Memory in use and temperature of the device at the last sample, as far as it tells."""
+        """Returns the memory in use and temperature of the device at the last sample, as far as it tells."""
         sample = self._sampler.last() if self._sampler else None
         if sample is None:
             return {}
@@ -111,12 +111,12 @@ class Instruments:
         return {name: value for name, value in values.items() if value is not None}
 
     def overhead(self) -> Window:
-        """What stretches of overhead used since the last call."""
+        """Returns what stretches of overhead used since the last call."""
         ended, self._overhead = joined(self._overhead), []
         return ended
 
     def _stretch(self) -> Window:
-        """What was used since the last stretch ended."""
+        """Returns what was used since the last stretch ended."""
         wall_s, cpu_s, machine_s = self._wall_s, self._cpu_s, self._machine_cpu_s
         rapl_j, device_j = self._rapl_j, self._device_j
         self._wall_s = time.perf_counter()
@@ -148,7 +148,7 @@ class Instruments:
         )
 
     def _mark(self) -> None:
-        """Read all counters."""
+        """Reads all counters."""
         self._cpu_s = time.process_time()
         self._machine_cpu_s = machine_cpu_s()
         self._rapl_j = self._rapl.read_j()

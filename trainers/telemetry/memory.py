@@ -39,11 +39,11 @@ class PeakMemory:
         self._begin()
 
     def peak(self) -> Peak:
-        """The peak since the window began."""
+        """Returns the peak since the window began."""
         return Peak(max(self._before_mib, self._counted_mib()))
 
     def within(self) -> Callable[[], float]:
-        """Begin a window inside of this one; returns what gives its peak, in MiB."""
+        """Begins a window inside of this one; returns what gives its peak, in MiB."""
         self._before_mib = self.peak().mib
         self._begin()
         return self._counted_mib
@@ -52,7 +52,7 @@ class PeakMemory:
         return kind_of(self._device).backend.peak_mib(self._device)
 
     def restart(self) -> Peak:
-        """End the window, and begin another with what is still in use.
+        """Ends the window, and begins another with what is still in use.
 
         Returns:
             The peak of the one that ended.

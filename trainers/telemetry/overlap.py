@@ -44,7 +44,7 @@ class Overlap:
         self._exposed_from = 0.0
 
     def begin(self) -> int:
-        """A bucket sets out; returns its number."""
+        """Returns a bucket sets out; returns its number."""
         number = next(self._numbers)
         self._begins[number] = time.perf_counter()
         return number
@@ -58,7 +58,7 @@ class Overlap:
         self._exposed_from = time.perf_counter()
 
     def settle(self) -> None:
-        """Count a step whose buckets are all reduced, as a device's host knows when it has waited for it."""
+        """Counts a step whose buckets are all reduced, as a device's host knows when it has waited for it."""
         if self._begins:
             spans = [(began, self._ends.get(number, began)) for number, began in self._begins.items()]
             self.hidden_s += hidden(spans, self._exposed_from)
@@ -107,7 +107,7 @@ class CudaOverlap(Overlap):
 
 
 def hidden(spans: list[tuple[float, float]], until: float) -> float:
-    """Length of the union of spans, as far as it lies before a moment.
+    """Returns the length of the union of spans, as far as it lies before a moment.
 
     Args:
         spans: beginnings and ends, in seconds.
@@ -123,5 +123,5 @@ def hidden(spans: list[tuple[float, float]], until: float) -> float:
 
 
 def overlap_for(device: torch.device) -> Overlap:
-    """The overlap that measures truly on a device."""
+    """Returns the overlap that measures truly on a device."""
     return CudaOverlap() if kind_of(device).behind_host else Overlap()

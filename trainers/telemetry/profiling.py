@@ -94,7 +94,7 @@ class Profiled:
     moved: tuple[Moved, ...] = ()
 
     def figures(self) -> dict[str, float]:
-        """What goes into the run's summary."""
+        """Returns what goes into the run's summary."""
         named = {
             "kernel_active_ratio": self.kernel_active_ratio,
             "kernel_launches_per_step": self.kernel_launches_per_step,
@@ -106,7 +106,7 @@ class Profiled:
     def measurements(
         self, start_s: float, end_s: float, *, bandwidth_gb_s: float | None = None
     ) -> Iterator[Measurement]:
-        """The named operators and kernels.
+        """Yields the named operators and kernels.
 
         Args:
             start_s, end_s: the window, in Unix time.
@@ -247,11 +247,11 @@ class StepProfiler:
         return contextlib.nullcontext()
 
     def take(self) -> Recorded | None:
-        """What the window says, once, after it has ended."""
+        """Returns what the window says, once, after it has ended."""
         return None
 
     def close(self) -> None:
-        """End a window that the run has left early."""
+        """Ends a window that the run has left early."""
 
 
 class TorchProfiler(StepProfiler):
@@ -324,7 +324,7 @@ class TorchProfiler(StepProfiler):
 
 
 def profiler_for(steps: int, total_steps: int, device: torch.device, timeline: Timeline) -> StepProfiler:
-    """The profiler of `telemetry.profile_steps`; see `TorchProfiler`."""
+    """Returns the profiler of `telemetry.profile_steps`; see `TorchProfiler`."""
     if not steps:
         return StepProfiler()
     return TorchProfiler(steps, total_steps, device, timeline)

@@ -41,7 +41,7 @@ class _Zone:
     total_uj: int = field(default=0)
 
     def advance(self) -> None:
-        """Add what was counted since the last call, in which it wrapped around at most once."""
+        """Adds what was counted since the last call, in which it wrapped around at most once."""
         now_uj = int(self.file.read_text(encoding="ascii"))
         self.total_uj += (now_uj - self.last_uj) % (self.range_uj + 1)
         self.last_uj = now_uj
@@ -79,7 +79,7 @@ class PowercapRapl(Rapl):
 
 
 def find_rapl(root: Path = POWERCAP) -> Rapl:
-    """The machine's counters; the null form where there are none or they may not be read.
+    """Returns the machine's counters; the null form where there are none or they may not be read.
 
     Args:
         root: folder with the zones.
@@ -116,7 +116,7 @@ def machine_cpu_s(stat: Path = Path("/proc/stat")) -> float | None:
 
 
 def machine() -> str:
-    """The same for all processes of one machine until it boots again."""
+    """Returns the same for all processes of one machine until it boots again."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -28,10 +28,10 @@ class RateMeter(ABC):
 
     @abstractmethod
     def _now(self) -> tuple[float, ...]:
-        """What is counted, up to now."""
+        """Returns what is counted, up to now."""
 
     def _since(self) -> list[float]:
-        """How far each count has come since the last call."""
+        """Returns how far each count has come since the last call."""
         before, self._last = self._last, self._now()
         return [now - then for now, then in zip(self._last, before, strict=True)]
 

@@ -80,7 +80,7 @@ class RunFigures:
         self._unsaid, self._said_s = Usage(), 0.0
 
     def count(self, counted: Tally, teacher: FlopCount | None, *, timed: bool) -> None:
-        """Add the arithmetic of this replica's share of a step.
+        """Adds the arithmetic of this replica's share of a step.
 
         Args:
             counted: FLOPs counted for the share.
@@ -95,7 +95,7 @@ class RunFigures:
             self._teacher_flops += teacher.forward(counted)
 
     def update(self, progress: Progress, workers: Workers, *, last: bool = False) -> list[Measurement]:
-        """Add what all workers used and computed since the last call to the run's.
+        """Adds what all workers used and computed since the last call to the run's.
 
         Args:
             progress: counters of the run.
@@ -143,7 +143,7 @@ class RunFigures:
             yield self._window_energy(usage, OVERHEAD_SCOPE, usage.device_s / devices)
 
     def _window_energy(self, usage: Usage, scope: str, window_s: float) -> Measurement:
-        """Energy of a window as long as all its stretches, which ends now."""
+        """Returns the energy of a window as long as all its stretches, which ends now."""
         joules, provenance = self._energy(usage)
         end_s = time.time()
         return Measurement(
@@ -167,7 +167,7 @@ class RunFigures:
         return self._instruments.shown()
 
     def keep(self, profiled: Profiled, progress: Progress) -> None:
-        """Take the figures of the profiled window into the run's."""
+        """Takes the figures of the profiled window into the run's."""
         progress.usage.profiled |= profiled.figures()
 
     def summary(
@@ -210,7 +210,7 @@ class RunFigures:
     def measurements(
         self, summary: Mapping[str, float | int | str | None], progress: Progress
     ) -> Iterator[Measurement]:
-        """The summary's numbers as measurements, and those that no summary has.
+        """Yields the summary's numbers as measurements, and those that no summary has.
 
         Args:
             summary: Summary of the run.
@@ -263,7 +263,7 @@ class RunFigures:
         return self._instruments.device.exclusive and not self._config.rates.shared
 
     def _rates(self, progress: Progress, training_s: float) -> dict[str, float]:
-        """What steps of training went at; a run without steps has none of these figures."""
+        """Returns what steps of training went at; a run without steps has none of these figures."""
         return {
             "samples_per_s": progress.timed_samples / training_s if training_s else 0.0,
             "tokens_per_s": progress.timed_tokens / training_s if training_s else 0.0,

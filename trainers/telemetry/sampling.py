@@ -30,7 +30,7 @@ class Ring:
         self._peaks: dict[str, float] = {}
 
     def append(self, sample: Sample) -> None:
-        """Keep one more."""
+        """Keeps one more."""
         if len(self._samples) == self._size:
             # The first one, where the window begins, stays.
             self._samples = self._samples[::2]
@@ -46,7 +46,7 @@ class Ring:
         return self._samples[-1] if self._samples else None
 
     def take(self) -> tuple[list[Sample], dict[str, float]]:
-        """All samples, and the largest value of each number since the last call.
+        """Returns all samples, and the largest value of each number since the last call.
 
         The last sample stays, since the next window begins where it was taken.
         """
@@ -77,7 +77,7 @@ class Sampled:
 
 
 def summarise(samples: Sequence[Sample], peaks: dict[str, float]) -> Sampled:
-    """What samples in order of time say.
+    """Returns what samples in order of time say.
 
     Args:
         samples: Samples of the window.
@@ -98,7 +98,7 @@ def summarise(samples: Sequence[Sample], peaks: dict[str, float]) -> Sampled:
 
 
 def joined_samples(windows: Sequence[Sampled]) -> Sampled:
-    """What windows of different times say together."""
+    """Returns what windows of different times say together."""
     integrals: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
     throttled_s: Counter[str] = Counter()
@@ -132,19 +132,19 @@ class Sampler:
             self._thread.start()
 
     def window(self) -> Sampled:
-        """What was sampled since the last call, up to now."""
+        """Returns what was sampled since the last call, up to now."""
         if self._samples:
             self._sample()
         with self._lock:
             return summarise(*self._ring.take())
 
     def last(self) -> Sample | None:
-        """The newest sample; None = none was taken."""
+        """Returns the newest sample; None = none was taken."""
         with self._lock:
             return self._ring.last
 
     def close(self) -> None:
-        """End the thread."""
+        """Ends the thread."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -157,7 +157,7 @@ class Sampler:
                 tick()
 
     def _sample(self) -> bool:
-        """Take one; False when the device shows nothing."""
+        """Takes one; False when the device shows nothing."""
         with self._lock:  # so that samples are kept in the order in which they are taken
             sample = self._device.sample()
             if sample is not None:

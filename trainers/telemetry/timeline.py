@@ -107,18 +107,18 @@ class Timeline:
         self._boundary: Boundary = _unbounded
 
     def enter(self, phase: Phase) -> None:
-        """End the current phase now and begin another."""
+        """Ends the current phase now and begins another."""
         self.entered = (phase, time.perf_counter())
         if self.profiling and phase in TRAINING:
             phase = Phase.profiling
         self._listener(phase, self._begin(phase))
 
     def heard_by(self, listener: Listener | None) -> None:
-        """Tell each phase from now on to a listener; None = to no one."""
+        """Tells each phase from now on to a listener; None = to no one."""
         self._listener = listener or _unheard
 
     def bounded_by(self, boundary: Boundary) -> None:
-        """Call this where a stretch of overhead begins or ends."""
+        """Calls this where a stretch of overhead begins or ends."""
         self._boundary = boundary
 
     @contextlib.contextmanager
@@ -132,7 +132,7 @@ class Timeline:
             self.enter(around)
 
     def resume(self) -> None:
-        """Count the set-up so far as `restart`: the attempt continues a run that has had its own."""
+        """Counts the set-up so far as `restart`: the attempt continues a run that has had its own."""
         self._begin(self._phase)
         self._spent[Phase.restart] += self._spent[Phase.setup]
         self._spent[Phase.setup] = 0.0
@@ -150,20 +150,20 @@ class Timeline:
         return now
 
     def settle(self) -> None:
-        """Share out the time until now; waits for the device. Nothing to do where the host computes."""
+        """Shares out the time until now; waits for the device. Nothing to do where the host computes."""
 
     def carry_over(self, spent_s: Mapping[str, float]) -> None:
-        """Add what earlier attempts spent up to the checkpoint that this one resumes from."""
+        """Adds what earlier attempts spent up to the checkpoint that this one resumes from."""
         for phase, seconds in spent_s.items():
             self._spent[Phase(phase)] += seconds
 
     def spent_s(self) -> dict[str, float]:
-        """Seconds by phase until now, over all attempts that led here."""
+        """Returns seconds by phase until now, over all attempts that led here."""
         self._begin(self._phase)
         return {phase.value: seconds for phase, seconds in self._spent.items()}
 
     def settled_s(self) -> dict[str, float]:
-        """The same until the device was last waited for: reading it never waits."""
+        """Returns the same until the device was last waited for: reading it never waits."""
         return self.spent_s()
 
 
@@ -230,7 +230,7 @@ class CudaTimeline(Timeline):
 
 
 def device_mark() -> torch.cuda.Event:
-    """A time on the device's current stream."""
+    """Returns a time on the device's current stream."""
     import torch
 
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -239,5 +239,5 @@ def device_mark() -> torch.cuda.Event:
 
 
 def timeline_for(device: torch.device, began_s: float) -> Timeline:
-    """The timeline that measures truly on a device."""
+    """Returns the timeline that measures truly on a device."""
     return CudaTimeline(began_s) if kind_of(device).behind_host else Timeline(began_s)

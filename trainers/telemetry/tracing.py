@@ -77,7 +77,7 @@ class StepTracer:
         return contextlib.nullcontext()
 
     def take(self) -> tuple[TraceSpan, ...] | None:
-        """The spans of the window, once, after it has ended."""
+        """Returns the spans of the window, once, after it has ended."""
         return None
 
 
@@ -138,7 +138,7 @@ class SpanTracer(StepTracer):
 
 
 def tracer_for(steps: int, *, profiled_steps: int, steps_left: int, timeline: Timeline) -> StepTracer:
-    """The tracer of `telemetry.trace_steps`.
+    """Returns the tracer of `telemetry.trace_steps`.
 
     Args:
         steps: Steps of the window; 0 = none.
@@ -155,7 +155,7 @@ def tracer_for(steps: int, *, profiled_steps: int, steps_left: int, timeline: Ti
 def gather(
     spans: tuple[TraceSpan, ...], name: str, workers: Workers, device: torch.device
 ) -> tuple[WorkerTrace, ...]:
-    """Every worker's window, by rank, on every worker; all take part.
+    """Returns every worker's window, by rank, on every worker; all take part.
 
     Args:
         spans: Spans of this worker.
@@ -186,7 +186,7 @@ class Shift:
 
 
 def aligned(workers: Sequence[WorkerTrace]) -> tuple[Shift, ...]:
-    """The clocks of all workers on the first one's.
+    """Returns the clocks of all workers on the first one's.
 
     No one leaves an exchange before all have come to it. So by the first worker's clock another's
     begin lies before the first one's end, and its end after the first one's begin: each exchange
@@ -205,7 +205,7 @@ def aligned(workers: Sequence[WorkerTrace]) -> tuple[Shift, ...]:
 
 
 def chrome_trace(workers: Sequence[WorkerTrace], about: Mapping[str, Any]) -> dict[str, Any]:
-    """The windows as one document in Chrome's trace-event format; times in microseconds.
+    """Returns the windows as one document in Chrome's trace-event format; times in microseconds.
 
     Args:
         workers: by rank.
@@ -266,7 +266,7 @@ def _event(
 
 
 def write(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write a trace next to a run's checkpoints, in place of an earlier one.
+    """Writes a trace next to a run's checkpoints, in place of an earlier one.
 
     Raises:
         OSError: the disk is full or not writable; the earlier one is intact.
@@ -275,7 +275,7 @@ def write(folder: Path, document: Mapping[str, Any]) -> None:
 
 
 def write_kernels(folder: Path, traces: Sequence[bytes]) -> None:
-    """Write the kernel traces of all workers next to a run's checkpoints, in place of earlier ones.
+    """Writes the kernel traces of all workers next to a run's checkpoints, in place of earlier ones.
 
     Args:
         folder: Checkpoint folder of the run.

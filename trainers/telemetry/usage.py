@@ -51,7 +51,7 @@ class Window:
 
 
 def joined(windows: Sequence[Window]) -> Window:
-    """One worker's windows of different times as one; a kind of energy is in it when all have it."""
+    """Returns one worker's windows of different times as one; a kind of energy is in it when all have it."""
     kinds = set.intersection(*(set(window.energy) for window in windows)) if windows else set()
     return Window(
         cost_usd=sum(window.cost_usd for window in windows),
@@ -115,7 +115,7 @@ class Usage:
     profiled: dict[str, float] = field(default_factory=dict)
 
     def add(self, windows: Sequence[Window]) -> None:
-        """Add the windows of all workers, by rank, over the same time."""
+        """Adds the windows of all workers, by rank, over the same time."""
         sources: dict[tuple[str, str], float] = {}
         for window in windows:
             self.windows += 1
@@ -152,7 +152,7 @@ class Usage:
         return self.measured_j[kind], Provenance(self.provenance[kind])
 
     def mean(self, name: str) -> float | None:
-        """Mean over time of a sampled number, over all workers' devices; None = not sampled."""
+        """Returns the mean over time of a sampled number, over all workers' devices; None = not sampled."""
         seconds = self.seconds.get(name, 0.0)
         return self.integrals[name] / seconds if seconds > 0.0 else None
 
@@ -162,7 +162,7 @@ class Usage:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Usage:
-        """What `to_state` gave."""
+        """Returns what `to_state` gave."""
         return cls(**state)
 
 

@@ -17,7 +17,7 @@ from trainers.parallel.compression.power_sgd import PowerSgdExchange
 def exchange_for(
     config: RunConfig, module: nn.Module, optimizer: torch.optim.Optimizer, total_steps: int
 ) -> GradientExchange:
-    """The exchange that a run with several data-parallel workers asks for.
+    """Returns the exchange that a run with several data-parallel workers asks for.
 
     Args:
         config: Configuration of the run.

@@ -48,7 +48,7 @@ class GradientExchange:
         """
 
     def start(self, bucket: Any) -> Reduced:
-        """Begin to average a bucket (`torch.distributed.GradBucket`); all workers do so in one order."""
+        """Begins to average a bucket (`torch.distributed.GradBucket`); all workers do so in one order."""
         tensor = bucket.buffer()
         self._count_all_reduce(tensor.nbytes)
         # Divide first: a sum over workers could leave the range of half precision.
@@ -60,11 +60,11 @@ class GradientExchange:
         """The step was not applied, because its numbers were not finite on some worker."""
 
     def to_state(self) -> dict[str, torch.Tensor]:
-        """What this worker has to remember for the next step; by name."""
+        """Returns what this worker has to remember for the next step; by name."""
         return {}
 
     def restore(self, states: Sequence[State]) -> None:
-        """Continue where `to_state` was called.
+        """Continues where `to_state` was called.
 
         Args:
             states: States of all workers at the time, by rank; None = start from scratch.

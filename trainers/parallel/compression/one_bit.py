@@ -56,7 +56,7 @@ class SignedMean:
         return 2 * (self._world - 1) * self._part // signs.CHUNK * signs.MESSAGE_BYTES
 
     def scatter(self, values: torch.Tensor) -> distributed.Work:
-        """Begin to send this worker's share to the servers.
+        """Begins to send this worker's share to the servers.
 
         Args:
             values: (length,) fp32; not changed.
@@ -72,7 +72,7 @@ class SignedMean:
         return work
 
     def gather(self) -> distributed.Work:
-        """Begin to send the mean of this worker's part to all, when `scatter`'s work is done."""
+        """Begins to send the mean of this worker's part to all, when `scatter`'s work is done."""
         begin = self._rank * self._part
         summed = self.server_error
         for message in self._received:
@@ -92,7 +92,7 @@ class SignedMean:
         return signs.decode(self._whole).view(-1)[: self.length]
 
     def discard(self) -> None:
-        """Put errors to 0 that are not finite."""
+        """Puts errors to 0 that are not finite."""
         for error in (self.worker_error, self.server_error):
             error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
@@ -101,7 +101,7 @@ class SignedMean:
         return {"worker": self.worker_error[: self.length].clone(), "server": self.server_error.clone()}
 
     def restore(self, states: Sequence[State]) -> None:
-        """Continue with the errors of all workers, by rank.
+        """Continues with the errors of all workers, by rank.
 
         With another number of workers each begins with the mean of the old ones' errors, and the
         servers' are dealt out again: what all of them hold back together stays the same.
@@ -225,7 +225,7 @@ class OneBitExchange(GradientExchange):
         return self._means[index]
 
     def _units_of(self, index: int, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The frozen denominators of a bucket's elements."""
+        """Returns the frozen denominators of a bucket's elements."""
         if index not in self._units:
             eps = float(self._optimizer.param_groups[0]["eps"])
             states: list[Mapping[str, torch.Tensor]] = [self._optimizer.state[p] for p in parameters]

@@ -71,7 +71,7 @@ class PowerSgdExchange(GradientExchange):
         return reduced
 
     def discard(self) -> None:
-        """Forget errors and factors, which may hold numbers that are not finite, on every worker alike."""
+        """Forgets errors and factors, which may hold numbers that are not finite, on every worker alike."""
         self._state.error_dict.clear()
         self._state.p_memory_dict.clear()
         self._state.q_memory_dict.clear()
@@ -120,7 +120,7 @@ class PowerSgdExchange(GradientExchange):
         )
 
     def _draws(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Where the generator of first factors is: its words and its position."""
+        """Returns where the generator of first factors is: its words and its position."""
         generator: Any = self._state.rng
         _, words, position, *_ = generator.get_state()
         return np.append(words.astype(np.int64), np.int64(position))

@@ -96,18 +96,18 @@ class DeepSpeedPipeline(PipelineReplica):
         """Nothing: DeepSpeed's schedule ends with it."""
 
     def apply(self, layer: ModelLayer, hidden: torch.Tensor | None) -> torch.Tensor:
-        """A layer's forward pass over the micro-batch that is computed."""
+        """Returns a layer's forward pass over the micro-batch that is computed."""
         assert self._batch is not None
         with self._arithmetic.context():
             return layer.apply(hidden, self._batch)
 
     def _loss_of(self, logits: torch.Tensor, _labels: None) -> torch.Tensor:
-        """What DeepSpeed asks after each forward pass of the last stage."""
+        """Returns what DeepSpeed asks after each forward pass of the last stage."""
         assert self._batch is not None and self._loss is not None
         return self._loss(logits, self._batch)
 
     def _module(self) -> Any:
-        """The model as a `PipelineModule` of layers that exist already."""
+        """Returns the model as a `PipelineModule` of layers that exist already."""
         from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
         from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
 
@@ -167,7 +167,7 @@ class DeepSpeedPipeline(PipelineReplica):
         return {kind: timed(kind) for kind in theirs} | dict.fromkeys(skipped, _nothing)
 
     def _keep(self, module: Any, timeout: timedelta) -> None:
-        """Give DeepSpeed's process groups the run's patience, and drop those of the run before."""
+        """Gives DeepSpeed's process groups the run's patience, and drops those of the run before."""
         grid = module._grid
         made = {
             id(group): group
@@ -217,7 +217,7 @@ def load(device: torch.device) -> ModuleType:
 
 
 def _send_in(line: Any, workers: Workers) -> None:
-    """Let DeepSpeed's engine send in the group of a replica's stages, which has the run's timeout."""
+    """Lets DeepSpeed's engine send in the group of a replica's stages, which has the run's timeout."""
     from deepspeed.runtime.pipe import engine, p2p
 
     def send(tensor: torch.Tensor, stage: int) -> None:
@@ -236,7 +236,7 @@ class _Idle(torch.optim.Optimizer):
         super().__init__(parameters, {})
 
     def step(self, closure: Any = None) -> Any:
-        """Do nothing."""
+        """Does nothing."""
 
 
 class _PipelineLayer(nn.Module):

@@ -60,11 +60,11 @@ class Layout:
     ties: tuple[int, ...] = ()
 
     def chunks_of(self, stage: int) -> list[int]:
-        """The chunks of a stage, by number."""
+        """Returns the chunks of a stage, by number."""
         return [chunk for chunk, place in enumerate(self.places) if place == stage]
 
     def layers_of(self, stage: int) -> list[int]:
-        """The layers of a stage, by number."""
+        """Returns the layers of a stage, by number."""
         return [layer for chunk in self.chunks_of(stage) for layer in self.chunks[chunk]]
 
     def tied_stages(self) -> list[int]:
@@ -97,7 +97,7 @@ class ModelChunk(nn.Module):
 
 
 def layers_of(student: Student) -> tuple[ModelLayer, ...]:
-    """All layers of a student that has all of them."""
+    """Returns all layers of a student that has all of them."""
     shape = student.bert.bert
     table = shape.embeddings.word_embeddings.weight
     heads = [part for name in HEADS if (part := getattr(student.bert, name, None)) is not None]
@@ -134,7 +134,7 @@ def _encoder(layer: nn.Module) -> Apply:
 
 
 def layout_for(parallel: Parallel, layers: Sequence[ModelLayer], costs: Sequence[float]) -> Layout:
-    """The layout of a pipeline.
+    """Returns the layout of a pipeline.
 
     Args:
         parallel: stages and schedule.
@@ -166,7 +166,7 @@ def costs_of(parallel: Parallel, layers: Sequence[ModelLayer]) -> list[float]:
 
 
 def keep(student: Student, layers: Collection[int]) -> None:
-    """Let a student forget all layers but these, in place; the names of the others stay the same.
+    """Lets a student forget all layers but these, in place; the names of the others stay the same.
 
     A tied parameter stays where either of its layers does.
     """
@@ -230,7 +230,7 @@ class StagePartition:
 
 
 def hidden_dtype(chunks: Iterable[nn.Module], device: torch.device) -> torch.dtype:
-    """Format of hidden states between layers: every layer ends in a LayerNorm.
+    """Returns the format of hidden states between layers: every layer ends in a LayerNorm.
 
     Args:
         chunks: Chunks of one stage.

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 
 def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
-    """The layers of each stage, such that the most costly stage costs as little as it can.
+    """Returns the layers of each stage, such that the most costly stage costs as little as it can.
 
     Exact: of the partitions with the smallest largest stage, the one with the smallest sum of
     squares; stages are filled from the front where that is equal too.
@@ -60,7 +60,7 @@ def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
 
 
 def _bottleneck(before: Sequence[float], stages: int) -> float:
-    """The smallest cost that the most costly of `stages` stages can have."""
+    """Returns the smallest cost that the most costly of `stages` stages can have."""
     layers = len(before) - 1
     largest = list(before)  # with one stage: the first n layers together
     for stage in range(2, stages + 1):

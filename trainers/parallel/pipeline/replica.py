@@ -54,7 +54,7 @@ class Groups:
 
     @classmethod
     def of(cls, workers: Workers, tied: Sequence[int], timeout_s: float) -> Groups:
-        """The groups of a shape; runs of one shape in one process group use the same ones."""
+        """Returns the groups of a shape; runs of one shape in one process group use the same ones."""
         world, shape = distributed.group.WORLD, (workers.stages, tuple(tied), timeout_s)
         if cls._made is None or cls._made[0] is not world or cls._made[1] != shape:
             cls._made = (world, shape, cls(workers, tied, timeout_s))
@@ -93,7 +93,7 @@ class PipelineReplica(Replica):
 
     @abstractmethod
     def _run(self, micro_batches: list[Batch], loss_of: LossOf, factor: float) -> torch.Tensor:
-        """All passes of a step on this stage.
+        """Returns all passes of a step on this stage.
 
         Args:
             micro_batches: on the device.
@@ -181,7 +181,7 @@ class PipelineReplica(Replica):
         return whole
 
     def _exchange(self) -> None:
-        """Sum this stage's gradients over replicas, and a tied parameter's over its copies as well."""
+        """Sums this stage's gradients over replicas, and a tied parameter's over its copies as well."""
         if self._workers.replicas > 1:
             gradients = [p.grad for p in self._trained if p.grad is not None and p is not self._table]
             flat = torch.cat([gradient.flatten() for gradient in gradients])

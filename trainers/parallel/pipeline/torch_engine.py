@@ -182,15 +182,15 @@ class _TimedStage(PipelineStage):
         self._timeline = timeline
 
     def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
-        """See torch."""
+        """Sees torch."""
         return self._timed(Phase.forward, super().forward_one_chunk, *args, **options)
 
     def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
-        """See torch."""
+        """Sees torch."""
         return self._timed(Phase.backward, super().backward_one_chunk, *args, **options)
 
     def backward_weight_one_chunk(self, *args: Any, **options: Any) -> Any:
-        """See torch."""
+        """Sees torch."""
         return self._timed(Phase.backward, super().backward_weight_one_chunk, *args, **options)
 
     def _timed(self, phase: Phase, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -202,5 +202,5 @@ class _TimedStage(PipelineStage):
 
 
 def _as_it_is(loss: torch.Tensor, _number: torch.Tensor) -> torch.Tensor:
-    """The last chunk gives the loss itself."""
+    """Returns the last chunk gives the loss itself."""
     return loss

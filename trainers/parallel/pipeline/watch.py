@@ -76,7 +76,7 @@ class StageWatch:
                 self._store.set(self._key(self._workers.rank), json.dumps(sign))
 
     def _blame(self) -> str:
-        """Which stages are silent; or, where none is, which do anything but wait."""
+        """Returns which stages are silent; or, where none is, which do anything but wait."""
         others = [rank for rank in range(self._workers.world) if rank != self._workers.rank]
         try:
             before = {rank: self._sign(rank) for rank in others}

@@ -13,7 +13,7 @@ _PLAIN = (".txt", ".txt.gz")
 
 
 def plain_texts(path: Path) -> Mapping[str, SourcePart] | None:
-    """One file of texts, or a folder with `train.*` and perhaps `valid.*`, `validation.*`, `test.*`.
+    """Returns one file of texts, or a folder with `train.*` and perhaps `valid.*`, `validation.*`, `test.*`.
 
     Plain text has one text per line; of tables the field `text` is read.
     """

@@ -108,7 +108,7 @@ class Mlm(Task):
         )
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Cross-entropy, the mean over each sequence's guessed tokens, summed over sequences."""
+        """Returns the cross-entropy, the mean over each sequence's guessed tokens, summed over sequences."""
         of_tokens = functional.cross_entropy(logits.float(), _right(batch), reduction="none")
         return (of_tokens / batch.guesses_of_sequence()).sum()
 
@@ -216,14 +216,14 @@ class _Corpus:
                 yield text
 
     def _read_from(self, part: str) -> str:
-        """The part of the dataset that holds a part of the run."""
+        """Returns the part of the dataset that holds a part of the run."""
         if part == TEST and self._rule is SplitRule.half:
             return VALIDATION
         made = (part == TEST and self._rule is SplitRule.held_out) or (part == VALIDATION and self._divided)
         return TRAIN if made else part
 
     def _part_of(self, text: str, part: str) -> str:
-        """The part of the run that a text belongs to, of those that are read where `part` is."""
+        """Returns the part of the run that a text belongs to, of those that are read where `part` is."""
         place = self._read_from(part)
         if place == VALIDATION and self._rule is SplitRule.half:
             return TEST if _share(text) < 0.5 else VALIDATION
@@ -236,7 +236,7 @@ class _Corpus:
         return place
 
     def pieces(self, part: str) -> Iterator[list[str]]:
-        """The same in lists of about `_BATCH_CHARACTERS`."""
+        """Yields the same in lists of about `_BATCH_CHARACTERS`."""
         piece: list[str] = []
         size = 0
         with closing(self.texts(part)) as texts:
@@ -250,7 +250,7 @@ class _Corpus:
             yield piece
 
     def nothing(self, part: str) -> BadDataError:
-        """The error of a part without text."""
+        """Returns the error of a part without text."""
         if self._read_from(part) != part:
             return BadDataError(
                 f"{self.name}: too few texts to hold out a {part} part; add texts, one per line, "
@@ -261,7 +261,7 @@ class _Corpus:
 
 
 def _share(text: str, key: bytes = b"") -> float:
-    """A number in [0, 1) from the hash of a text."""
+    """Returns a number in [0, 1) from the hash of a text."""
     digest = hashlib.blake2b(text.encode(), digest_size=8, key=key).digest()
     return float(int.from_bytes(digest, "little") / 2**64)
 
@@ -316,7 +316,7 @@ class _Apart:
 
 
 def _sequence_names(tokens: TokenSet) -> list[str]:
-    """Names of sequences: a hash of their tokens; of equal ones with a number."""
+    """Returns names of sequences: a hash of their tokens; of equal ones with a number."""
     found: Counter[str] = Counter()
     names = []
     for begin, end in pairwise(tokens.offsets.tolist()):
@@ -361,7 +361,7 @@ def _pack(
     folder: Path,
     report: Callable[[str], None],
 ) -> None:
-    """Write a part's sequences; reading ends when there are enough.
+    """Writes a part's sequences; reading ends when there are enough.
 
     Raises:
         BadDataError: the part holds no text, or less than the spec asks for.

@@ -30,7 +30,7 @@ def official(path: Path) -> Mapping[str, SourcePart] | None:
 
 
 def read_squad(path: Path) -> Iterator[Row]:
-    """One row per question: id, title, context, question, answers and is_impossible.
+    """Yields one row per question: id, title, context, question, answers and is_impossible.
 
     Raises:
         BadDataError: naming the file and the line, or the place in its tree.
@@ -61,7 +61,7 @@ def read_squad(path: Path) -> Iterator[Row]:
 
 
 def _members(node: Any, name: str, where: str, joint: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """The objects of a list in a node, each with its place."""
+    """Yields the objects of a list in a node, each with its place."""
     if not isinstance(node, dict) or not isinstance(node.get(name), list):
         raise BadDataError(f"{where}, field {name}: not a list; expected the official SQuAD format")
     for i, member in enumerate(node[name]):
@@ -76,7 +76,7 @@ def _part(path: Path) -> SourcePart:
 
 
 def _named(folder: Path, name: str) -> Path | None:
-    """The file of a part: `NAME-v2.0.json`, or `NAME.json` when it looks like an official one."""
+    """Returns the file of a part: `NAME-v2.0.json`, or `NAME.json` when it looks like an official one."""
     found = sorted(file for file in folder.glob(f"{name}-v*.json") if file.is_file())
     plain = folder / f"{name}.json"
     if plain.is_file() and _is_official(plain):

@@ -43,7 +43,7 @@ class GoldAnswers:
         return float(normalise(text) in self._golds)
 
     def f1(self, text: str) -> float:
-        """The best F1 over answers, of the bags of tokens after normalisation."""
+        """Returns the best F1 over answers, of the bags of tokens after normalisation."""
         words = Counter(normalise(text).split())
         return max(_bag_f1(words, gold) for gold in self._bags)
 
@@ -92,7 +92,7 @@ def with_threshold(scores: Scores, null_scores: Scores, has_answer: Flags, thres
 def best_threshold(
     scores: Scores, null_scores: Scores, has_answer: Flags, answered: Flags | None = None
 ) -> float:
-    """The threshold on the null score that gives the best mean score, as the script tunes it.
+    """Returns the threshold on the null score that gives the best mean score, as the script tunes it.
 
     Of equally good ones the smallest, 0 being the first. Questions with the same null score
     stand or fall together, where the script takes them one by one: what is found is what

@@ -25,7 +25,7 @@ N_BEST = 20
 
 
 def best_spans(logits: torch.Tensor, batch: Batch, max_tokens: int) -> torch.Tensor:
-    """The null score of each window and its best spans in the context.
+    """Returns the null score of each window and its best spans in the context.
 
     Args:
         logits: (B, S, 2) of first and last token.
@@ -82,7 +82,7 @@ class Candidates:
 
 
 def merge_windows(observed: npt.NDArray[np.float32], data: TokenSet) -> Candidates:
-    """The candidates of all windows of each question together.
+    """Returns the candidates of all windows of each question together.
 
     Args:
         observed: (N, K) as `best_spans` gives it, in the order of the part.
@@ -118,7 +118,7 @@ class GoldQuestions:
 
     @staticmethod
     def write(file: Path, questions: Sequence[Question]) -> None:
-        """Write what scoring needs of a part's questions."""
+        """Writes what scoring needs of a part's questions."""
         numbers = {text: i for i, text in enumerate(dict.fromkeys(one.context for one in questions))}
         rows = [(numbers[one.context], [answer.text for answer in one.answers]) for one in questions]
         file.write_text(json.dumps({"contexts": list(numbers), "questions": rows}), encoding="utf-8")
@@ -204,7 +204,7 @@ class SpanScoring:
 
 
 def answers(candidates: Candidates, contexts: Sequence[str]) -> tuple[list[str], npt.NDArray[np.float64]]:
-    """The best text for each question, and how surely there is none.
+    """Returns the best text for each question, and how surely there is none.
 
     The best span of which something is left after normalisation answers: articles and
     punctuation alone say nothing. Where numbers are not finite nothing answers.

@@ -64,7 +64,7 @@ class SquadV2(DatasetTask[Question]):
         return example.text, example.context
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
-        """The stride."""
+        """Returns the stride."""
         return {"stride": _stride(task)}
 
     @override
@@ -127,7 +127,7 @@ class SquadV2(DatasetTask[Question]):
     def describe(
         self, folder: Path, parts: Mapping[str, Sequence[Question]], task: configuration.Task
     ) -> None:
-        """Write contexts and answers of the parts that are scored."""
+        """Writes contexts and answers of the parts that are scored."""
         for part, questions in parts.items():
             if part != TRAIN:
                 GoldQuestions.write(folder / f"{part}.{_QUESTIONS}", questions)

@@ -79,7 +79,7 @@ class Contexts:
         self.ids, self.chars = np.concatenate(ids), np.concatenate(chars)
 
     def span(self, context: int, answer: Answer) -> Span | None:
-        """The tokens of a context that cover an answer; None when none does."""
+        """Returns the tokens of a context that cover an answer; None when none does."""
         chars = self.chars[self.offsets[context] : self.offsets[context + 1]]
         first = int(np.searchsorted(chars[:, 1], answer.start, side="right"))
         last = int(np.searchsorted(chars[:, 0], answer.start + len(answer.text), side="left")) - 1
@@ -87,7 +87,7 @@ class Contexts:
 
 
 def windows(length: int, room: int, overlap: int) -> Iterable[Span]:
-    """Where each window of a text begins, and where it ends (exclusive).
+    """Yields where each window of a text begins, and where it ends (exclusive).
 
     Args:
         length: Length of the text in tokens, at least 1.
@@ -109,7 +109,7 @@ def tokenise_windows(
     stride: int,
     told: Callable[[int], None],
 ) -> TokenSet:
-    """All windows of all questions, those of one question one after the other.
+    """Returns all windows of all questions, those of one question one after the other.
 
     A window is `[CLS] question [SEP] part of the context [SEP]`. Its label is the first and the
     last token of the first answer, counted in the window, or (0, 0), the `[CLS]`, when the

@@ -28,7 +28,7 @@ _UK_LISTS = ("synonyms", "colloquial_terms", "known_brands")
 
 
 def official(path: Path) -> Mapping[str, SourcePart] | None:
-    """One official file, or a folder with any of them, whose rows are then taken together."""
+    """Returns one official file, or a folder with any of them, whose rows are then taken together."""
     if path.is_dir() and any(path.glob("train.*")):
         return None
     files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -40,7 +40,7 @@ def official(path: Path) -> Mapping[str, SourcePart] | None:
 
 
 def _reader_of(file: Path) -> Reader | None:
-    """What reads a file; None = it is none of the official ones."""
+    """Returns what reads a file; None = it is none of the official ones."""
     if file.suffix == ".csv":
         with file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
             columns = set(next(csv.reader(stream), []))

@@ -56,7 +56,7 @@ class Tariff(DatasetTask[Phrase]):
     left_out = "the code has fewer digits than task.level"
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
-        """The level."""
+        """Returns the level."""
         return {"level": _level(task)}
 
     @override
@@ -79,11 +79,11 @@ class Tariff(DatasetTask[Phrase]):
         return Phrase(text, digits[:level]) if len(digits) >= level else None
 
     def stratum(self, example: Phrase) -> int:
-        """The code."""
+        """Returns the code."""
         return int(example.code)
 
     def texts(self, example: Phrase) -> Iterable[str]:
-        """The text."""
+        """Returns the text."""
         return (example.text,)
 
     @override
@@ -141,7 +141,7 @@ class Tariff(DatasetTask[Phrase]):
         return replace(tokens, columns={**tokens.columns, "code": codes})
 
     def describe(self, folder: Path, parts: Mapping[str, Sequence[Phrase]], task: configuration.Task) -> None:
-        """Write the codes of the classes, by number."""
+        """Writes the codes of the classes, by number."""
         codes = sorted({one.code for one in parts["train"]})
         (folder / _CODES).write_text(json.dumps(codes), encoding="utf-8")
 
@@ -155,7 +155,7 @@ class Tariff(DatasetTask[Phrase]):
         return CodeScoring(tokens.columns["code"], codes, _level(task))
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Cross-entropy, summed over the batch.
+        """Returns the cross-entropy, summed over the batch.
 
         An unseen code has no logit: it counts what knowing nothing costs, the logarithm of the
         number of classes.
@@ -221,5 +221,5 @@ def _level(task: configuration.Task) -> int:
 
 
 def _codes_in(folder: Path) -> tuple[str, ...]:
-    """The codes of the classes, by number."""
+    """Returns the codes of the classes, by number."""
     return tuple(json.loads((folder / _CODES).read_text(encoding="utf-8")))

@@ -66,7 +66,7 @@ def _by_query(
 
 
 def best_f1_threshold(scores: npt.NDArray[np.floating], labels: Numbers) -> float:
-    """The threshold at which calling every score that reaches it positive gives the best F1.
+    """Returns the threshold at which calling every score that reaches it positive gives the best F1.
 
     It lies halfway between the scores that it parts. Of equally good ones the highest.
 

@@ -82,7 +82,7 @@ class WikiQa(DatasetTask[Pair]):
         return example.question, example.sentence
 
     def unit(self, example: Pair) -> str:
-        """The question."""
+        """Returns the question."""
         return example.key
 
     def split_stratum(self, example: Pair) -> int:
@@ -144,7 +144,7 @@ class WikiQa(DatasetTask[Pair]):
         return RankingScoring(tokens.labels, tokens.columns["question"])
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Cross-entropy, summed over the batch."""
+        """Returns the cross-entropy, summed over the batch."""
         return class_loss(logits, batch)
 
 
@@ -196,7 +196,7 @@ class RankingScoring:
 
 
 def _log_odds(probability: float) -> float:
-    """The difference of logits at which the second class has a probability."""
+    """Returns the difference of logits at which the second class has a probability."""
     return float(2.0 * np.arctanh(np.clip(2.0 * probability - 1.0, -1.0 + 1e-16, 1.0 - 1e-16)))
 
 
@@ -207,12 +207,12 @@ def _numbered(pairs: Sequence[Pair]) -> npt.NDArray[np.int64]:
 
 
 def _named(row: Row, *names: str) -> str:
-    """The name that a column has in this file; the first when it has none of them."""
+    """Returns the name that a column has in this file; the first when it has none of them."""
     return next((name for name in names if name in row.fields), names[0])
 
 
 def _by_question(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """The sentences of each question, questions in the order of their first sentence."""
+    """Returns the sentences of each question, questions in the order of their first sentence."""
     found: dict[str, list[Pair]] = {}
     for pair in pairs:
         found.setdefault(pair.key, []).append(pair)
