@@ -34,6 +34,7 @@ from service.domain.ledger import Ledger
 from service.domain.records import Event, Experiment, ExperimentDetail, ExperimentStatus, Items, Page, Run
 from service.domain.serialization import to_json
 from service.domain.states import ExperimentState, RunState
+from service.output.tables import TableFormat
 from service.scheduling.queue import Queue
 from service.store import Store
 
@@ -298,7 +299,7 @@ async def stream_experiment(
 def export_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
-    format: export.FormatParameter = export.Format.csv,
+    format: export.FormatParameter = TableFormat.csv,
     filter: Filter = None,
     order_by: OrderBy = None,
 ) -> StreamingResponse:

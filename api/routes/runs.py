@@ -85,7 +85,7 @@ def list_runs(
 )
 def export_runs(
     store: StoreDep,
-    format: export.FormatParameter = export.Format.csv,
+    format: export.FormatParameter = TableFormat.csv,
     filter: Filter = None,
     order_by: OrderBy = None,
 ) -> StreamingResponse:
