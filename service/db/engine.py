@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sqlite3
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -22,30 +23,47 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.pool import NullPool, QueuePool
 
-from service.db import sqlite
-from service.db.errors import NotFound, StoreError, StoreFull, StoreUnavailable
+from service.db import postgresql, sqlite
+from service.db.errors import (
+    NotFound,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    UnusableDatabase,
+    kind_of_sqlite_error,
+    kind_of_sqlstate,
+)
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
 READERS = 16
-"""Connections that read at a time in one process."""
+"""SQLite connections that read at a time in one process."""
 RETRIES = 5
-"""How often a PostgreSQL transaction that lost a deadlock is run again."""
-LOCK_TIMEOUT_S = 5.0
-"""How long a PostgreSQL statement waits for a lock before the store answers `StoreUnavailable`."""
+"""How often a PostgreSQL transaction that lost a deadlock, or its connection, is run again."""
 
+_RECONNECTING_S = 5.0
+"""How long after its start a PostgreSQL transaction that lost its connection is run again."""
 _RUN_AGAIN = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
-_DISK_FULL = "53100"
 _OUT_OF_RANGE = "22003"
 _SPARE_BYTES = 1 << 20
 
 
 class Database:
-    """The engine of one process; thread-safe."""
+    """The engine of one process; thread-safe.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        url: SQLAlchemy URL.
+        statement_timeout_s: longest statement on PostgreSQL; None = no limit, for maintenance.
+
+    Raises:
+        ValueError: the URL names neither a SQLite file nor PostgreSQL.
+    """
+
+    def __init__(
+        self, url: str, *, statement_timeout_s: float | None = postgresql.STATEMENT_TIMEOUT_S
+    ) -> None:
         parsed = sa.make_url(url)
         if parsed.get_backend_name() == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
@@ -58,11 +76,13 @@ class Database:
         self.path = Path(parsed.database).resolve() if self.is_sqlite and parsed.database else None
         if self.path is not None:
             self.lock: sqlite.WriterLock | None = sqlite.WriterLock(self.path)
+            self._checkpoints = sqlite.Checkpoints(self.path)
             self.readers = _sqlite_engine(parsed, sqlite.prepare_reader, "BEGIN", QueuePool)
             self.writers = _sqlite_engine(parsed, sqlite.prepare_writer, "BEGIN IMMEDIATE", NullPool)
         else:
             self.lock = None
-            self.readers = self.writers = _postgresql_engine(parsed)
+            self.writers = postgresql.create_engine(parsed, statement_timeout_s)
+            self.readers = postgresql.snapshot_reads(self.writers)
         self._writer: Connection | None = None
         self._writer_pid = os.getpid()
         self._closed = threading.Event()
@@ -72,7 +92,8 @@ class Database:
         """A connection in a transaction that sees one state of the database and writes nothing.
 
         Raises:
-            StoreUnavailable: when the database is unavailable.
+            StoreUnavailable: the database is unavailable.
+            UnusableDatabase: it is damaged.
         """
         with translated(self.path), self.readers.connect() as connection, connection.begin():
             yield connection
@@ -83,8 +104,9 @@ class Database:
         `body` may be run more than once: it touches nothing but the connection.
 
         Raises:
-            StoreUnavailable: when the database is locked or away.
-            StoreFull: when its disk is full.
+            StoreUnavailable: the database is locked or unavailable.
+            StoreFull: its disk is full.
+            UnusableDatabase: it is damaged.
         """
         with translated(self.path):
             if self.lock is not None:
@@ -100,8 +122,7 @@ class Database:
         except sa.exc.DBAPIError:
             self._drop_writer()
             raise
-        assert self.path is not None
-        sqlite.checkpoint(driver_connection(connection), self.path)
+        self._checkpoints.run(driver_connection(connection))
         return result
 
     def _sqlite_writer(self) -> Connection:
@@ -117,6 +138,7 @@ class Database:
             writer.close()
 
     def _write_postgresql(self, body: Callable[[Connection], Result]) -> Result:
+        reconnecting_until_s = time.monotonic() + _RECONNECTING_S
         for remaining in reversed(range(RETRIES)):
             committing = False
             try:
@@ -126,10 +148,11 @@ class Database:
                 return result
             except sa.exc.DBAPIError as error:
                 # A connection that broke before the commit was sent has changed nothing.
-                again = _sqlstate(error) in _RUN_AGAIN or (error.connection_invalidated and not committing)
-                if not again or not remaining:
+                broken = error.connection_invalidated and not committing
+                again = broken and time.monotonic() < reconnecting_until_s
+                if not (again or _sqlstate(error.orig) in _RUN_AGAIN) or not remaining:
                     raise
-                logger.info("retrying a transaction: %s", _first_line(error))
+                logger.info("retrying a transaction: %s", error.orig)
         raise AssertionError("unreachable")
 
     def close(self) -> None:
@@ -171,28 +194,6 @@ def _sqlite_engine(
     return engine
 
 
-def _postgresql_engine(url: sa.URL) -> Engine:
-    options = (
-        f"-c lock_timeout={int(LOCK_TIMEOUT_S * 1000)} "
-        # A process that is stopped inside a transaction must not hold its locks for ever.
-        "-c idle_in_transaction_session_timeout=60000 "
-        # Compiling a statement takes longer than any of ours runs.
-        "-c jit=off"
-    )
-    return sa.create_engine(
-        url,
-        pool_size=READERS,
-        max_overflow=0,
-        pool_timeout=10,
-        connect_args={
-            "connect_timeout": 5,
-            "options": options,
-            "application_name": "stillhouse",
-            "keepalives_idle": 30,
-        },
-    )
-
-
 @contextmanager
 def translated(database: Path | None) -> Iterator[None]:
     """Turn the drivers' errors into the store's.
@@ -209,42 +210,55 @@ def translated(database: Path | None) -> Iterator[None]:
     except sa.exc.TimeoutError:
         raise StoreUnavailable("all database connections are busy; try again later") from None
     except sa.exc.DBAPIError as error:
-        if _sqlstate(error) == _OUT_OF_RANGE:
-            raise NotFound("record", "beyond 64 bits") from None
-        kind = _kind(error.orig, database)
-        if kind is None:
+        if (ours := _translation(error.orig, database)) is None:
             raise
-        raise kind(_first_line(error)) from error
+        raise ours from error
     except (sqlite3.Error, psycopg.Error) as error:
-        kind = _kind(error, database)
-        if kind is None:
+        if (ours := _translation(error, database)) is None:
             raise
-        raise kind(str(error).splitlines()[0]) from error
+        raise ours from error
 
 
-def _kind(error: BaseException | None, database: Path | None) -> type[StoreError] | None:
-    if isinstance(error, sqlite3.OperationalError):
+def _translation(error: BaseException | None, database: Path | None) -> StoreError | None:
+    """The store's error for a driver's; None = the statement or its values are wrong."""
+    if _sqlstate(error) == _OUT_OF_RANGE:
+        return NotFound("record", "beyond 64 bits")
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    kind = _kind(error, line, database)
+    if kind is UnusableDatabase:
+        return UnusableDatabase(
+            f"{database or 'the database'}: {line}; run `stillhouse db check`, then upgrade it or restore a "
+            "backup"
+        )
+    return None if kind is None else kind(line)
+
+
+def _kind(error: BaseException | None, line: str, database: Path | None) -> type[StoreError] | None:
+    if isinstance(error, sqlite3.Error):
         name = getattr(error, "sqlite_errorname", "") or ""
-        if name == "SQLITE_FULL" or (name.startswith("SQLITE_IOERR") and _disk_is_full(database)):
+        if name.startswith("SQLITE_IOERR") and _disk_is_full(database):
             return StoreFull
-        if name.startswith(
-            ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_READONLY")
-        ):
-            return StoreUnavailable
-        return None
-    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return StoreFull if error.sqlstate == _DISK_FULL else StoreUnavailable
-    return None
+        return kind_of_sqlite_error(name, line)
+    sqlstate = _sqlstate(error)
+    if sqlstate is not None:
+        return kind_of_sqlstate(sqlstate)
+    # Without one, the error is the connection's and not the server's.
+    return StoreUnavailable if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else None
 
 
 def _disk_is_full(database: Path | None) -> bool:
-    return database is not None and shutil.disk_usage(database.parent).free < _SPARE_BYTES
+    return database is not None and not has_room(database)
 
 
-def _sqlstate(error: sa.exc.DBAPIError) -> str | None:
-    return getattr(error.orig, "sqlstate", None)
+def has_room(database: Path) -> bool:
+    """Whether the disk of a SQLite file takes more of it."""
+    try:
+        with tempfile.TemporaryFile(dir=database.parent) as file:
+            os.posix_fallocate(file.fileno(), 0, _SPARE_BYTES)
+    except OSError:
+        return False
+    return True
 
 
-def _first_line(error: sa.exc.DBAPIError) -> str:
-    lines = str(error.orig).strip().splitlines()
-    return lines[0] if lines else type(error.orig).__name__
+def _sqlstate(error: BaseException | None) -> str | None:
+    return getattr(error, "sqlstate", None)

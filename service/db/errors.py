@@ -63,3 +63,51 @@ class BadPageToken(StoreError):
 
 class UnusableDatabase(StoreError):
     """The database cannot be used as it is: migrations, integrity, file system or version."""
+
+
+# Classes of SQLSTATE (first two digits) that are not about the statement: repeated later, it can succeed.
+# The others are errors of a statement or of its values, and stay the driver's own.
+_BY_SQLSTATE_CLASS: dict[str, type[StoreError]] = {
+    "08": StoreUnavailable,  # connection exception
+    "25": StoreUnavailable,  # invalid transaction state: the server has become a standby
+    "28": StoreUnavailable,  # invalid authorization: a role or password is being changed
+    "3D": StoreUnavailable,  # invalid catalog name: the database is being restored
+    "40": StoreUnavailable,  # transaction rollback: deadlocks
+    "53": StoreUnavailable,  # insufficient resources
+    "55": StoreUnavailable,  # object not in prerequisite state: locks
+    "57": StoreUnavailable,  # operator intervention: shutdown, statement timeout
+    "58": StoreUnavailable,  # system error: input and output
+    "F0": StoreUnavailable,  # configuration file error
+    "XX": UnusableDatabase,  # internal error: damaged data or index
+}
+_BY_SQLSTATE: dict[str, type[StoreError]] = {
+    "53100": StoreFull,  # disk full
+    "42501": UnusableDatabase,  # insufficient privilege
+    "42P01": UnusableDatabase,  # undefined table: of another version of the program
+    "42703": UnusableDatabase,  # undefined column
+}
+_BY_SQLITE_CODE: dict[str, type[StoreError]] = {
+    "FULL": StoreFull,
+    **dict.fromkeys(
+        ("BUSY", "LOCKED", "CANTOPEN", "IOERR", "READONLY", "PERM", "AUTH", "PROTOCOL", "NOMEM", "INTERRUPT"),
+        StoreUnavailable,
+    ),
+    **dict.fromkeys(("CORRUPT", "NOTADB"), UnusableDatabase),
+}
+
+
+def kind_of_sqlstate(sqlstate: str) -> type[StoreError] | None:
+    """Returns the store's error for one of PostgreSQL; None = the statement or its values are wrong."""
+    return _BY_SQLSTATE.get(sqlstate) or _BY_SQLSTATE_CLASS.get(sqlstate[:2])
+
+
+def kind_of_sqlite_error(name: str, message: str) -> type[StoreError] | None:
+    """Returns the store's error for one of SQLite; None = the statement or its values are wrong.
+
+    Args:
+        name: extended result code, such as `SQLITE_IOERR_WRITE`.
+        message: of the error.
+    """
+    if name == "SQLITE_ERROR" and message.startswith(("no such table", "no such column")):
+        return UnusableDatabase  # Tables of another version of the program.
+    return _BY_SQLITE_CODE.get(name.removeprefix("SQLITE_").partition("_")[0])

@@ -28,6 +28,8 @@ BUSY_TIMEOUT_S = 5.0
 """How long a writer waits for its turn before it gives up."""
 CHECKPOINT_BYTES = 32 << 20
 """The write-ahead log is copied into the database when it has grown to this size."""
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+"""Between two tries to copy a log that a reader holds up."""
 LARGEST_QUICK_CHECK_BYTES = 256 << 20
 """Databases beyond this size are checked by `stillhouse db check` alone, not at every start."""
 
@@ -117,7 +119,7 @@ def prepare_reader(connection: sqlite3.Connection) -> None:
 
 
 def prepare_writer(connection: sqlite3.Connection) -> None:
-    """Set up the connection that writes: durable commits, checkpoints only where `checkpoint` is called."""
+    """Set up the connection that writes: durable commits, checkpoints only by `Checkpoints`."""
     _prepare(connection)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -127,26 +129,61 @@ def prepare_writer(connection: sqlite3.Connection) -> None:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+    connection.execute(_busy_timeout(BUSY_TIMEOUT_S))
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA cache_size = -16384")
     connection.execute("PRAGMA mmap_size = 268435456")
     connection.execute("PRAGMA temp_store = MEMORY")
 
 
-def checkpoint(connection: sqlite3.Connection, database: Path, *, at_least: int = CHECKPOINT_BYTES) -> None:
-    """Copy the write-ahead log into the database when it has grown; call under `WriterLock`.
+def _busy_timeout(seconds: float) -> str:
+    return f"PRAGMA busy_timeout = {int(seconds * 1000)}"
 
-    Readers that still need the old pages hold it up; the next call continues where this one ended.
+
+class Checkpoints:
+    """Copies the write-ahead log into the database when it has grown; for one writing process.
+
+    Args:
+        database: the file.
+        at_least: size of the log from which it is copied, in bytes; None = `CHECKPOINT_BYTES`.
     """
-    try:
-        size = database.with_name(database.name + "-wal").stat().st_size
-    except FileNotFoundError:
-        return
-    if size >= at_least:
+
+    def __init__(self, database: Path, at_least: int | None = None) -> None:
+        self._at_least = CHECKPOINT_BYTES if at_least is None else at_least
+        self._log = database.with_name(database.name + "-wal")
+        self._next_s = 0.0
+        self._pause_s = 0.0
+
+    def run(self, connection: sqlite3.Connection) -> None:
+        """Copies what can be copied now, if it is time; call under `WriterLock`.
+
+        Readers that still need the old pages are never waited for, because all writers would wait with them:
+        the log keeps growing, and the next try comes after a pause that doubles up to `LONGEST_PAUSE_S`.
+        """
+        try:
+            size = self._log.stat().st_size
+        except FileNotFoundError:
+            return
+        if size < self._at_least or time.monotonic() < self._next_s:
+            return
         # A log that never shrank back needs a moment without readers; ask for it only then.
-        mode = "RESTART" if size >= 8 * at_least else "PASSIVE"
-        connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+        mode = "RESTART" if size >= 8 * self._at_least else "PASSIVE"
+        connection.execute(_busy_timeout(0.0))
+        try:
+            busy, frames, copied = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        finally:
+            connection.execute(_busy_timeout(BUSY_TIMEOUT_S))
+        if busy or copied < frames:
+            if mode == "RESTART" and not self._pause_s:
+                logger.warning(
+                    "%s has grown to %d MiB; it is copied back when a reader that holds its pages ends",
+                    self._log,
+                    size >> 20,
+                )
+            self._pause_s = min(max(2 * self._pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+        else:
+            self._pause_s = 0.0
+        self._next_s = time.monotonic() + self._pause_s
 
 
 def version_warning(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> str | None:

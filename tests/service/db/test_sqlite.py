@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -195,8 +197,59 @@ def test_the_log_is_copied_back_when_it_has_grown(database: Database) -> None:
     database.write(grow)
     assert database.path.stat().st_size == size
     with database.writers.connect() as connection:
-        sqlite.checkpoint(driver_connection(connection), database.path, at_least=1000)
+        sqlite.Checkpoints(database.path, at_least=1000).run(driver_connection(connection))
     assert database.path.stat().st_size > size
+    database.close()
+
+
+def test_writes_do_not_wait_for_a_reader_of_a_large_log(
+    tmp_path: Path, sqlite_template: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(sqlite, "CHECKPOINT_BYTES", 1000)
+    path = tmp_path / "stillhouse.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    database = Database(f"sqlite:///{path}")
+    database.write(lambda connection: connection.execute(ADD, {"name": "a"}))
+
+    def write() -> None:
+        for number in range(20):
+            database.write(lambda connection, n=number: connection.execute(ADD, {"name": f"{n}"}))  # type: ignore[misc]
+
+    with database.read() as connection:
+        connection.execute(sa.text("SELECT 1 FROM metric_names")).all()
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join(20.0)
+        waited = thread.is_alive()
+    thread.join()
+    assert not waited
+    assert caplog.text.count("is copied back when a reader that holds its pages ends") == 1
+    assert len(names(database)) == 21
+    database.close()
+
+
+def test_a_log_that_readers_hold_up_is_tried_again_after_growing_pauses(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert database.path is not None
+    now = [0.0]
+    monkeypatch.setattr(sqlite, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(sqlite, "SHORTEST_PAUSE_S", 0.125)
+    checkpoints = sqlite.Checkpoints(database.path, at_least=1000)
+    tried: list[float] = []
+    with database.writers.connect() as connection, database.read() as reader:
+        reader.execute(sa.text("SELECT 1 FROM metric_names")).all()
+        connection.execute(ADD, {"name": "x" * 20_000})
+        connection.commit()
+        driver = driver_connection(connection)
+        driver.set_trace_callback(lambda text: tried.append(now[0]) if "wal_checkpoint" in text else None)
+        for eighth in range(1 + 8 * 18):
+            now[0] = eighth / 8
+            checkpoints.run(driver)
+        driver.set_trace_callback(None)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(tried)]
+    assert pauses == [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
     database.close()
 
 

@@ -1,0 +1,145 @@
+"""What PostgreSQL needs to be safe over a network: limits on every wait, and reads that see one snapshot.
+
+A server that vanishes without closing its connections (a lost network, a failed host, a proxy in between)
+would hold a caller for as long as the kernel repeats its packets, a quarter of an hour. Three limits end the
+wait: the kernel's for packets that are not acknowledged, the server's for a statement, and the client's for
+an answer.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypeVar
+
+import psycopg
+import sqlalchemy as sa
+from psycopg.abc import PQGen
+from sqlalchemy import Engine, event
+
+POOL_SIZE = 16
+"""Connections of one process."""
+LOCK_TIMEOUT_S = 5.0
+"""How long a statement waits for a lock."""
+STATEMENT_TIMEOUT_S = 15.0
+"""How long a statement may run. Together with `_GRACE_S`, less than a lease lasts: a heartbeat that meets a
+dead connection can be repeated on another before the lease lapses."""
+_GRACE_S = 3.0
+"""How much longer than the server's limit the client waits for its answer."""
+_CONNECT_TIMEOUT_S = 5
+_ACKNOWLEDGED_WITHIN_S = 10
+"""How long the kernel waits for the server's machine to acknowledge a packet."""
+_IDLE_S = 2.0
+"""A connection that was idle for longer is tried before it is used."""
+_PING_TIMEOUT_S = 3.0
+
+Returned = TypeVar("Returned")
+
+
+class ServerSilent(psycopg.OperationalError):
+    """The server did not answer in time; the connection is closed."""
+
+
+class LimitedConnection(psycopg.Connection[Any]):
+    """A connection that closes when the server sends nothing for `silence_s` while an answer is due.
+
+    Attributes:
+        silence_s: the limit; None = none.
+    """
+
+    silence_s: float | None = None
+
+    def wait(self, gen: PQGen[Returned], interval: float = 0.1, timeout: float | None = None) -> Returned:
+        """Runs a generator of psycopg on this connection.
+
+        Raises:
+            ServerSilent: the server sent nothing for `silence_s`.
+        """
+        if self.silence_s is not None:
+            gen = _limited(gen, self.silence_s)
+        try:
+            return super().wait(gen, interval, timeout)
+        except ServerSilent:
+            self.close()
+            raise
+
+
+def _limited(gen: PQGen[Returned], silence_s: float) -> PQGen[Returned]:
+    """Ends a generator of psycopg that has not been ready for `silence_s`."""
+    try:
+        wanted = next(gen)
+        heard_s = time.monotonic()
+        while True:
+            ready = yield wanted
+            if ready:
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > silence_s:
+                raise ServerSilent(f"the server has not answered for {silence_s:g} s")
+            wanted = gen.send(ready)
+    except StopIteration as done:
+        returned: Returned = done.value
+        return returned
+
+
+def create_engine(url: sa.URL, statement_timeout_s: float | None) -> Engine:
+    """Returns an engine whose every wait is limited.
+
+    Args:
+        url: of the database.
+        statement_timeout_s: longest statement; None = no limit, for maintenance.
+    """
+    settings = {
+        "lock_timeout": int(LOCK_TIMEOUT_S * 1000),
+        "statement_timeout": int((statement_timeout_s or 0) * 1000),
+        # A process that is stopped inside a transaction must not hold its locks forever.
+        "idle_in_transaction_session_timeout": 60_000,
+        # Compiling a statement takes longer than any of ours runs.
+        "jit": "off",
+    }
+    engine = sa.create_engine(
+        url,
+        pool_size=POOL_SIZE,
+        max_overflow=0,
+        pool_timeout=10,
+        connect_args={
+            "connect_timeout": _CONNECT_TIMEOUT_S,
+            "options": " ".join(f"-c {name}={value}" for name, value in settings.items()),
+            "application_name": "stillhouse",
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": _ACKNOWLEDGED_WITHIN_S * 1000,
+        },
+    )
+
+    @event.listens_for(engine, "do_connect")
+    def on_connecting(_dialect: object, _record: object, arguments: Any, fields: Any) -> LimitedConnection:
+        connection = LimitedConnection.connect(*arguments, **fields)
+        if statement_timeout_s is not None:
+            connection.silence_s = statement_timeout_s + _GRACE_S
+        return connection
+
+    @event.listens_for(engine, "checkin")
+    def on_checkin(_connection: object, record: Any) -> None:
+        record.info["idle_since_s"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def on_checkout(connection: LimitedConnection, record: Any, _proxy: object) -> None:
+        if time.monotonic() - record.info.get("idle_since_s", time.monotonic()) > _IDLE_S:
+            _ping(engine, connection)
+
+    return engine
+
+
+def snapshot_reads(engine: Engine) -> Engine:
+    """Returns the engine for transactions that see one state of the database and cannot write; same pool."""
+    return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+
+def _ping(engine: Engine, connection: LimitedConnection) -> None:
+    """Replaces the pool's connections if this one is dead: so are those from the same time, most likely."""
+    usual_s, connection.silence_s = connection.silence_s, _PING_TIMEOUT_S
+    try:
+        engine.dialect.do_ping(connection)  # type: ignore[arg-type]
+    except psycopg.Error as error:
+        raise sa.exc.InvalidatePoolError from error
+    connection.silence_s = usual_s
