@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from api.deps import QueueDep, SettingsDep
+from api.deps import QueueDep, StoreDep
 from api.metrics import ServiceFigures
 from api.problems import CATALOGUE, ProblemError, declared
 from api.shapes import Health, Readiness
@@ -38,11 +38,11 @@ async def healthz() -> Health:
     summary="Whether this process can do its work",
     tags=["system"],
 )
-def readyz(settings: SettingsDep, queue: QueueDep) -> Response:
-    """The database answers and its tables are current; schedulers are told as detail."""
+def readyz(store: StoreDep, queue: QueueDep) -> Response:
+    """The database answers, its tables are current and its disk has room; schedulers are given as detail."""
     try:
         alive = len(queue.schedulers_alive())
-        missing = migrate.check(settings)
+        missing = migrate.readiness_problems(store.database)
         readiness = Readiness(ready=not missing, database="; ".join(missing) or "ok", schedulers_alive=alive)
     except StoreError as error:
         readiness = Readiness(ready=False, database=str(error), schedulers_alive=0)

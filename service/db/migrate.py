@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from sqlalchemy import Connection
 
 from service.config.settings import Settings
 from service.db import sqlite
-from service.db.engine import Database, driver_connection, translated
+from service.db.engine import Database, driver_connection, has_room, translated
 from service.db.errors import StoreError, UnusableDatabase
 from service.db.schema import Document, WordOf, metadata
 
@@ -42,7 +43,7 @@ def upgrade(settings: Settings) -> None:
         StoreFull: its disk is full.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    database = Database(settings.resolved_database_url())
+    database = Database(settings.resolved_database_url(), statement_timeout_s=None)
     try:
         with translated(database.path):
             if database.lock is not None and database.path is not None:
@@ -77,7 +78,7 @@ def _run_migrations(connection: Connection) -> None:
 def check(settings: Settings) -> list[str]:
     """Everything that is wrong with the database; empty when nothing is. Reads all of a SQLite file."""
     problems: list[str] = []
-    database = Database(settings.resolved_database_url())
+    database = Database(settings.resolved_database_url(), statement_timeout_s=None)
     try:
         with translated(database.path):
             if database.path is not None:
@@ -91,10 +92,24 @@ def check(settings: Settings) -> list[str]:
                 problems += _form_problems(connection)
     except StoreError as error:
         problems.append(str(error))
-    except sa.exc.DatabaseError as error:
-        problems.append(f"integrity: {error.orig}; restore a backup")
     finally:
         database.close()
+    return problems
+
+
+def readiness_problems(database: Database) -> list[str]:
+    """Returns why the database cannot serve now, found in moments; `check` looks at everything.
+
+    Raises:
+        StoreUnavailable: it is unavailable.
+        UnusableDatabase: it is damaged.
+    """
+    with database.read() as connection:
+        problems = _revision_problems(connection)
+        if database.path is None and connection.execute(sa.text("SELECT pg_is_in_recovery()")).scalar():
+            problems.append("the server is a standby, which takes no writes; use the primary's address")
+    if database.path is not None and not has_room(database.path):
+        problems.append(f"the disk of {database.path} is full; free space")
     return problems
 
 
@@ -125,8 +140,6 @@ def refuse_unusable(settings: Settings) -> None:
             if database.path is not None and database.path.stat().st_size <= sqlite.LARGEST_QUICK_CHECK_BYTES:
                 problems += sqlite.integrity_problems(driver_connection(connection))
             problems += _revision_problems(connection)
-    except sa.exc.DatabaseError as error:
-        problems.append(f"{database.path or 'the database'} cannot be read: {error.orig}; restore a backup")
     finally:
         database.close()
     if problems:
@@ -135,7 +148,12 @@ def refuse_unusable(settings: Settings) -> None:
 
 def newest_revision() -> str:
     """The form of the tables that this program works with."""
-    revision = ScriptDirectory.from_config(_config(None)).get_current_head()
+    return _newest_revision(MIGRATIONS)
+
+
+@cache
+def _newest_revision(migrations: Path) -> str:
+    revision = ScriptDirectory(migrations).get_current_head()
     assert revision is not None
     return revision
 

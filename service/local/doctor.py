@@ -128,15 +128,14 @@ def _database(settings: Settings) -> Iterator[Finding]:
                 "database", Health.note, f"{shown}: does not exist yet", "`stillhouse up` creates it"
             )
             return
-    from service.db.errors import StoreError
-    from service.store import Store
+    from service.db import migrate
 
-    try:
-        Store.open(settings).close()
-    except StoreError as error:
-        yield Finding("database", Health.broken, f"{shown}: {error}", "try `stillhouse db upgrade`")
+    problems = migrate.check(settings)
+    if problems:
+        yield Finding("database", Health.broken, f"{shown}: {problems[0]}", "run `stillhouse db check`")
         return
-    yield Finding("database", Health.ok, f"{shown}: reachable, migrations current")
+    whole = "intact" if is_file else "reachable"
+    yield Finding("database", Health.ok, f"{shown}: {whole}, migrations current")
 
 
 def _compiler(settings: Settings) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from service.domain.serialization import Serializable, adapter
 from service.planner.forecasting import budget_problems
 from service.scheduling.admission import admit
 from service.spec import experiment, paths, rules, wording
+from service.store import Store
 
 
 @pytest.fixture
@@ -153,7 +155,27 @@ def test_metrics_count_requests_and_states(client: TestClient) -> None:
 
 def test_readiness_tells_what_is_wrong(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.get("/readyz").json() == {"ready": True, "database": "ok", "schedulers_alive": 0}
-    monkeypatch.setattr("service.db.migrate.check", lambda settings: ["migration 0002 is missing"])
+    monkeypatch.setattr("service.db.migrate.newest_revision", lambda: "0002")
     answer = client.get("/readyz")
-    assert (answer.status_code, answer.json()["database"]) == (503, "migration 0002 is missing")
+    assert answer.status_code == 503
+    assert "this program needs 0002; run: stillhouse db upgrade" in answer.json()["database"]
     assert client.get("/healthz").status_code == 200
+
+
+def test_readiness_does_not_read_the_whole_database(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[object] = []
+    monkeypatch.setattr("service.db.sqlite.integrity_problems", lambda connection: checked.append(1) or [])
+    assert client.get("/readyz").status_code == 200
+    assert checked == []
+
+
+def test_a_full_disk_is_not_ready(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    answer = client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["database"] == f"the disk of {store.path} is full; free space"

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from service.cli.app import app
 from service.config.settings import Settings
+from service.db import migrate
 from service.local.doctor import Health, examine
 
 ROOT = Path(__file__).parents[3]
@@ -123,6 +124,21 @@ def test_the_doctor_exits_1_when_something_is_broken(tmp_path: Path) -> None:
     result = run("doctor", STILLHOUSE_DATA_DIR=str(blocked / "data"), STILLHOUSE_URL="http://127.0.0.1:9")
     assert result.exit_code == 1
     assert "broken data folder" in " ".join(result.stdout.split())
+
+
+def test_the_doctor_reads_all_of_a_database_however_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(data_dir=tmp_path)
+    migrate.upgrade(settings)
+    path = tmp_path / "stillhouse.db"
+    content = bytearray(path.read_bytes())
+    content[-4096 * 4 :] = b"\x5a" * (4096 * 4)
+    path.write_bytes(content)
+    monkeypatch.setattr("service.db.sqlite.LARGEST_QUICK_CHECK_BYTES", 0)
+    findings = {finding.subject: finding for finding in examine(settings)}
+    assert findings["database"].health is Health.broken
+    assert "restore a backup" in findings["database"].detail
 
 
 def test_the_database_commands_make_and_check_it(tmp_path: Path) -> None:
