@@ -50,7 +50,7 @@ from typing import Any
 from benchmarks.options import Benchmark
 from service.planner.profiled import exchange_of, link_of, step_of
 from service.planner.step_time import estimate
-from trainers.checkpoints.manifest import TRACE
+from trainers.checkpoints.manifest import TRACE, attempt_folder
 from trainers.config import RunConfig
 from trainers.dry_runs.local_group import GroupError, LocalGroup
 from trainers.dry_runs.profile import Profile
@@ -270,7 +270,7 @@ def train_variant(config: RunConfig, ranks: Sequence[int]) -> tuple[dict[str, An
                 config = config.model_copy(update={"workspace": workspace})
             sink = LastPoints()
             outcome = train(config, sink, NeverStop())
-            file = Path(config.workspace.checkpoints) / TRACE
+            file = attempt_folder(Path(config.workspace.checkpoints), 1) / TRACE
             if not together or rank == 0:
                 answer = {**outcome.summary, **sink.values}, json.loads(file.read_text(encoding="utf-8"))
     distributed.barrier()

@@ -12,6 +12,7 @@ import torch
 
 from trainers import distillation, tasks
 from trainers.checkpoints import snapshot, store
+from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.snapshot import ModelState
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.config import RunConfig
@@ -37,7 +38,7 @@ from trainers.precision import Arithmetic, Inference, arithmetic_for, inference_
 from trainers.preparation import counted_by, preparing
 from trainers.process import seed_all
 from trainers.progress import Progress
-from trainers.reporting import Clock, NullSink, Sink, Stop
+from trainers.reporting import Clock, Fence, NullSink, Sink, Stop
 from trainers.run_parts import RunCheckpoints, RunData, RunParts, RunTelemetry, TrainedModel
 from trainers.tasks.base import Prepared, Task
 from trainers.telemetry.devices import other_device
@@ -113,7 +114,14 @@ class _Worker:
 
 
 def assemble(
-    config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock, began_s: float, instruments: Instruments
+    config: RunConfig,
+    sink: Sink,
+    stop: Stop,
+    *,
+    clock: Clock,
+    began_s: float,
+    instruments: Instruments,
+    fence: Fence | None = None,
 ) -> Trainer:
     """Returns a trainer at the run's newest checkpoint, or at its beginning.
 
@@ -124,6 +132,7 @@ def assemble(
         clock: when the attempt was opened and the run submitted.
         began_s: `time.perf_counter()` at the beginning of the worker's part.
         instruments: Instruments started at that moment.
+        fence: Fence of the attempt; None = there is only one at a time.
 
     Raises:
         TrainingError: whatever the run asks for that cannot be had.
@@ -136,7 +145,7 @@ def assemble(
     instruments.attach(worker.device, alive=heartbeat.beat)
     timeline.bounded_by(OverheadMeter(instruments, worker.sink))
     timeline.enter(Phase.setup)
-    checkpoints = CheckpointStore(Path(config.workspace.checkpoints), config.checkpoint.keep)
+    checkpoints = CheckpointStore(Path(config.workspace.checkpoints), config.checkpoint.keep, fence)
     newest = _newest(checkpoints, worker)
     if newest is not None:
         timeline.resume()
@@ -175,7 +184,7 @@ def _build(worker: _Worker, attempt: _Attempt, stop: Stop) -> Trainer:
     prepared = task.prepare(config, distillation.tokenizer_origin(config, model_origin), worker.log)
     model = _build_model(worker, task, prepared, model_origin)
     sized, forget_micro_size = _choose_micro_batch(worker, prepared, model)
-    data = _run_data(worker, sized, task, prepared, model.distilled)
+    data = _run_data(worker, sized, task, prepared, model.distilled, attempt.checkpoints)
     total_steps = config.length.total_steps(len(prepared.train), config.batch.global_size)
 
     taken = store.load(attempt.newest) if attempt.newest else None
@@ -332,7 +341,12 @@ def _build_student(worker: _Worker, model_origin: Origin, prepared: Prepared) ->
 
 
 def _run_data(
-    worker: _Worker, sized: RunConfig, task: Task, prepared: Prepared, distilled: Distilled
+    worker: _Worker,
+    sized: RunConfig,
+    task: Task,
+    prepared: Prepared,
+    distilled: Distilled,
+    checkpoints: CheckpointStore,
 ) -> RunData:
     """Returns the batches of the training part, and what scores the other parts."""
     config, workers = worker.config, worker.workers
@@ -354,6 +368,7 @@ def _run_data(
             evaluator_of(part="test"),
             prepared.test_units,
             Path(config.workspace.checkpoints),
+            checkpoints.own_folder,
             identity,
             task.info.headline,
             workers,
@@ -380,7 +395,7 @@ def _restore(
     if taken is not None:
         progress = snapshot.restore(taken, state, data.identity)
         worker.timeline.carry_over(taken.state["spent_s"])
-        _restore_best(attempt.checkpoints, progress, data.task.info.headline, worker.workers)
+    _restore_best(attempt.checkpoints, progress, data.task.info.headline, worker.workers)
     before = attempt.heartbeat.look_back(
         kept_until_s=taken.state["taken_s"] if taken else None, submitted_s=attempt.submitted_s
     )
@@ -529,8 +544,9 @@ def _restore_best(checkpoints: CheckpointStore, progress: Progress, headline: st
     kept = False
     if workers.rank == 0:
         if progress.best is not None:
-            kept = checkpoints.mark_best(progress.best_step, headline, progress.best)
+            best = CheckpointId(progress.best_attempt, progress.best_step)
+            kept = checkpoints.mark_best(best, headline, progress.best)
         if not kept:
             checkpoints.forget_best()
     if not workers.broadcast(kept):
-        progress.best, progress.best_step = None, -1
+        progress.best, progress.best_step, progress.best_attempt = None, -1, 0

@@ -22,7 +22,7 @@ from trainers.config import RunConfig, TrainingSections, Workspace
 from trainers.device_kinds import DEVICE_KINDS
 from trainers.dry_runs.profile import ModelShape, Profile
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError
-from trainers.reporting import Clock, Sink, Stop, TrainingOutcome
+from trainers.reporting import Clock, Fence, Sink, Stop, TrainingOutcome
 from trainers.tasks import TASKS
 from trainers.telemetry.instruments import Instruments
 
@@ -36,7 +36,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-def train(config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = None) -> TrainingOutcome:
+def train(
+    config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = None, fence: Fence | None = None
+) -> TrainingOutcome:
     """Trains one run from its newest checkpoint to its end, or until stopped.
 
     With several workers each calls this, in a process group that exists already.
@@ -47,6 +49,7 @@ def train(config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = No
         stop: asked at each step boundary; one worker's word stops all.
         clock: when the run was submitted and this attempt opened; None = now. The run's own time begins
             here, and not before the process is ready.
+        fence: which attempt at the run this is; None = there is only one at a time.
 
     Returns:
         How it ended; the figures count on rank 0.
@@ -65,7 +68,15 @@ def train(config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = No
         reset_process(config)
         trainer: Trainer | None = None
         try:
-            trainer = assemble(config, sink, stop, clock=clock, began_s=began_s, instruments=instruments)
+            trainer = assemble(
+                config,
+                sink,
+                stop,
+                clock=clock,
+                began_s=began_s,
+                instruments=instruments,
+                fence=fence,
+            )
             return trainer.train()
         except TrainingError:
             raise

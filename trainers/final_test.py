@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainers import predictions
 from trainers.checkpoints import manifest, store
+from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.store import MODEL_FILE
 from trainers.data.fingerprint import digest_of
 from trainers.errors import CheckpointError
@@ -29,6 +30,7 @@ class FinalTest:
         evaluator: Evaluator of the test part.
         units: file with the names of its units.
         folder: Checkpoint folder of the run.
+        own_folder: Checkpoint folder of this attempt.
         identity: Identity of the run's data.
         headline: Metric by which the task is judged.
         workers: Workers of the run.
@@ -39,11 +41,13 @@ class FinalTest:
         evaluator: Evaluator,
         units: Path,
         folder: Path,
+        own_folder: Path,
         identity: Mapping[str, str | int | float],
         headline: str,
         workers: Workers,
     ) -> None:
-        self._evaluator, self._units, self._folder = evaluator, units, folder
+        self._evaluator, self._units = evaluator, units
+        self._folder, self._own_folder = folder, own_folder
         self._data, self._headline, self._workers = digest_of(dict(identity)), headline, workers
 
     @property
@@ -70,7 +74,7 @@ class FinalTest:
         Raises:
             CheckpointError: on every worker; the best checkpoint cannot be read, or the record not written.
         """
-        best = manifest.checkpoint_path(self._folder, progress.best_step)
+        best = CheckpointId(progress.best_attempt, progress.best_step).path(self._folder)
         weights_sha256 = self._digest(best)
         figures: Mapping[str, float] | None = self._workers.broadcast(self._recorded(weights_sha256))
         if figures is not None:
@@ -90,7 +94,7 @@ class FinalTest:
             names = json.loads(self._units.read_text(encoding="utf-8"))
             try:
                 predictions.write(
-                    self._folder,
+                    self._own_folder,
                     record,
                     [names[number] for number in judged.numbers],
                     judged.scores.tolist(),
@@ -99,7 +103,7 @@ class FinalTest:
                 )
             except OSError as error:
                 problem = (
-                    f"the predictions for the test part cannot be written to {self._folder} "
+                    f"the predictions for the test part cannot be written to {self._own_folder} "
                     f"({error.strerror or error}); free space or make the folder writable"
                 )
         problem = self._workers.broadcast(problem)
@@ -127,8 +131,11 @@ class FinalTest:
         if self._workers.rank:
             return None
         try:
-            record = predictions.read_record(self._folder / predictions.PREDICTIONS)
-        except NoPredictions:
+            file = manifest.newest_file(self._folder, predictions.PREDICTIONS)
+            if file is None:
+                return None
+            record = predictions.read_record(file)
+        except (NoPredictions, OSError):
             return None
         same = (record.weights_sha256, record.data) == (weights_sha256, self._data)
         return record.figures if same else None

@@ -1,4 +1,6 @@
-"""What a run made of each unit of its test part: one Parquet file next to its checkpoints. Imports no torch.
+"""What a run made of each unit of its test part: one Parquet file next to the checkpoints of an attempt.
+
+Imports no torch.
 
 The file is the record that the test part was scored: it carries the figures, and of which weights they are.
 """
@@ -15,7 +17,7 @@ from typing import Any
 from trainers.data.cache import sync
 
 PREDICTIONS = "predictions/test.parquet"
-"""Where a run's folder of checkpoints has the file."""
+"""Where an attempt's folder has the file."""
 COLUMNS = ("unit", "score", "prediction", "truth")
 _RECORD = b"stillhouse.test"
 _ROWS = 8192
@@ -74,7 +76,7 @@ def write(
     """Writes the predictions of a run, whole or not at all.
 
     Args:
-        folder: Checkpoint folder of the run.
+        folder: Checkpoint folder of the attempt.
         record: Origin of the predictions.
         units, scores, predictions, truths: U of each.
 

@@ -23,6 +23,7 @@ class Progress:
         costs: its time per example and its memory.
         best: headline metric of the best evaluation; None = none yet.
         best_step: its step.
+        best_attempt: Attempt that saved the checkpoint of this step.
         best_scores: all its scores, thresholds among them.
         skipped_steps: steps that were not applied, because numbers were not finite.
         not_finite_in_a_row: Of those, the ones since the last applied step that no loss scale explains.
@@ -46,6 +47,7 @@ class Progress:
     costs: dict[str, float] = field(default_factory=dict)
     best: float | None = None
     best_step: int = -1
+    best_attempt: int = 0
     best_scores: dict[str, float] = field(default_factory=dict)
     skipped_steps: int = 0
     not_finite_in_a_row: int = 0
@@ -91,19 +93,30 @@ class Progress:
         if timed:
             self.hidden_communication_s += sent.hidden_s
 
-    def judge(self, scores: dict[str, float], headline: str, *, higher_is_better: bool) -> None:
-        """Keeps the scores of an evaluation at the current step."""
+    def judge(
+        self, scores: dict[str, float], headline: str, *, higher_is_better: bool, attempt: int = 0
+    ) -> None:
+        """Keeps the scores of an evaluation at the current step.
+
+        Args:
+            scores: Values by name.
+            headline: Name of the score that decides which evaluation is the best.
+            higher_is_better: Direction of that score.
+            attempt: Attempt that saved the checkpoint of this step; 0 = there is none.
+        """
         self.evaluated_step, self.scores = self.step, scores
         sign = 1.0 if higher_is_better else -1.0
         if self.best is None or math.isnan(self.best) or sign * scores[headline] > sign * self.best:
             self.best, self.best_step, self.best_scores = scores[headline], self.step, scores
+            self.best_attempt = attempt
 
     def go_back_to(self, before: Progress) -> None:
         """Takes the counters of a checkpoint, except for what was spent, found and tried since."""
         kept = {
             name: getattr(self, name)
             for name in (
-                "usage", "best", "best_step", "best_scores", "skipped_steps", "timed_samples", "timed_tokens",
+                "usage", "best", "best_step", "best_attempt", "best_scores", "skipped_steps", "timed_samples",
+                "timed_tokens",
             )
         }  # fmt: skip
         if self.evaluated_step == before.step:

@@ -110,6 +110,30 @@ class Stop(Protocol):
         ...
 
 
+class Fence(Protocol):
+    """Which attempt at a run this is. Numbers only grow, and a later attempt shuts out all earlier ones."""
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt."""
+        ...
+
+    def holds(self) -> bool:
+        """Whether this is still the current attempt, as far as can be known now; may block for seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyAttempt:
+    """A fence where there is no other attempt at the same time."""
+
+    attempt: int = 1
+
+    def holds(self) -> bool:
+        """Returns True."""
+        return True
+
+
 class Sink(Protocol):
     """Where a run's facts go. No method blocks the loop or raises for a slow receiver."""
 

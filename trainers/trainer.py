@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from trainers.checkpoints import random_state, snapshot, store
+from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.snapshot import EXCHANGE, Tensors
 from trainers.checkpoints.store import Snapshot
 from trainers.data import tokenizers
@@ -243,7 +244,12 @@ class Trainer:
         scores = self.data.evaluator.scores(observed)
         self.progress.costs = dict(observed.costs)
         info = self.data.task.info
-        self.progress.judge(scores, info.headline, higher_is_better=info.higher_is_better)
+        self.progress.judge(
+            scores,
+            info.headline,
+            higher_is_better=info.higher_is_better,
+            attempt=0 if self.checkpoint is None else CheckpointId.of(self.checkpoint).attempt,
+        )
         step = self.progress.step
         if step > self.scored_step:
             self.scored_step = step
@@ -296,12 +302,16 @@ class Trainer:
         Raises:
             CheckpointError: on every worker.
         """
-        step, best = self.progress.step, self.progress.best
-        assert best is not None
+        score, checkpoint = self.progress.best, self._best_checkpoint
+        assert score is not None
         self.timeline.enter(Phase.checkpoint)
         self._on_first_worker(
-            lambda: self.checkpoints.store.mark_best(step, self.data.task.info.headline, best)
+            lambda: self.checkpoints.store.mark_best(checkpoint, self.data.task.info.headline, score)
         )
+
+    @property
+    def _best_checkpoint(self) -> CheckpointId:
+        return CheckpointId(self.progress.best_attempt, self.progress.best_step)
 
     def _on_first_worker(self, write: Callable[[], object]) -> None:
         """Writes on rank 0; a failure is raised on every worker.
@@ -493,7 +503,7 @@ class Trainer:
             return
         self.telemetry.figures.keep(recorded.profiled, self.progress)
         try:
-            tracing.write_kernels(Path(self.config.workspace.checkpoints), traces)
+            tracing.write_kernels(self.checkpoints.store.own_folder, traces)
         except OSError as error:
             self.sink.log("warning", f"the kernel trace was not saved: {error}")
         for measurement in recorded.profiled.measurements(
@@ -519,7 +529,7 @@ class Trainer:
             "micro_batches": self.config.accumulation,
         }
         try:
-            tracing.write(Path(self.config.workspace.checkpoints), tracing.chrome_trace(traced, about))
+            tracing.write(self.checkpoints.store.own_folder, tracing.chrome_trace(traced, about))
         except OSError as error:
             self.sink.log("warning", f"the trace was not saved: {error}")
         for measurement in tracing.measurements(traced):
@@ -581,5 +591,7 @@ class Trainer:
             **tested,
             "best_score": progress.best,
             "best_step": progress.best_step if found else None,
-            "best_checkpoint": str(self.checkpoints.store.path(progress.best_step)) if kept else None,
+            "best_checkpoint": (
+                str(self._best_checkpoint.path(Path(self.config.workspace.checkpoints))) if kept else None
+            ),
         }

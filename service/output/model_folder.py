@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from service.config.settings import Settings
 from service.output.model_archive import CHUNK_BYTES, MANIFEST, BrokenModel
 from service.output.model_card import Told, model_card
-from service.spec.models import NoModel, Which, checkpoint_of
+from service.spec.models import NoModel, Which, checkpoint_of, checkpoints_of
 from service.store import Store
 from trainers.checkpoints import manifest
 
@@ -95,14 +95,15 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
         NoModel: it has no such checkpoint, or one that is not whole.
     """
     run = store.run(run_id)
-    path = checkpoint_of(settings, store.source_of(run), which)
-    best = manifest.read_best(path.parent) if which == "best" else None
+    source = store.source_of(run)
+    path = checkpoint_of(settings, source, which)
+    best = manifest.read_best(checkpoints_of(settings, source)) if which == "best" else None
     spec = json.loads(store.run_config(run_id))
     attempts = store.attempts(run_id)
     told = Told(
         run=run,
         which=which,
-        step=int(path.name.partition("-")[2]),
+        step=manifest.CheckpointId.of(path).step,
         score=None if best is None else best.score,
         spec=spec,
         spec_sha256=store.experiment(run.experiment_id).spec_sha256,

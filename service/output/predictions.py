@@ -12,6 +12,7 @@ from service.domain.states import TERMINAL_RUN_STATES
 from service.spec.models import checkpoints_of
 from service.store import Store
 from trainers import predictions
+from trainers.checkpoints.manifest import newest_file
 from trainers.predictions import NoPredictions as NoPredictions
 
 CHUNK_BYTES = 1 << 20
@@ -25,16 +26,18 @@ def predictions_file(store: Store, settings: Settings, run_id: int) -> Path:
         NoPredictions: it has none, or not yet, or its files are not on this machine.
     """
     run = store.run(run_id)
-    file = _file(settings, store.source_of(run))
+    folder = checkpoints_of(settings, store.source_of(run))
     try:
-        if file.is_file():
+        if (file := newest_file(folder, predictions.PREDICTIONS)) is not None:
             return file
     except OSError as error:
-        raise NoPredictions(f"run {run_id}: {file} cannot be read ({error.strerror or error})") from None
+        raise NoPredictions(
+            f"run {run_id}: {error.filename} cannot be read ({error.strerror or error})"
+        ) from None
     if json.loads(store.run_config(run_id))["task"].get("test") == "none":
         raise NoPredictions(f"run {run_id} has no test part; submit it with task.test: auto")
     if run.state in TERMINAL_RUN_STATES:
-        raise NoPredictions(f"run {run_id} is {run.state} and left no {file}")
+        raise NoPredictions(f"run {run_id} is {run.state} and left no {predictions.PREDICTIONS} in {folder}")
     raise NoPredictions(f"run {run_id} is {run.state}; its test part is scored at its end")
 
 
@@ -48,7 +51,14 @@ def unit_scores(settings: Settings, source: Run) -> Mapping[str, float]:
     Raises:
         NoPredictions: there is no file that can be read.
     """
-    return predictions.unit_scores(_file(settings, source))
+    folder = checkpoints_of(settings, source)
+    try:
+        file = newest_file(folder, predictions.PREDICTIONS)
+    except OSError as error:
+        raise NoPredictions(f"{error.filename}: cannot be read ({error.strerror or error})") from None
+    if file is None:
+        raise NoPredictions(f"run {source.id} has no {predictions.PREDICTIONS} in {folder}")
+    return predictions.unit_scores(file)
 
 
 def known_scores(store: Store, settings: Settings, run: Run) -> Mapping[str, float] | None:
@@ -82,7 +92,3 @@ def raw(file: Path) -> Iterator[bytes]:
                 yield chunk
     except OSError as error:
         raise NoPredictions(f"{file}: cannot be read ({error.strerror or error})") from None
-
-
-def _file(settings: Settings, source: Run) -> Path:
-    return checkpoints_of(settings, source) / predictions.PREDICTIONS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import zlib
@@ -15,7 +14,7 @@ from service.domain.records import Run
 from service.domain.states import TERMINAL_RUN_STATES
 from service.spec.models import checkpoints_of
 from service.store import Store
-from trainers.checkpoints.manifest import TRACE, kernel_trace, traced_ranks
+from trainers.checkpoints.manifest import TRACE, kernel_traces, newest_file
 
 
 class NoTrace(Exception):
@@ -30,17 +29,17 @@ def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
         NoTrace: it keeps none, or not yet, or its files are not on this machine.
     """
     run = store.run(run_id)
-    path = checkpoints_of(settings, run) / TRACE
+    folder = checkpoints_of(settings, run)
     try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        steps = json.loads(store.run_config(run_id))["telemetry"]["trace_steps"]
+        if (path := newest_file(folder, TRACE)) is not None:
+            return path.read_bytes()
     except OSError as error:
-        raise NoTrace(f"run {run_id}: {path} cannot be read ({error.strerror or error})") from None
+        raise NoTrace(f"run {run_id}: {error.filename} cannot be read ({error.strerror or error})") from None
+    steps = json.loads(store.run_config(run_id))["telemetry"]["trace_steps"]
     if not steps:
         raise NoTrace(f"run {run_id} traces no steps; submit it with telemetry.trace_steps, such as 5")
     if run.state in TERMINAL_RUN_STATES:
-        raise NoTrace(f"run {run_id} is {run.state} and left no {path}")
+        raise NoTrace(f"run {run_id} is {run.state} and left no {TRACE} in {folder}")
     raise NoTrace(f"run {run_id} is {run.state} and has not reached its {steps} traced steps yet")
 
 
@@ -53,23 +52,24 @@ def read_kernel_trace(store: Store, settings: Settings, run_id: int, rank: int) 
     """
     run = store.run(run_id)
     folder = checkpoints_of(settings, run)
-    path = kernel_trace(folder, rank)
     try:
-        return gzip.decompress(path.read_bytes())
-    except FileNotFoundError:
-        steps = json.loads(store.run_config(run_id))["telemetry"]["profile_steps"]
+        traces = kernel_traces(folder)
+        if rank in traces:
+            return gzip.decompress(traces[rank].read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise NoTrace(f"run {run_id}: {path} cannot be read ({error})") from None
-    with contextlib.suppress(OSError):
-        if ranks := traced_ranks(folder):
-            raise NoTrace(
-                f"run {run_id} has no kernel trace of worker {rank}; it has those of "
-                f"{', '.join(map(str, ranks))}"
-            )
+        raise NoTrace(
+            f"run {run_id}: the kernel trace of worker {rank} in {folder} cannot be read ({error})"
+        ) from None
+    if traces:
+        raise NoTrace(
+            f"run {run_id} has no kernel trace of worker {rank}; it has those of "
+            f"{', '.join(map(str, traces))}"
+        )
+    steps = json.loads(store.run_config(run_id))["telemetry"]["profile_steps"]
     if not steps:
         raise NoTrace(f"run {run_id} profiles no steps; submit it with telemetry.profile_steps, such as 5")
     if run.state in TERMINAL_RUN_STATES:
-        raise NoTrace(f"run {run_id} is {run.state} and left no {path}")
+        raise NoTrace(f"run {run_id} is {run.state} and left no kernel trace in {folder}")
     raise NoTrace(f"run {run_id} is {run.state} and has not reached its {steps} profiled steps yet")
 
 
@@ -144,8 +144,8 @@ def typical_step(document: Mapping[str, Any]) -> TracedStep:
 
 def traced_step(settings: Settings, run: Run) -> TracedStep | None:
     """A typical step of a run; None where it keeps no trace that can be read here."""
-    path = checkpoints_of(settings, run) / TRACE
     try:
-        return typical_step(json.loads(path.read_bytes()))
+        path = newest_file(checkpoints_of(settings, run), TRACE)
+        return None if path is None else typical_step(json.loads(path.read_bytes()))
     except (OSError, ValueError):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -199,7 +199,7 @@ def checkpoint_of(settings: Settings, run: Run, which: Which) -> Path:
         best = manifest.read_best(folder)
         path = None if best is None else best.path
     else:
-        path = next(_newest_first(folder), None)
+        path = _newest(folder)
     if path is None:
         raise NoModel(_why_none(run, which, folder))
     problem = manifest.glance(path)
@@ -208,16 +208,14 @@ def checkpoint_of(settings: Settings, run: Run, which: Which) -> Path:
     return path
 
 
-def _newest_first(folder: Path) -> Iterator[Path]:
+def _newest(folder: Path) -> Path | None:
+    """Returns the newest complete checkpoint, by attempt and then by step."""
     try:
-        names = [entry.name for entry in folder.iterdir()]
+        saved = manifest.checkpoints_in(folder)
     except OSError:
-        return
-    steps = sorted((int(match[1]) for match in map(manifest.NAME.match, names) if match), reverse=True)
-    for step in steps:
-        path = manifest.checkpoint_path(folder, step)
-        if manifest.glance(path) is None:
-            yield path
+        return None
+    paths = (checkpoint.path(folder) for checkpoint in saved)
+    return next((path for path in paths if manifest.glance(path) is None), None)
 
 
 def _why_none(run: Run, which: Which, folder: Path) -> str:

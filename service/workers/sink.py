@@ -7,6 +7,7 @@ report again until it is acknowledged; it asks for news at least every `POLL_S`,
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import sys
@@ -34,11 +35,17 @@ SAVING_S = 2.0
 """Longest wait before a checkpoint for the rows that lead to it. A worker that is killed just
 after a checkpoint resumes behind those steps: rows still in its memory would leave a gap for good.
 Saving is the one place where the loop stands still anyway."""
+FENCE_S = 2.0
+"""Longest wait for the recorder's word that an attempt is still the current one. Without an answer it counts
+as current: nothing can open another attempt while the database is unavailable, and what a replaced attempt
+writes lies in its own folder."""
+_FRESH_S = 0.5
+"""An answer to a report that was sent this long ago still counts."""
 _RESEND_S = 0.5
 
 
 class RecorderSink:
-    """Reports one attempt at one run to the recorder; a `Sink` and a `Stop`.
+    """Reports one attempt at one run to the recorder; a `Sink`, a `Stop` and a `Fence`.
 
     Args:
         send: delivers a report and returns the recorder's answer; raises when it cannot, in
@@ -77,6 +84,8 @@ class RecorderSink:
         self._unsent = 0
         self._acknowledged = 0
         self._alive_s = time.time()
+        self._confirmed_s = -math.inf
+        """When the last report was sent whose rows were taken as the current attempt's, monotonic."""
         self._reason: StopReason | None = None
         self._stale = False
         self._closing = False
@@ -94,6 +103,23 @@ class RecorderSink:
     def stale(self) -> bool:
         """Another attempt is current: nothing of this one counts any more."""
         return self._stale
+
+    # -- Fence -----------------------------------------------------------------------------------
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt."""
+        return self._attempt
+
+    def holds(self) -> bool:
+        """Whether no later attempt is known; asks the recorder again unless it has just answered.
+
+        The clock runs on while a process is stopped: one that wakes up asks.
+        """
+        if not self._stale and time.monotonic() - self._confirmed_s > _FRESH_S:
+            self._add(lambda: setattr(self, "_alive_s", 0.0))  # A row, which is checked under the attempt.
+            self.flush(FENCE_S)
+        return not self._stale
 
     # -- Sink ------------------------------------------------------------------------------------
 
@@ -242,6 +268,7 @@ class RecorderSink:
     def _deliver(self, report: Report) -> bool:
         """Send until acknowledged; False when the sink is closed before."""
         while True:
+            sent_s = time.monotonic()
             try:
                 answer = self._send(report)
             except Exception as error:
@@ -255,6 +282,8 @@ class RecorderSink:
             if answer.stale and not self._stale:
                 self._stale = True
                 self._on_stale()
+            if not report.empty:
+                self._confirmed_s = sent_s
             return True
 
 

@@ -55,7 +55,11 @@ def train_one(
     try:
         try:
             outcome: TrainingOutcome = train(
-                assignment.config, sink if rank == 0 else NullSink(), sink, clock=assignment.clock
+                assignment.config,
+                sink if rank == 0 else NullSink(),
+                sink,
+                clock=assignment.clock,
+                fence=sink,
             )
         finally:
             if watch is not None:
@@ -160,8 +164,8 @@ def _flush(sink: RecorderSink) -> None:
 
 
 def _end_process() -> None:
-    # Another attempt trains this run now. Ending at once, without unwinding, keeps this process
-    # from writing one more checkpoint into the folder that the other one uses.
+    # Another attempt trains this run now. Ending at once, without unwinding, frees the devices and writes
+    # nothing more.
     os._exit(STALE_EXIT_CODE)
 
 

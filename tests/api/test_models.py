@@ -44,7 +44,7 @@ def save_checkpoint(settings: Settings, experiment_id: int, run_id: int, *, best
 
     path = checkpoints.save(100, Snapshot({"model": {"w": torch.ones(700)}}, {}), describe)
     if best:
-        checkpoints.mark_best(100, "accuracy", 0.9)
+        checkpoints.mark_best(checkpoints.id(100), "accuracy", 0.9)
     return path
 
 

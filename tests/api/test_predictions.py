@@ -17,6 +17,7 @@ from service.spec.models import checkpoints_folder
 from tests.api.conftest import Driver
 from tests.api.test_reading import problem
 from trainers import predictions
+from trainers.checkpoints.manifest import attempt_folder
 from trainers.predictions import Record
 
 API = "/api/v1"
@@ -28,7 +29,7 @@ def write_predictions(folder: Path) -> None:
     record = Record("0" * 64, "1" * 64, "accuracy", 4, {"accuracy": 0.5}, {"test_accuracy": 2 / 3})
     truths = ["positive", "negative", "negative"]
     guesses = ["positive", "positive", "negative"]
-    predictions.write(folder, record, list(SCORES), list(SCORES.values()), guesses, truths)
+    predictions.write(attempt_folder(folder, 1), record, list(SCORES), list(SCORES.values()), guesses, truths)
 
 
 def test_predictions_are_served_as_parquet_and_as_json_lines(
@@ -56,12 +57,12 @@ def test_predictions_are_served_as_parquet_and_as_json_lines(
 def test_unit_scores_are_those_of_the_file(driver: Driver, settings: Settings) -> None:
     experiment = driver.submit()
     (run,) = driver.start(experiment)
-    with pytest.raises(NoPredictions, match="does not exist"):
+    with pytest.raises(NoPredictions, match="has no predictions"):
         unit_scores(settings, run)
     folder = checkpoints_folder(settings, experiment.id, run.id)
     write_predictions(folder)
     assert unit_scores(settings, run) == SCORES
-    (folder / predictions.PREDICTIONS).write_bytes(b"PAR1 but no table")
+    (attempt_folder(folder, 1) / predictions.PREDICTIONS).write_bytes(b"PAR1 but no table")
     with pytest.raises(NoPredictions, match="not a Parquet file"):
         unit_scores(settings, run)
 
@@ -84,7 +85,9 @@ def test_claims_go_over_the_predictions_that_runs_kept(
         share = sum(scores) / 400
         record = Record("0" * 64, "1" * 64, "accuracy", 4, {}, {"test_accuracy": share})
         folder = checkpoints_folder(settings, experiment.id, run.id)
-        predictions.write(folder, record, [f"unit:{at}" for at in range(400)], scores, scores, scores)
+        predictions.write(
+            attempt_folder(folder, 1), record, [f"unit:{at}" for at in range(400)], scores, scores, scores
+        )
         summary = {"accuracy": 0.9, "test_accuracy": share, "test_score": share, "test_examples": 400}
         driver.store.finish_run(run.id, run.attempt, RunState.succeeded, summary=summary)
     answer = client.get(f"{API}/experiments/{experiment.id}/compare", params={"claims": True})

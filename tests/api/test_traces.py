@@ -14,7 +14,7 @@ from service.output.traces import typical_step
 from service.spec.models import checkpoints_folder
 from tests.api.conftest import Driver
 from tests.api.test_reading import problem
-from trainers.checkpoints.manifest import kernel_trace
+from trainers.checkpoints.manifest import attempt_folder, kernel_trace
 from trainers.telemetry import tracing
 from trainers.telemetry.tracing import TraceSpan, WorkerTrace
 
@@ -33,7 +33,7 @@ def write_trace(folder: Path) -> None:
         spans[1].append(TraceSpan("forward", step, 0, middle, end))
         at = end
     workers = [WorkerTrace(f"worker {rank}", tuple(of), 0.0, ((0.0, 1.0),)) for rank, of in enumerate(spans)]
-    tracing.write(folder, tracing.chrome_trace(workers, {"strategy": "pipeline"}))
+    tracing.write(attempt_folder(folder, 1), tracing.chrome_trace(workers, {"strategy": "pipeline"}))
 
 
 def test_a_trace_is_served_as_it_lies_on_the_disk(
@@ -71,7 +71,7 @@ def test_the_kernel_trace_of_each_worker_is_served(
     place = f"/runs/{run.id}/trace/kernels"
     body = problem(client, place, 409, "no-trace")
     assert body["detail"] == f"run {run.id} is running and has not reached its 3 profiled steps yet"
-    folder = checkpoints_folder(settings, experiment.id, run.id)
+    folder = attempt_folder(checkpoints_folder(settings, experiment.id, run.id), 1)
     tracing.write_kernels(folder, [gzip.compress(b'{"rank": %d}' % rank) for rank in (0, 1)])
     assert client.get(API + place).json() == {"rank": 0}
     answer = client.get(API + place, params={"rank": 1})
@@ -91,7 +91,7 @@ def test_without_profiled_steps_there_is_no_kernel_trace(client: TestClient, dri
 
 def test_the_typical_step_has_the_median_time(tmp_path: Path) -> None:
     write_trace(tmp_path)
-    step = typical_step(json.loads((tmp_path / "trace.json").read_text()))
+    step = typical_step(json.loads((attempt_folder(tmp_path, 1) / "trace.json").read_text()))
     assert (step.step, step.rows) == (13, ("worker 0", "worker 1"))
     (bubble,) = [bar for bar in step.bars if bar.phase == "bubble"]
     assert (bubble.row, bubble.begin_ms, bubble.micro_batch) == ("worker 1", 0.0, None)

@@ -163,3 +163,33 @@ def test_a_worker_beyond_the_first_reports_its_machine_and_nothing_else(receiver
     rows = [row for report in receiver.reports for row in report.rows.measurements]
     assert [(row.name, row.scope, row.value) for row in rows] == [("neighbours_foreign_pct", "host:b", 40.0)]
     assert receiver.steps() == []
+
+
+def test_the_fence_asks_again_with_a_row_that_the_database_checks(
+    sink: RecorderSink, receiver: Receiver
+) -> None:
+    assert (sink.attempt, sink.holds()) == (2, True)
+    assert any(not report.empty for report in receiver.reports)
+
+
+def test_the_fence_falls_once_another_attempt_is_current(sink: RecorderSink, receiver: Receiver) -> None:
+    receiver.answer = Acknowledgement(stale=True)
+    assert not sink.holds()
+
+
+def test_a_process_that_was_stopped_asks_before_it_trusts_an_older_answer(
+    sink: RecorderSink, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sink.holds()
+    receiver.answer = Acknowledgement(stale=True)
+    awake_s = time.monotonic() + 60.0
+    monkeypatch.setattr(time, "monotonic", lambda: awake_s)
+    assert not sink.holds()
+
+
+def test_without_an_answer_the_fence_holds(
+    sink: RecorderSink, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.workers.sink.FENCE_S", 0.05)
+    receiver.away = True
+    assert sink.holds()

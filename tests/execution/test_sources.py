@@ -21,6 +21,7 @@ from tests.execution.test_sweep import look as look
 from tests.execution.test_sweep import notes as notes
 from tests.execution.test_sweep import resources as resources
 from tests.execution.test_sweep import taken as taken
+from trainers.checkpoints.manifest import attempt_folder
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.errors import FailureClass
 
@@ -34,17 +35,17 @@ def source(store: Store, queue: Queue, settings: Settings, submit: Submit) -> Ru
     (run,) = store.runs(experiment_id=experiment.id).items
     attempt = store.open_attempt(run.id, 1)
     store.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
-    checkpoints = CheckpointStore(folder_of(settings, run), keep=2)
+    checkpoints = CheckpointStore(folder_of(settings, run).parent, keep=2)
     for step in (5, 9):
         checkpoints.save(step, Snapshot({"model": {"w": torch.ones(3)}}, {}), lambda folder: None)
-    checkpoints.mark_best(5, "accuracy", 0.9)
+    checkpoints.mark_best(checkpoints.id(5), "accuracy", 0.9)
     store.finish_run(run.id, attempt, RunState.succeeded, summary={"best_step": 5})
     store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
     return store.run(run.id)
 
 
 def folder_of(settings: Settings, run: Run) -> Path:
-    return checkpoints_folder(settings, run.experiment_id, run.id)
+    return attempt_folder(checkpoints_folder(settings, run.experiment_id, run.id), 1)
 
 
 def test_the_best_checkpoint_becomes_the_model_and_the_one_further_root(

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from trainers.checkpoints import manifest
-from trainers.checkpoints.manifest import BEST, checkpoint_path, read_best
+from trainers.checkpoints.manifest import BEST, CheckpointId, attempt_folder, read_best
 from trainers.checkpoints.store import CheckpointStore, Snapshot, load
 from trainers.entrypoint import train
 from trainers.errors import CheckpointError
 from trainers.progress import Progress
-from trainers.reporting import NeverStop
+from trainers.reporting import NeverStop, OnlyAttempt
 
 TWO_EPOCHS = {"length": {"epochs": 2.0}, "evaluation": {"every_epochs": 0.5}}
 
@@ -40,33 +40,37 @@ def save(checkpoints, *steps: int) -> None:
 
 
 def steps_in(folder) -> list[int]:
-    return sorted(int(path.name[5:]) for path in folder.glob("step-*"))
+    return sorted(saved.step for saved in manifest.checkpoints_in(folder))
+
+
+def checkpoint_path(folder, step: int):
+    return CheckpointId(1, step).path(folder)
 
 
 def test_the_best_outlives_newer_ones_until_another_is_better(checkpoints, folder):
     save(checkpoints, 1, 2)
-    assert checkpoints.mark_best(2, "f1", 0.7)
+    assert checkpoints.mark_best(checkpoints.id(2), "f1", 0.7)
     save(checkpoints, 3, 4, 5)
     assert steps_in(folder) == [2, 4, 5]
     best = read_best(folder)
     assert (best.path, best.step, best.metric, best.score) == (checkpoint_path(folder, 2), 2, "f1", 0.7)
-    checkpoints.mark_best(5, "f1", 0.8)
+    checkpoints.mark_best(checkpoints.id(5), "f1", 0.8)
     save(checkpoints, 6)
     assert steps_in(folder) == [5, 6]
 
 
 def test_a_mark_without_its_checkpoint_is_none(checkpoints, folder):
     save(checkpoints, 1)
-    assert not checkpoints.mark_best(9, "f1", 0.7)
+    assert not checkpoints.mark_best(checkpoints.id(9), "f1", 0.7)
     assert read_best(folder) is None
-    checkpoints.mark_best(1, "f1", 0.7)
+    checkpoints.mark_best(checkpoints.id(1), "f1", 0.7)
     (checkpoint_path(folder, 1) / "manifest.json").unlink()
     assert read_best(folder) is None
 
 
 def test_a_mark_is_of_one_checkpoint_and_not_of_its_step(checkpoints, folder):
     save(checkpoints, 1)
-    checkpoints.mark_best(1, "f1", 0.7)
+    checkpoints.mark_best(checkpoints.id(1), "f1", 0.7)
     checkpoints.save(1, snapshot(2), lambda path: None)
     assert read_best(folder) is None
 
@@ -76,7 +80,7 @@ def test_a_mark_is_of_one_checkpoint_and_not_of_its_step(checkpoints, folder):
 )
 def test_a_damaged_mark_is_none(checkpoints, folder, content):
     save(checkpoints, 1)
-    (folder / BEST).write_text(content)
+    (attempt_folder(folder, 1) / BEST).write_text(content)
     assert read_best(folder) is None
     save(checkpoints, 2, 3)
     assert steps_in(folder) == [2, 3]
@@ -85,7 +89,7 @@ def test_a_damaged_mark_is_none(checkpoints, folder, content):
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_full_disk_leaves_the_mark_before(checkpoints, folder, monkeypatch, call):
     save(checkpoints, 1, 2)
-    checkpoints.mark_best(1, "f1", 0.7)
+    checkpoints.mark_best(checkpoints.id(1), "f1", 0.7)
     real, calls = os.fsync, iter(range(1, 100))
 
     def full(descriptor):
@@ -95,10 +99,10 @@ def test_a_full_disk_leaves_the_mark_before(checkpoints, folder, monkeypatch, ca
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CheckpointError, match="No space left on device"):
-        checkpoints.mark_best(2, "f1", 0.8)
+        checkpoints.mark_best(checkpoints.id(2), "f1", 0.8)
     monkeypatch.undo()
     assert read_best(folder).step in (1, 2)
-    assert not list(folder.glob("*.draft"))
+    assert not list(folder.rglob("*.draft"))
 
 
 def test_a_glance_sees_a_missing_and_a_short_file_and_verify_every_byte(checkpoints, folder):
@@ -158,8 +162,8 @@ def test_a_resumed_run_marks_what_the_whole_run_marks(config_in, tmp_path, recor
         outcome = train(config, part, part)
     for name in ("best_score", "best_step", "score", "headline"):
         assert outcome.summary[name] == whole.summary[name]
-    marks = [json.loads((tmp_path / name / BEST).read_text()) for name in ("whole", "parts")]
-    assert [mark["step"] for mark in marks] == [whole.summary["best_step"]] * 2
+    marks = [read_best(tmp_path / name) for name in ("whole", "parts")]
+    assert [mark.step for mark in marks] == [whole.summary["best_step"]] * 2
 
 
 def test_a_best_checkpoint_that_is_gone_is_forgotten_on_resume(config_in, tmp_path, recorder):
@@ -175,3 +179,20 @@ def test_a_best_checkpoint_that_is_gone_is_forgotten_on_resume(config_in, tmp_pa
     later = {step: score for step, score in recorder.series("accuracy").items() if step >= newest}
     assert outcome.summary["best_score"] == max(later.values())
     assert read_best(tmp_path / "run").step == outcome.summary["best_step"]
+
+
+def test_a_later_attempt_resumes_from_and_judges_against_an_earlier_one(config_in, tmp_path, recorder):
+    config = config_in(tmp_path / "run", **TWO_EPOCHS)
+    part = type(recorder)(stop_after=20)
+    train(config, part, part, fence=OnlyAttempt(1))
+    first_best = read_best(tmp_path / "run")
+    outcome = train(config, recorder, NeverStop(), fence=OnlyAttempt(2))
+    assert recorder.resumed_from == max(step for step in part.saved)
+    scores = {**part.series("accuracy"), **recorder.series("accuracy")}
+    best_step = max(scores, key=lambda step: (scores[step], -step))
+    best = read_best(tmp_path / "run")
+    assert (best.step, str(best.path)) == (best_step, outcome.summary["best_checkpoint"])
+    own = CheckpointId.of(best.path)
+    assert own.attempt == (1 if best_step <= recorder.resumed_from else 2)
+    assert first_best.step in part.saved
+    assert CheckpointId.of(Path(outcome.checkpoint)) == CheckpointId(2, outcome.step)

@@ -14,9 +14,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainers.checkpoints import store
+from trainers.checkpoints import manifest, store
 from trainers.checkpoints.store import CheckpointStore, Snapshot, load
 from trainers.errors import CheckpointError
+from trainers.reporting import OnlyAttempt
 
 
 def snapshot(step: int) -> Snapshot:
@@ -160,6 +161,117 @@ def test_dead_drafts_are_removed(checkpoints):
 
 def test_manifest_lists_every_file_with_size_and_hash(checkpoints):
     path = checkpoints.save(1, snapshot(1), describe)
-    manifest = json.loads((path / "manifest.json").read_text())
-    assert set(manifest["files"]) == {"model.safetensors", "state.json", "config.json"}
-    assert all(len(entry["sha256"]) == 64 for entry in manifest["files"].values())
+    listing = json.loads((path / "manifest.json").read_text())
+    assert set(listing["files"]) == {"model.safetensors", "state.json", "config.json"}
+    assert all(len(entry["sha256"]) == 64 for entry in listing["files"].values())
+
+
+class Attempt:
+    """A fence that another attempt can take down."""
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
+        self.current = True
+
+    def holds(self) -> bool:
+        return self.current
+
+
+def steps_by_attempt(folder) -> list[tuple[int, int]]:
+    return [(saved.attempt, saved.step) for saved in manifest.checkpoints_in(folder)]
+
+
+def test_a_stale_attempt_touches_nothing_of_the_current_one(tmp_path):
+    stale = CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(1))
+    stale.save(20, snapshot(20), describe)
+    current = CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(2))
+    for step in (40, 50):
+        current.save(step, snapshot(step), describe)
+    current.mark_best(current.id(40), "f1", 0.9)
+    draft = current.path(60).with_name("step-00000060.draft")
+    draft.mkdir()
+    stale.save(30, snapshot(30), describe)
+    stale.mark_best(stale.id(30), "f1", 0.1)
+    assert newest_step(current) == 50
+    assert manifest.read_best(tmp_path).step == 40
+    assert manifest.verify(current.path(40)) is None
+    assert draft.is_dir()
+
+
+def test_the_newest_is_by_attempt_and_then_by_step(tmp_path):
+    first = CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(1))
+    second = CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(2))
+    first.save(10, snapshot(10), describe)
+    second.save(20, snapshot(20), describe)
+    first.save(90, snapshot(90), describe)
+    third = CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(3))
+    assert newest_step(third) == 20
+    shutil.rmtree(second.path(20))
+    assert newest_step(third) == 90
+    assert newest_step(second) == 90
+
+
+def test_an_attempt_does_not_read_what_a_later_one_saved(tmp_path):
+    CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(2)).save(50, snapshot(50), describe)
+    assert newest_step(CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(1))) is None
+
+
+def test_the_fence_is_asked_again_before_a_checkpoint_takes_its_name(tmp_path):
+    fence = Attempt(1)
+    checkpoints = CheckpointStore(tmp_path, keep=2, fence=fence)
+    checkpoints.save(10, snapshot(10), describe)
+    checkpoints.mark_best(checkpoints.id(10), "f1", 0.5)
+
+    def replaced_meanwhile(folder) -> None:
+        describe(folder)
+        fence.current = False
+
+    with pytest.raises(CheckpointError, match="a later attempt has replaced attempt 1"):
+        checkpoints.save(20, snapshot(20), replaced_meanwhile)
+    with pytest.raises(CheckpointError, match="a later attempt has replaced attempt 1"):
+        checkpoints.mark_best(checkpoints.id(10), "f1", 0.7)
+    assert steps_by_attempt(tmp_path) == [(1, 10)]
+    assert manifest.read_best(tmp_path).score == 0.5
+    assert not list(tmp_path.rglob("*.draft"))
+
+
+def test_earlier_attempts_are_pruned_as_if_they_were_one_run(tmp_path):
+    first = CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(1))
+    for step in (10, 20, 30):
+        first.save(step, snapshot(step), describe)
+    first.mark_best(first.id(20), "f1", 0.9)
+    second = CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(2))
+    assert newest_step(second) == 30
+    second.mark_best(first.id(20), "f1", 0.9)
+    second.save(40, snapshot(40), describe)
+    assert steps_by_attempt(tmp_path) == [(2, 40), (1, 30), (1, 20)]
+    second.save(50, snapshot(50), describe)
+    assert steps_by_attempt(tmp_path) == [(2, 50), (2, 40), (1, 20)]
+
+
+def test_a_damaged_checkpoint_of_an_earlier_attempt_takes_no_good_ones_place(tmp_path):
+    first = CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(1))
+    for step in (20, 30):
+        first.save(step, snapshot(step), describe)
+    (first.path(30) / "state.json").write_text("{}")
+    second = CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(2))
+    assert newest_step(second) == 20
+    second.save(25, snapshot(25), describe)
+    assert steps_by_attempt(tmp_path) == [(2, 25), (1, 20)]
+
+
+def test_a_forgotten_best_of_an_earlier_attempt_is_none(tmp_path):
+    first = CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(1))
+    first.save(10, snapshot(10), describe)
+    first.mark_best(first.id(10), "f1", 0.5)
+    second = CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(2))
+    second.forget_best()
+    assert manifest.read_best(tmp_path) is None
+
+
+def test_a_checkpoint_under_another_attempts_name_is_none(tmp_path):
+    first = CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(1))
+    first.save(10, snapshot(10), describe)
+    later = CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(7))
+    shutil.copytree(first.path(10), later.path(10))
+    assert manifest.verify(later.path(10)) == "the manifest is for step 10 of attempt 1"

@@ -66,7 +66,7 @@ def test_a_loss_that_is_not_finite_on_one_worker_ends_both_without_a_checkpoint(
     config = config_in(tmp_path, parallel=TWO, checkpoint={"every_steps": 1, "every_s": 0.0})
     ended = launch([config], poison_step=2)
     assert [result["runs"][0]["failure"] for result in ended.results] == ["not_finite", "not_finite"]
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000001", "step-00000002"]
+    assert sorted(path.name for path in tmp_path.glob("*/step-*")) == ["step-00000001", "step-00000002"]
 
 
 def test_one_workers_stop_stops_both(launch, config_in, tmp_path):
@@ -75,7 +75,7 @@ def test_one_workers_stop_stops_both(launch, config_in, tmp_path):
         ("stopped", 3),
         ("stopped", 3),
     ]
-    assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000003"]
+    assert [path.name for path in tmp_path.glob("*/step-*")] == ["step-00000003"]
 
 
 def test_wrong_group_size_is_said(configure):

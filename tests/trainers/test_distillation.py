@@ -206,7 +206,7 @@ def test_each_stage_is_a_training_of_its_own(distil, recorder, tmp_path):
     assert rates[30:] == [learning_rate(config.optimizer, i, 10) for i in range(10)]
 
     def head(step: int) -> torch.Tensor:
-        folder = tmp_path / "checkpoints" / f"step-{step:08d}"
+        folder = tmp_path / "checkpoints" / "attempt-000001" / f"step-{step:08d}"
         return load_file(folder / "model.safetensors")["classifier.weight"]
 
     moved = [(head(step) - head(step - 1)).abs() for step in range(31, 36)]

@@ -86,7 +86,7 @@ def permute_labels(file: Path, task: str) -> None:
 
 
 def weights_of(folder: Path, step: int) -> str:
-    return manifest.sealed_files(manifest.checkpoint_path(folder, step))["model.safetensors"]["sha256"]
+    return manifest.sealed_files(manifest.CheckpointId(1, step).path(folder))["model.safetensors"]["sha256"]
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_figures_are_those_of_the_best_weights_at_the_validation_part_s_threshol
     write(tmp_path / "data", task)
     outcome = run_of(task)
     summary = outcome.summary
-    file = tmp_path / "run" / predictions.PREDICTIONS
+    file = manifest.attempt_folder(tmp_path / "run", 1) / predictions.PREDICTIONS
     record, rows = predictions.read_record(file), list(predictions.read(file))
     assert record.step == summary["best_step"]
     assert (
@@ -148,7 +148,7 @@ def test_the_last_weights_are_not_scored_where_earlier_ones_are_the_best(run_of,
     outcome = run_of("imdb", optimizer={"learning_rate": 0.03, "schedule": "constant"})
     best = outcome.summary["best_step"]
     assert best < outcome.step
-    record = predictions.read_record(tmp_path / "run" / predictions.PREDICTIONS)
+    record = predictions.read_record(manifest.attempt_folder(tmp_path / "run", 1) / predictions.PREDICTIONS)
     assert (
         record.weights_sha256
         == weights_of(tmp_path / "run", best)
@@ -163,7 +163,7 @@ def test_the_last_weights_are_not_scored_where_earlier_ones_are_the_best(run_of,
         "imdb",
         "again",
         test="none",
-        model={"student": str(manifest.checkpoint_path(tmp_path / "run", best))},
+        model={"student": str(manifest.CheckpointId(1, best).path(tmp_path / "run"))},
         workspace__model_roots=(str(tmp_path),),
         optimizer={"learning_rate": 1e-12},
     )
@@ -176,7 +176,7 @@ def test_a_run_without_a_test_part_has_no_test_figures(run_of, tmp_path):
     outcome = run_of("imdb", test="none")
     assert not [name for name in outcome.summary if name.startswith("test_") and name != "test_time_s"]
     assert (outcome.status, outcome.summary["validation_examples"]) == ("completed", 30)
-    assert not (tmp_path / "run" / predictions.PREDICTIONS).exists()
+    assert not (manifest.attempt_folder(tmp_path / "run", 1) / predictions.PREDICTIONS).exists()
 
 
 class StopsWhileTesting(Recorder):
@@ -212,7 +212,7 @@ def test_a_resumed_attempt_takes_over_what_an_earlier_one_recorded(run_of, tmp_p
         "test_time_s": None,
     }
     assert scored == []
-    (tmp_path / "run" / predictions.PREDICTIONS).unlink()
+    (manifest.attempt_folder(tmp_path / "run", 1) / predictions.PREDICTIONS).unlink()
     assert run_of("imdb").summary["test_score"] == first.summary["test_score"]
     assert scored == [1]
 
@@ -271,7 +271,7 @@ def test_workers_score_the_best_weights_as_one_worker_does(launch, config_in, tm
         names = figures.keys() - {"test_time_s"}
         assert {name: first[name] for name in names} == {name: second[name] for name in names}
         # One worker goes on from the same checkpoints, and scores the same weights.
-        file = tmp_path / how / predictions.PREDICTIONS
+        file = manifest.attempt_folder(tmp_path / how, 1) / predictions.PREDICTIONS
         rows = predictions.unit_scores(file)
         file.unlink()
         alone = train(configured(how), Recorder(), NeverStop()).summary

@@ -163,7 +163,7 @@ def test_one_workers_numbers_bind_both(launch, config_in, tmp_path, policy):
     first, second = (result["runs"][0] for result in ended.results)
     assert (first["status"], first["step"]) == (second["status"], second["step"]) == ("completed", 6)
     assert first["weights"] == second["weights"]
-    progress = progress_of(tmp_path / "step-00000006")
+    progress = progress_of(tmp_path / "attempt-000001" / "step-00000006")
     assert (progress["skipped_steps"], progress["roll_backs"]) == ((2, 0) if policy == "skip" else (0, 2))
 
 
@@ -186,7 +186,7 @@ def test_both_workers_scale_alike_in_emulated_fp16(launch, config_in, tmp_path):
     )
     ended = launch([config], emulate_fp16=True)
     assert ended.codes == [0, 0]
-    progress = progress_of(tmp_path / "step-00000016")
+    progress = progress_of(tmp_path / "attempt-000001" / "step-00000016")
     assert progress["skipped_steps"] >= 1
     assert progress["loss_scale"]["value"] < 2.0**24
     assert progress["not_finite_in_a_row"] == 0

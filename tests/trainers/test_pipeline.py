@@ -246,7 +246,7 @@ def test_checkpoints_are_one_model_for_any_number_of_workers(launch, config_in, 
     second = launch([config_in(tmp_path / "cut", **divided)]).results[0]["runs"][0]
     assert second["resumed_from"] == 3
     assert {**part.series("loss"), **losses(second)} == pytest.approx(whole.series("loss"), rel=2e-4)
-    for found in (tensors(joined.checkpoint), tensors(tmp_path / "cut" / "step-00000006")):
+    for found in (tensors(joined.checkpoint), tensors(tmp_path / "cut" / "attempt-000001" / "step-00000006")):
         assert found.keys() == expected.keys()
         for name, tensor in expected.items():
             torch.testing.assert_close(found[name], tensor, rtol=2e-2, atol=2e-5, msg=name)

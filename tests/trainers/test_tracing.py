@@ -47,7 +47,7 @@ def assert_phases_tile_the_steps(document: dict[str, Any], worker: int, steps: S
 
 
 def trace_of(checkpoints: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((checkpoints / "trace.json").read_text())
+    document: dict[str, Any] = json.loads((checkpoints / "attempt-000001" / "trace.json").read_text())
     return document
 
 
@@ -80,7 +80,7 @@ def test_a_run_keeps_the_phases_of_its_last_steps(configure: Configure, recorder
 def test_without_trace_steps_nothing_is_kept(configure: Configure, recorder: Recorder) -> None:
     config = configure(length__steps=2)
     train(config, recorder, NeverStop())
-    assert not (Path(config.workspace.checkpoints) / "trace.json").exists()
+    assert not list(Path(config.workspace.checkpoints).rglob("trace.json"))
 
 
 def test_workers_stand_in_one_trace_on_one_clock(

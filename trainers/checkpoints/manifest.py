@@ -1,13 +1,14 @@
 """What makes a folder a checkpoint, and one of them the best: read and verified here.
 
-Imports no torch: the service reads checkpoints that way, to hand them on.
+A run's folder has one folder per attempt, which only that attempt adds to: `attempt-000002/step-00000040`.
+Readers take the newest, by attempt and then by step. Imports no torch: the service reads checkpoints that
+way, to hand them on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,17 +16,50 @@ from pathlib import Path
 from typing import Any
 
 from trainers.data.cache import sync
-from trainers.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
 BEST = "best.json"
 TRACE = "trace.json"
-"""Beside the checkpoints: the timeline of the run's traced steps."""
+"""Next to an attempt's checkpoints: the timeline of its traced steps."""
 _KERNELS = re.compile(r"^kernels-(\d+)\.json\.gz$")
 DRAFT = ".draft"
-FORMAT = 1
-NAME = re.compile(r"^step-(\d{8,})$")
+FORMAT = 2
+_STEP = re.compile(r"^step-(\d{8,})$")
+_ATTEMPT = re.compile(r"^attempt-(\d{6,})$")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class CheckpointId:
+    """A checkpoint among those of a run; ordered by age: every step of a later attempt is newer.
+
+    Attributes:
+        attempt: Attempt that saved it.
+        step: Last finished step.
+    """
+
+    attempt: int
+    step: int
+
+    @classmethod
+    def of(cls, path: Path) -> CheckpointId:
+        """Returns the checkpoint that a path names.
+
+        Raises:
+            ValueError: it names none.
+        """
+        attempt, step = _ATTEMPT.match(path.parent.name), _STEP.match(path.name)
+        if attempt is None or step is None:
+            raise ValueError(f"{path} is not the path of a checkpoint")
+        return cls(int(attempt[1]), int(step[1]))
+
+    def path(self, folder: Path) -> Path:
+        """Returns its folder.
+
+        Args:
+            folder: Checkpoint folder of the run.
+        """
+        return attempt_folder(folder, self.attempt) / f"step-{self.step:08d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +67,8 @@ class Best:
     """The best evaluation of a run whose checkpoint is there.
 
     Attributes:
-        path: the checkpoint of its step.
-        step: after which it was evaluated.
+        path: the checkpoint that was evaluated.
+        step: its step.
         metric: Metric by which it is the best.
         score: value of the metric.
     """
@@ -45,24 +79,89 @@ class Best:
     score: float
 
 
+def attempt_folder(folder: Path, attempt: int) -> Path:
+    """Returns where an attempt keeps its files.
+
+    Args:
+        folder: Checkpoint folder of the run.
+        attempt: number of the attempt.
+    """
+    return folder / f"attempt-{attempt:06d}"
+
+
+def attempts_in(folder: Path, last: int | None = None) -> list[int]:
+    """Returns the attempts that have left files, the newest first.
+
+    Args:
+        folder: Checkpoint folder of the run.
+        last: later attempts are left out; None = all.
+
+    Raises:
+        OSError: it exists and cannot be listed.
+    """
+    found = sorted((int(match[1]) for match in _matches(folder, _ATTEMPT)), reverse=True)
+    return [attempt for attempt in found if last is None or attempt <= last]
+
+
+def checkpoints_in(folder: Path, last: int | None = None) -> list[CheckpointId]:
+    """Returns what looks like a run's checkpoints, the newest first; `glance` and `verify` look closer.
+
+    Args:
+        folder: Checkpoint folder of the run.
+        last: those of later attempts are left out; None = all.
+
+    Raises:
+        OSError: a folder exists and cannot be listed.
+    """
+    found = [
+        CheckpointId(attempt, int(match[1]))
+        for attempt in attempts_in(folder, last)
+        for match in _matches(attempt_folder(folder, attempt), _STEP)
+    ]
+    return sorted(found, reverse=True)
+
+
+def newest_file(folder: Path, name: str) -> Path | None:
+    """Returns the file of that name of the newest attempt that has one.
+
+    Args:
+        folder: Checkpoint folder of the run.
+        name: within the attempt's folder.
+
+    Raises:
+        OSError: the folder exists and cannot be listed.
+    """
+    files = (attempt_folder(folder, attempt) / name for attempt in attempts_in(folder))
+    return next((file for file in files if file.is_file()), None)
+
+
 def kernel_trace(folder: Path, rank: int) -> Path:
-    """Returns where a run's folder of checkpoints has the kernel trace of a worker's profiled steps."""
+    """Returns where an attempt's folder has the kernel trace of a worker's profiled steps."""
     return folder / f"kernels-{rank}.json.gz"
 
 
-def traced_ranks(folder: Path) -> list[int]:
-    """Workers whose kernel trace a run's folder of checkpoints has.
+def kernel_traces(folder: Path) -> dict[int, Path]:
+    """Returns the kernel traces of the newest attempt that has any, by rank.
+
+    Args:
+        folder: Checkpoint folder of the run.
 
     Raises:
-        OSError: it cannot be listed.
+        OSError: a folder exists and cannot be listed.
     """
-    found = (_KERNELS.match(path.name) for path in folder.iterdir())
-    return sorted(int(match[1]) for match in found if match)
+    for attempt in attempts_in(folder):
+        own = attempt_folder(folder, attempt)
+        if ranks := sorted(int(match[1]) for match in _matches(own, _KERNELS)):
+            return {rank: kernel_trace(own, rank) for rank in ranks}
+    return {}
 
 
-def checkpoint_path(folder: Path, step: int) -> Path:
-    """Returns where a run's folder of checkpoints has the one of a step."""
-    return folder / f"step-{step:08d}"
+def _matches(folder: Path, pattern: re.Pattern[str]) -> list[re.Match[str]]:
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [match for match in map(pattern.match, names) if match]
 
 
 def verify(path: Path) -> str | None:
@@ -115,56 +214,43 @@ def digest(path: Path) -> str:
 
 
 def read_best(folder: Path) -> Best | None:
-    """Returns the best of a run's checkpoints; None when none is marked, or another took its place.
+    """Returns the best of a run's checkpoints, by the mark of the newest attempt that left one.
+
+    None when none is marked, the mark is damaged, or another checkpoint took the place of the marked one.
 
     Args:
         folder: Checkpoint folder of the run.
     """
     try:
-        marker = json.loads((folder / BEST).read_text(encoding="utf-8"))
-        best = Best(
-            checkpoint_path(folder, int(marker["step"])),
-            int(marker["step"]),
-            str(marker["metric"]),
-            float(marker["score"]),
-        )
+        mark = newest_file(folder, BEST)
+        if mark is None:
+            return None
+        marker = json.loads(mark.read_text(encoding="utf-8"))
+        checkpoint = CheckpointId(int(marker["attempt"]), int(marker["step"]))
+        best = Best(checkpoint.path(folder), checkpoint.step, str(marker["metric"]), float(marker["score"]))
         same = digest(best.path / MANIFEST) == marker["manifest_sha256"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return best if same and marker.get("format") == FORMAT else None
 
 
-def mark_best(folder: Path, *, step: int, metric: str, score: float) -> bool:
-    """Names the checkpoint of a step the best, durably; False when there is no such checkpoint.
+def best_mark(folder: Path, checkpoint: CheckpointId, metric: str, score: float) -> str | None:
+    """Returns the content of the file that marks a checkpoint as the best; None when there is none.
 
     Args:
         folder: Checkpoint folder of the run.
-        step: Step of the checkpoint.
+        checkpoint: Checkpoint that was evaluated.
         metric, score: Metric by which it is the best, and its value.
-
-    Raises:
-        CheckpointError: the disk is full or not writable; the mark before is intact.
     """
     try:
-        manifest_sha256 = digest(checkpoint_path(folder, step) / MANIFEST)
+        manifest_sha256 = digest(checkpoint.path(folder) / MANIFEST)
     except FileNotFoundError:
-        return False
+        return None
     marker = {
-        "format": FORMAT, "step": step, "metric": metric, "score": score, "manifest_sha256": manifest_sha256,
+        "format": FORMAT, "attempt": checkpoint.attempt, "step": checkpoint.step, "metric": metric,
+        "score": score, "manifest_sha256": manifest_sha256,
     }  # fmt: skip
-    draft = folder / (BEST + DRAFT)
-    try:
-        draft.write_text(json.dumps(marker), encoding="utf-8")
-        sync(draft)
-        os.rename(draft, folder / BEST)
-        sync(folder)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"{folder / BEST} cannot be written ({error.strerror or error}); "
-            "free space or make the folder writable"
-        ) from error
-    return True
+    return json.dumps(marker)
 
 
 def _problem(path: Path, *, every_byte: bool) -> str | None:
@@ -172,8 +258,8 @@ def _problem(path: Path, *, every_byte: bool) -> str | None:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             return f"format {manifest['format']} is not {FORMAT}"
-        if path.name != f"step-{manifest['step']:08d}":
-            return f"the manifest is for step {manifest['step']}"
+        if CheckpointId.of(path) != (sealed := CheckpointId(manifest["attempt"], manifest["step"])):
+            return f"the manifest is for step {sealed.step} of attempt {sealed.attempt}"
         return _difference(path, manifest["files"], every_byte=every_byte)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"

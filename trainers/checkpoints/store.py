@@ -1,10 +1,13 @@
 """Checkpoints on disk: whole or not there, verified when read, the one before and the best kept.
 
-A checkpoint is a folder `step-00000123`: safetensors files, `state.json`, the model's
+A checkpoint is a folder `attempt-000002/step-00000123`: safetensors files, `state.json`, the model's
 `config.json` and tokenizer (so that it loads as a model folder), and `manifest.json` with
 size and SHA-256 of each file. It is written as a draft folder, flushed, its manifest renamed
-into place last, and the folder renamed. `best.json` next to the checkpoints names the one with the
+into place last, and the folder renamed. `best.json` in an attempt's folder names the checkpoint with the
 best evaluation. Nothing is ever unpickled.
+
+An attempt adds to its own folder alone and touches nothing of a later one, so that a worker that wakes up
+after another attempt has begun can do no harm.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +26,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trainers.checkpoints import manifest
-from trainers.checkpoints.manifest import BEST, DRAFT, FORMAT, MANIFEST, NAME, STATE, checkpoint_path, verify
+from trainers.checkpoints.manifest import BEST, DRAFT, FORMAT, MANIFEST, STATE, CheckpointId, verify
 from trainers.data.cache import sync
 from trainers.errors import CheckpointError
+from trainers.reporting import Fence, OnlyAttempt
 
 MODEL_FILE = "model"
 """Name, without suffix, of the file with the model's weights."""
@@ -44,19 +49,32 @@ class Snapshot:
 
 
 class CheckpointStore:
-    """The checkpoints of one run.
+    """The checkpoints of one run, as one attempt sees them: its own and those of earlier attempts.
 
     Args:
         folder: Folder of this run, shared by its attempts and workers.
         keep: Number of newest checkpoints kept, besides the best.
+        fence: Fence of the attempt; asked again before anything takes its final name.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self._folder, self._keep = folder, keep
+    def __init__(self, folder: Path, keep: int, fence: Fence | None = None) -> None:
+        self._folder, self._keep, self._fence = folder, keep, fence or OnlyAttempt()
+        self._own = manifest.attempt_folder(folder, self._fence.attempt)
+        self._rejected: set[CheckpointId] = set()
+        """Those that did not verify."""
+
+    @property
+    def own_folder(self) -> Path:
+        """Where this attempt keeps its files."""
+        return self._own
+
+    def id(self, step: int) -> CheckpointId:
+        """Returns the checkpoint of a step that this attempt saves."""
+        return CheckpointId(self._fence.attempt, step)
 
     def path(self, step: int) -> Path:
-        """Returns the folder of a step's checkpoint."""
-        return checkpoint_path(self._folder, step)
+        """Returns the folder of a step's checkpoint that this attempt saves."""
+        return self.id(step).path(self._folder)
 
     def save(self, step: int, snapshot: Snapshot, describe: Callable[[Path], None]) -> Path:
         """Writes a checkpoint; when this returns it survives a power cut.
@@ -67,12 +85,13 @@ class CheckpointStore:
             describe: writes further files into the folder it is given.
 
         Raises:
-            CheckpointError: the disk is full or not writable; older checkpoints are intact.
+            CheckpointError: the disk is full or not writable, or a later attempt has begun; older checkpoints
+                are intact.
         """
         final = self.path(step)
         draft = final.with_name(final.name + DRAFT)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._make_own_folder()
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir()
             for name, tensors in snapshot.tensors.items():
@@ -84,73 +103,133 @@ class CheckpointStore:
             files = sorted(path for path in draft.iterdir() if path.is_file())
             sealed = {path.name: manifest.seal(path) for path in files}
             unnamed = draft / (MANIFEST + DRAFT)
-            unnamed.write_text(
-                json.dumps({"format": FORMAT, "step": step, "files": sealed}, indent=1), encoding="utf-8"
-            )
+            listing = {"format": FORMAT, "attempt": self._fence.attempt, "step": step, "files": sealed}
+            unnamed.write_text(json.dumps(listing, indent=1), encoding="utf-8")
             sync(unnamed)
             os.rename(unnamed, draft / MANIFEST)
             sync(draft)
-            if final.exists():  # of an attempt whose checkpoint did not verify
+            self._ask_fence(f"the checkpoint of step {step}")
+            if final.exists():  # of this attempt, and it did not verify
                 shutil.rmtree(final)
             os.rename(draft, final)
-            sync(self._folder)
+            sync(self._own)
+        except CheckpointError:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
         except (OSError, SafetensorError) as error:
             shutil.rmtree(draft, ignore_errors=True)
             raise CheckpointError(
                 f"checkpoint of step {step} cannot be written to {self._folder} ({_reason(error)}); "
                 "free space or make the folder writable: the run will resume from the previous checkpoint"
             ) from error
+        self._rejected.discard(self.id(step))
         self._prune(step)
         return final
 
     def newest(self, reject: Callable[[str], None]) -> Path | None:
-        """Returns the newest checkpoint that verifies.
+        """Returns the newest checkpoint of this attempt and of earlier ones that verifies.
 
         Args:
             reject: told of each that does not, in one line.
+
+        Raises:
+            CheckpointError: the folder cannot be read.
         """
-        for step in sorted(self._steps(), reverse=True):
-            path = self.path(step)
+        for saved in self._saved():
+            path = saved.path(self._folder)
             problem = verify(path)
             if problem is None:
                 return path
+            self._rejected.add(saved)
             reject(f"checkpoint {path} is ignored: {problem}")
         return None
 
-    def mark_best(self, step: int, metric: str, score: float) -> bool:
-        """Keeps the checkpoint of a step as the best until another is marked; False when there is none.
+    def mark_best(self, checkpoint: CheckpointId, metric: str, score: float) -> bool:
+        """Keeps a checkpoint as the best until another is marked; False when there is none.
+
+        Args:
+            checkpoint: Checkpoint of this attempt or an earlier one.
+            metric, score: Metric by which it is the best, and its value.
 
         Raises:
-            CheckpointError: the disk is full or not writable; the mark before is intact.
+            CheckpointError: the disk is full or not writable, or a later attempt has begun; the mark before
+                is intact.
         """
-        return manifest.mark_best(self._folder, step=step, metric=metric, score=score)
+        mark = manifest.best_mark(self._folder, checkpoint, metric, score)
+        if mark is None:
+            return False
+        self._write_mark(mark)
+        return True
 
     def forget_best(self) -> None:
-        """Keeps none as the best."""
-        (self._folder / BEST).unlink(missing_ok=True)
+        """Keeps none as the best, whatever earlier attempts marked.
 
-    def _steps(self) -> list[int]:
+        Raises:
+            CheckpointError: the disk is full or not writable, or a later attempt has begun.
+        """
+        if manifest.newest_file(self._folder, BEST) is not None:
+            self._write_mark(json.dumps({"format": FORMAT}))
+
+    def _write_mark(self, content: str) -> None:
+        mark = self._own / BEST
+        draft = mark.with_name(BEST + DRAFT)
         try:
-            names = [entry.name for entry in self._folder.iterdir()]
-        except FileNotFoundError:
-            return []
+            self._make_own_folder()
+            draft.write_text(content, encoding="utf-8")
+            sync(draft)
+            self._ask_fence(BEST)
+            os.rename(draft, mark)
+            sync(self._own)
+        except OSError as error:
+            raise CheckpointError(
+                f"{mark} cannot be written ({_reason(error)}); free space or make the folder writable"
+            ) from error
+        finally:
+            draft.unlink(missing_ok=True)  # Renamed, unless something went wrong.
+
+    def _make_own_folder(self) -> None:
+        if not self._own.is_dir():
+            self._own.mkdir(parents=True, exist_ok=True)
+            sync(self._folder)
+
+    def _ask_fence(self, what: str) -> None:
+        """Refuses to continue once a later attempt has begun.
+
+        Raises:
+            CheckpointError: it has.
+        """
+        if not self._fence.holds():
+            raise CheckpointError(
+                f"{what} was not kept: a later attempt has replaced attempt {self._fence.attempt} at the run"
+            )
+
+    def _saved(self) -> list[CheckpointId]:
+        try:
+            return manifest.checkpoints_in(self._folder, last=self._fence.attempt)
         except OSError as error:
             raise CheckpointError(f"{self._folder}: cannot be read ({_reason(error)})") from error
-        return [int(match[1]) for match in map(NAME.match, names) if match]
 
     def _prune(self, newest: int) -> None:
-        """Removes what is older than the newest `keep` and not the best, what did not verify, dead drafts."""
-        kept = sorted(step for step in self._steps() if step <= newest)[-self._keep :]
+        """Removes what is older than the newest `keep` and not the best, what did not verify, dead drafts.
+
+        Only this attempt's and earlier ones': a later attempt may be at work if this one is outdated.
+        """
+        own, saved = self.id(newest), self._saved()
+        kept = {found for found in saved if found <= own and found not in self._rejected}
+        kept = set(sorted(kept)[-self._keep :])
         best = manifest.read_best(self._folder)
-        if best is not None and best.step <= newest:
-            kept.append(best.step)
-        for step in self._steps():
-            if step not in kept:
+        for found in saved:
+            path = found.path(self._folder)
+            if found not in kept and (best is None or path != best.path):
                 # The manifest goes first: a folder half removed is no checkpoint.
-                (self.path(step) / MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(self.path(step), ignore_errors=True)
-        for entry in self._folder.glob(f"step-*{DRAFT}"):
-            shutil.rmtree(entry, ignore_errors=True)
+                (path / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
+        for attempt in manifest.attempts_in(self._folder, last=own.attempt):
+            folder = manifest.attempt_folder(self._folder, attempt)
+            for entry in folder.glob(f"step-*{DRAFT}"):
+                shutil.rmtree(entry, ignore_errors=True)
+            with suppress(OSError):
+                folder.rmdir()  # Of an earlier attempt that left nothing else.
 
 
 def load(path: Path, *, only: Collection[str] | None = None) -> Snapshot:

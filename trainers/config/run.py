@@ -48,7 +48,7 @@ class Workspace(Section):
     """Where a run reads and writes on the worker's file system."""
 
     checkpoints: str
-    """Folder for this run's checkpoints, shared by all attempts and workers of the run."""
+    """Folder for this run's checkpoints, shared by all workers; each attempt has a folder in it."""
     cache: str
     """Folder for tokenised data, shared by all runs."""
     data_roots: tuple[str, ...] = ()

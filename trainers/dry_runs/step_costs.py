@@ -15,7 +15,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import cuda_ext
-from trainers.checkpoints.manifest import TRACE
+from trainers.checkpoints.manifest import TRACE, newest_file
 from trainers.compression import TRAITS
 from trainers.config import Parallel, RunConfig, Strategy
 from trainers.dry_runs.layer_times import assembled, layer_times
@@ -237,6 +237,7 @@ def _trained_steps_ms(config: RunConfig) -> list[float]:
         trainer.train()
     if distributed.get_rank():
         return []
-    file = Path(config.workspace.checkpoints) / TRACE
+    file = newest_file(Path(config.workspace.checkpoints), TRACE)
+    assert file is not None
     events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     return [event["dur"] / 1e3 for event in events if event.get("cat") == "step" and event["pid"] == 0]

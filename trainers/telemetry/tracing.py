@@ -266,7 +266,7 @@ def _event(
 
 
 def write(folder: Path, document: Mapping[str, Any]) -> None:
-    """Writes a trace next to a run's checkpoints, in place of an earlier one.
+    """Writes a trace next to an attempt's checkpoints, in place of an earlier one.
 
     Raises:
         OSError: the disk is full or not writable; the earlier one is intact.
@@ -275,10 +275,10 @@ def write(folder: Path, document: Mapping[str, Any]) -> None:
 
 
 def write_kernels(folder: Path, traces: Sequence[bytes]) -> None:
-    """Writes the kernel traces of all workers next to a run's checkpoints, in place of earlier ones.
+    """Writes the kernel traces of all workers next to an attempt's checkpoints, in place of earlier ones.
 
     Args:
-        folder: Checkpoint folder of the run.
+        folder: Checkpoint folder of the attempt.
         traces: by rank, compressed.
 
     Raises:

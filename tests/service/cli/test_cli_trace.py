@@ -9,6 +9,7 @@ from pathlib import Path
 from service.spec.models import checkpoints_folder
 from tests.api.test_traces import write_trace
 from tests.service.cli.house import House
+from trainers.checkpoints.manifest import attempt_folder
 from trainers.telemetry import tracing
 
 
@@ -30,7 +31,7 @@ def test_the_kernel_trace_of_a_worker_is_written_to_a_file(house: House, tmp_pat
     number = house.submitted()
     run = house.runs(number)[0]
     traces = [gzip.compress(b'{"rank": %d}' % rank) for rank in (0, 1)]
-    tracing.write_kernels(checkpoints_folder(house.settings, number, run.id), traces)
+    tracing.write_kernels(attempt_folder(checkpoints_folder(house.settings, number, run.id), 1), traces)
     file = tmp_path / "kernels.json"
     for arguments, rank in (((), 0), (("--rank", "1"), 1)):
         result = house.run("trace", f"run:{run.id}", "--kernels", *arguments, "-o", str(file))
