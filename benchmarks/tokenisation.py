@@ -100,14 +100,14 @@ def measure(
 
 
 def _ours(corpus: Path, model: Path, cache: Path) -> dict[str, float]:
-    from trainers import tasks
     from trainers.config import RunConfig
     from trainers.models.origin import Folder
+    from trainers.tasks import TASKS, base
 
     # All of the text; there is a validation part, of one line, so that none of it is held out.
     sizes = {"train": _ALL, "validation": 1}
-    tasks.TASKS["mlm"] = dataclasses.replace(tasks.TASKS["mlm"], default_examples=sizes)
-    mlm = tasks.build("mlm")
+    TASKS["mlm"] = dataclasses.replace(TASKS["mlm"], default_examples=sizes)
+    mlm = base.build("mlm")
     config = RunConfig.model_validate(
         {
             "task": {"name": "mlm", "path": corpus.parent.name, "max_length": LENGTH, "test": "none"},

@@ -51,7 +51,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks import telemetry_overhead, tokenisation
 from benchmarks.options import Benchmark
-from trainers import tasks
 from trainers.checkpoints.store import load
 from trainers.config import Precision, RunConfig
 from trainers.data import tokenizers
@@ -65,6 +64,7 @@ from trainers.precision import has_bf16
 from trainers.process import reset_process
 from trainers.reporting import NeverStop, NullSink, Point
 from trainers.synthetic import write_corpus
+from trainers.tasks import base
 from trainers.tasks.base import Prepared
 
 BENCHMARK = Benchmark(
@@ -211,7 +211,7 @@ class Workload:
 
     def validation_loss(self, model: Student) -> float:
         """Mean loss over the validation part, in fp32."""
-        task, data = tasks.build(self.config.task.name), self.prepared.validation
+        task, data = base.build(self.config.task.name), self.prepared.validation
         model.float().eval()
         total = 0.0
         with torch.no_grad():
@@ -404,7 +404,7 @@ class Source:
                 },
             }
         )  # fmt: skip
-        prepared = tasks.build(config.task.name).prepare(
+        prepared = base.build(config.task.name).prepare(
             config, origin.locate(config.model.student, config.workspace), lambda line: None
         )
         tokenizer = transformers.PreTrainedTokenizerFast(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from trainers import distillation, tasks
+from trainers import distillation
 from trainers.checkpoints import snapshot, store
 from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.snapshot import ModelState
@@ -40,7 +40,7 @@ from trainers.process import seed_all
 from trainers.progress import Progress
 from trainers.reporting import Clock, Fence, NullSink, Sink, Stop
 from trainers.run_parts import RunCheckpoints, RunData, RunParts, RunTelemetry, TrainedModel
-from trainers.tasks.base import Prepared, Task
+from trainers.tasks.base import Prepared, Task, build
 from trainers.telemetry.devices import other_device
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.flops import flop_count_of
@@ -177,7 +177,7 @@ def _build(worker: _Worker, attempt: _Attempt, stop: Stop) -> Trainer:
     """Returns the trainer; each part is built after those that it depends on."""
     config, workers, device, timeline = worker.config, worker.workers, worker.device, worker.timeline
     worker.warn_of_other_device()
-    task = tasks.build(config.task.name)
+    task = build(config.task.name)
     worker.sink.progress(step=0, total_steps=0, phase="preparing")
 
     model_origin = origin.locate(config.model.student, config.workspace)

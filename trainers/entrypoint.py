@@ -196,8 +196,9 @@ def preload() -> None:
     gc.disable()
     try:
         importlib.import_module("trainers.assembly")
+        base = importlib.import_module("trainers.tasks.base")
         for info in TASKS.values():
-            info.load()
+            base.task_class(info)
         gc.freeze()
     finally:
         if collects:

@@ -18,6 +18,7 @@ from tests.extending.loudness import LOUDNESS
 from trainers.config import Task
 from trainers.tasks import TASKS
 from trainers.tasks.base import Task as Loaded
+from trainers.tasks.base import task_class
 from trainers.tasks.info import TaskInfo
 
 ROOT = Path(__file__).parents[2]
@@ -122,4 +123,4 @@ def test_a_headline_without_a_direction_is_refused():
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_loads_from_its_entry(name):
-    assert issubclass(TASKS[name].load(), Loaded)
+    assert issubclass(task_class(TASKS[name]), Loaded)

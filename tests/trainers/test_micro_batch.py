@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers import tasks
 from trainers.config import Parallel
 from trainers.dry_runs import micro_batch
 from trainers.dry_runs.dry_run import DryRun
@@ -25,6 +24,7 @@ from trainers.parallel.pipeline.layers import StagePartition
 from trainers.parallel.workers import Workers
 from trainers.precision import Arithmetic, Autocast
 from trainers.reporting import NeverStop, NullSink
+from trainers.tasks import base
 from trainers.telemetry.run_figures import RunFigures
 
 CUDA = torch.device("cuda", 0)
@@ -222,7 +222,7 @@ def test_stages_hold_as_many_passes_as_their_schedule_has_in_flight(schedule, he
 @pytest.mark.parametrize(("stage", "held"), [(0, 2), (1, 1)])
 def test_trial_of_a_stage_holds_what_the_stage_holds(configure, stage, held):
     config = configure(parallel={"strategy": "pipeline", "workers": 2}, batch__global_size=8)
-    data = tasks.build("imdb").prepare(config, Preset("tiny"), lambda line: None)
+    data = base.build("imdb").prepare(config, Preset("tiny"), lambda line: None)
     model = student.build(
         Preset("tiny"),
         head=data.head,
@@ -248,7 +248,7 @@ def test_trial_of_a_stage_holds_what_the_stage_holds(configure, stage, held):
     layer.register_forward_hook(came)
     layer.register_full_backward_hook(left)
     dry_run = StageDryRun(
-        config, model, Objective(tasks.build("imdb")), Arithmetic(), data.train, device=torch.device("cpu"),
+        config, model, Objective(base.build("imdb")), Arithmetic(), data.train, device=torch.device("cpu"),
         pad_id=data.pad_id, multiple=1, transform=None, partition=partition, stage=stage,
         width=model.bert.config.hidden_size,
     )  # fmt: skip
@@ -264,7 +264,7 @@ def test_a_stage_of_half_parameters_is_rehearsed_with_hidden_states_of_their_for
         precision="bf16",
         numerics={"parameters": "half"},
     )
-    data = tasks.build("imdb").prepare(config, Preset("tiny"), lambda line: None)
+    data = base.build("imdb").prepare(config, Preset("tiny"), lambda line: None)
     model = student.build(
         Preset("tiny"), head=data.head, vocabulary_size=data.vocabulary_size, dropout=0.0, max_length=48,
         pad_id=data.pad_id,
@@ -273,7 +273,7 @@ def test_a_stage_of_half_parameters_is_rehearsed_with_hidden_states_of_their_for
     arithmetic.prepare(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dry_run = StageDryRun(
-        config, model, Objective(tasks.build("imdb")), arithmetic, data.train, device=torch.device("cpu"),
+        config, model, Objective(base.build("imdb")), arithmetic, data.train, device=torch.device("cpu"),
         pad_id=data.pad_id, multiple=1, transform=None,
         partition=StagePartition.of(config.parallel, model, 1), stage=1, width=model.bert.config.hidden_size,
     )  # fmt: skip
@@ -350,11 +350,11 @@ def test_run_after_one_that_did_not_fit_starts_clean(configure, recorder, monkey
 
 def test_trial_tries_whole_batches_with_a_mask_also_where_examples_are_few(configure, monkeypatch):
     config = configure(batch__global_size=8, task__train_examples=5)
-    data = tasks.build("imdb").prepare(config, Preset("tiny"), lambda line: None)
+    data = base.build("imdb").prepare(config, Preset("tiny"), lambda line: None)
     tried = []
     monkeypatch.setattr(DryRun, "_pass", lambda self, batch: tried.append(batch))
     dry_run = DryRun(
-        config, torch.nn.Linear(1, 1), Objective(tasks.build("imdb")), Arithmetic(), data.train,
+        config, torch.nn.Linear(1, 1), Objective(base.build("imdb")), Arithmetic(), data.train,
         device=torch.device("cpu"), pad_id=data.pad_id, multiple=1, transform=None,
     )  # fmt: skip
     dry_run.at_size(8)

@@ -17,7 +17,7 @@ import torch
 from pyarrow import parquet
 from safetensors.torch import load_file
 
-from trainers import evaluation, tasks
+from trainers import evaluation
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, collate
 from trainers.data.hub import HubDataset
@@ -26,7 +26,7 @@ from trainers.errors import BadDataError, BadSpecError
 from trainers.models.heads import IGNORED
 from trainers.models.origin import Folder, Preset
 from trainers.reporting import NeverStop, NullSink
-from trainers.tasks import TASKS
+from trainers.tasks import TASKS, base
 from trainers.tasks.mlm.task import GuessScoring
 
 WORDS = [a + b for a in ("ka", "lo", "mi", "ne", "su") for b in ("ra", "ti", "vo", "xe")]
@@ -68,7 +68,7 @@ def configured(configure, folder):
 
 def prepare(config, origin=None):
     lines: list[str] = []
-    return tasks.build("mlm").prepare(config, origin or Preset("tiny"), lines.append), lines
+    return base.build("mlm").prepare(config, origin or Preset("tiny"), lines.append), lines
 
 
 def decoded(data, part) -> list[str]:
@@ -248,7 +248,7 @@ def test_loss_is_the_mean_of_each_sequence_and_the_sum_of_all():
         [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 2.0, 1.0]],
     )
     own = -torch.log_softmax(logits, 1)[range(3), [0, 1, 2]]
-    assert float(tasks.build("mlm").loss(logits, batch)) == pytest.approx(float(own[:2].mean() + own[2]))
+    assert float(base.build("mlm").loss(logits, batch)) == pytest.approx(float(own[:2].mean() + own[2]))
 
 
 @pytest.mark.slow

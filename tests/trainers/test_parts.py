@@ -12,10 +12,10 @@ import pytest
 from pyarrow import parquet
 
 from tests.trainers.corpora import write_squad, write_wikiqa
-from trainers import tasks
 from trainers.data.sources import data_identity
 from trainers.errors import BadDataError
 from trainers.models.origin import Preset
+from trainers.tasks import base
 
 ROWS = [(f"text {i} is {'fine' if i % 3 else 'dull'}", int(bool(i % 3))) for i in range(60)]
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -35,7 +35,7 @@ def prepared(configure, tmp_path):
             workspace__cache=str(tmp_path / "cache"),
         )
         lines.clear()
-        return tasks.build(name).prepare(config, Preset("tiny"), lines.append)
+        return base.build(name).prepare(config, Preset("tiny"), lines.append)
 
     prepare.folder, prepare.lines = folder, lines
     return prepare

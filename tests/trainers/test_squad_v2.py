@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from tests.trainers.corpora import write_squad
-from trainers import tasks
 from trainers.config import Task
 from trainers.data import tokenizers
 from trainers.data.batches import collate
@@ -27,6 +26,7 @@ from trainers.entrypoint import train
 from trainers.errors import BadDataError
 from trainers.models.origin import Folder, Preset
 from trainers.reporting import NeverStop
+from trainers.tasks import base
 from trainers.tasks.squad_v2.scoring import N_BEST, answers, best_spans, merge_windows
 from trainers.tasks.squad_v2.windows import windows
 
@@ -90,7 +90,7 @@ def squad(configure, tmp_path):
             workspace__data_roots=(str(tmp_path / "data"),),
             workspace__cache=str(tmp_path / "cache"),
         )
-        return tasks.build("squad_v2").prepare(config, origin or Preset("tiny"), report)
+        return base.build("squad_v2").prepare(config, origin or Preset("tiny"), report)
 
     prepare.folder = folder
     return prepare
@@ -387,7 +387,7 @@ def test_an_answer_is_labelled_only_where_it_is_whole(squad, minilm):
 
 def test_an_answer_inside_a_word_is_the_whole_word():
     row = Row(hub_rows([("q", "When?", [("97", 43)])])[0], "here")
-    question = tasks.build("squad_v2").example(row, Task(name="squad_v2"))
+    question = base.build("squad_v2").example(row, Task(name="squad_v2"))
     assert (question.answers[0].text, question.where) == ("97", "here, question q")
 
 
@@ -398,7 +398,7 @@ def test_real_answers_are_found_in_their_windows(squad, minilm, real_data, confi
         | {"train_examples": 10, "validation_examples": 400},
         workspace__data_roots=(str(real_data),),
     )
-    prepared = tasks.build("squad_v2").prepare(config, Folder(minilm), lambda line: None)
+    prepared = base.build("squad_v2").prepare(config, Folder(minilm), lambda line: None)
     golds, found = prepared.scoring._questions.golds, gold_answers(prepared)
     exact = [golds[question].exact(text) for question, text in found.items()]
     assert len(exact) == sum(gold.has_answer for gold in golds) == 200
@@ -450,7 +450,7 @@ def test_loss_is_the_mean_of_both_ends_and_padding_cannot_win():
     batch = batch_of([6, 4], [2, 2])
     batch.labels[:] = torch.tensor([[3, 4], [0, 0]])
     logits = torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    loss = tasks.build("squad_v2").loss(logits, batch)
+    loss = base.build("squad_v2").loss(logits, batch)
     expected = sum(
         -torch.log_softmax(logits[i, :length, end], 0)[batch.labels[i, end]] / 2
         for i, length in enumerate((6, 4))
@@ -467,7 +467,7 @@ def test_loss_is_torchs_over_positions():
     logits = torch.randn(2, batch.input_ids.shape[1], 2)
     masked = logits.masked_fill(~batch.attention_mask[:, :, None], -torch.inf)
     expected = torch.nn.functional.cross_entropy(masked, batch.labels, reduction="sum") / 2
-    torch.testing.assert_close(tasks.build("squad_v2").loss(logits, batch), expected)
+    torch.testing.assert_close(base.build("squad_v2").loss(logits, batch), expected)
 
 
 # Answers

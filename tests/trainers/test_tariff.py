@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainers import tasks
 from trainers.config import Task
 from trainers.data.selection import held_out_by_text
 from trainers.data.sources import open_source
@@ -21,6 +20,7 @@ from trainers.entrypoint import train
 from trainers.errors import BadDataError
 from trainers.models.origin import Preset
 from trainers.reporting import NeverStop
+from trainers.tasks import base
 from trainers.tasks.tariff.task import UNSEEN, CodeScoring, Phrase
 
 GOODS = {
@@ -91,7 +91,7 @@ def rows(configure, folder, path="codes", level=2):
 
 def prepare(config):
     lines: list[str] = []
-    return tasks.build("tariff").prepare(config, Preset("tiny"), lines.append), lines
+    return base.build("tariff").prepare(config, Preset("tiny"), lines.append), lines
 
 
 def test_harmonized_system(configure, folder):
@@ -273,7 +273,7 @@ def test_codes_that_training_lacks_count_as_wrong():
         "train": [Phrase("a", "0101"), Phrase("b", "0102"), Phrase("c", "0901")],
         "validation": [Phrase("d", "0102"), Phrase("e", "0103")],
     }
-    chosen = tasks.build("tariff").draw(phrases, Task(name="tariff", level=4))
+    chosen = base.build("tariff").draw(phrases, Task(name="tariff", level=4))
     assert [one.number for one in chosen["train"]] == [0, 1, 2]
     assert [one.number for one in chosen["validation"]] == [1, UNSEEN]
     scores = CodeScoring(np.array([102, 103]), [101, 102, 901], 4).score(
@@ -290,7 +290,7 @@ def test_loss_of_an_unseen_code_is_that_of_knowing_nothing():
     class Two:
         labels, examples = torch.tensor([0, UNSEEN]), 2
 
-    loss = tasks.build("tariff").loss(torch.tensor([[100.0, 0.0, 0.0, 0.0], [3.0, 1.0, 2.0, 0.0]]), Two())
+    loss = base.build("tariff").loss(torch.tensor([[100.0, 0.0, 0.0, 0.0], [3.0, 1.0, 2.0, 0.0]]), Two())
     assert float(loss) == pytest.approx(np.log(4))
 
 
@@ -332,7 +332,7 @@ def test_published_files_are_read_whole(configure, real_data):
         workspace__data_roots=(str(real_data),),
     )
     source = open_source(config.task, config.workspace)
-    phrases = [tasks.build("tariff").example(row, config.task) for row in source.rows("train")]
+    phrases = [base.build("tariff").example(row, config.task) for row in source.rows("train")]
     assert len(phrases) == 59_079
     assert len({one.code for one in phrases if one}) > 5_600
 

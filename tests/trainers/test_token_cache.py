@@ -10,7 +10,6 @@ import time
 import numpy as np
 import pytest
 
-from trainers import tasks
 from trainers.config import Task
 from trainers.data import tokenizers
 from trainers.data.cache import cached_folder
@@ -19,8 +18,9 @@ from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError, CacheError
 from trainers.models.origin import Folder, Preset
 from trainers.synthetic import write_corpus
+from trainers.tasks import base
 
-TASK = tasks.build("imdb")
+TASK = base.build("imdb")
 
 
 @pytest.fixture

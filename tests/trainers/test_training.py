@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from trainers import tasks
 from trainers.data.batches import TrainingBatches
 from trainers.entrypoint import reset_process, train
 from trainers.errors import NotFiniteError
@@ -15,6 +14,7 @@ from trainers.models import origin, student
 from trainers.optimizers.schedule import learning_rate
 from trainers.reporting import NeverStop, Provenance, StopReason
 from trainers.synthetic import write_corpus
+from trainers.tasks import base
 from trainers.tasks.imdb.task import Imdb
 from trainers.telemetry.timeline import OVERHEAD, OWN
 
@@ -57,7 +57,7 @@ def test_a_run_is_what_a_plain_loop_of_torch_and_transformers_does_with_its_batc
     """Their model, loss, padding, clipping and update: the same losses to rounding."""
     config = configure(model__dropout=0.0, length={"steps": 20}, batch={"global_size": 8})
     place = origin.locate(config.model.student, config.workspace)
-    data = tasks.build(config.task.name).prepare(config, place, lambda line: None)
+    data = base.build(config.task.name).prepare(config, place, lambda line: None)
     batches = TrainingBatches(
         data.train, seed=config.seed, global_size=8, micro_size=8, replica=0, replicas=1,
         pad_id=data.pad_id, multiple=1,

@@ -13,12 +13,12 @@ import torch
 from pyarrow import parquet
 
 from tests.trainers.corpora import write_wikiqa
-from trainers import tasks
 from trainers.data import tokenizers
 from trainers.entrypoint import train
 from trainers.errors import BadDataError
 from trainers.models.origin import Preset
 from trainers.reporting import NeverStop
+from trainers.tasks import base
 
 ROWS = [
     ("how does tea grow ?", "it likes rain .", 1),
@@ -41,7 +41,7 @@ def wikiqa(configure, tmp_path):
             workspace__data_roots=(str(tmp_path / "data"),),
             workspace__cache=str(tmp_path / "cache"),
         )
-        return tasks.build("wikiqa").prepare(config, Preset("tiny"), lambda line: None)
+        return base.build("wikiqa").prepare(config, Preset("tiny"), lambda line: None)
 
     prepare.folder = folder
     return prepare

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trainers.registry import by_name
 from trainers.tasks.imdb import IMDB
 from trainers.tasks.info import TaskInfo
@@ -12,18 +10,9 @@ from trainers.tasks.squad_v2 import SQUAD_V2
 from trainers.tasks.tariff import TARIFF
 from trainers.tasks.wikiqa import WIKIQA
 
-if TYPE_CHECKING:
-    from trainers.tasks.base import Task
-
 TASKS: dict[str, TaskInfo] = by_name(IMDB, SQUAD_V2, WIKIQA, TARIFF, MLM)
 """All values of `task.name`.
 
 Add others before `trainers.config` and `trainers.figures` are imported: these compose the section `task` of a
 spec and the table of scores from the entries.
 """
-
-
-def build(name: str) -> Task:
-    """Returns the task of that name, ready to prepare data; imports torch."""
-    info = TASKS[name]
-    return info.load()(info)

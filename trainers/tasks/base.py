@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from trainers.data.batches import Batch, Transform
 from trainers.data.tokens import TokenSet
 from trainers.models.heads import Head
 from trainers.models.origin import Origin
+from trainers.tasks import TASKS
 from trainers.tasks.info import TaskInfo
 
 
@@ -141,3 +143,16 @@ class Task(ABC):
 
         On a GPU nothing in it may need the host to wait, such as a shape that depends on the data.
         """
+
+
+def task_class(info: TaskInfo) -> type[Task]:
+    """Imports the class that implements a task."""
+    module, _, name = info.implementation.partition(":")
+    loaded: type[Task] = getattr(importlib.import_module(module), name)
+    return loaded
+
+
+def build(name: str) -> Task:
+    """Returns the task of that name, ready to prepare data."""
+    info = TASKS[name]
+    return task_class(info)(info)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from trainers.data.layouts import Layout
 from trainers.models.heads import Head
 from trainers.reporting import Figure
-
-if TYPE_CHECKING:
-    from trainers.tasks.base import Task
 
 NO_LOSS = 0.005
 """Difference in a score (half a point) that counts as no loss unless a question says otherwise."""
@@ -124,9 +120,3 @@ class TaskInfo:
     def higher_is_better(self) -> bool:
         """Direction of the headline."""
         return self.scores[self.headline].better == "higher"
-
-    def load(self) -> type[Task]:
-        """Imports the task's class, and with it torch."""
-        module, _, name = self.implementation.partition(":")
-        loaded: type[Task] = getattr(importlib.import_module(module), name)
-        return loaded
