@@ -1,12 +1,14 @@
 """Ray Jobs as the scheduler needs them: submit, look, stop; and nothing about experiments.
 
 `RayJobs` is the interface, `DashboardRayJobs` the jobs of a real cluster. Every method raises
-`RayUnreachable` when Ray does not answer: that is never a statement about a job.
+`RayUnreachable` when Ray does not answer, and `RayUnavailable` when it answers that it cannot do its work at
+present: neither is ever a statement about a job.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,14 +21,21 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _LOG_BYTES = 20_000
+_REFUSALS = frozenset({400, 422})
+_NO_AGENT = "No available agent"
+_RELAYED = re.compile(r"Request failed with status code (\d{3})")
 
 
 class RayUnreachable(Exception):
     """Ray does not answer; what it runs continues, and nothing is known about it."""
 
 
+class RayUnavailable(RayUnreachable):
+    """Ray answers, and cannot do what it was asked at present: ask again later."""
+
+
 class JobRefused(Exception):
-    """Ray answered, and would not take the job."""
+    """Ray answered that the job is not valid."""
 
 
 class JobState(StrEnum):
@@ -79,7 +88,7 @@ class RayJobs(Protocol):
 
         Raises:
             RayUnreachable: it may have been started or not: submit again.
-            JobRefused: Ray will not have it.
+            JobRefused: Ray would refuse it again.
         """
         ...
 
@@ -132,8 +141,11 @@ class DashboardRayJobs:
                 "submit_job", entrypoint=entrypoint, submission_id=submission_id, metadata=dict(metadata)
             )
         except _Answer as answer:
-            if "already exists" not in answer.text:
+            if "already exists" in answer.text:
+                return
+            if answer.refuses:
                 raise JobRefused(_last_line(answer.text)) from None
+            raise answer.unavailable() from None
 
     def status(self, submission_id: str) -> RayJob | None:
         """Asks the dashboard what became of a job."""
@@ -142,7 +154,7 @@ class DashboardRayJobs:
         except _Answer as answer:
             if answer.status == 404:
                 return None
-            raise RayUnreachable(_last_line(answer.text)) from None
+            raise answer.unavailable() from None
         return RayJob(
             submission_id, JobState(str(found.status)), _last_line(found.message or ""), found.metadata or {}
         )
@@ -153,7 +165,7 @@ class DashboardRayJobs:
             self._call("stop_job", submission_id)
         except _Answer as answer:
             if answer.status != 404:
-                raise RayUnreachable(_last_line(answer.text)) from None
+                raise answer.unavailable() from None
 
     def logs(self, submission_id: str) -> str:
         """Returns the end of the job's log."""
@@ -162,7 +174,7 @@ class DashboardRayJobs:
         except _Answer as answer:
             if answer.status == 404:
                 return ""
-            raise RayUnreachable(_last_line(answer.text)) from None
+            raise answer.unavailable() from None
 
     def cluster(self, at_s: float) -> ClusterSnapshot:
         """Returns the cluster's nodes and what they have free."""
@@ -218,8 +230,19 @@ class _Answer(Exception):
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{status}: {text}")
-        self.status = status
+        # The head reports every answer of the agent that starts jobs as an error of its own.
+        relayed = _RELAYED.search(text)
+        self.status = int(relayed[1]) if relayed else status
         self.text = text
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the request would be refused again."""
+        return self.status in _REFUSALS and _NO_AGENT not in self.text
+
+    def unavailable(self) -> RayUnavailable:
+        """Returns the answer as an error of Ray's."""
+        return RayUnavailable(f"Ray answered {self.status}: {_last_line(self.text)}")
 
 
 def _client(url: str) -> Any:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,10 @@ from service.scheduling.cluster import ClusterNode
 from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.ray_jobs import (
     DashboardRayJobs,
+    JobRefused,
     JobState,
     RayJobs,
+    RayUnavailable,
     RayUnreachable,
     wait_until_ended,
 )
@@ -124,3 +129,84 @@ def test_an_absent_ray_is_said_to_be_absent() -> None:
             with pytest.raises(RayUnreachable):
                 call()
         assert not jobs.cluster(0.0).reachable
+
+
+class Dashboard(HTTPServer):
+    """A dashboard that gives one answer to everything but the question for its version."""
+
+    status, text = 200, "{}"
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Answers(BaseHTTPRequestHandler):
+    server: Dashboard
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path == "/api/version":
+            import ray
+
+            version = {"version": "4", "ray_version": ray.__version__, "ray_commit": ""}
+            self._answer(200, json.dumps(version))
+        else:
+            self._answer(self.server.status, self.server.text)
+
+    do_POST = do_GET
+
+    def _answer(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Prints nothing."""
+
+
+@pytest.fixture
+def dashboard() -> Iterator[Dashboard]:
+    with Dashboard() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+NO_AGENT = "No available agent to submit job, please try again later."
+RELAYED = "Traceback:\nRuntimeError: Request failed with status code {}: Traceback:\n{}."
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "error"),
+    [
+        (400, "ValueError: entrypoint", JobRefused),
+        (422, "entrypoint", JobRefused),
+        (500, RELAYED.format(400, "ValueError: entrypoint"), JobRefused),
+        (500, NO_AGENT, RayUnavailable),
+        (400, NO_AGENT, RayUnavailable),
+        (500, RELAYED.format(500, "OSError: no space left on device"), RayUnavailable),
+        (404, "no such route", RayUnavailable),
+        (429, "slow down", RayUnavailable),
+        (502, "bad gateway", RayUnavailable),
+        (503, "starting", RayUnavailable),
+    ],
+)
+def test_only_400_and_422_refuse_a_job(
+    dashboard: Dashboard, status: int, text: str, error: type[Exception]
+) -> None:
+    dashboard.status, dashboard.text = status, text
+    with pytest.raises(error):
+        DashboardRayJobs(dashboard.url).submit("x", "true", metadata={})
+
+
+def test_a_job_that_ray_has_already_counts_as_submitted(dashboard: Dashboard) -> None:
+    dashboard.status = 500
+    dashboard.text = RELAYED.format(400, "ValueError: Job with submission_id x already exists.")
+    DashboardRayJobs(dashboard.url).submit("x", "true", metadata={})
