@@ -35,7 +35,7 @@ from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
 from service.db import migrate, schema
 from service.db.engine import Database
-from service.driving.driver import LeaseRenewal
+from service.driving.driver import RENEWALS, LeaseRenewal
 from service.driving.sweep import Sweep
 from service.recording.assignment import Turn
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
@@ -180,7 +180,11 @@ def heartbeats(settings: Settings, smoke: bool) -> dict[str, float]:
 
 def _renewal(store: Store, experiment_id: int, lease_s: float) -> LeaseRenewal:
     return LeaseRenewal(
-        lambda: store.renew_lease(experiment_id, 1, lease_s), lambda requests: None, lambda: None
+        lambda: store.renew_lease(experiment_id, 1, lease_s),
+        lambda: store.requests(experiment_id, 1),
+        lease_s / RENEWALS,
+        lambda requests: None,
+        lambda: None,
     )
 
 

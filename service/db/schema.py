@@ -119,7 +119,9 @@ experiments = Table(
     Column("event_count", Integer, nullable=False),  # Numbers events under the row's lock: no gaps.
     Column("submission_id", Text),
     Column("lease_owner", Text),
-    Column("lease_until_s", Real),
+    Column("lease_until_s", Real),  # By the database's clock. NULL while active: withdrawn for good.
+    Column("lease_s", Real),
+    Column("silent_since_s", Real),  # When a lapsed lease was first adopted; its driver's word clears it.
     Column("cancel_requested_s", Real),
     Column("pause_requested_s", Real),
     Column("not_before_s", Real, nullable=False),
@@ -147,13 +149,8 @@ Index(
     sqlite_where=QUEUED,
     postgresql_where=QUEUED,
 )
-Index(
-    "ix_experiments_active",
-    experiments.c.owner,
-    experiments.c.lease_until_s,
-    sqlite_where=ACTIVE,
-    postgresql_where=ACTIVE,
-)
+# No column that a heartbeat changes is indexed: on PostgreSQL the new row then needs no index entry.
+Index("ix_experiments_active", experiments.c.owner, sqlite_where=ACTIVE, postgresql_where=ACTIVE)
 Index("ix_experiments_owner_id", experiments.c.owner, experiments.c.id)
 
 experiment_specs = Table(

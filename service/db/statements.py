@@ -291,7 +291,13 @@ ADVANCE_EVENTS = (
     .where(_x.id == bindparam("experiment"))
     .values(event_count=_x.event_count + bindparam("count"))
     .returning(
-        _x.event_count, _x.state, _x.attempt, _x.lease_owner, _x.cancel_requested_s, _x.pause_requested_s
+        _x.event_count,
+        _x.state,
+        _x.attempt,
+        _x.lease_owner,
+        _x.lease_until_s,
+        _x.cancel_requested_s,
+        _x.pause_requested_s,
     )
 )
 """Lock the experiment's row, take the next event numbers and say where the experiment stands."""
@@ -320,11 +326,20 @@ RENEW_LEASE = (
         _x.id == bindparam("experiment"),
         _x.attempt == bindparam("current"),
         _x.state.in_(sorted(ACTIVE_EXPERIMENT_STATES)),
+        _x.lease_until_s.is_not(None),
     )
-    .values(lease_until_s=bindparam("until"))
+    .values(lease_until_s=bindparam("until"), lease_s=bindparam("lease"), silent_since_s=None)
     .returning(_x.cancel_requested_s, _x.pause_requested_s)
 )
-"""The driver's heartbeat; answers what people asked for."""
+"""The driver's heartbeat, unless its lease was withdrawn; answers what people asked for."""
+
+REQUESTS = select(_x.cancel_requested_s, _x.pause_requested_s).where(
+    _x.id == bindparam("experiment"),
+    _x.attempt == bindparam("current"),
+    _x.state.in_(sorted(ACTIVE_EXPERIMENT_STATES)),
+    _x.lease_until_s.is_not(None),
+)
+"""What people asked for, read without renewing the lease."""
 
 RUNS_TO_CANCEL = select(_r.id).where(
     _r.experiment_id == bindparam("experiment"),
@@ -334,7 +349,14 @@ RUNS_TO_CANCEL = select(_r.id).where(
 """Runs whose cancellation was asked for one by one."""
 
 
-def adopt_expired(id: int, attempt: int, owner: str, *, now: float, until: float) -> Update:
+def lapsed(now: float) -> sa.ColumnElement[bool]:
+    """Whether a lease ran out, or ends later than any lease can: the database's clock was set back."""
+    return (_x.lease_until_s < now) | (_x.lease_until_s > now + _x.lease_s)
+
+
+def adopt_lapsed(
+    id: int, attempt: int, owner: str, *, now: float, lease_s: float, driver_is_silent: bool
+) -> Update:
     """Take over a lease that ran out, unless somebody else did first."""
     return (
         update(experiments)
@@ -342,9 +364,29 @@ def adopt_expired(id: int, attempt: int, owner: str, *, now: float, until: float
             _x.id == id,
             _x.attempt == attempt,
             _x.state.in_(sorted(ACTIVE_EXPERIMENT_STATES)),
-            _x.lease_until_s < now,
+            lapsed(now),
         )
-        .values(lease_owner=owner, lease_until_s=until)
+        .values(
+            lease_owner=owner,
+            lease_until_s=now + lease_s,
+            lease_s=lease_s,
+            silent_since_s=func.coalesce(_x.silent_since_s, now) if driver_is_silent else None,
+        )
+    )
+
+
+def withdraw_lapsed(id: int, attempt: int, *, now: float) -> Update:
+    """End a lease that lapsed again after it was adopted: its driver cannot renew it any more."""
+    return (
+        update(experiments)
+        .where(
+            _x.id == id,
+            _x.attempt == attempt,
+            _x.state.in_(sorted(ACTIVE_EXPERIMENT_STATES)),
+            _x.silent_since_s.is_not(None),
+            lapsed(now),
+        )
+        .values(lease_owner=None, lease_until_s=None, lease_s=None)
     )
 
 
@@ -542,6 +584,8 @@ def _claim(chosen: sa.ColumnElement[bool]) -> ReturningUpdate[Any]:
             .concat(sa.cast(_x.attempt + 1, sa.Text)),
             lease_owner=bindparam("scheduler"),
             lease_until_s=bindparam("until"),
+            lease_s=bindparam("lease"),
+            silent_since_s=None,
             event_count=_x.event_count + 1,
             failure_class=None,
             failure_message=None,
@@ -593,6 +637,15 @@ that does not depend on how much is queued: along the index, whose order is the 
 def active_experiments() -> Select[Any]:
     """Experiments that are starting or running, oldest lease first."""
     return select(*EXPERIMENT_COLUMNS).where(ACTIVE).order_by(_x.lease_until_s, _x.id)
+
+
+def leases(now: float) -> Select[Any]:
+    """Experiments that are starting or running, oldest lease first, with how their leases stand."""
+    return active_experiments().add_columns(
+        _x.lease_until_s.is_(None).label("withdrawn"),
+        func.coalesce(lapsed(now), sa.false()).label("lapsed"),
+        (now - _x.silent_since_s).label("silent_s"),
+    )
 
 
 def queued_in_order_of_age() -> Select[Any]:

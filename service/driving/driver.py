@@ -2,8 +2,8 @@
 
     python -m service.driving.driver --experiment 7 --attempt 1 --settings FILE --name NAME
 
-It renews the lease, hears in the answer what people ask for, and runs the sweep in its main
-thread. It may die at any time: the next driver finds everything in the database.
+It renews the lease, reads what people ask for, and runs the sweep in its main thread. It may die at
+any time: the next driver finds everything in the database.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ from trainers.reporting import StopReason
 logger = logging.getLogger(__name__)
 
 BEAT_S = 0.7
-"""How often the lease is renewed and requests are heard."""
+"""How often what people ask for is read."""
+RENEWALS = 3
+"""How often the lease is renewed within its length."""
 JUDGE_S = 1.0
 """How often running runs are looked at by a search that ends some early."""
 GRACE_S = 30.0
@@ -57,19 +59,27 @@ class LeaseRenewal:
     """Renews the lease in a thread, and passes on what people ask for.
 
     Args:
-        beat: renews the lease and returns the requests.
+        renew: renews the lease and returns the requests.
+        read: returns the requests and writes nothing.
+        every_s: pause between two renewals; requests are read more often.
         heard: told of the requests whenever they changed or any is open.
         lost: called when another attempt has become the current one.
     """
 
     def __init__(
-        self, beat: Callable[[], Requests], heard: Callable[[Requests], None], lost: Callable[[], None]
+        self,
+        renew: Callable[[], Requests],
+        read: Callable[[], Requests],
+        every_s: float,
+        heard: Callable[[Requests], None],
+        lost: Callable[[], None],
     ) -> None:
-        self._beat = beat
+        self._renew, self._read, self._every_s = renew, read, every_s
+        self._renewed_s = float("-inf")
         self._heard = heard
         self._last = Requests(False, False, frozenset())
         # Training continues through an outage; whether the lease held is seen when the database is back.
-        self._repeated = Repeated(self._renew, BEAT_S, "lease renewal", on_stale=lost)
+        self._repeated = Repeated(self._beat, BEAT_S, "lease renewal", on_stale=lost)
 
     def start(self) -> None:
         """Begin."""
@@ -79,8 +89,13 @@ class LeaseRenewal:
         """End; the lease is not renewed any more."""
         self._repeated.stop()
 
-    def _renew(self) -> None:
-        requests = self._beat()
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now - self._renewed_s >= self._every_s:
+            requests = self._renew()
+            self._renewed_s = now
+        else:
+            requests = self._read()
         if requests != self._last or any((requests.cancel, requests.pause, requests.cancel_runs)):
             self._heard(requests)
         self._last = requests
@@ -126,6 +141,8 @@ class Driver:
         )
         renewal = LeaseRenewal(
             lambda: self._store.renew_lease(self._id, self._attempt, self._settings.lease_s),
+            lambda: self._store.requests(self._id, self._attempt),
+            self._settings.lease_s / RENEWALS,
             self._hear,
             self._lost,
         )

@@ -42,6 +42,24 @@ class Scheduler(StoredRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class Lease:
+    """How the lease of an experiment stands by the database's clock.
+
+    Attributes:
+        experiment: starting or running.
+        lapsed: it was not renewed in time.
+        withdrawn: it cannot be renewed any more: its job is to be stopped, and its attempt ended.
+        silent_s: for how long its driver has renewed nothing since a scheduler first adopted it; None =
+            no scheduler had to.
+    """
+
+    experiment: Experiment
+    lapsed: bool
+    withdrawn: bool
+    silent_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """What the order of claims depends on."""
 
@@ -167,7 +185,7 @@ class Queue:
         def body(connection: Connection) -> list[list[Experiment]]:
             if connection.dialect.name == "postgresql":
                 connection.execute(statements.CLAIMS_IN_TURN)
-            return _claim(connection, take(), self._clock())
+            return _claim(connection, take(), self._store.database_time(connection), self._clock())
 
         return list(self._database.write(body))
 
@@ -177,13 +195,44 @@ class Queue:
             rows = connection.execute(statements.active_experiments()).mappings().all()
         return [Experiment.from_row(row) for row in rows]
 
-    def adopt(self, experiment_id: int, attempt: int, scheduler: str, lease_s: float) -> bool:
-        """Take over an attempt whose lease ran out; False when somebody else did, or it was renewed."""
-        now = self._clock()
+    def leases(self) -> list[Lease]:
+        """Returns the leases of experiments that are starting or running, the oldest first."""
+        with self._database.read() as connection:
+            now = self._store.database_time(connection)
+            rows = connection.execute(statements.leases(now)).mappings().all()
+        return [
+            Lease(Experiment.from_row(row), bool(row["lapsed"]), bool(row["withdrawn"]), row["silent_s"])
+            for row in rows
+        ]
+
+    def adopt(
+        self,
+        experiment_id: int,
+        attempt: int,
+        scheduler: str,
+        lease_s: float,
+        *,
+        driver_is_silent: bool = True,
+    ) -> bool:
+        """Take over an attempt whose lease ran out; False when somebody else did, or it was renewed.
+
+        Args:
+            experiment_id: the experiment.
+            attempt: its attempt.
+            scheduler: name of the adopter.
+            lease_s: how long the adopted lease lasts.
+            driver_is_silent: whether there is a job whose driver should have renewed the lease.
+        """
+        at_s = self._clock()
 
         def body(connection: Connection) -> bool:
-            statement = statements.adopt_expired(
-                experiment_id, attempt, storable(scheduler), now=now, until=now + lease_s
+            statement = statements.adopt_lapsed(
+                experiment_id,
+                attempt,
+                storable(scheduler),
+                now=self._store.database_time(connection),
+                lease_s=lease_s,
+                driver_is_silent=driver_is_silent,
             )
             if not connection.execute(statement).rowcount:
                 return False
@@ -193,8 +242,19 @@ class Queue:
             new = NewEvent(
                 EventKind.experiment_adopted, f"lease expired; adopted by {scheduler}", attempt=attempt
             )
-            insert_events(connection, experiment_id, row.event_count, [new], now)
+            insert_events(connection, experiment_id, row.event_count, [new], at_s)
             return True
+
+        return self._database.write(body)
+
+    def withdraw(self, experiment_id: int, attempt: int) -> bool:
+        """End the lease of a silent driver for good; False when the driver has renewed it meanwhile."""
+
+        def body(connection: Connection) -> bool:
+            now = self._store.database_time(connection)
+            return bool(
+                connection.execute(statements.withdraw_lapsed(experiment_id, attempt, now=now)).rowcount
+            )
 
         return self._database.write(body)
 
@@ -231,8 +291,8 @@ class Queue:
             return int(connection.execute(statements.COUNT_QUEUED).scalar_one())
 
     def _view(self) -> _View:
-        now = self._clock()
         with self._database.read() as connection:
+            now = self._store.database_time(connection)
             waiting = [Waiting(*row) for row in connection.execute(statements.queued_in_order_of_age()).all()]
             active = {row[0]: row[1] for row in connection.execute(statements.active_by_owner()).all()}
         alive = bool(self.schedulers_alive())
@@ -274,9 +334,9 @@ class Queue:
 
     def heartbeat(self, scheduler: str, *, node: str, pid: int) -> None:
         """A scheduler's sign of life."""
-        now = self._clock()
 
         def body(connection: Connection) -> None:
+            now = self._store.database_time(connection)
             connection.execute(statements.forget_schedulers(now - FORGOTTEN_AFTER_S))
             connection.execute(
                 statements.scheduler_heartbeat(connection),
@@ -299,8 +359,8 @@ class Queue:
 
     def schedulers_alive(self) -> list[Scheduler]:
         """Schedulers that gave a sign of life within the length of a lease."""
-        since = self._clock() - self._settings.lease_s
         with self._database.read() as connection:
+            since = self._store.database_time(connection) - self._settings.lease_s
             rows = connection.execute(statements.live_schedulers(since)).mappings().all()
         return [Scheduler.from_row(row) for row in rows]
 
@@ -343,8 +403,17 @@ def _missing(
     return unsatisfiable(spec, cluster, catalogue)
 
 
-def _claim(connection: Connection, claims: Sequence[_Claim], now: float) -> list[list[Experiment]]:
-    """What each of the claims gets, as if they had come one after the other."""
+def _claim(
+    connection: Connection, claims: Sequence[_Claim], now: float, at_s: float
+) -> list[list[Experiment]]:
+    """What each of the claims gets, as if they had come one after the other.
+
+    Args:
+        connection: in a transaction.
+        claims: in their order.
+        now: Unix seconds by the database's clock.
+        at_s: date of the events.
+    """
     places = _places(connection, claims)
     answers: list[list[Experiment]] = [[] for _ in claims]
     passed_over: set[int] = set()
@@ -359,7 +428,7 @@ def _claim(connection: Connection, claims: Sequence[_Claim], now: float) -> list
         chosen = dict(zip((row.id for row in found if row.id is not None), places, strict=False))
         if len(chosen) < len(places):
             below = found[0].priority  # There is no more to claim at this one.
-        claimed = _take(connection, {id: claims[place] for id, place in chosen.items()}, now)
+        claimed = _take(connection, {id: claims[place] for id, place in chosen.items()}, now, at_s)
         unserved = places[len(chosen) :]
         for id, place in chosen.items():
             if id in claimed:
@@ -383,7 +452,9 @@ def _places(connection: Connection, claims: Sequence[_Claim]) -> list[int]:
     return places
 
 
-def _take(connection: Connection, chosen: Mapping[int, _Claim], now: float) -> dict[int, Experiment]:
+def _take(
+    connection: Connection, chosen: Mapping[int, _Claim], now: float, at_s: float
+) -> dict[int, Experiment]:
     """queued -> starting for each experiment and its claim; without those that cannot be had any more."""
     leases: dict[tuple[str, float], list[int]] = {}
     for id, claim in chosen.items():
@@ -393,9 +464,9 @@ def _take(connection: Connection, chosen: Mapping[int, _Claim], now: float) -> d
     for (scheduler, lease_s), ids in leases.items():
         rows = connection.execute(
             statements.CLAIM_AND_NOTE if one_statement else statements.CLAIM,
-            {"ids": ids, "scheduler": scheduler, "until": now + lease_s, "now": now},
+            {"ids": ids, "scheduler": scheduler, "until": now + lease_s, "lease": lease_s, "now": at_s},
         ).mappings()
         claimed.update((row["id"], Experiment.from_row(row)) for row in rows)
     if claimed and not one_statement:
-        connection.execute(statements.NOTE_CLAIMS, {"ids": list(claimed), "now": now})
+        connection.execute(statements.NOTE_CLAIMS, {"ids": list(claimed), "now": at_s})
     return claimed

@@ -2,18 +2,20 @@
 
 `run_once` is one pass; `run` only repeats it. Everything the scheduler must remember is in the
 database: the claim commits the attempt and the job's submission id before anything is submitted,
-so whichever scheduler comes next finds the same job. What it keeps in memory is only patience:
-since when Ray has been away, and since when a job's driver has been silent.
+so whichever scheduler comes next finds the same job. How long a job's driver has been silent is in the
+experiment's row, by the database's clock, so that any number of schedulers agree on it. What a scheduler
+keeps in memory is only when to look at Ray again.
 
 What a pass does with an experiment that is starting or running:
 
 | Ray says about its job | what happens |
 |---|---|
 | nothing (unreachable) | nothing: no failure is declared, no lease is touched |
+| that it is unavailable (500, no agent) | the same for this experiment alone, which waits longer each time |
 | unknown, experiment starting | submitted (again) under the same submission id |
 | pending or running, lease valid | nothing |
 | pending or running, lease ran out | adopted: a new lease; a driver that renews it continues |
-| the same, silent for another lease (starting: 10 minutes) | stopped, the experiment queued again |
+| the same, silent for another lease (starting: 10 minutes) | lease withdrawn, job stopped, queued again |
 | ended, or unknown and experiment running | queued again, or failed when it was tried too often |
 """
 
@@ -26,7 +28,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,8 +37,15 @@ from service.domain.failures import FailureCounts, decide_retry
 from service.domain.records import Experiment
 from service.domain.states import ExperimentState
 from service.scheduling import driver_settings
-from service.scheduling.queue import Queue
-from service.scheduling.ray_jobs import DashboardRayJobs, JobRefused, RayJob, RayJobs, RayUnreachable
+from service.scheduling.queue import Lease, Queue
+from service.scheduling.ray_jobs import (
+    DashboardRayJobs,
+    JobRefused,
+    RayJob,
+    RayJobs,
+    RayUnavailable,
+    RayUnreachable,
+)
 from service.store import Conflict, StaleAttempt, Store, StoreOutage
 from trainers.errors import FailureClass
 
@@ -47,6 +55,8 @@ PASS_EVERY_S = 0.5
 """Pause between passes while all is well."""
 LONGEST_PAUSE_S = 15.0
 """Pause between passes while Ray or the database is unavailable; reached by doubling."""
+LONGEST_WAIT_S = 60.0
+"""Longest pause before Ray, which was unavailable for one experiment, is asked about it again."""
 CLUSTER_EVERY_S = 5.0
 """How often the cluster is looked at for the queue's reasons."""
 START_PATIENCE_S = 600.0
@@ -65,7 +75,7 @@ class Pass:
         adopted: leases taken over.
         stopped: jobs ended because their driver was silent.
         ended: attempts ended; the experiments are queued again, or failed.
-        ray_away: Ray did not answer.
+        ray_away: Ray did not answer, or was unavailable.
     """
 
     claimed: tuple[int, ...] = ()
@@ -106,10 +116,8 @@ class Scheduler:
         self._node = socket.gethostname()
         self.name = name or f"scheduler@{self._node}:{os.getpid()}"
         self._driver_settings: Path | None = None
-        self._clock: Callable[[], float] = store.clock
-        self._looked_s: dict[tuple[int, int], float] = {}
-        self._adopted: dict[tuple[int, int], float] = {}
-        self._starting_s: dict[tuple[int, int], float] = {}
+        self._monotonic = store.monotonic
+        self._looks: dict[tuple[int, int], _NextLook] = {}
         self._cluster_s = float("-inf")
         self._reachable = False
         self._heartbeat_s = float("-inf")
@@ -143,32 +151,57 @@ class Scheduler:
             StoreUnavailable: the database is unavailable; nothing is lost, call again.
             StoreFull: its disk is full.
         """
-        now = self._clock()
+        now = self._monotonic()
         if now - self._heartbeat_s >= self._settings.lease_s / 6:
             self._queue.heartbeat(self.name, node=self._node, pid=os.getpid())
             self._heartbeat_s = now
         if now - self._cluster_s >= CLUSTER_EVERY_S:
-            snapshot = self._jobs.cluster(now)
+            snapshot = self._jobs.cluster(self._store.clock())
             self._queue.put_cluster(snapshot)
             self._cluster_s, self._reachable = now, snapshot.reachable
         did = _Pass()
-        active = self._queue.active()
-        current = {(experiment.id, experiment.attempt) for experiment in active}
-        for memory in (self._looked_s, self._adopted, self._starting_s):
-            for key in memory.keys() - current:
-                del memory[key]
+        leases = self._queue.leases()
+        current = {_key(lease.experiment) for lease in leases}
+        self._looks = {key: look for key, look in self._looks.items() if key in current}
         try:
-            for experiment in active:
-                self._look_after(experiment, now, did)
+            for lease in leases:
+                self._look_when_due(lease, now, did)
             if not self._reachable:
                 raise RayUnreachable("Ray is unreachable; nothing is claimed until it is back")
-            self._claim(len(active) - len(did.ended), did)
+            self._claim(len(leases) - len(did.ended), now, did)
         except RayUnreachable as error:
             logger.warning("%s", error)
             did.ray_away = True
         return did.frozen()
 
-    def _claim(self, active: int, did: _Pass) -> None:
+    def _look_when_due(self, lease: Lease, now: float, did: _Pass) -> None:
+        key = _key(lease.experiment)
+        following = self._looks.get(key, _NextLook(now))
+        if now < following.at_s and (following.pause_s or not (lease.lapsed or lease.withdrawn)):
+            return
+        try:
+            self._look_after(lease, did)
+            self._looks[key] = _NextLook(now + LOOK_EVERY_S)
+        except RayUnavailable as error:
+            self._wait(lease.experiment, error, now, did)
+
+    def _wait(self, experiment: Experiment, error: RayUnavailable, now: float, did: _Pass) -> None:
+        """Ask Ray again later, for this experiment alone: what it cannot do for one it may do for others."""
+        did.ray_away = True
+        key = _key(experiment)
+        before_s = self._looks[key].pause_s if key in self._looks else 0.0
+        pause_s = min(LONGEST_WAIT_S, 2 * before_s) or PASS_EVERY_S
+        self._looks[key] = _NextLook(now + pause_s, pause_s)
+        logger.warning("%s: %s; asking again in %g s", experiment.submission_id, error, pause_s)
+        if not before_s:
+            try:
+                self._store.note(
+                    experiment.id, experiment.attempt, f"Ray is unavailable, trying again: {error}"
+                )
+            except StaleAttempt:
+                return  # The driver ended it in order.
+
+    def _claim(self, active: int, now: float, did: _Pass) -> None:
         limit = self._settings.max_concurrent_experiments
         while active < limit:
             # One at a time: what is claimed is submitted before the next is taken, so that a
@@ -178,7 +211,11 @@ class Scheduler:
                 return
             did.claimed.append(claimed[0].id)
             active += 1
-            self._submit(claimed[0], did)
+            try:
+                self._submit(claimed[0], did)
+            except RayUnavailable as error:
+                self._wait(claimed[0], error, now, did)
+                return
 
     def _submit(self, experiment: Experiment, did: _Pass) -> None:
         assert experiment.submission_id is not None
@@ -205,51 +242,51 @@ class Scheduler:
         did.submitted.append(experiment.id)
         logger.info("submitted %s (%s)", experiment.submission_id, experiment.name)
 
-    def _look_after(self, experiment: Experiment, now: float, did: _Pass) -> None:
-        key = (experiment.id, experiment.attempt)
-        until = experiment.lease_until_s or 0.0
-        lapsed = until < now
-        if until > self._adopted.get(key, until):
-            del self._adopted[key]  # The driver has renewed the lease: it was only slow.
-        if not lapsed and now - self._looked_s.get(key, float("-inf")) < LOOK_EVERY_S:
+    def _look_after(self, lease: Lease, did: _Pass) -> None:
+        experiment, lapsed = lease.experiment, lease.lapsed
+        if lease.withdrawn:
+            self._stop(experiment, did)  # Its scheduler died, or Ray was away.
             return
         assert experiment.submission_id is not None
         job = self._jobs.status(experiment.submission_id)
-        self._looked_s[key] = now
         if job is None and experiment.state is ExperimentState.starting:
             # Claimed, and never submitted: the scheduler that claimed it died, or Ray was away.
             if not lapsed and experiment.lease_owner != self.name:
                 return  # Its scheduler is about to do so.
-            if not lapsed or self._adopt(experiment, did):
+            if not lapsed or self._adopt(experiment, did, driver_is_silent=False):
                 self._submit(experiment, did)
         elif job is None or job.state.ended:
             self._end(experiment, self._why_ended(job), did)
         elif lapsed:
-            self._silent(experiment, now, did)
+            self._silent(lease, did)
 
-    def _silent(self, experiment: Experiment, now: float, did: _Pass) -> None:
+    def _silent(self, lease: Lease, did: _Pass) -> None:
         """The job is there and its driver does not renew the lease: it hangs, or is only slow."""
+        experiment = lease.experiment
+        # Where no driver has ever spoken, Ray waits for a node, or the node is slow to start it.
+        patience_s = START_PATIENCE_S if experiment.state is ExperimentState.starting else 0.0
+        if lease.silent_s is None or lease.silent_s < patience_s:
+            self._adopt(experiment, did, driver_is_silent=True)
+        elif self._queue.withdraw(experiment.id, experiment.attempt):
+            # From here on it cannot renew its lease, so that no healthy driver is stopped.
+            logger.warning("%s: no heartbeat for two leases; stopping it", experiment.submission_id)
+            self._stop(experiment, did)
+
+    def _stop(self, experiment: Experiment, did: _Pass) -> None:
+        """End the job of an experiment whose lease was withdrawn, then its attempt."""
         assert experiment.submission_id is not None
-        key = (experiment.id, experiment.attempt)
-        if key not in self._adopted:
-            if self._adopt(experiment, did):
-                self._adopted[key] = now + self._settings.lease_s
-            return
-        if (
-            experiment.state is ExperimentState.starting
-            and now - self._starting_s.setdefault(key, now) < START_PATIENCE_S
-        ):
-            # No driver has ever spoken: Ray waits for a node, or the node is slow to start it.
-            if self._adopt(experiment, did):
-                self._adopted[key] = now + self._settings.lease_s
-            return
-        logger.warning("%s: no heartbeat for two leases; stopping it", experiment.submission_id)
         self._jobs.stop(experiment.submission_id)
         did.stopped.append(experiment.id)
         self._end(experiment, "the driver sent no heartbeat for two leases and was stopped", did)
 
-    def _adopt(self, experiment: Experiment, did: _Pass) -> bool:
-        adopted = self._queue.adopt(experiment.id, experiment.attempt, self.name, self._settings.lease_s)
+    def _adopt(self, experiment: Experiment, did: _Pass, *, driver_is_silent: bool) -> bool:
+        adopted = self._queue.adopt(
+            experiment.id,
+            experiment.attempt,
+            self.name,
+            self._settings.lease_s,
+            driver_is_silent=driver_is_silent,
+        )
         if adopted:
             did.adopted.append(experiment.id)
             logger.info("adopted %s", experiment.submission_id)
@@ -300,6 +337,23 @@ def lost_attempts(store: Store, experiment_id: int) -> int:
                 lost += 1
         after = events[-1].number
     return lost
+
+
+def _key(experiment: Experiment) -> tuple[int, int]:
+    return experiment.id, experiment.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class _NextLook:
+    """When Ray is asked about an experiment again, unless its lease lapses before.
+
+    Attributes:
+        at_s: by the monotonic clock.
+        pause_s: how long Ray, which was unavailable for it, is left alone whatever happens; 0 = it was not.
+    """
+
+    at_s: float
+    pause_s: float = 0.0
 
 
 class _Pass:

@@ -10,7 +10,6 @@ it holds, and what its runs wait for) and `recording` (batches of points, logs a
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,24 +75,24 @@ class Store(Submission, Reading, Series, Requesting, Driving, Placing, Recording
     Args:
         database: where the rows are.
         settings: of this installation; the catalogue prices the runs.
-        clock: Unix seconds; tests move it.
+        clock: Unix seconds of a simulation, in place of every clock; None = the real clocks.
     """
 
     def __init__(
-        self, database: Database, settings: Settings, clock: Callable[[], float] = time.time
+        self, database: Database, settings: Settings, clock: Callable[[], float] | None = None
     ) -> None:
         super().__init__(database, settings, clock)
 
     @classmethod
     def open(
-        cls, settings: Settings, *, migrate: bool = False, clock: Callable[[], float] = time.time
+        cls, settings: Settings, *, migrate: bool = False, clock: Callable[[], float] | None = None
     ) -> Store:
         """Connect, and check that the database can be used.
 
         Args:
             settings: of this installation.
             migrate: bring the tables up to date first, and create them in an empty database.
-            clock: Unix seconds.
+            clock: see the class.
 
         Raises:
             UnusableDatabase: migrations are missing, the file is damaged, or lies on a network

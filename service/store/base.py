@@ -1,7 +1,8 @@
-"""What all parts of the store share: the database, the clock, and how events are numbered."""
+"""What all parts of the store share: the database, the clocks, and how events are numbered."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from sqlalchemy import Connection
 
 from service.config.settings import Settings
 from service.db import reuse_statements, schema, statements
+from service.db.clock import database_time
 from service.db.engine import Database
 from service.db.errors import NotFound, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES
@@ -30,12 +32,38 @@ class NewEvent:
 
 
 class StorePart:
-    """Base of the parts of the store."""
+    """Base of the parts of the store.
 
-    def __init__(self, database: Database, settings: Settings, clock: Callable[[], float]) -> None:
+    Args:
+        database: where the rows are.
+        settings: of this installation.
+        simulated: Unix seconds of a simulation, in place of every clock; None = the real clocks.
+    """
+
+    def __init__(
+        self, database: Database, settings: Settings, simulated: Callable[[], float] | None = None
+    ) -> None:
         self.database = database
         self.settings = settings
-        self.clock = clock
+        self._simulated = simulated
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Unix seconds of this host: for the dates of events, never for leases."""
+        return self._simulated or time.time
+
+    @clock.setter
+    def clock(self, simulated: Callable[[], float]) -> None:
+        self._simulated = simulated
+
+    @property
+    def monotonic(self) -> Callable[[], float]:
+        """Seconds that only grow: for waits of this process."""
+        return self._simulated or time.monotonic
+
+    def database_time(self, connection: Connection) -> float:
+        """Returns Unix seconds by the database's clock, which is the same for all hosts: for leases."""
+        return self._simulated() if self._simulated else database_time(connection)
 
 
 def storable(text: str) -> str:

@@ -79,23 +79,28 @@ class Driving(StorePart):
             StaleAttempt: another attempt is current, or this one has ended.
         """
         now = self.clock()
-        until = now + (self.settings.lease_s if lease_s is None else lease_s)
+        length_s = self.settings.lease_s if lease_s is None else lease_s
         owner = storable(f"{node}:{pid}")
 
         def body(connection: Connection) -> None:
             row = lock_experiment(connection, experiment_id)
             check_experiment_attempt(experiment_id, attempt, row)
+            if row.lease_until_s is None:
+                raise _withdrawn(experiment_id, attempt)
+            lease = {
+                "lease_owner": owner,
+                "lease_until_s": self.database_time(connection) + length_s,
+                "lease_s": length_s,
+                "silent_since_s": None,
+            }
             if row.state is ExperimentState.running:
-                connection.execute(
-                    statements.set_experiment(experiment_id, lease_owner=owner, lease_until_s=until)
-                )
+                connection.execute(statements.set_experiment(experiment_id, **lease))
                 return
             connection.execute(
                 statements.move_experiment(
                     experiment_id,
                     ExperimentState.running,
-                    lease_owner=owner,
-                    lease_until_s=until,
+                    **lease,
                     started_s=sa.func.coalesce(schema.experiments.c.started_s, now),
                 )
             )
@@ -113,24 +118,31 @@ class Driving(StorePart):
         """The driver's heartbeat: keep the experiment, and hear what people asked for.
 
         Raises:
-            StaleAttempt: the attempt is over; end now and write nothing.
+            StaleAttempt: the attempt is over, or its lease was withdrawn; end now and write nothing.
         """
-        until = self.clock() + lease_s
 
         def body(connection: Connection) -> Requests:
-            row = connection.execute(
-                statements.RENEW_LEASE, {"experiment": experiment_id, "current": attempt, "until": until}
-            ).one_or_none()
-            if row is None:
-                raise StaleAttempt(f"attempt {attempt} at experiment {experiment_id} has ended")
-            cancelled = connection.execute(statements.RUNS_TO_CANCEL, {"experiment": experiment_id})
-            return Requests(
-                cancel=row.cancel_requested_s is not None,
-                pause=row.pause_requested_s is not None,
-                cancel_runs=frozenset(cancelled.scalars()),
-            )
+            renewed = {
+                "experiment": experiment_id,
+                "current": attempt,
+                "until": self.database_time(connection) + lease_s,
+                "lease": lease_s,
+            }
+            row = connection.execute(statements.RENEW_LEASE, renewed).one_or_none()
+            return _requests(connection, experiment_id, attempt, row)
 
         return self.database.write(body)
+
+    def requests(self, experiment_id: int, attempt: int) -> Requests:
+        """Returns what people asked of a running experiment, without writing anything.
+
+        Raises:
+            StaleAttempt: the attempt is over, or its lease was withdrawn; end now and write nothing.
+        """
+        with self.database.read() as connection:
+            asked = {"experiment": experiment_id, "current": attempt}
+            row = connection.execute(statements.REQUESTS, asked).one_or_none()
+            return _requests(connection, experiment_id, attempt, row)
 
     def open_attempt(
         self,
@@ -320,11 +332,13 @@ class Driving(StorePart):
             values: dict[str, Any] = {
                 "phase": None,
                 "ended_s": now if ended else None,
-                "not_before_s": now + (retry_delay_s or 0.0) if target is RunState.queued else 0.0,
+                "not_before_s": 0.0,
                 **_failure_values(failure if target is not RunState.succeeded else None),
                 **(statements.failure_counter(failure[0]) if failure else {}),
                 **statements.summary_values(storable_figures(summary or {})),
             }
+            if target is RunState.queued:
+                values["not_before_s"] = self.database_time(connection) + (retry_delay_s or 0.0)
             moved = connection.execute(
                 statements.move_run(run_id, target, attempt=attempt, sources=ACTIVE_RUN_STATES, **values)
             )
@@ -421,7 +435,7 @@ class Driving(StorePart):
                         experiment_id,
                         target,
                         sources=ACTIVE_EXPERIMENT_STATES,
-                        not_before_s=now + delay_s,
+                        not_before_s=self.database_time(connection) + delay_s,
                         lease_owner=None,
                         lease_until_s=None,
                         **_failure_values(failure),
@@ -518,6 +532,24 @@ class Driving(StorePart):
             return [run.id for run in left]
 
         return self.database.write(body)
+
+
+def _requests(connection: Connection, experiment_id: int, attempt: int, row: sa.Row[Any] | None) -> Requests:
+    if row is None:
+        raise StaleAttempt(f"attempt {attempt} at experiment {experiment_id} has ended")
+    cancelled = connection.execute(statements.RUNS_TO_CANCEL, {"experiment": experiment_id})
+    return Requests(
+        cancel=row.cancel_requested_s is not None,
+        pause=row.pause_requested_s is not None,
+        cancel_runs=frozenset(cancelled.scalars()),
+    )
+
+
+def _withdrawn(experiment_id: int, attempt: int) -> StaleAttempt:
+    return StaleAttempt(
+        f"experiment {experiment_id}: the lease of attempt {attempt} lapsed and was withdrawn; "
+        "another attempt follows"
+    )
 
 
 def _refused_run(connection: Connection, run_id: int, attempt: int) -> StaleAttempt | Conflict:

@@ -112,7 +112,9 @@ class RecordBatch:
 class Recording(StorePart):
     """The part of the store that recorders write through."""
 
-    def __init__(self, database: Database, settings: Settings, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, clock: Callable[[], float] | None = None
+    ) -> None:
         super().__init__(database, settings, clock)
         self._name_ids: dict[str, int] = {}
         self._name_lock = threading.Lock()

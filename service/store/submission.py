@@ -74,6 +74,8 @@ _INITIAL = {
     "submission_id": None,
     "lease_owner": None,
     "lease_until_s": None,
+    "lease_s": None,
+    "silent_since_s": None,
     "cancel_requested_s": None,
     "pause_requested_s": None,
     "not_before_s": 0.0,
@@ -96,7 +98,9 @@ _INITIAL_RUN = {
 class Submission(StorePart):
     """The part of the store that takes experiments in."""
 
-    def __init__(self, database: Database, settings: Settings, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, clock: Callable[[], float] | None = None
+    ) -> None:
         super().__init__(database, settings, clock)
         self._group = GroupCommit[_Submitted, tuple[Experiment, bool]](
             lambda take: self._store(take()), lambda item: len(item.runs), LARGEST_GROUP_RUNS

@@ -38,6 +38,28 @@ def beating(*answers: Requests | Exception) -> Callable[[], Requests]:
     return beat
 
 
+def unasked() -> Requests:
+    raise AssertionError("the lease is due at every beat, and its renewal answers the requests")
+
+
+def test_requests_are_read_without_renewing_the_lease() -> None:
+    renewed: list[int] = []
+    told = threading.Event()
+
+    def renew() -> Requests:
+        renewed.append(1)
+        return NOTHING
+
+    cancel = Requests(True, False, frozenset())
+    renewal = LeaseRenewal(
+        renew, beating(NOTHING, NOTHING, cancel), 3600.0, lambda requests: told.set(), lambda: None
+    )
+    renewal.start()
+    assert told.wait(5)
+    renewal.stop()
+    assert len(renewed) == 1
+
+
 def test_requests_are_passed_on() -> None:
     heard: list[Requests] = []
     told = threading.Event()
@@ -47,7 +69,7 @@ def test_requests_are_passed_on() -> None:
         told.set()
 
     cancel = Requests(True, False, frozenset())
-    renewal = LeaseRenewal(beating(NOTHING, cancel), hear, lambda: None)
+    renewal = LeaseRenewal(beating(NOTHING, cancel), unasked, 0.0, hear, lambda: None)
     renewal.start()
     assert told.wait(5)
     renewal.stop()
@@ -64,7 +86,7 @@ def test_a_request_that_could_not_be_passed_on_is_passed_on_later() -> None:
             raise ConnectionError("the actor restarts")
         told.set()
 
-    renewal = LeaseRenewal(beating(Requests(False, True, frozenset())), hear, lambda: None)
+    renewal = LeaseRenewal(beating(Requests(False, True, frozenset())), unasked, 0.0, hear, lambda: None)
     renewal.start()
     assert told.wait(5)
     renewal.stop()
@@ -74,6 +96,8 @@ def test_a_database_that_is_away_does_not_end_the_heartbeat() -> None:
     told = threading.Event()
     renewal = LeaseRenewal(
         beating(StoreUnavailable("locked"), OSError("odd"), Requests(True, False, frozenset())),
+        unasked,
+        0.0,
         lambda requests: told.set(),
         lambda: None,
     )
@@ -84,7 +108,7 @@ def test_a_database_that_is_away_does_not_end_the_heartbeat() -> None:
 
 def test_a_stale_attempt_is_called_off() -> None:
     lost = threading.Event()
-    renewal = LeaseRenewal(beating(StaleAttempt("over")), lambda requests: None, lost.set)
+    renewal = LeaseRenewal(beating(StaleAttempt("over")), unasked, 0.0, lambda requests: None, lost.set)
     renewal.start()
     assert lost.wait(5)
     renewal.stop()

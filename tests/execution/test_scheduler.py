@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from service.config.settings import Settings
+from service.domain.events import EventKind
 from service.domain.failures import INFRASTRUCTURE_LIMIT
 from service.domain.states import ExperimentState
 from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.queue import Queue
-from service.scheduling.ray_jobs import RayUnreachable
+from service.scheduling.ray_jobs import JobState, RayJob, RayUnavailable, RayUnreachable
 from service.scheduling.scheduler import Scheduler
-from service.store import Store
+from service.store import StaleAttempt, Store
 from tests.execution.conftest import Clock, Submit
 
 
@@ -273,6 +274,193 @@ def test_a_driver_that_was_only_slow_keeps_its_attempt(
         store.renew_lease(experiment.id, 1, 30.0)
         assert scheduler.run_once().stopped == ()
     assert len(jobs.submitted) == 1
+
+
+def test_schedulers_that_take_turns_stop_a_hung_driver(
+    scheduler: Scheduler, successor: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    for _ in range(2):
+        clock.forward(16)
+        for each in (scheduler, successor):
+            assert each.run_once().stopped == ()
+    stopped: list[int] = []
+    for _ in range(4):
+        clock.forward(16)
+        for each in (successor, scheduler):
+            stopped += each.run_once().stopped
+    assert stopped == [experiment.id]
+
+
+def test_restarted_schedulers_remember_how_long_a_driver_is_silent(
+    jobs: FakeRayJobs, queue: Queue, settings: Settings, clock: Clock, store: Store, submit: Submit
+) -> None:
+    def restarted() -> Scheduler:
+        return Scheduler(store, queue, jobs, settings, name="restarted")
+
+    experiment = submit()
+    restarted().run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    clock.forward(31)
+    assert restarted().run_once().adopted == (experiment.id,)
+    clock.forward(31)
+    assert restarted().run_once().stopped == (experiment.id,)
+
+
+def test_a_clock_set_back_hides_no_dead_driver(
+    scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    clock.forward(-3600)
+    assert scheduler.run_once().adopted == (experiment.id,)
+    clock.forward(31)
+    assert scheduler.run_once().stopped == (experiment.id,)
+
+
+def test_a_clock_set_back_stops_no_healthy_driver(
+    scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    clock.forward(-3600)
+    for _ in range(10):
+        scheduler.run_once()
+        clock.forward(10)
+        store.renew_lease(experiment.id, 1, 30.0)
+    assert store.experiment(experiment.id).attempt == 1
+    assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
+
+
+def test_a_driver_that_speaks_while_it_is_looked_at_is_not_stopped(
+    scheduler: Scheduler,
+    jobs: FakeRayJobs,
+    clock: Clock,
+    store: Store,
+    submit: Submit,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    clock.forward(31)
+    scheduler.run_once()
+    clock.forward(31)
+    look = jobs.status
+
+    def speak(submission_id: str) -> RayJob | None:
+        store.renew_lease(experiment.id, 1, 30.0)
+        return look(submission_id)
+
+    monkeypatch.setattr(jobs, "status", speak)
+    assert scheduler.run_once().stopped == ()
+    job = look(f"stillhouse-{experiment.id}-1")
+    assert job is not None
+    assert job.state is JobState.running
+    assert store.experiment(experiment.id).state is ExperimentState.running
+
+
+def test_a_driver_cannot_renew_a_lease_that_was_withdrawn(
+    scheduler: Scheduler, queue: Queue, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    assert not queue.withdraw(experiment.id, 1)  # It is valid.
+    clock.forward(31)
+    assert not queue.withdraw(experiment.id, 1)  # It was adopted by no one yet.
+    scheduler.run_once()
+    clock.forward(31)
+    assert queue.withdraw(experiment.id, 1)
+    for call in (
+        lambda: store.renew_lease(experiment.id, 1, 30.0),
+        lambda: store.requests(experiment.id, 1),
+        lambda: store.driver_started(experiment.id, 1, "node", 1),
+    ):
+        with pytest.raises(StaleAttempt):
+            call()
+
+
+def test_a_stop_that_met_no_ray_is_repeated_by_the_next_scheduler(
+    scheduler: Scheduler,
+    successor: Scheduler,
+    jobs: FakeRayJobs,
+    clock: Clock,
+    store: Store,
+    submit: Submit,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    clock.forward(31)
+    scheduler.run_once()
+    clock.forward(31)
+
+    def away(submission_id: str) -> None:
+        raise RayUnreachable("Ray is unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(jobs, "stop", away)
+        assert scheduler.run_once().ray_away
+    assert store.experiment(experiment.id).state is ExperimentState.running
+    assert successor.run_once().stopped == (experiment.id,)
+    job = jobs.status(f"stillhouse-{experiment.id}-1")
+    assert job is not None
+    assert job.state is JobState.stopped
+    assert store.experiment(experiment.id).state is ExperimentState.queued
+
+
+def test_an_hour_without_an_agent_uses_up_no_attempt(
+    scheduler: Scheduler,
+    jobs: FakeRayJobs,
+    clock: Clock,
+    store: Store,
+    submit: Submit,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    experiment = submit()
+    asked: list[float] = []
+
+    def no_agent(*args: object, **kwargs: object) -> None:
+        asked.append(clock.now)
+        raise RayUnavailable("No available agent to submit job, please try again later.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(jobs, "submit", no_agent)
+        for _ in range(1800):
+            assert scheduler.run_once().ended == ()
+            clock.forward(2)
+    assert 60 < len(asked) < 80  # Once a minute, after the first few.
+    waiting = store.experiment(experiment.id)
+    assert (waiting.state, waiting.attempt) == (ExperimentState.starting, 1)
+    notes = [event for event in store.events(experiment.id) if event.kind == EventKind.experiment_note]
+    assert [note.message.partition(":")[0] for note in notes] == ["Ray is unavailable, trying again"]
+    clock.forward(60)
+    scheduler.run_once()
+    assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
+
+
+def test_what_ray_cannot_do_for_one_experiment_holds_up_no_other(
+    scheduler: Scheduler, jobs: FakeRayJobs, clock: Clock, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = submit(), submit()
+    really = jobs.submit
+
+    def one_fails(submission_id: str, entrypoint: str, *, metadata: dict[str, str]) -> None:
+        if submission_id == f"stillhouse-{first.id}-1":
+            raise RayUnavailable("Ray answered 500: odd")
+        really(submission_id, entrypoint, metadata=metadata)
+
+    monkeypatch.setattr(jobs, "submit", one_fails)
+    assert scheduler.run_once().ray_away
+    clock.forward(1)
+    scheduler.run_once()
+    assert jobs.submitted == [f"stillhouse-{second.id}-1"]
 
 
 def test_a_crash_loop_ends_as_failed_with_the_reason(

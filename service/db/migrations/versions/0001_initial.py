@@ -37,6 +37,8 @@ def upgrade() -> None:
         sa.Column("submission_id", sa.Text(), nullable=True),
         sa.Column("lease_owner", sa.Text(), nullable=True),
         sa.Column("lease_until_s", _REAL, nullable=True),
+        sa.Column("lease_s", _REAL, nullable=True),
+        sa.Column("silent_since_s", _REAL, nullable=True),
         sa.Column("cancel_requested_s", _REAL, nullable=True),
         sa.Column("pause_requested_s", _REAL, nullable=True),
         sa.Column("not_before_s", _REAL, nullable=False),
@@ -52,7 +54,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_experiments_active",
         "experiments",
-        ["owner", "lease_until_s"],
+        ["owner"],
         unique=False,
         sqlite_where=sa.text("state IN ('starting', 'running')"),
         postgresql_where=sa.text("state IN ('starting', 'running')"),
