@@ -50,7 +50,7 @@ def _parsed(source: str, text: bytes) -> dict[str, Any]:
     try:
         return parse(text)
     except SpecError as error:
-        raise Failure([f"{source}: {problem}" for problem in error.problems], ExitCode.usage) from None
+        raise Failure([f"{source}: {line}" for line in error.lines()], ExitCode.usage) from None
 
 
 def _assign(document: dict[str, Any], assignment: str) -> None:

@@ -158,7 +158,7 @@ def _chosen(
             if (point is None or plan.point == point) and seed in (None, plan.seed):
                 return plan.spec, plan.seed
     except SpecError as error:
-        raise Failure([f"{target}: {problem}" for problem in error.problems], ExitCode.usage) from None
+        raise Failure([f"{target}: {line}" for line in error.lines()], ExitCode.usage) from None
     raise Failure(f"{target}: its experiment's spec no longer has this run", ExitCode.usage)
 
 

@@ -42,7 +42,7 @@ def validate(file: File, assignments: Set = None, as_json: Json = False) -> None
     try:
         spec = admit(text, settings, catalogue, None, now_s=time.time()).spec
     except SpecError as error:
-        raise Failure([f"{file}: {problem}" for problem in error.problems], ExitCode.usage) from None
+        raise Failure([f"{file}: {line}" for line in error.lines()], ExitCode.usage) from None
     if as_json:
         print_json({"valid": True, "name": spec.name, "sha256": spec.sha256(), "run_count": spec.run_count()})
     else:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.config.document import shortened
 from service.domain.serialization import Serializable
 from trainers.config import DevicePricing, Precision
 from trainers.device_kinds import CPU, CUDA, DEVICE_KINDS, TPU, DeviceKind
@@ -340,15 +341,21 @@ def lookup(name: str, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Hardware
     """
     found = find(name, catalogue)
     if found is None:
-        raise ValueError(f"'{name}' is not in the catalogue; " + nearest(name, {**catalogue, **ALIASES}))
+        raise ValueError(
+            f"'{shortened(name)}' is not in the catalogue; " + nearest(name, {**catalogue, **ALIASES})
+        )
     return found
+
+
+_LONGEST_WORD = 64
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?`, or all the known words when none is near."""
     words = sorted(known)
     folded = {candidate.casefold(): candidate for candidate in words}
-    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
+    # Comparing takes the product of the lengths; no known word is that long.
+    close = difflib.get_close_matches(word[:_LONGEST_WORD].casefold(), folded, n=1, cutoff=0.6)
     if close:
         return f"did you mean '{folded[close[0]]}'?"
     return "known: " + ", ".join(words[:20]) + (", ..." if len(words) > 20 else "")

@@ -8,10 +8,12 @@ axes' lengths before anything is expanded. Runs are not *measured* in that order
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from pydantic import model_validator
@@ -20,7 +22,7 @@ from trainers.config import Section
 
 AxisValue: TypeAlias = str | int | float | bool | None
 Point: TypeAlias = dict[str, AxisValue]
-Conditions: TypeAlias = Mapping[str, Mapping[str, Sequence[AxisValue]]]
+Conditions: TypeAlias = Mapping[str, Mapping[str, Collection[AxisValue]]]
 """By conditional axis: the values that earlier axes must have for it to vary."""
 
 REFERENCE_CELL = "reference"
@@ -79,7 +81,7 @@ def cardinality(axes: Axes, seeds: int, samples: int | None, conditions: Conditi
     listed = {name: values for name, values in axes.items() if not isinstance(values, Range)}
     if len(listed) < len(axes):
         return (samples or 1) * seeds
-    points = _count(listed, conditions or {}, {}, MAX_RUNS + 1 if samples is None else samples)
+    points = _count(listed, _as_sets(conditions or {}), MAX_RUNS + 1 if samples is None else samples)
     return (points if samples is None else min(points, samples)) * seeds
 
 
@@ -93,7 +95,7 @@ def grid_points(axes: Listed, conditions: Conditions | None = None) -> Iterator[
         for values in itertools.product(*axes.values()):
             yield dict(zip(names, values, strict=True))
         return
-    yield from _extend(list(axes), axes, conditions, {})
+    yield from _extend(list(axes), axes, _as_sets(conditions), {})
 
 
 def sampled_points(
@@ -105,8 +107,9 @@ def sampled_points(
     """
     drawn = random.Random(seed)
     if any(isinstance(values, Range) for values in axes.values()):
+        looked_up = _as_sets(conditions or {})
         for _ in range(samples):
-            yield _drawn_point(axes, conditions or {}, drawn)
+            yield _drawn_point(axes, looked_up, drawn)
         return
     listed = {name: values for name, values in axes.items() if not isinstance(values, Range)}
     if conditions:
@@ -115,7 +118,7 @@ def sampled_points(
         return
     sizes = [len(values) for values in listed.values()]
     total = math.prod(sizes)
-    for number in drawn.sample(range(total), min(samples, total)):
+    for number in _drawn_numbers(total, min(samples, total), drawn):
         point: Point = {}
         for name, values in reversed(list(listed.items())):
             number, position = divmod(number, len(values))
@@ -182,23 +185,34 @@ def ordered(names: Iterable[str], conditions: Conditions) -> list[str]:
     """The axes as they are listed, but each after those that its condition asks for.
 
     Args:
-        names: of the axes.
+        names: of the axes, each once.
         conditions: by axis; what they ask for besides `names` does not matter.
 
     Raises:
         ValueError: conditions ask for each other in a circle.
     """
-    left = list(names)
+    listed = list(names)
+    places = {name: place for place, name in enumerate(listed)}
+    missing = {name: {other for other in conditions.get(name, ()) if other in places} for name in listed}
+    dependents: dict[str, list[str]] = {}
+    for name, others in missing.items():
+        for other in others:
+            dependents.setdefault(other, []).append(name)
+    ready = [places[name] for name, others in missing.items() if not others]
     found: list[str] = []
-    while left:
-        ready = next((name for name in left if conditions.get(name, {}).keys().isdisjoint(left)), None)
-        if ready is None:
-            raise ValueError(
-                f"the conditions of {' and '.join(map(repr, left))} depend on each other in a cycle; "
-                "remove one from search.when"
-            )
-        left.remove(ready)
-        found.append(ready)
+    while ready:
+        name = listed[heapq.heappop(ready)]
+        found.append(name)
+        for dependent in dependents.get(name, ()):
+            missing[dependent].discard(name)
+            if not missing[dependent]:
+                heapq.heappush(ready, places[dependent])
+    if len(found) < len(listed):
+        left = [repr(name) for name in listed if missing[name]]
+        raise ValueError(
+            f"the conditions of {' and '.join(left)} depend on each other in a cycle; "
+            "remove one from search.when"
+        )
     return found
 
 
@@ -221,35 +235,59 @@ def _extend(names: list[str], axes: Listed, conditions: Conditions, chosen: Poin
         yield from _extend(rest, axes, conditions, {**chosen, name: value})
 
 
-def _count(axes: Listed, conditions: Conditions, chosen: Point, enough: int) -> int:
-    """Points of the axes not yet chosen; stops counting at `enough`.
+def _as_sets(conditions: Conditions) -> Conditions:
+    """The conditions with values that are looked up at once, however many there are."""
+    return {
+        name: {other: frozenset(values) for other, values in needs.items()}
+        for name, needs in conditions.items()
+    }
+
+
+def _count(axes: Listed, conditions: Conditions, enough: int) -> int:
+    """Number of points; stops counting at `enough`.
 
     Only axes that decide about others are walked through; the others multiply.
     """
     deciding = {other for needs in conditions.values() for other in needs}
     names = list(axes)
-    factor = 1
-    for place, name in enumerate(names):
-        if not holds(name, conditions, chosen):
-            continue
-        if name not in deciding:
-            factor *= len(axes[name])
-            continue
-        rest = {after: axes[after] for after in names[place + 1 :]}
-        total = 0
-        for value in axes[name]:
-            total += _count(rest, conditions, {**chosen, name: value}, enough)
-            if total * factor >= enough:
-                break
-        return total * factor
-    return factor
+
+    def count(first: int, chosen: Point) -> int:
+        """Points of the axes from position `first` on."""
+        factor = 1
+        for place in range(first, len(names)):
+            name = names[place]
+            if not holds(name, conditions, chosen):
+                continue
+            if name not in deciding:
+                factor *= len(axes[name])
+                continue
+            total = 0
+            for value in axes[name]:
+                total += count(place + 1, {**chosen, name: value})
+                if total * factor >= enough:
+                    break
+            return total * factor
+        return factor
+
+    return count(0, {})
+
+
+def _drawn_numbers(total: int, samples: int, drawn: random.Random) -> Iterable[int]:
+    """Distinct numbers below `total`, in the order drawn."""
+    if total <= sys.maxsize:
+        return drawn.sample(range(total), samples)
+    # No `range` is that long. Among so many a number hardly ever comes twice.
+    numbers: dict[int, None] = {}
+    while len(numbers) < samples:
+        numbers[drawn.randrange(total)] = None
+    return numbers
 
 
 def _drawn_point(axes: Axes, conditions: Conditions, drawn: random.Random) -> Point:
     point: Point = {}
     for name, values in axes.items():
         # Drawn even where it does not count, so that one axis' draws do not depend on another's.
-        value = values.at(drawn.random()) if isinstance(values, Range) else drawn.choice(list(values))
+        value = values.at(drawn.random()) if isinstance(values, Range) else drawn.choice(values)
         if holds(name, conditions, point):
             point[name] = value
     return point

@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from service.config.document import shortened
 from service.domain import grid
 from service.domain.grid import MAX_RUNS, AxisValue, Point, Range
 from service.search.halving import Rungs
@@ -30,6 +31,8 @@ from service.search.registry import SEARCHES, SearchInfo, names
 from trainers.figures import SCORES, Better
 from trainers.registry import NameIn, described
 
+MAX_CONDITIONED = 16
+"""Most axes that `when` may name: a grid is counted by walking through the combinations of their values."""
 _TEST = "test_"
 """How the names of all figures of the test part begin."""
 
@@ -135,6 +138,12 @@ class Search(Rungs):
 
     @model_validator(mode="after")
     def _conditions_can_hold(self) -> Search:
+        involved = self.when.keys() | {other for needs in self.when.values() for other in needs}
+        if len(involved) > MAX_CONDITIONED:
+            raise ValueError(
+                f"when involves {len(involved)} axes, more than the limit of {MAX_CONDITIONED}; "
+                "submit one experiment per case"
+            )
         for name, needs in self.when.items():
             if name not in self.axes:
                 raise ValueError(
@@ -151,11 +160,12 @@ class Search(Rungs):
                     raise ValueError(
                         f"when of '{name}' depends on '{other}', which is a range; use a listed axis"
                     )
-                strange = [value for value in values if value not in known]
-                if strange or not values:
-                    shown = json.dumps(strange[0]) if strange else "anything"
+                listed = set(known)
+                strange = next((_shown(value) for value in values if value not in listed), None)
+                if strange is not None or not values:
                     raise ValueError(
-                        f"when of '{name}': '{other}' is never {shown}; use values from {json.dumps(known)}"
+                        f"when of '{name}': '{other}' is never {strange or 'anything'}; "
+                        f"use values from {shortened(json.dumps(known), 400)}"
                     )
         grid.ordered(self.axes, self.when)
         return self
@@ -230,7 +240,7 @@ class Search(Rungs):
                 for axis in conditional:  # What an axis asks for may be conditional itself.
                     needs = self.when.get(axis, {})
                     chosen |= {other: options[0] for other, options in needs.items()}
-                    conditional += needs
+                    conditional += [other for other in needs if other not in conditional]
                 point: Point = {}
                 for other in ends:
                     if grid.holds(other, self.when, point):
@@ -268,5 +278,4 @@ AnySearch = Annotated[SerializeAsAny[Search], WrapValidator(_by_name), _Publishe
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return shortened(json.dumps(value, default=str))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,9 @@ from service.spec.models import reference
 from trainers.config import Model
 from trainers.data.paths import HUB, UnusablePath, find
 from trainers.models.origin import PRESETS
+
+_LARGEST_CONFIGURATION = 1 << 20
+"""Bytes of a `config.json` that is read; those of published models have a few kilobytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +45,8 @@ def encoder_size(student: str, roots: Sequence[Path]) -> EncoderSize | None:
         file = _cached(student.removeprefix(HUB)) if student.startswith(HUB) else _in_folder(student, roots)
         if file is None:
             return None
-        fields = json.loads(file.read_bytes())
-        return EncoderSize(int(fields["num_hidden_layers"]), int(fields["hidden_size"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return _size_in(file)
+    except (OSError, ValueError):
         return None
 
 
@@ -78,6 +82,28 @@ def _in_folder(student: str, roots: Sequence[Path]) -> Path | None:
         return find(student, roots) / "config.json"
     except UnusablePath:
         return None
+
+
+def _size_in(file: Path) -> EncoderSize | None:
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_CONFIGURATION:
+        return None
+    return _read(file, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _read(file: Path, modified_ns: int, size: int) -> EncoderSize | None:
+    """Reads a file once for all models of a grid that are the same one."""
+    try:
+        fields = json.loads(file.read_bytes())
+    except RecursionError:  # Nested deeper than any configuration.
+        return None
+    layers, hidden = (
+        (fields.get("num_hidden_layers"), fields.get("hidden_size")) if isinstance(fields, dict) else (0, 0)
+    )
+    if type(layers) is not int or type(hidden) is not int or min(layers, hidden) < 1:
+        return None
+    return EncoderSize(layers, hidden)
 
 
 def _cached(identifier: str) -> Path | None:

@@ -11,13 +11,13 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import create_model
 
-from service.config.document import SpecError
+from service.config.document import SpecError, shortened
 from service.config.hardware import CATALOGUE, Hardware, find, lookup
 from service.domain import grid
 from service.domain.grid import REFERENCE_CELL, AxisValue, Point
@@ -26,6 +26,10 @@ from service.spec.fields import SpecFields, axis_names, canonical_json
 from service.spec.rules import INFEASIBLE, problems_of
 from service.spec.wording import naming_problems
 from trainers.config import Section
+
+
+def _nothing() -> None:
+    """Lets an expansion continue."""
 
 
 class ExperimentSpec(SpecFields):
@@ -53,7 +57,7 @@ class ExperimentSpec(SpecFields):
         if not self.search.axes:
             # Validated as it stands.
             return self._with_entry(catalogue).model_copy(update={"search": Search(), "seeds": [0]})
-        prefix = f"grid point {canonical_json(dict(point))}: " if point and named else ""
+        prefix = f"grid point {shortened(canonical_json(dict(point)), 400)}: " if point and named else ""
         resolved = self._with_values(self.search.settings(point), prefix)
         problems = problems_of(resolved, catalogue, point, prefix)
         if infeasible:
@@ -89,23 +93,30 @@ class ExperimentSpec(SpecFields):
             return self
         return self.model_copy(update={"hardware": entry.name})
 
-    def runs(self, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Iterator[RunPlan]:
+    def runs(
+        self, catalogue: Mapping[str, Hardware] = CATALOGUE, *, before_each: Callable[[], None] = _nothing
+    ) -> Iterator[RunPlan]:
         """The runs, in product order, each validated as if it had been written out by hand.
 
         A grid over hardware and precision has cells that a device cannot compute: they are runs too,
         which end at once with the reason, unless there are no others.
+
+        Args:
+            catalogue: known hardware.
+            before_each: called before each grid point is validated; what it raises ends the expansion.
 
         Raises:
             SpecError: naming the axis values of the first grid point that is not valid.
         """
         if self.search.info.suggests:
             for point in self.search.probes():
+                before_each()
                 self.at(point, catalogue, infeasible=True)
-        plans = self._plans(catalogue)
+        plans = self._plans(catalogue, before_each)
         # Only the whole grid shows that no hardware computes any of its cells.
         yield from list(plans) if "hardware" in self.search.axes else plans
 
-    def _plans(self, catalogue: Mapping[str, Hardware]) -> Iterator[RunPlan]:
+    def _plans(self, catalogue: Mapping[str, Hardware], before_each: Callable[[], None]) -> Iterator[RunPlan]:
         seeds, places = self.seeds, self.places()
         mixed = "hardware" in self.search.axes
         index = 0
@@ -114,6 +125,7 @@ class ExperimentSpec(SpecFields):
         # Points still to be suggested are all empty: one of them is resolved for all.
         for cell, alike in itertools.groupby(self.search.points(), key=cell_of):
             points = list(alike)
+            before_each()
             resolved = self.at(points[0], catalogue, infeasible=mixed)
             if lookup(resolved.hardware, catalogue).lacks(resolved.precision) is not None:
                 refused = points[0] if refused is None else refused

@@ -6,12 +6,12 @@ import bisect
 import functools
 import hashlib
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from service.domain import grid
-from service.domain.grid import MAX_RUNS
+from service.domain.grid import MAX_RUNS, AxisValue
 from service.domain.metrics import better_of
 from service.search import AnySearch, Search
 from trainers.config import Section, TrainingSections
@@ -121,10 +121,19 @@ class SpecFields(TrainingSections):
         count = self.run_count()
         if count > MAX_RUNS:
             raise GridTooLarge(
-                f"the grid has {count:,} runs, more than the limit of {MAX_RUNS:,}; shorten search.axes "
-                "or seeds, or sample with search.name: random"
+                f"the grid has {_shown(count)} runs, more than the limit of {MAX_RUNS:,}; shorten "
+                "search.axes or seeds, or sample with search.name: random"
             )
         return self
+
+    def values_of(self, field: str) -> list[AxisValue]:
+        """The listed values that a field may have over the grid, where its axis is left out included."""
+        value: Any = self
+        for name in field.split("."):
+            value = getattr(value, name)
+        listed = self.search.axes.get(field, [value])
+        values = listed if isinstance(listed, list) else []
+        return [*values, self.search.otherwise[field]] if field in self.search.otherwise else values
 
     def run_count(self) -> int:
         """Number of runs, reference runs included; computed from lengths, without expanding."""
@@ -168,6 +177,10 @@ class SpecFields(TrainingSections):
         for number, runs in enumerate(before):
             places[count + number] = runs + number
         return places
+
+
+def _shown(count: int) -> str:
+    return f"{count:,}" if count < 10**15 else f"more than 10^{len(str(count)) - 1}"
 
 
 def canonical_json(value: object) -> str:

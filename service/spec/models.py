@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from service.config.document import Problem
+from service.config.document import MAX_PROBLEMS, Problem
 from service.config.settings import Settings
 from service.domain.records import Run
 from service.domain.states import TERMINAL_RUN_STATES, RunState
@@ -24,7 +24,6 @@ FIELDS = ("model.student", "model.teacher")
 Which = Literal["best", "last"]
 
 _REFERENCE = re.compile(r"run:([1-9][0-9]{0,17})")
-_LISTED = 20
 
 FindRun = Callable[[int], Run | None]
 """Looks a run up by its number; None when there is none."""
@@ -90,7 +89,7 @@ def referenced_runs(spec: ExperimentSpec) -> set[int]:
 
 
 def reference_problems(plans: Sequence[RunPlan], find: FindRun) -> list[Problem]:
-    """Everything that is wrong with the runs that a grid starts from.
+    """What is wrong with the runs that a grid starts from: the first problems.
 
     Args:
         plans: the runs of the grid; of its references each is judged once.
@@ -112,7 +111,9 @@ def reference_problems(plans: Sequence[RunPlan], find: FindRun) -> list[Problem]
         problem = _problem(field, text, str(task), found[number])
         if problem is not None and problem not in problems:
             problems.append(problem)
-    return problems[:_LISTED]
+        if len(problems) > MAX_PROBLEMS:
+            break
+    return problems
 
 
 def _problem(field: str, text: str, task: str, run: Run | None) -> Problem | None:

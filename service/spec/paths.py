@@ -5,10 +5,10 @@ For the API, `stillhouse validate` and the driver. `trainers.data.paths.find` is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from service.config.document import Problem
+from service.config.document import Problem, first_problems
 from service.config.settings import Settings
 from service.spec.experiment import ExperimentSpec
 from service.spec.models import reference
@@ -22,9 +22,18 @@ def dataset_problem(text: str, roots: Sequence[Path]) -> Problem | None:
         return _id_problem(text, "dataset", "task.path")
     try:
         path = find(text, roots)
-        if path.is_dir() and next(path.iterdir(), None) is None:
-            return Problem("path-not-found", "task.path", f"'{text}' is an empty folder; put the data in it")
-        if path.is_file() and path.stat().st_size == 0:
+        if path.is_dir():
+            if next(path.iterdir(), None) is None:
+                return Problem(
+                    "path-not-found", "task.path", f"'{text}' is an empty folder; put the data in it"
+                )
+        elif not path.is_file():
+            return Problem(
+                "path-not-found",
+                "task.path",
+                f"'{text}' is neither a folder nor a file, but a device or pipe",
+            )
+        elif path.stat().st_size == 0:
             return Problem("path-not-found", "task.path", f"'{text}' is an empty file; put the data in it")
     except OutsideRoots as error:
         return Problem("path-outside-roots", "task.path", str(error))
@@ -80,29 +89,28 @@ def _id_problem(text: str, what: str, field: str) -> Problem | None:
 
 
 def path_problems(spec: ExperimentSpec, settings: Settings) -> list[Problem]:
-    """Everything that is wrong with the paths that a spec or its axes name.
+    """What is wrong with the paths that a spec or its search names: the first problems.
 
     Args:
         spec: the spec as submitted, axes included.
         settings: where the roots come from.
     """
-    return list(_problems(spec, settings))
+    return first_problems(_problems(spec, settings))
 
 
 def _problems(spec: ExperimentSpec, settings: Settings) -> Iterator[Problem]:
     data_roots, model_roots = settings.roots("data"), settings.roots("model")
-    for text in _values(spec, "task.path", spec.task.path):
+    for text in _texts(spec, "task.path"):
         if (problem := dataset_problem(text, data_roots)) is not None:
             yield problem
-    for text in _values(spec, "model.student", spec.model.student):
+    for text in _texts(spec, "model.student"):
         if (problem := model_problem(text, model_roots)) is not None:
             yield problem
-    for text in _values(spec, "model.teacher", spec.model.teacher):
+    for text in _texts(spec, "model.teacher"):
         if (problem := model_problem(text, model_roots, "model.teacher")) is not None:
             yield problem
 
 
-def _values(spec: ExperimentSpec, field: str, value: str | None) -> Iterable[str]:
-    """The values of a field over the grid: its axis when it has one."""
-    values = spec.search.axes.get(field, [value])
-    return dict.fromkeys(value for value in values if isinstance(value, str))
+def _texts(spec: ExperimentSpec, field: str) -> list[str]:
+    """The paths that a field may have over the grid, each once."""
+    return list(dict.fromkeys(value for value in spec.values_of(field) if isinstance(value, str)))

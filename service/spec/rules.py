@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from service.config.document import Problem
+from service.config.document import MAX_SUGGESTIONS, Problem, first_problems, shortened
 from service.config.hardware import Hardware, find, lookup, nearest
 from service.domain.grid import AxisValue
 from service.search import registry as searches
 from service.spec.fields import SpecFields, axis_names
+from service.spec.wording import UNCOMPARED
 from trainers.config import LAYERS, Distillation, Precision, require_layer_map
 from trainers.models.encoders import ENCODERS
 
@@ -24,7 +26,7 @@ def problems_of(
     point: Mapping[str, AxisValue] = MappingProxyType({}),
     prefix: str = "",
 ) -> list[Problem]:
-    """Returns what is wrong beyond the fields themselves.
+    """Returns what is wrong beyond the fields themselves: the first problems, and one that tells of more.
 
     Args:
         spec: whose fields are valid.
@@ -32,17 +34,19 @@ def problems_of(
         point: axis values that are written into the spec.
         prefix: names that point.
     """
-    return [
-        *_hardware_problems(spec, catalogue, prefix),
-        *_axis_problems(spec),
-        *_hardware_axis_problems(spec, catalogue),
-        *_data_problems(spec, prefix),
-        *_distillation_problems(spec, point, prefix),
-        *_layer_problems(spec, prefix),
-        *_metric_problems(spec),
-        *_suggestion_problems(spec),
-        *_untrained_problems(spec),
-    ]
+    return first_problems(
+        itertools.chain(
+            _hardware_problems(spec, catalogue, prefix),
+            _axis_problems(spec),
+            _hardware_axis_problems(spec, catalogue),
+            _data_problems(spec, prefix),
+            _distillation_problems(spec, point, prefix),
+            _layer_problems(spec, prefix),
+            _metric_problems(spec),
+            _suggestion_problems(spec),
+            _untrained_problems(spec),
+        )
+    )
 
 
 def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware], prefix: str) -> Iterator[Problem]:
@@ -81,11 +85,10 @@ def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware], pref
 
 def _axis_problems(spec: SpecFields) -> Iterator[Problem]:
     known = set(axis_names())
-    for name in spec.search.axes:
-        if name not in known:
-            yield Problem(
-                "unknown-axis", f"search.axes.{name}", f"unknown field '{name}'; {nearest(name, known)}"
-            )
+    unknown = (name for name in spec.search.axes if name not in known)
+    for number, name in enumerate(unknown):
+        hint = nearest(name, known) if number < MAX_SUGGESTIONS else UNCOMPARED
+        yield Problem("unknown-axis", f"search.axes.{name}", f"unknown field '{shortened(name)}'; {hint}")
 
 
 def _hardware_axis_problems(spec: SpecFields, catalogue: Mapping[str, Hardware]) -> Iterator[Problem]:
@@ -98,7 +101,8 @@ def _hardware_axis_problems(spec: SpecFields, catalogue: Mapping[str, Hardware])
             yield Problem(
                 "invalid-value",
                 "search.axes.hardware",
-                f"'{other}' and '{name}' are the same catalogue entry, {entry.name}; list it once",
+                f"'{shortened(other)}' and '{shortened(name)}' are the same catalogue entry, {entry.name}; "
+                "list it once",
             )
 
 
@@ -200,8 +204,8 @@ def _suggestion_problems(spec: SpecFields) -> Iterator[Problem]:
             f"or use search.name: {others}",
         )
     for name in ("model.student", "model.teacher"):
-        values = search.axes.get(name, [])
-        if isinstance(values, list) and any(isinstance(v, str) and v.startswith("run:") for v in values):
+        values = spec.values_of(name) if name in search.axes else ()
+        if any(isinstance(value, str) and value.startswith("run:") for value in values):
             yield Problem(
                 "invalid-value",
                 f"search.axes.{name}",

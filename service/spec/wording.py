@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
-from service.config.document import Problem, SpecError, refusal
+from service.config.document import MAX_SUGGESTIONS, Problem, SpecError, refusal, shortened
 from service.config.hardware import nearest
 from service.search import SEARCHES, Search
 from service.search import registry as searches
 from service.spec.fields import GridTooLarge, SpecFields
 from trainers.config import Section
 
+UNCOMPARED = "`stillhouse schema` lists the known ones"
+"""In place of a suggestion, where a spec has many unknown names."""
 _FOLLOWS = "default_factory_not_called"
 """A default that depends on a field which has an error itself."""
 _TYPES = {
@@ -36,23 +38,27 @@ def naming_problems(document: Mapping[str, object], prefix: str = "") -> Iterato
     try:
         yield
     except ValidationError as error:
-        raise SpecError(
-            [
-                _problem(entry, document, prefix)
-                for entry in error.errors(include_url=False)
-                if entry["type"] != _FOLLOWS
-            ]
-        ) from None
+        raise SpecError(_problems(error.errors(include_url=False), document, prefix)) from None
     except (TypeError, ValueError) as error:
         raise refusal("wrong-type", f"{prefix}{error}") from None
+
+
+def _problems(entries: Iterable[Any], document: Mapping[str, object], prefix: str) -> Iterator[Problem]:
+    unknown = 0
+    for entry in entries:
+        if entry["type"] == "extra_forbidden":
+            unknown += 1
+            location = [str(part) for part in entry["loc"]]
+            hint = _nearest_key(location) if unknown <= MAX_SUGGESTIONS else UNCOMPARED
+            yield Problem("unknown-key", _document_path(location, document), f"{prefix}unknown key; {hint}")
+        elif entry["type"] != _FOLLOWS:
+            yield _problem(entry, document, prefix)
 
 
 def _problem(entry: Any, document: Mapping[str, object], prefix: str) -> Problem:
     location = [str(part) for part in entry["loc"]]
     kind = entry["type"]
     path = _document_path(location, document)
-    if kind == "extra_forbidden":
-        return Problem("unknown-key", path, f"{prefix}unknown key; {_nearest_key(location)}")
     if kind == "missing":
         return Problem("missing-field", path, f"{prefix}this field is required")
     if kind == "value_error":
@@ -60,9 +66,7 @@ def _problem(entry: Any, document: Mapping[str, object], prefix: str) -> Problem
         stable = "grid-too-large" if isinstance(error, GridTooLarge) else "invalid-value"
         return Problem(stable, path, f"{prefix}{error}")
     stable = _TYPES.get(kind, "out-of-range" if kind.startswith(_RANGE) else "wrong-type")
-    shown = json.dumps(entry["input"], default=str)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
+    shown = shortened(json.dumps(entry["input"], default=str))
     message = entry["msg"][0].lower() + entry["msg"][1:]
     return Problem(stable, path, f"{prefix}{shown}: {message}")
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import json
+import math
 from collections import Counter
 
 import pytest
@@ -152,3 +156,81 @@ def test_conditions_hold_in_any_order_of_the_axes_and_so_in_the_canonical_one():
 def test_a_search_that_makes_no_sense_gets_one_line(search, says):
     with pytest.raises(SpecError, match=says):
         spec(f"search: {search}")
+
+
+def product(axes: int, values: int) -> dict[str, list[int]]:
+    return {f"axis{number}": list(range(values)) for number in range(axes)}
+
+
+@pytest.mark.parametrize("points", [2**62, 2**63, 10**100])
+def test_points_are_drawn_from_however_large_a_product(points):
+    axes = product(20, math.ceil(points ** (1 / 20)))
+    drawn = list(grid.sampled_points(axes, 50, 3))
+    assert len({tuple(point.values()) for point in drawn}) == 50
+    assert all(point[name] in values for point in drawn for name, values in axes.items())
+    assert drawn == list(grid.sampled_points(axes, 50, 3))
+
+
+def test_points_of_a_product_that_a_range_can_hold_are_drawn_as_ever():
+    drawn = grid.sampled_points({"a": [1, 2, 3], "b": [1, 2, 3]}, 3, 7)
+    assert [tuple(point.values()) for point in drawn] == [(2, 3), (1, 3), (2, 1)]
+
+
+@pytest.mark.parametrize("search", ["random", "asha"])
+def test_a_search_over_more_points_than_64_bits_count_is_accepted(search):
+    whole = ("batch.global_size", "log_every_steps", "task.split_seed", "task.train_examples", "threads")
+    shares = (
+        "optimizer.learning_rate",
+        "optimizer.weight_decay",
+        "optimizer.eps",
+        "task.validation_fraction",
+    )
+    axes = {name: list(range(1, 141)) for name in whole}
+    axes |= {name: [number / 1000 for number in range(1, 141)] for name in shares}
+    assert math.prod(map(len, axes.values())) > 2**63
+    found = spec(f"search: {{name: {search}, samples: 5, axes: {json.dumps(axes)}}}")
+    assert len(list(found.runs())) == 5
+
+
+def test_a_grid_of_more_points_than_64_bits_count_is_refused():
+    with pytest.raises(SpecError, match=r"the grid has more than 10\^\d+ runs, more than the limit"):
+        spec(f"search: {{axes: {json.dumps(product(12, 500))}}}")
+
+
+def test_axes_are_ordered_in_time_that_grows_with_their_number(monkeypatch):
+    steps = 0
+    pop = heapq.heappop
+
+    def counted(heap):
+        nonlocal steps
+        steps += 1
+        return pop(heap)
+
+    monkeypatch.setattr(heapq, "heappop", counted)
+    names = [f"axis{number}" for number in range(20_000)]
+    needs = {name: {other: [1]} for other, name in itertools.pairwise(names)}
+    assert grid.ordered(reversed(names), needs) == names
+    assert steps == len(names)
+
+
+def test_a_condition_on_many_values_is_looked_up_not_searched():
+    class Counted(int):
+        compared = 0
+
+        def __eq__(self, other):
+            Counted.compared += 1
+            return int.__eq__(self, other)
+
+        __hash__ = int.__hash__
+
+    values = [Counted(number) for number in range(2000)]
+    axes = {"wide": values, "other": [1, 2]}
+    assert grid.cardinality(axes, 1, None, {"other": {"wide": values}}) == 4000
+    assert Counted.compared <= 4 * len(values)
+
+
+def test_few_axes_may_depend_on_each_other():
+    axes = product(40, 1)
+    when = {name: {other: [0]} for other, name in itertools.pairwise(axes)}
+    with pytest.raises(SpecError, match="when involves 40 axes, more than the limit of 16"):
+        spec(f"search: {{axes: {json.dumps(axes)}, when: {json.dumps(when)}}}")

@@ -1,0 +1,176 @@
+"""YAML read by the core schema of YAML 1.2 (10.3) and nothing else: the values that JSON has.
+
+Pure. A document is built from the parser's events as they come, so nothing is built of what is refused.
+Sections have words as keys, taken as they are written; there are no aliases, no other tags, no dates.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from typing import Any, TypeAlias
+
+import yaml
+from pydantic import JsonValue
+
+_Collection: TypeAlias = dict[str, JsonValue] | list[JsonValue]
+
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = {"null": type(None), "bool": bool, "int": int, "float": float}
+"""Types of scalars by tag; `str` takes any text."""
+_WORDS: dict[str, JsonValue] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **{sign + word: math.inf for sign in ("", "+") for word in (".inf", ".Inf", ".INF")},
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), -math.inf),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan),
+}
+_DECIMAL = re.compile(r"[-+]?[0-9]+")
+_OTHER_BASE = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_FIRST = frozenset("-+.0123456789")
+_LONGEST_INTEGER = 20
+"""Characters of an integer that may fit into 64 bits, with its sign."""
+
+
+class Refused(Exception):
+    """A document that is refused as a whole.
+
+    Attributes:
+        kind: type of the problem.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        self.kind = kind
+        super().__init__(message)
+
+
+def integer(digits: str) -> int | float:
+    """A decimal integer; a float where it exceeds 64 bits, as most readers of JSON have it."""
+    if len(digits) <= _LONGEST_INTEGER and -(2**63) <= (number := int(digits)) < 2**63:
+        return number
+    return float(digits)
+
+
+def plain(text: str) -> JsonValue:
+    """The value of a scalar without quotes or tag."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if text[0] not in _FIRST:
+        return text
+    if _DECIMAL.fullmatch(text):
+        return integer(text)
+    if _OTHER_BASE.fullmatch(text):
+        number = int(text, 0)  # Takes linear time: both bases are powers of two.
+        if number < 2**63:
+            return number
+        return float(number) if number.bit_length() < sys.float_info.max_exp else math.inf
+    return float(text) if _FLOAT.fullmatch(text) else text
+
+
+def load(text: str, *, max_depth: int, max_values: int) -> JsonValue:
+    """The one document of a text; None when it is empty.
+
+    Args:
+        text: YAML.
+        max_depth: deepest nesting.
+        max_values: most values, keys included.
+
+    Raises:
+        Refused: with the line.
+    """
+    documents: list[JsonValue] = []
+    opened: list[_Collection] = [documents]
+    keys: list[str | None] = [None]  # By collection, the key whose value comes next.
+    values = 0
+    try:
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+            if isinstance(event, yaml.CollectionEndEvent):
+                opened.pop()
+                keys.pop()
+                continue
+            if not isinstance(event, yaml.NodeEvent):
+                if isinstance(event, yaml.DocumentStartEvent) and documents:
+                    raise _refused(event, "a second document begins; a file has one")
+                continue
+            values += 1
+            if values > max_values:
+                raise _refused(event, f"more than {max_values:,} values", "too-large")
+            container, key = opened[-1], keys[-1]
+            if isinstance(container, dict) and key is None:
+                keys[-1] = _key(event, container)
+                continue
+            value = _value(event)
+            if isinstance(value, dict | list) and len(opened) > max_depth:
+                raise _refused(event, f"nested deeper than {max_depth} levels", "too-deep")
+            if isinstance(container, list):
+                container.append(value)
+            elif key is not None:
+                container[key] = value
+                keys[-1] = None
+            if isinstance(value, dict | list):
+                opened.append(value)
+                keys.append(None)
+    except yaml.YAMLError as error:
+        raise Refused("not-yaml", _one_line(error)) from None
+    return documents[0] if documents else None
+
+
+def _key(event: yaml.NodeEvent, section: dict[str, JsonValue]) -> str:
+    if not isinstance(event, yaml.ScalarEvent):
+        _no_alias(event)
+        raise _refused(event, "a list or section is used as a key; a key is a word")
+    _scalar(event)  # Its tag has to fit, though its text is the key.
+    if event.value in section:
+        raise _refused(event, f"key '{event.value[:80]}' is given twice; keep one")
+    return str(event.value)
+
+
+def _value(event: yaml.NodeEvent) -> JsonValue:
+    """The value of a scalar, or an empty collection."""
+    if isinstance(event, yaml.ScalarEvent):
+        return _scalar(event)
+    _no_alias(event)
+    own, empty, noun = (
+        ("map", {}, "a section") if isinstance(event, yaml.MappingStartEvent) else ("seq", [], "a list")
+    )
+    if event.tag not in (None, "!", _TAG + own):
+        raise _misfit(event, noun)
+    return empty
+
+
+def _scalar(event: yaml.ScalarEvent) -> JsonValue:
+    text: str = event.value
+    if event.tag is None:
+        return plain(text) if event.implicit[0] else text
+    if event.tag in ("!", _TAG + "str"):
+        return text
+    wanted = _SCALARS.get(event.tag.removeprefix(_TAG))
+    value = plain(text)
+    if wanted is float and type(value) is int:
+        return float(value)
+    if wanted is None or type(value) is not wanted:
+        raise _misfit(event, f"'{text[:80]}'")
+    return value
+
+
+def _misfit(event: Any, shown: str) -> Refused:
+    tag = event.tag[:80].replace(_TAG, "!!")
+    return _refused(event, f"the tag {tag} does not fit {shown}; remove the tag")
+
+
+def _no_alias(event: yaml.NodeEvent) -> None:
+    if isinstance(event, yaml.AliasEvent):
+        raise _refused(event, f"alias *{event.anchor[:80]}; write the value out instead", "yaml-alias")
+
+
+def _refused(event: yaml.Event, message: str, kind: str = "not-yaml") -> Refused:
+    return Refused(kind, f"line {event.start_mark.line + 1}: {message}")
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    text = str(getattr(error, "problem", None) or error).splitlines()[0]
+    return f"line {mark.line + 1}: {text}" if mark is not None else text
