@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from api import failures, openapi
 from api.auth import current_user
+from api.checks import Checks
 from api.cluster_view import ClusterView
 from api.deps import known_parameters
 from api.guard import Guard
@@ -35,6 +36,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         app.state.streams.close()
+        app.state.checks.close()
         store.close()
 
     app = FastAPI(**openapi.DESCRIPTION, lifespan=lifespan)
@@ -43,7 +45,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.queue = Queue(store)
     app.state.cluster = ClusterView(app.state.queue)
     app.state.catalogue = settings.catalogue()
-    app.state.intake = Intake(store, settings, app.state.catalogue, app.state.cluster)
+    app.state.checks = Checks()
+    app.state.intake = Intake(store, settings, app.state.catalogue, app.state.cluster, app.state.checks)
     app.state.streams = Streams(store)
     app.state.registry = registry
     registry.register(ServiceCollector(lambda: system.figures(store, app.state.queue)))

@@ -10,6 +10,7 @@ from fastapi import Depends, Header, Path, Query, Request
 from fastapi.dependencies.models import Dependant
 
 from api.auth import Principal, current_user
+from api.checks import Checks
 from api.problems import ProblemError
 from api.stream import Streams
 from service.config.document import Problem
@@ -46,6 +47,11 @@ async def _catalogue(request: Request) -> Mapping[str, Hardware]:
 async def _streams(request: Request) -> Streams:
     streams: Streams = request.app.state.streams
     return streams
+
+
+async def _checks(request: Request) -> Checks:
+    checks: Checks = request.app.state.checks
+    return checks
 
 
 async def known_parameters(request: Request) -> None:
@@ -85,6 +91,7 @@ QueueDep = Annotated[Queue, Depends(_queue)]
 SettingsDep = Annotated[Settings, Depends(_settings)]
 CatalogueDep = Annotated[Mapping[str, Hardware], Depends(_catalogue)]
 StreamsDep = Annotated[Streams, Depends(_streams)]
+ChecksDep = Annotated[Checks, Depends(_checks)]
 CurrentUser = Annotated[Principal, Depends(current_user)]
 
 ExperimentId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the experiment.", examples=[12])]

@@ -2,18 +2,20 @@
 
 A thread per request would spend most of its time handing the interpreter from thread to thread.
 Here a single worker thread checks and stores everything that arrived while it was busy; a grid
-whose expansion takes long goes to a thread of its own, so that no one waits behind it.
+whose expansion takes long is checked apart, so that no one waits behind it. A submission that was
+answered before is answered the same, unchecked: what its files are like today does not matter.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from starlette.concurrency import run_in_threadpool
-
+from api.checks import Checks
 from api.cluster_view import ClusterView
 from service.config.document import SpecError
 from service.config.hardware import Hardware
@@ -21,7 +23,8 @@ from service.config.settings import Settings
 from service.domain.records import Experiment
 from service.planner.forecasting import budget_problems
 from service.scheduling.admission import Admission, admit_spec, read_spec
-from service.store import NewExperiment, Store
+from service.spec.experiment import ExperimentSpec
+from service.store import Keyed, NewExperiment, Store, StoreError, body_sha256
 
 LARGEST_BATCH = 64
 """Submissions that one round of the worker takes: bounds how long the first of them waits."""
@@ -59,12 +62,18 @@ class Intake:
     """Takes submissions for one application; used from its event loop only."""
 
     def __init__(
-        self, store: Store, settings: Settings, catalogue: Mapping[str, Hardware], cluster: ClusterView
+        self,
+        store: Store,
+        settings: Settings,
+        catalogue: Mapping[str, Hardware],
+        cluster: ClusterView,
+        checks: Checks,
     ) -> None:
         self._store = store
         self._settings = settings
         self._catalogue = catalogue
         self._cluster = cluster
+        self._checks = checks
         self._waiting: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
 
@@ -87,14 +96,14 @@ class Intake:
                 self._worker = asyncio.create_task(self._work(), name="intake")
             return await request.answer
         except _TooHeavy:
-            return await run_in_threadpool(self._submit_alone, request)
+            return await self._checks.heavy(functools.partial(self._submit_alone, request))
 
     async def _work(self) -> None:
         """Rounds until no one waits; never raises: every request gets its own answer."""
         while self._waiting:
             batch, self._waiting = self._waiting[:LARGEST_BATCH], self._waiting[LARGEST_BATCH:]
             try:
-                answers = await run_in_threadpool(self._submit_batch, batch)
+                answers = await self._checks.light(functools.partial(self._submit_batch, batch))
             except Exception as error:
                 answers = [error] * len(batch)
             for request, answer in zip(batch, answers, strict=True):
@@ -107,19 +116,40 @@ class Intake:
         self._worker = None
 
     def _submit_batch(self, batch: list[_Request]) -> list[tuple[Experiment, bool] | BaseException]:
-        answers: dict[int, tuple[Experiment, bool] | BaseException] = {}
+        answers = self._replays(batch)
         admitted: list[tuple[int, NewExperiment]] = []
         for position, request in enumerate(batch):
+            if position in answers:
+                continue
             try:
                 admitted.append((position, request.new(self._admit(request.text, light=True))))
-            except (SpecError, _TooHeavy) as error:
+            except Exception as error:  # Whatever is wrong with one, the others are taken.
                 answers[position] = error
         if admitted:
             stored = self._store.submit_many([new for _, new in admitted])
             answers.update((position, answer) for (position, _), answer in zip(admitted, stored, strict=True))
         return [answers[position] for position in range(len(batch))]
 
+    def _replays(self, batch: Sequence[_Request]) -> dict[int, tuple[Experiment, bool] | BaseException]:
+        """The answers to requests whose keys were used before, by position."""
+        keyed = {
+            position: Keyed(request.owner, request.idempotency_key, body_sha256(request.text))
+            for position, request in enumerate(batch)
+            if request.idempotency_key is not None
+        }
+        found = zip(keyed, self._store.replays(list(keyed.values())), strict=True)
+        return {
+            position: earlier if isinstance(earlier, StoreError) else (earlier, False)
+            for position, earlier in found
+            if earlier is not None
+        }
+
     def _submit_alone(self, request: _Request) -> tuple[Experiment, bool]:
+        answer = self._replays([request]).get(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer is not None:
+            return answer
         new = request.new(self._admit(request.text, light=False))
         return self._store.submit(
             new.spec,
@@ -133,7 +163,7 @@ class Intake:
     def _admit(self, text: bytes, *, light: bool) -> Admission:
         now_s = time.time()
         spec = read_spec(text, self._catalogue)
-        if light and (spec.reuse or spec.run_count() > LIGHT_RUNS):
+        if light and not _is_light(spec):
             raise _TooHeavy
         if problems := budget_problems(spec, self._store, self._catalogue):
             raise SpecError(problems)
@@ -148,3 +178,11 @@ class Intake:
             find_run=self._store.find_run,
             find_equal=self._store.equal_runs,
         )
+
+
+def _is_light(spec: ExperimentSpec) -> bool:
+    """Whether it has few grid points to check, and reuses nothing."""
+    if spec.reuse or spec.run_count() > LIGHT_RUNS:
+        return False
+    probes = spec.search.probes() if spec.search.info.suggests else ()
+    return sum(1 for _ in itertools.islice(probes, LIGHT_RUNS + 1)) <= LIGHT_RUNS

@@ -15,7 +15,7 @@ import orjson
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.config.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, Problem, SpecError
+from service.config.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_PROBLEMS, Problem, SpecError
 from service.domain.grid import MAX_RUNS
 
 MEDIA_TYPE = "application/problem+json"
@@ -36,7 +36,7 @@ class ProblemType:
 
 _SPEC_PROBLEMS = (
     ("invalid-spec", "The spec is not valid",
-     "There are problems of several kinds; `errors` lists each with its path and type.",
+     f"There are problems of several kinds; `errors` lists the first {MAX_PROBLEMS} with path and type.",
      "Fix each entry of `errors`; each type has its own row in this table."),
     ("unknown-key", "Unknown key in the spec",
      "A field's name is misspelt or belongs to another section.",
@@ -64,6 +64,9 @@ _SPEC_PROBLEMS = (
     ("grid-too-large", "The grid has too many runs",
      f"The product of axes and seeds exceeds {MAX_RUNS:,} runs.",
      "Shorten `search.axes` or `seeds`, or sample with `search.name: random`."),
+    ("check-too-long", "The spec takes too long to check",
+     "Its grid has many values and points, each of which is checked.",
+     "List fewer values in `search.axes`, or submit it as several experiments."),
     ("not-utf-8", "The text is not UTF-8", "The file was saved in another encoding.",
      "Save it as UTF-8."),
     ("not-yaml", "The text is neither YAML nor JSON",
@@ -237,7 +240,8 @@ def from_spec_error(error: SpecError) -> ProblemError:
     if slug == "too-large":
         slug = "body-too-large"
     first, *others = error.problems
-    detail = str(first) + (f" (and {len(others)} more)" if others else "")
+    count = f"at least {len(others) + 1}" if error.more else len(others)
+    detail = str(first) + (f" (and {count} more)" if others else "")
     return ProblemError(slug, detail, errors=error.problems)
 
 

@@ -77,7 +77,12 @@ AfterEvent = Annotated[int, Depends(_after_event)]
             },
         },
         **declared(
-            *SPEC_PROBLEMS, "malformed-request", "body-too-large", "idempotency-mismatch", "storage-full"
+            *SPEC_PROBLEMS,
+            "malformed-request",
+            "body-too-large",
+            "idempotency-mismatch",
+            "conflict",
+            "storage-full",
         ),
     },
 )

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 
 from api.body import SPEC_BODY, SpecBody
-from api.deps import CatalogueDep, PageSize, SettingsDep, StoreDep
+from api.deps import CatalogueDep, ChecksDep, PageSize, SettingsDep, StoreDep
 from api.problems import SPEC_PROBLEMS, ProblemError, declared
 from service.config.document import SpecError
-from service.config.hardware import Hardware
-from service.config.settings import Settings
 from service.planner.forecasting import budget_problems, forecast_of
 from service.planner.preview import Preview, Validated, planned_runs
-from service.scheduling.admission import admit, fresh, read_spec
-from service.spec.experiment import ExperimentSpec, json_schema
-from service.spec.paths import path_problems
+from service.scheduling.admission import admit, checked_plans, fresh, read_spec
+from service.spec.experiment import json_schema
 from service.spec.reuse import Reuse, reusable
-from service.store import Store
 
 router = APIRouter(prefix="/api/v1", tags=["specs"])
 
@@ -58,7 +52,12 @@ _SCHEMA: dict[str, Any] = json_schema()
     summary="Validate a spec",
 )
 async def validate_spec(
-    request: Request, text: SpecBody, settings: SettingsDep, catalogue: CatalogueDep, store: StoreDep
+    request: Request,
+    text: SpecBody,
+    settings: SettingsDep,
+    catalogue: CatalogueDep,
+    store: StoreDep,
+    checks: ChecksDep,
 ) -> Validated:
     """Every check of a submission, and nothing is stored."""
 
@@ -70,7 +69,7 @@ async def validate_spec(
             raise SpecError(problems)
         return Validated.of(spec)
 
-    return await run_in_threadpool(check)
+    return await checks.heavy(check)
 
 
 @router.post(
@@ -88,6 +87,7 @@ async def preview_spec(
     settings: SettingsDep,
     catalogue: CatalogueDep,
     store: StoreDep,
+    checks: ChecksDep,
     page_size: PageSize = 100,
     page_token: Annotated[
         str | None, Query(max_length=100, description="`next_page_token` of the page before.")
@@ -95,6 +95,7 @@ async def preview_spec(
 ) -> Preview:
     """Each run with its resources, price and whether it could be served; one that could not says why.
 
+    A spec that no cluster and no budget would make valid is refused as a submission of it is.
     The first page has the forecast of the whole grid: money, energy and hours with an interval, what it
     rests on, and what of it does not fit into the budget.
     """
@@ -103,11 +104,10 @@ async def preview_spec(
     def page() -> Preview:
         now = time.time()
         spec = read_spec(text, catalogue)
-        if problems := path_problems(spec, settings):
-            raise SpecError(problems)
+        plans = checked_plans(spec, settings, catalogue, store.find_run)
         snapshot = fresh(request.app.state.cluster.read(now), now)
         runs = list(planned_runs(spec, catalogue, snapshot, start=start, limit=page_size))
-        reuse = _reuse(spec, settings, catalogue, store)
+        reuse = reusable(plans, settings, catalogue, store.equal_runs) if spec.reuse else Reuse()
         end = start + len(runs)
         forecast = forecast_of(spec, store, catalogue, reused=reuse.runs) if start == 0 else None
         return Preview(
@@ -122,20 +122,7 @@ async def preview_spec(
             forecast=forecast,
         )
 
-    return await run_in_threadpool(page)
-
-
-def _reuse(
-    spec: ExperimentSpec, settings: Settings, catalogue: Mapping[str, Hardware], store: Store
-) -> Reuse:
-    """What a submission would reuse; nothing of a grid that would be refused."""
-    if not spec.reuse:
-        return Reuse()
-    try:
-        plans = list(spec.runs(catalogue))
-    except SpecError:
-        return Reuse()
-    return reusable(plans, settings, catalogue, store.equal_runs)
+    return await checks.heavy(page)
 
 
 def _start(token: str | None) -> int:

@@ -28,6 +28,16 @@ class IdempotencyMismatch(StoreError):
         super().__init__(f"idempotency key '{key}' was used for another request; use a new key")
 
 
+class ReplayOfDeleted(Conflict):
+    """The idempotency key was used for an experiment that has been deleted since."""
+
+    def __init__(self, key: str, experiment_id: int) -> None:
+        super().__init__(
+            f"idempotency key '{key}' was used for experiment {experiment_id}, which has been deleted; use a "
+            "new key to submit it again"
+        )
+
+
 class StaleAttempt(StoreError):
     """The writer's attempt is not the current one: it changed no row and must stop."""
 

@@ -413,7 +413,7 @@ idempotency_keys = Table(
     Column("owner", Text, primary_key=True),
     Column("key", Text, primary_key=True),
     Column("body_sha256", Text, nullable=False),
-    Column("experiment_id", BigId, nullable=False, index=True),
+    Column("experiment_id", BigId, nullable=False),
     Column("created_s", Real, nullable=False),
     sqlite_with_rowid=False,
 )

@@ -6,10 +6,11 @@ file system (paths), asks for the runs that a spec names where a service is at h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from service.config.document import Problem, SpecError, parse
+from service.config.document import Problem, SpecError, first_problems, parse, refusal
 from service.config.hardware import Hardware
 from service.config.settings import Settings
 from service.scheduling.cluster import ClusterSnapshot, unsatisfiable
@@ -21,7 +22,8 @@ from service.spec.reuse import FindEqual, Reuse, reusable
 
 SNAPSHOT_AGE_S = 60.0
 """A view of the cluster older than this refuses nothing."""
-_LISTED = 20
+CHECK_LIMIT_S = 20.0
+"""CPU time that the grid of one spec may take to check, in s; one of 10,000 runs takes about a quarter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ def read_spec(text: bytes, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:
     """Parse and validate.
 
     Raises:
-        SpecError: with every problem found.
+        SpecError: with the first problems found.
     """
     return validate(parse(text), catalogue)
 
@@ -64,7 +66,7 @@ def admit(
         find_run: looks up the runs that `run:12` names; None = they are not judged.
 
     Raises:
-        SpecError: with every problem of the first kind that has any.
+        SpecError: with the first problems of the first kind that has any.
     """
     spec = read_spec(text, catalogue)
     return admit_spec(text, spec, settings, catalogue, snapshot, now_s=now_s, find_run=find_run)
@@ -87,23 +89,50 @@ def admit_spec(
         find_equal: looks up runs that may be reused; None = none is.
 
     Raises:
-        SpecError: with every problem of the first kind that has any.
+        SpecError: with the first problems of the first kind that has any.
     """
-    if problems := path_problems(spec, settings):
-        raise SpecError(problems)
-    plans = list(spec.runs(catalogue))
-    if problems := layer_problems([plan.spec.model for plan in plans], settings):
-        raise SpecError(problems)
-    if find_run is not None and (problems := reference_problems(plans, find_run)):
-        raise SpecError(problems)
+    plans = checked_plans(spec, settings, catalogue, find_run)
     if fresh(snapshot, now_s) is not None and not spec.queue.wait_for_capacity:
         assert snapshot is not None
-        if problems := list(_capacity_problems(plans, snapshot, catalogue)):
+        if problems := first_problems(_capacity_problems(plans, snapshot, catalogue)):
             raise SpecError(problems)
     reuse = Reuse()
     if spec.reuse and find_equal is not None:
         reuse = reusable(plans, settings, catalogue, find_equal)
     return Admission(text.decode(), spec, plans, reuse)
+
+
+def checked_plans(
+    spec: ExperimentSpec, settings: Settings, catalogue: Mapping[str, Hardware], find_run: FindRun | None
+) -> list[RunPlan]:
+    """The runs of a spec, checked in all that neither the cluster nor earlier runs' figures decide.
+
+    Raises:
+        SpecError: with the first problems of the first kind that has any.
+    """
+    if problems := path_problems(spec, settings):
+        raise SpecError(problems)
+    plans = list(spec.runs(catalogue, before_each=_time_limit()))
+    if problems := layer_problems([plan.spec.model for plan in plans], settings):
+        raise SpecError(problems)
+    if find_run is not None and (problems := reference_problems(plans, find_run)):
+        raise SpecError(problems)
+    return plans
+
+
+def _time_limit() -> Callable[[], None]:
+    """Returns a check that raises once this thread has worked for `CHECK_LIMIT_S` since now."""
+    started_s = time.thread_time()
+
+    def check() -> None:
+        if time.thread_time() - started_s > CHECK_LIMIT_S:
+            raise refusal(
+                "check-too-long",
+                f"checking the grid took more than {CHECK_LIMIT_S:g} s; list fewer values in search.axes, or "
+                "submit it as several experiments",
+            )
+
+    return check
 
 
 def fresh(snapshot: ClusterSnapshot | None, now_s: float) -> ClusterSnapshot | None:
@@ -125,10 +154,8 @@ def _capacity_problems(
     }
     reasons = [(plan, unsatisfiable(plan.spec, snapshot, catalogue)) for plan in demands.values()]
     some = any(reason is None for _, reason in reasons)
-    listed = 0
     for plan, reason in reasons:
-        if reason is not None and listed < _LISTED and not (some and "hardware" in plan.point):
-            listed += 1
+        if reason is not None and not (some and "hardware" in plan.point):
             path = "hardware" if "hardware" in plan.point else "resources"
             yield Problem(
                 "unsatisfiable-resources",

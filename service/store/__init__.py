@@ -41,7 +41,7 @@ from service.store.recording import (
 )
 from service.store.requests import Requesting
 from service.store.series import Series
-from service.store.submission import NewExperiment, Submission
+from service.store.submission import Keyed, NewExperiment, Submission, body_sha256
 
 __all__ = [
     "AliveRow",
@@ -51,6 +51,7 @@ __all__ = [
     "FilterError",
     "Held",
     "IdempotencyMismatch",
+    "Keyed",
     "NewExperiment",
     "NotFound",
     "PointBatch",
@@ -64,6 +65,7 @@ __all__ = [
     "StoreOutage",
     "StoreUnavailable",
     "UnusableDatabase",
+    "body_sha256",
 ]
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from service.config.hardware import lookup
 from service.config.settings import Settings
 from service.db import reuse_statements, schema, statements
 from service.db.engine import Database
-from service.db.errors import IdempotencyMismatch, StoreOutage
+from service.db.errors import IdempotencyMismatch, ReplayOfDeleted, StoreError, StoreOutage
 from service.db.group_commit import GroupCommit
 from service.domain.events import EventKind
 from service.domain.grid import Point
@@ -49,6 +49,20 @@ class NewExperiment:
     owner: str
     idempotency_key: str | None = None
     reuse: Reuse = _NOTHING_REUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """A submission that names itself, so that sending it again replays the first answer."""
+
+    owner: str
+    key: str
+    body_sha256: str
+
+
+def body_sha256(text: bytes) -> str:
+    """What tells two submissions with the same key apart."""
+    return hashlib.sha256(text).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +146,7 @@ class Submission(StorePart):
 
         Raises:
             IdempotencyMismatch: the owner used the key for another text.
+            ReplayOfDeleted: the owner used the key for an experiment that has been deleted.
             StoreUnavailable: the database is locked or away.
             StoreFull: its disk is full.
         """
@@ -149,12 +164,44 @@ class Submission(StorePart):
             StoreUnavailable: the database is locked or away; nothing is stored.
             StoreFull: its disk is full; nothing is stored.
         """
-        return self._store(
-            [
-                self._rows(new.spec, new.plans, new.spec_text, new.owner, new.idempotency_key, new.reuse)
-                for new in experiments
-            ]
-        )
+        answers: dict[int, tuple[Experiment, bool] | BaseException] = {}
+        group: list[tuple[int, _Submitted]] = []
+        for number, new in enumerate(experiments):
+            try:
+                rows = self._rows(
+                    new.spec, new.plans, new.spec_text, new.owner, new.idempotency_key, new.reuse
+                )
+                group.append((number, rows))
+            except Exception as error:  # Whatever is wrong with one, the others are stored.
+                answers[number] = error
+        if group:
+            stored = self._store([rows for _, rows in group])
+            answers.update((number, answer) for (number, _), answer in zip(group, stored, strict=True))
+        return [answers[number] for number in range(len(experiments))]
+
+    def replays(self, requests: Sequence[Keyed]) -> list[Experiment | StoreError | None]:
+        """What earlier submissions with the same keys were answered.
+
+        Returns:
+            For each request its experiment, the error that `submit` raises for its key, or None when the
+            key is new.
+
+        Raises:
+            StoreUnavailable: the database is locked or away.
+        """
+        if not requests:
+            return []
+        with self.database.read() as connection:
+            rows = connection.execute(
+                statements.idempotency_rows({(request.owner, request.key) for request in requests})
+            )
+            keepers = {(row.owner, row.key): row for row in rows}
+            kept = _experiments_of(connection, keepers.values())
+        found = ((request, keepers.get((request.owner, request.key))) for request in requests)
+        return [
+            None if keeper is None else _replay(keeper, kept, request.body_sha256)
+            for request, keeper in found
+        ]
 
     def _rows(
         self,
@@ -189,7 +236,7 @@ class Submission(StorePart):
         return _Submitted(
             owner=storable(owner),
             key=None if key is None else storable(key),
-            body_sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
+            body_sha256=body_sha256(text.encode("utf-8", "surrogatepass")),
             experiment={
                 **_INITIAL,
                 "name": spec.name,
@@ -297,31 +344,42 @@ def _insert_group(
             first_with_key.setdefault((item.owner, item.key), id)
     keepers = _claim_keys(connection, group, ids, first_with_key, now)
 
-    answers: list[tuple[Experiment, bool] | BaseException] = []
+    answers: dict[int, tuple[Experiment, bool] | BaseException] = {}
     fresh: list[tuple[int, _Submitted]] = []
-    replayed: list[tuple[int, int]] = []
-    for id, item in zip(ids, group, strict=True):
+    replayed: dict[int, Any] = {}
+    for position, (id, item) in enumerate(zip(ids, group, strict=True)):
         keeper = None if item.key is None else keepers[item.owner, item.key]
         if keeper is None or keeper.experiment_id == id:
             fresh.append((id, item))
-            answers.append((Experiment.from_row({**item.experiment, "id": id}), True))
-        elif keeper.body_sha256 != item.body_sha256:
-            assert item.key is not None
-            answers.append(IdempotencyMismatch(item.key))
+            answers[position] = (Experiment.from_row({**item.experiment, "id": id}), True)
         else:
-            replayed.append((len(answers), keeper.experiment_id))
-            answers.append(IdempotencyMismatch(item.key or ""))  # Replaced below.
+            replayed[position] = keeper
     _insert_rows(connection, fresh, now)
     for id, item in fresh:
         if item.reuse != _NOTHING_REUSED:
             _reuse_runs(connection, id, item, now)
             answers[ids.index(id)] = (read_experiment(connection, id), True)
-    if replayed:
-        rows = connection.execute(statements.experiments_by_id(id for _, id in replayed)).mappings()
-        found = {row["id"]: Experiment.from_row(row) for row in rows}
-        for position, id in replayed:
-            answers[position] = (found[id], False)
-    return answers
+    kept = _experiments_of(connection, replayed.values())
+    for position, keeper in replayed.items():
+        earlier = _replay(keeper, kept, group[position].body_sha256)
+        answers[position] = earlier if isinstance(earlier, StoreError) else (earlier, False)
+    return [answers[position] for position in range(len(group))]
+
+
+def _experiments_of(connection: Connection, keepers: Collection[Any]) -> dict[int, Experiment]:
+    """The experiments of stored keys that still exist, by id."""
+    if not keepers:
+        return {}
+    ids = {keeper.experiment_id for keeper in keepers}
+    rows = connection.execute(statements.experiments_by_id(ids)).mappings()
+    return {row["id"]: Experiment.from_row(row) for row in rows}
+
+
+def _replay(keeper: Any, kept: Mapping[int, Experiment], sha256: str) -> Experiment | StoreError:
+    """The answer to a request whose key an earlier one holds."""
+    if keeper.body_sha256 != sha256:
+        return IdempotencyMismatch(keeper.key)
+    return kept.get(keeper.experiment_id) or ReplayOfDeleted(keeper.key, keeper.experiment_id)
 
 
 def _claim_keys(

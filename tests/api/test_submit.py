@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import difflib
+import json
+import os
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from service.config.document import parse
+from api import intake
+from api.checks import HEAVY_AT_A_TIME
+from api.routes import specs
+from service.config.document import MAX_PROBLEMS, MAX_SUGGESTIONS, parse, refusal
+from service.config.hardware import Hardware
 from service.config.settings import Settings
+from service.domain.records import Experiment
+from service.scheduling import admission
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
+from service.spec.experiment import ExperimentSpec, validate
 from service.spec.models import workspace_of
 from service.store import Store, StoreFull, StoreUnavailable
-from tests.api.conftest import SPEC, Driver
+from tests.api.conftest import SPEC, Driver, wait_until
 from trainers.entrypoint import input_identity
 
 EXPERIMENTS = "/api/v1/experiments"
@@ -82,11 +96,112 @@ def test_same_key_with_another_body_is_refused(client: TestClient) -> None:
     assert answer.json()["type"] == "/problems/idempotency-mismatch"
 
 
+@pytest.mark.parametrize("seeds", [2, 30], ids=["light", "heavy"])
+def test_a_replay_is_not_validated_again(client: TestClient, tmp_path: Path, seeds: int) -> None:
+    text = SPEC.replace("[0, 1]", str(list(range(seeds))))
+    headers = {"Idempotency-Key": "once"}
+    first = client.post(EXPERIMENTS, content=text, headers=headers)
+    (tmp_path / "texts").rename(tmp_path / "moved")
+    again = client.post(EXPERIMENTS, content=text, headers=headers)
+    assert (again.status_code, again.headers["idempotent-replayed"]) == (201, "true")
+    assert again.json() == first.json()
+    other = client.post(EXPERIMENTS, content=text + "max_restarts: 5\n", headers=headers)
+    assert other.json()["type"] == "/problems/idempotency-mismatch"
+    assert client.post(EXPERIMENTS, content=text).json()["type"] == "/problems/path-not-found"
+
+
+def test_the_key_of_a_deleted_experiment_is_not_free(client: TestClient) -> None:
+    headers = {"Idempotency-Key": "once"}
+    assert client.post(EXPERIMENTS, content=SPEC, headers=headers).status_code == 201
+    client.post(f"{EXPERIMENTS}/1/cancel")
+    assert client.delete(f"{EXPERIMENTS}/1").status_code == 204
+    again = client.post(EXPERIMENTS, content=SPEC, headers=headers)
+    assert (again.status_code, again.json()["type"]) == (409, "/problems/conflict")
+    assert "which has been deleted; use a new key" in again.json()["detail"]
+
+
+def test_a_submission_that_fails_unexpectedly_fails_alone(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_spec = intake.read_spec
+
+    def read(text: bytes, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:
+        if text.startswith(b"#7"):
+            raise ZeroDivisionError
+        return read_spec(text, catalogue)
+
+    async def submit_together() -> list[tuple[Experiment, bool] | BaseException]:
+        submits = (app.state.intake.submit(f"#{n}\n{SPEC}".encode(), "ada", None) for n in range(20))
+        return await asyncio.gather(*submits, return_exceptions=True)
+
+    monkeypatch.setattr(intake, "read_spec", read)
+    answers = asyncio.run(submit_together())
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, BaseException)] == [7]
+    assert isinstance(answers[7], ZeroDivisionError)
+
+
+def test_reads_do_not_wait_for_checks(
+    app: FastAPI, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, more_than_the_pool = threading.Event(), 60
+
+    def check(*_: object, **__: object) -> None:
+        released.wait()
+        raise refusal("not-yaml", "checked")
+
+    monkeypatch.setattr(specs, "admit", check)
+    with ThreadPoolExecutor(more_than_the_pool) as pool:
+        url = f"{http.base_url}/api/v1/specs/validate"
+        asked = [pool.submit(httpx.post, url, content=SPEC, timeout=60.0) for _ in range(more_than_the_pool)]
+        waiting = app.state.checks._heavy._work_queue
+        wait_until(lambda: waiting.qsize() == more_than_the_pool - HEAVY_AT_A_TIME)
+        try:
+            assert http.get(EXPERIMENTS).json()["items"] == []
+            assert http.post(EXPERIMENTS, content=SPEC).status_code == 201
+        finally:
+            released.set()
+    assert {one.result().status_code for one in asked} == {422}
+
+
 def test_unknown_key_names_the_nearest(client: TestClient) -> None:
     problem = refused(client, SPEC + "precison: fp16\n", "unknown-key")
     assert problem["errors"] == [
         {"type": "unknown-key", "path": "precison", "message": "unknown key; did you mean 'precision'?"}
     ]
+
+
+@pytest.mark.parametrize("place", ["", "search.axes."])
+def test_many_unknown_names_are_neither_all_compared_nor_all_listed(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    compared: list[str] = []
+    closest = difflib.get_close_matches
+
+    def count(word: str, *rest: Any, **named: Any) -> list[str]:
+        compared.append(word)
+        return closest(word, *rest, **named)
+
+    monkeypatch.setattr(difflib, "get_close_matches", count)
+    names = {f"optimizer.lerning_rate_{'x' * 100}{number}": [1] for number in range(2000)}
+    extra = {"search": {"axes": names}} if place else names
+    document = {"name": "many", "task": {"name": "imdb", "path": "texts"}, **extra}
+    problem = refused(client, json.dumps(document), "unknown-axis" if place else "unknown-key")
+    assert len(problem["errors"]) == MAX_PROBLEMS
+    assert problem["detail"].endswith(f"(and at least {MAX_PROBLEMS} more)")
+    assert len(compared) == MAX_SUGGESTIONS
+    assert max(map(len, compared)) <= 64
+    assert problem["errors"][-1]["message"].endswith("`stillhouse schema` lists the known ones")
+
+
+def test_a_grid_that_takes_too_long_to_check_is_given_up(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "CHECK_LIMIT_S", -1.0)
+    problem = refused(client, SPEC, "check-too-long")
+    assert "list fewer values" in problem["detail"]
+    for path in ("validate", "preview"):
+        answer = client.post(f"/api/v1/specs/{path}", content=SPEC)
+        assert answer.json()["type"] == "/problems/check-too-long"
 
 
 def test_several_kinds_of_errors_are_all_listed(client: TestClient) -> None:
@@ -112,6 +227,14 @@ def test_several_kinds_of_errors_are_all_listed(client: TestClient) -> None:
         (SPEC.replace("[0, 1]", str(list(range(6000)))).encode(), "grid-too-large"),
         (SPEC.encode() + b"optimizer: {learning_rate: .nan}\n", "not-finite"),
         (SPEC.encode() + b"max_restarts: 1e400\n", "wrong-type"),
+        (b"{[a]: b}", "not-yaml"),
+        (b"? [a, b]\n: 1", "not-yaml"),
+        (b"{{}: b}", "not-yaml"),
+        (SPEC.encode() + b"max_restarts: !!int ''\n", "not-yaml"),
+        (SPEC.encode() + b"reuse: !!bool foo\n", "not-yaml"),
+        (SPEC.encode() + b"description: !!timestamp foo\n", "not-yaml"),
+        (SPEC.encode() + b"queue: !!set [a]\n", "not-yaml"),
+        (SPEC.encode() + b"queue: !!map [a]\n", "not-yaml"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -123,6 +246,15 @@ def test_bad_text_is_refused_in_one_line(client: TestClient, text: bytes, type: 
 def test_characters_that_databases_dislike_do_not_break_it(client: TestClient, description: str) -> None:
     answer = client.post(EXPERIMENTS, content=f"{SPEC}description: {description}\n")
     assert answer.status_code in (201, 422)
+
+
+def test_emoji_in_json_are_kept(client: TestClient) -> None:
+    document = {"name": "a", "task": {"name": "imdb", "path": "texts"}, "description": "\U0001f600\u0085"}
+    for escaped in (True, False):
+        answer = client.post(EXPERIMENTS, content=json.dumps(document, ensure_ascii=escaped))
+        assert answer.status_code == 201
+        stored = client.get(answer.headers["location"] + "/spec", params={"form": "canonical"})
+        assert stored.json()["description"] == document["description"]
 
 
 def test_too_many_values_are_too_large(client: TestClient) -> None:
@@ -141,6 +273,35 @@ def test_path_that_does_not_exist_is_refused(client: TestClient, tmp_path: Path)
     (tmp_path / "nothing.csv").touch()
     for path in ("nope", "empty", "nothing.csv", '"a\\0b"', "x" * 4000):
         refused(client, SPEC.replace("path: texts", f"path: {path}"), "path-not-found")
+
+
+def test_a_pipe_is_not_a_dataset(client: TestClient, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    problem = refused(client, SPEC.replace("path: texts", "path: pipe"), "path-not-found")
+    assert "neither a folder nor a file" in problem["detail"]
+
+
+@pytest.mark.parametrize("field", ["task.path", "model.student", "model.teacher"])
+@pytest.mark.parametrize("search", [{"name": "grid"}, {"name": "tpe", "samples": 2}])
+@pytest.mark.parametrize("place", ["otherwise", "field"])
+def test_a_path_is_checked_where_its_conditional_axis_is_left_out(
+    client: TestClient, field: str, search: dict[str, Any], place: str
+) -> None:
+    conditional = {
+        "axes": {"precision": ["fp32", "bf16"], field: ["hub:a/b"]},
+        "when": {field: {"precision": ["bf16"]}},
+        **({"otherwise": {field: "/etc"}} if place == "otherwise" else {}),
+    }
+    document: dict[str, Any] = {
+        "name": "left out",
+        "task": {"name": "imdb", "path": "texts"},
+        "search": search | conditional,
+    }
+    if place == "field":
+        section, name = field.split(".")
+        document.setdefault(section, {})[name] = "/etc"
+    problem = refused(client, json.dumps(document), "path-outside-roots")
+    assert problem["errors"][0]["path"] == field
 
 
 def test_paths_of_axes_are_checked_too(client: TestClient) -> None:
@@ -170,6 +331,30 @@ def test_layers_that_the_student_does_not_have_are_refused(client: TestClient, t
     (problem,) = answer.json()["errors"]
     assert problem["message"] == "layer 4 does not exist: 'bert' has 4 layers; use 0 to 3"
     assert client.post(EXPERIMENTS, content=text.replace("4]", "3]")).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        "[" * 200_000,
+        '{"num_hidden_layers": 1e999, "hidden_size": 256}',
+        '{"num_hidden_layers": NaN, "hidden_size": 256}',
+        '{"num_hidden_layers": [4], "hidden_size": 256}',
+        "[4, 256]",
+        '{"num_hidden_layers": 4, "hidden_size": 256}' + " " * (1 << 20),
+    ],
+    ids=["nested", "infinite", "not a number", "a list", "no object", "large"],
+)
+def test_a_configuration_that_cannot_be_read_is_left_to_the_worker(
+    client: TestClient, tmp_path: Path, configuration: str
+) -> None:
+    model = tmp_path / "bert"
+    model.mkdir()
+    (model / "config.json").write_text(configuration, encoding="utf-8")
+    (model / "model.safetensors").write_bytes(b"x")
+    text = SPEC.replace("{student: tiny}", "{student: bert, layers: [0, 4]}") + "budget: {hours: 1000}\n"
+    assert client.post(EXPERIMENTS, content=text).status_code == 201
+    assert client.post("/api/v1/specs/preview", content=text).status_code == 200
 
 
 def test_hub_ids_pass(client: TestClient) -> None:
@@ -272,6 +457,30 @@ def test_validate_checks_everything_and_stores_nothing(client: TestClient) -> No
     bad = client.post("/api/v1/specs/validate", content=SPEC.replace("texts", "nope"))
     assert bad.json()["type"] == "/problems/path-not-found"
     assert client.get(EXPERIMENTS).json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "type"),
+    [
+        (("[fp32, bf16]", "[fp32, fp64]"), "invalid-value"),
+        (("student: tiny", "student: bert, layers: [9]"), "out-of-range"),
+        (("student: tiny", "student: 'run:7'"), "unknown-run"),
+        (("path: texts", "path: nope"), "path-not-found"),
+    ],
+)
+def test_preview_refuses_what_validate_refuses(
+    client: TestClient, tmp_path: Path, change: tuple[str, str], type: str
+) -> None:
+    model = tmp_path / "bert"
+    model.mkdir()
+    (model / "config.json").write_text('{"num_hidden_layers": 4, "hidden_size": 256}', encoding="utf-8")
+    (model / "model.safetensors").write_bytes(b"x")
+    answers = [
+        client.post(f"/api/v1/specs/{path}", content=SPEC.replace(*change))
+        for path in ("validate", "preview")
+    ]
+    assert [(one.status_code, one.json()["type"]) for one in answers] == [(422, f"/problems/{type}")] * 2
+    assert answers[0].json()["errors"] == answers[1].json()["errors"]
 
 
 def test_preview_pages_over_the_grid(client: TestClient) -> None:

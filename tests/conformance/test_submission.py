@@ -10,7 +10,15 @@ import pytest
 import sqlalchemy as sa
 
 from service.domain.states import ExperimentState, RunState
-from service.store import IdempotencyMismatch, NotFound, Store
+from service.store import (
+    Conflict,
+    IdempotencyMismatch,
+    Keyed,
+    NewExperiment,
+    NotFound,
+    Store,
+    body_sha256,
+)
 from tests.conformance.building import Submit, count, plans_of
 
 
@@ -86,6 +94,40 @@ def test_one_bad_submission_fails_alone(store: Store) -> None:
     with ThreadPoolExecutor(9) as pool:
         assert list(pool.map(call, range(9))) == [number != 4 for number in range(9)]
     assert (count(store, "experiments"), count(store, "runs"), count(store, "events")) == (8, 16, 8)
+
+
+def test_a_submission_that_cannot_become_rows_fails_alone(store: Store) -> None:
+    spec, plans, text = plans_of(2)
+    good = NewExperiment(spec, plans, text, "ada")
+    bad = NewExperiment(spec, [replace(plans[0], cell=["not a hash"])], text, "ada")  # type: ignore[arg-type]
+    first, failed, last = store.submit_many([good, bad, good])
+    assert isinstance(failed, TypeError)
+    assert isinstance(first, tuple)
+    assert isinstance(last, tuple)
+    assert (first[1], last[1], count(store, "experiments")) == (True, True, 2)
+
+
+def test_earlier_answers_are_found_by_key(store: Store, submit: Submit) -> None:
+    first = submit(2, key="k")
+    _, _, text = plans_of(2)
+    same = Keyed("ada", "k", body_sha256(text.encode()))
+    other, unknown = replace(same, body_sha256="0"), replace(same, owner="bob")
+    replayed, mismatch, new = store.replays([same, other, unknown])
+    assert replayed == first
+    assert isinstance(mismatch, IdempotencyMismatch)
+    assert new is None
+    assert store.replays([]) == []
+
+
+def test_the_key_of_a_deleted_experiment_stays_used(store: Store, submit: Submit) -> None:
+    first = submit(key="k")
+    store.request_cancel(first.id)
+    store.delete(first.id)
+    with pytest.raises(Conflict, match=f"'k' was used for experiment {first.id}, which has been deleted"):
+        submit(key="k")
+    (answer,) = store.replays([Keyed("ada", "k", body_sha256(plans_of(1)[2].encode()))])
+    assert isinstance(answer, Conflict)
+    assert count(store, "experiments") == 0
 
 
 def test_ids_of_deleted_experiments_are_not_given_again(store: Store, submit: Submit) -> None:

@@ -78,9 +78,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("owner", "key", name=op.f("pk_idempotency_keys")),
         sqlite_with_rowid=False,
     )
-    op.create_index(
-        op.f("ix_idempotency_keys_experiment_id"), "idempotency_keys", ["experiment_id"], unique=False
-    )
     op.create_table(
         "latest_points",
         sa.Column("run_id", _ID, autoincrement=False, nullable=False),
