@@ -13,7 +13,7 @@ import pytest
 from benchmarks.postgresql import NoPostgreSQL, PostgreSQLServer
 from service.config.settings import Settings
 from service.db import migrate
-from service.db.schema import metadata
+from service.db.schema import accepted_writers, metadata
 from service.scheduling.queue import Queue
 from service.store import Store
 from tests.execution.cluster import add_node, local_ray, running, texts
@@ -75,9 +75,10 @@ def empty_postgresql_url(postgresql_server: PostgreSQLServer) -> Iterator[str]:
 
 @pytest.fixture
 def postgresql_url(postgresql_server: PostgreSQLServer, migrated_postgresql_url: str) -> Iterator[str]:
-    """A PostgreSQL database with all tables and no rows."""
+    """A PostgreSQL database with all tables, and no rows but those of the migrations."""
     yield migrated_postgresql_url
-    postgresql_server.clear_database("shared", [table.name for table in metadata.sorted_tables])
+    tables = [table.name for table in metadata.sorted_tables if table is not accepted_writers]
+    postgresql_server.clear_database("shared", tables)
 
 
 KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)]

@@ -16,7 +16,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from service.config.settings import Settings
-from service.db import sqlite
+from service.db import sqlite, writers
 from service.db.engine import Database, driver_connection, has_room, translated
 from service.db.errors import StoreError, UnusableDatabase
 from service.db.schema import Document, WordOf, metadata
@@ -169,7 +169,7 @@ def same_type(
 
 def _form_problems(connection: Connection) -> list[str]:
     problems = _revision_problems(connection)
-    if not problems:
+    if not problems and _revision(connection) == newest_revision():
         problems += [
             f"the tables differ from this program's schema: {found}" for found in differences(connection)
         ]
@@ -178,24 +178,26 @@ def _form_problems(connection: Connection) -> list[str]:
 
 def _revision_problems(connection: Connection) -> list[str]:
     current, newest = _revision(connection), newest_revision()
-    if current == newest:
-        return []
     if current is None:
         return ["the database has no tables; run: stillhouse db upgrade"]
-    try:
-        _refuse_newer(connection)
-    except UnusableDatabase as error:
-        return [str(error)]
+    if current == newest or _is_newer(current):
+        refusal = writers.refusal(connection)
+        return [] if refusal is None else [refusal]
     return [f"the tables are at revision {current}, this program needs {newest}; run: stillhouse db upgrade"]
 
 
 def _refuse_newer(connection: Connection) -> None:
     current = _revision(connection)
-    known = {script.revision for script in ScriptDirectory.from_config(_config(None)).walk_revisions()}
-    if current is not None and current not in known:
+    if current is not None and _is_newer(current):
         raise UnusableDatabase(
             f"the tables are at revision {current}, which is newer than this program; use a newer Stillhouse"
         )
+
+
+def _is_newer(revision: str) -> bool:
+    """Whether this program does not know a revision."""
+    known = {script.revision for script in ScriptDirectory.from_config(_config(None)).walk_revisions()}
+    return revision not in known
 
 
 def _revision(connection: Connection) -> str | None:

@@ -435,3 +435,10 @@ cluster_snapshots = Table(
     Column("at_s", Real, nullable=False),
     Column("snapshot", Document, nullable=False),
 )
+
+accepted_writers = Table(  # One row: protocols of the programs that may write, see `service.db.writers`.
+    "accepted_writers",
+    metadata,
+    Column("oldest", Integer, primary_key=True, autoincrement=False),
+    Column("newest", Integer, nullable=False),
+)

@@ -73,8 +73,9 @@ class Repeated:
         while not self._over.wait(self._every_s):
             try:
                 self._step()
-            except StaleAttempt:
+            except StaleAttempt as error:
                 if not self._over.is_set():
+                    logger.error("%s: %s", self._name, error)
                     self._on_stale()
                 return
             except StoreOutage as error:

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from service.db import placement_statements, schema, statements
+from service.db import placement_statements, schema, statements, writers
 from service.db.errors import Conflict, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES, ACTIVE_RUN_STATES
 from service.domain.events import EventKind
@@ -118,7 +118,8 @@ class Driving(StorePart):
         """The driver's heartbeat: keep the experiment, and hear what people asked for.
 
         Raises:
-            StaleAttempt: the attempt is over, or its lease was withdrawn; end now and write nothing.
+            StaleAttempt: the attempt is over, its lease was withdrawn, or the database takes no writers of
+                this release; end now and write nothing.
         """
 
         def body(connection: Connection) -> Requests:
@@ -137,7 +138,7 @@ class Driving(StorePart):
         """Returns what people asked of a running experiment, without writing anything.
 
         Raises:
-            StaleAttempt: the attempt is over, or its lease was withdrawn; end now and write nothing.
+            StaleAttempt: as for `renew_lease`.
         """
         with self.database.read() as connection:
             asked = {"experiment": experiment_id, "current": attempt}
@@ -535,6 +536,8 @@ class Driving(StorePart):
 
 
 def _requests(connection: Connection, experiment_id: int, attempt: int, row: sa.Row[Any] | None) -> Requests:
+    if (refusal := writers.refusal(connection)) is not None:
+        raise StaleAttempt(refusal)
     if row is None:
         raise StaleAttempt(f"attempt {attempt} at experiment {experiment_id} has ended")
     cancelled = connection.execute(statements.RUNS_TO_CANCEL, {"experiment": experiment_id})

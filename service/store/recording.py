@@ -15,8 +15,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 from service.config.settings import Settings
-from service.db import point_statements, schema, statements
+from service.db import point_statements, schema, statements, writers
 from service.db.engine import Database
+from service.db.errors import StoreUnavailable
 from service.domain.records import LogLine, MeasurementRow
 from service.domain.states import RunState
 from service.store.base import StorePart, storable
@@ -130,7 +131,8 @@ class Recording(StorePart):
             stop their writers.
 
         Raises:
-            StoreUnavailable: locked or away; nothing was written, keep the batch and repeat it.
+            StoreUnavailable: locked or away, or upgraded for writers of another release; nothing was written,
+                keep the batch and repeat it.
             StoreFull: the disk is full; as above.
         """
         attempts = batch.attempts()
@@ -139,6 +141,9 @@ class Recording(StorePart):
         names = self._names({points.name[:LONGEST_NAME] for points in batch.points})
 
         def body(connection: Connection) -> frozenset[tuple[int, int]]:
+            if (refusal := writers.refusal(connection)) is not None:
+                # The rows stay in this recorder's spool, for one of the release that the database takes.
+                raise StoreUnavailable(refusal)
             current = point_statements.lock_attempts(connection, {run_id for run_id, _ in attempts})
             stale = frozenset(pair for pair in attempts if not _accepted(current.get(pair[0]), pair[1]))
             _write_points(connection, batch.points, stale, names)

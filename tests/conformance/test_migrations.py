@@ -88,11 +88,27 @@ def test_tables_of_a_newer_program_are_left_alone(empty: Settings) -> None:
     migrate.upgrade(empty)
     database = Database(empty.resolved_database_url())
     database.write(lambda c: c.execute(sa.text("UPDATE alembic_version SET version_num = '9999'")))
+    with pytest.raises(UnusableDatabase, match="newer Stillhouse"):
+        migrate.upgrade(empty)
+    database.write(lambda c: c.execute(sa.text("UPDATE accepted_writers SET oldest = 2, newest = 3")))
     database.close()
-    for attempt in (lambda: migrate.upgrade(empty), lambda: Store.open(empty)):
-        with pytest.raises(UnusableDatabase, match="newer Stillhouse"):
-            attempt()
-    assert "newer Stillhouse" in migrate.check(empty)[0]
+    refused = (
+        "the database takes writers of protocol 2 to 3, and this program writes protocol 1, which is too "
+        "old; use the release that upgraded it"
+    )
+    with pytest.raises(UnusableDatabase, match=refused):
+        Store.open(empty)
+    assert migrate.check(empty) == [refused]
+
+
+def test_a_newer_database_that_takes_this_program_is_used(empty: Settings) -> None:
+    migrate.upgrade(empty)
+    database = Database(empty.resolved_database_url())
+    database.write(lambda c: c.execute(sa.text("UPDATE alembic_version SET version_num = '9999'")))
+    database.write(lambda c: c.execute(sa.text("UPDATE accepted_writers SET newest = 2")))
+    database.close()
+    Store.open(empty).close()
+    assert migrate.check(empty) == []
 
 
 def test_threads_and_processes_that_start_at_once_take_turns(empty: Settings) -> None:

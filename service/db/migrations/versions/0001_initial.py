@@ -16,6 +16,13 @@ _REAL = sa.Float(53)
 
 def upgrade() -> None:
     """Create everything."""
+    accepted_writers = op.create_table(
+        "accepted_writers",
+        sa.Column("oldest", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("newest", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("oldest", name=op.f("pk_accepted_writers")),
+    )
+    op.bulk_insert(accepted_writers, [{"oldest": 1, "newest": 1}])
     op.create_table(
         "cluster_snapshots",
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
