@@ -135,9 +135,12 @@ class ExperimentActorClient:
         self._call("request_stops", everything, dict(runs))
 
     def wait_until_caught_up(self, timeout_s: float) -> bool:
-        """Wait until earlier attempts' spools are in the database; False when time ran out."""
+        """Wait until earlier attempts' spools are in the database; False when time ran out.
+
+        An actor that dies meanwhile is waited for: the one that replaces it reads the same spools.
+        """
         deadline = time.monotonic() + timeout_s
-        while not self._call("caught_up"):
+        while not patiently(lambda: self._call("caught_up")):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.05)
@@ -179,8 +182,8 @@ class ExperimentActorClient:
         self._call("forget", group)
 
     def close(self) -> None:
-        """Writes what waits; nothing is accepted afterwards."""
-        self._call("close")
+        """Write what waits; nothing is accepted afterwards. An actor that dies meanwhile is waited for."""
+        patiently(lambda: self._call("close"))
 
     def _call(self, method: str, *arguments: Any) -> Any:
         import ray
