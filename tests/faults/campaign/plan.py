@@ -1,0 +1,137 @@
+"""What a campaign does, from a seed: the same seed gives the same events, whatever their timing. Pure."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from tests.faults.campaign.timing import LEASE_S
+from tests.faults.campaign.trainer import DIVERGING_SEED
+
+Kind = Literal["kills", "freezes", "histories"]
+Target = Literal["api", "scheduler", "driver", "recorder", "worker", "database"]
+
+TARGETS: tuple[Target, ...] = ("api", "scheduler", "driver", "recorder", "worker", "database")
+_WEIGHTS = (1, 1, 3, 3, 3, 1)
+PER_ROUND: dict[Kind, int] = {"kills": 60, "freezes": 40, "histories": 6}
+"""Faults, or histories, that share an installation."""
+GAP_S: dict[Kind, float] = {"kills": 0.12, "freezes": 0.15, "histories": 0.2}
+"""Mean pause between two events of a round, or between two requests of a client."""
+LOAD = 4
+"""Experiments that a round keeps going while faults happen."""
+CLIENTS = 3
+_REQUESTS = 9
+_ACTS = {
+    "submit": 2, "pause": 3, "resume": 3, "cancel": 1, "cancel_run": 1, "retry": 2, "retry_run": 2,
+    "delete": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One kill or freeze.
+
+    Attributes:
+        after_s: pause before it.
+        target: what is hit.
+        choice: which of several, as a share of their number.
+        freeze_s: how long it is stopped; 0 = it is killed.
+    """
+
+    after_s: float
+    target: Target
+    choice: float
+    freeze_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a client.
+
+    Attributes:
+        after_s: pause before it.
+        act: what is asked for.
+        choice: of which experiment, and of which of its runs, as shares of their numbers.
+    """
+
+    after_s: float
+    act: str
+    choice: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What happens to one installation.
+
+    Attributes:
+        seed, database, kind, number: decide all else.
+        size: faults, or histories.
+    """
+
+    seed: int
+    database: str
+    kind: Kind
+    number: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        """For files and people."""
+        return f"{self.database}-{self.kind}-{self.seed}-{self.number}"
+
+    def chance(self, *about: object) -> random.Random:
+        """Random numbers for one subject of the round."""
+        return random.Random("-".join(map(str, (self.name, *about))))
+
+    def faults(self) -> list[Fault]:
+        """The faults of a round of kills or freezes, in order."""
+        chance = self.chance("faults")
+        return [
+            Fault(
+                chance.expovariate(1.0 / GAP_S[self.kind]),
+                chance.choices(TARGETS, _WEIGHTS)[0],
+                chance.random(),
+                chance.uniform(1.1, 2.2) * LEASE_S if self.kind == "freezes" else 0.0,
+            )
+            for _ in range(self.size)
+        ]
+
+    def requests(self, history: int, client: int) -> list[Request]:
+        """What one client of a history asks for, in order; the first of all submits."""
+        chance = self.chance("requests", history, client)
+        acts = chance.choices(list(_ACTS), list(_ACTS.values()), k=_REQUESTS)
+        if client == 0:
+            acts[0] = "submit"
+        return [
+            Request(chance.expovariate(1.0 / GAP_S["histories"]), act, (chance.random(), chance.random()))
+            for act in acts
+        ]
+
+    def spec(self, number: int) -> bytes:
+        """The number-th experiment of the round."""
+        chance = self.chance("spec", number)
+        seeds = list(range(chance.choice([1, 2, 3])))
+        document: dict[str, object] = {
+            "name": f"{self.name}-{number}",
+            "task": {"name": "imdb"},
+            "length": {"steps": chance.randrange(10, 40)},
+            "checkpoint": {"every_steps": chance.randrange(3, 9)},
+            "queue": {"priority": chance.randrange(100)},
+            "isolation": chance.choice(["shared", "process"]),
+        }
+        if self.kind == "histories" and chance.random() < 0.3:
+            seeds = [*seeds, DIVERGING_SEED]
+            document["search"] = {"stop_diverging": 5.0}
+            document["length"] = {"steps": chance.randrange(60, 90)}
+        return json.dumps(document | {"seeds": seeds}).encode()
+
+
+def rounds_of(seed: int, database: str, kind: Kind, count: int) -> list[Round]:
+    """Rounds that hold so many kills, freezes or histories together."""
+    size = PER_ROUND[kind]
+    return [
+        Round(seed, database, kind, number, min(size, count - number * size))
+        for number in range(-(-count // size))
+    ]
