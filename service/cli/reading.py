@@ -27,7 +27,7 @@ Either = Annotated[
 Filter = Annotated[
     str | None, typer.Option(help="Conditions, such as: precision = 'bf16' and accuracy > 0.9")
 ]
-OrderBy = Annotated[str | None, typer.Option(help="Column, with ASC or DESC, such as: cost_usd ASC")]
+OrderBy = Annotated[str | None, typer.Option(help="Columns, with ASC or DESC, such as: cost_usd ASC, id")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")]
 
 _POLL_S = 0.5

@@ -35,6 +35,8 @@ MAX_DEPTH = 32
 """Deepest nesting of parentheses and NOT."""
 MAX_CONDITIONS = 200
 """Most comparisons in one filter, and most literals in one IN."""
+MAX_COLUMNS = 8
+"""Most columns that a list is ordered by."""
 
 Value: TypeAlias = str | int | float
 
@@ -115,7 +117,7 @@ Condition: TypeAlias = Relation | Match | OneOf | IsNull | Not | All | Any
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The column that a list is sorted by; rows without a value come last either way."""
+    """A column that a list is sorted by; rows without a value come last either way."""
 
     name: str
     descending: bool
@@ -143,17 +145,30 @@ def parse_filter(text: str, names: Mapping[str, Kind], *, axes: bool = True) -> 
     return condition
 
 
-def parse_order(text: str | None, names: Mapping[str, Kind], *, default: Order) -> Order:
-    """Parse `name`, `name asc` or `name desc`.
+def parse_order(text: str | None, names: Mapping[str, Kind], *, default: Order) -> tuple[Order, ...]:
+    """Parse `name`, `name asc` or `name desc`, several of them separated by commas.
 
     Raises:
-        FilterError: naming the nearest known name.
+        FilterError: a column is unknown, given twice, or one too many.
     """
     if text is None or not text.strip():
-        return default
+        return (default,)
+    columns = tuple(_parse_column(part, names) for part in text.split(","))
+    if len(columns) > MAX_COLUMNS:
+        raise FilterError(f"order_by has {len(columns):,} columns; the limit is {MAX_COLUMNS}")
+    for position, column in enumerate(columns):
+        if column.name in (earlier.name for earlier in columns[:position]):
+            raise FilterError(f"order_by: '{column.name}' is given twice; remove one")
+    return columns
+
+
+def _parse_column(text: str, names: Mapping[str, Kind]) -> Order:
     words = text.split()
-    if len(words) > 2 or (len(words) == 2 and words[1].lower() not in ("asc", "desc")):
-        raise FilterError(f"order_by '{_shown(text)}': give one name, optionally followed by asc or desc")
+    if not words or len(words) > 2 or (len(words) == 2 and words[1].lower() not in ("asc", "desc")):
+        raise FilterError(
+            f"order_by '{_shown(text)}': give names, each optionally followed by asc or desc, "
+            "separated by commas"
+        )
     if words[0] not in names:
         raise FilterError(f"order_by: unknown column '{_shown(words[0])}'; {nearest(words[0], names)}")
     return Order(words[0], len(words) == 2 and words[1].lower() == "desc")
@@ -208,6 +223,10 @@ def _tokens(text: str) -> list[_Token]:
             raise FilterError(f"position {start + 1}: unexpected '{text[start]}'")
         kind = match.lastgroup
         assert kind is not None
+        if "\0" in match.group(kind):
+            raise FilterError(
+                f"position {match.start(kind) + 1}: the string contains a NUL character; remove it"
+            )
         tokens.append(_Token(kind, match.group(kind), match.start(kind)))  # type: ignore[arg-type]
         position = match.end()
     tokens.append(_Token("end", "", len(text)))

@@ -10,8 +10,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -55,12 +57,12 @@ class Listing:
     columns: Sequence[ColumnElement[Any]]
     fixed: Mapping[str, Any]
     condition: Condition | None
-    order: Order
+    order: tuple[Order, ...]
 
     def fingerprint(self) -> str:
         """Ties a page token to the list that it was made for."""
         text = repr((self.table.name, sorted(self.fixed.items()), self.condition, self.order))
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def read_page(
@@ -71,95 +73,159 @@ def read_page(
     Raises:
         BadPageToken: the token was not made for this list.
     """
-    place = _Place.start() if page_token is None else _Place.read(page_token, listing)
-    rows: list[sa.RowMapping] = []
-    while True:
-        wanted = page_size + 1 - len(rows)
-        rows += connection.execute(_walk(connection, listing, place).limit(wanted)).mappings().all()
-        if len(rows) > page_size or place.without_value or not _nullable(listing):
-            break
-        place = _Place(without_value=True, value=None, id=None)
+    place = None if page_token is None else _Place.read(page_token, listing)
+    statement = _selected(connection, listing)
+    if len(listing.order) == 1:
+        rows = _walk_index(connection, statement, listing, place, page_size + 1)
+    else:
+        rows = _rows(connection, _by_columns(statement, listing, place), page_size + 1)
     if len(rows) <= page_size:
         return rows, None
     rows = rows[:page_size]
     last = rows[-1]
-    value = last[listing.order.name]
-    return rows, _Place(value is None, value, last["id"]).token(listing)
+    values = tuple(last[column.name] for column in listing.order)
+    return rows, _Place(values, last["id"]).token(listing)
+
+
+def _walk_index(
+    connection: Connection, statement: sa.Select[Any], listing: Listing, place: _Place | None, limit: int
+) -> list[sa.RowMapping]:
+    without_value = place is not None and place.values[0] is None
+    found: list[sa.RowMapping] = []
+    if not without_value:
+        first = _by_one_column(statement, listing, place, without_value=False)
+        found = _rows(connection, first, limit)
+        place = None
+    if len(found) < limit and _nullable(listing, listing.order[0]):
+        second = _by_one_column(statement, listing, place, without_value=True)
+        found += _rows(connection, second, limit - len(found))
+    return found
+
+
+def _rows(connection: Connection, statement: sa.Select[Any], limit: int) -> list[sa.RowMapping]:
+    return list(connection.execute(statement.limit(limit)).mappings().all())
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """After which row a page begins; `without_value` in the second walk."""
+    """The row that a page begins after: its values in the sorted columns, and its id."""
 
-    without_value: bool
-    value: str | int | float | None
-    id: int | None
-
-    @classmethod
-    def start(cls) -> _Place:
-        return cls(without_value=False, value=None, id=None)
+    values: tuple[str | int | float | None, ...]
+    id: int
 
     def token(self, listing: Listing) -> str:
-        content = [listing.fingerprint(), self.without_value, self.value, self.id]
+        content = [listing.fingerprint(), self.values, self.id]
         return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
 
     @classmethod
     def read(cls, token: str, listing: Listing) -> _Place:
         try:
             text = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-            fingerprint, without_value, value, id = json.loads(text)
-        except (ValueError, TypeError):
+            fingerprint, values, id = json.loads(text)
+        except (ValueError, TypeError, RecursionError):
             raise BadPageToken from None
-        number = _kind(listing) is Kind.number
         sound = (
             fingerprint == listing.fingerprint()
-            and isinstance(without_value, bool)
-            and isinstance(id, int)
-            and abs(id) < 2**63
-            and (value is None) == without_value
-            and (value is None or isinstance(value, int | float if number else str))
+            and _is_integer(id)
+            and isinstance(values, list)
+            and len(values) == len(listing.order)
+            and all(map(partial(_fits, listing), listing.order, values))
         )
         if not sound:
             raise BadPageToken
-        return cls(without_value, value, id)
+        return cls(tuple(values), id)
 
 
-def _kind(listing: Listing) -> Kind:
+def _fits(listing: Listing, order: Order, value: object) -> bool:
+    """Whether a column can hold the value, in either database."""
+    if value is None:
+        return _nullable(listing, order)
+    if _kind(listing, order) is Kind.text:
+        return isinstance(value, str) and "\0" not in value and _is_encodable(value)
+    kind = listing.table.c[order.name].type
+    if isinstance(kind, sa.Integer):
+        return _is_integer(value, 63 if isinstance(kind, sa.BigInteger) else 31)
+    return _is_integer(value) or (isinstance(value, float) and not math.isnan(value))
+
+
+def _is_integer(value: object, bits: int = 63) -> bool:
+    return type(value) is int and abs(value) < 1 << bits
+
+
+def _is_encodable(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _kind(listing: Listing, order: Order) -> Kind:
     names = EXPERIMENT_NAMES if listing.table is experiments else RUN_NAMES
-    return names[listing.order.name]
+    return names[order.name]
 
 
-def _nullable(listing: Listing) -> bool:
-    return bool(listing.table.c[listing.order.name].nullable)
+def _nullable(listing: Listing, order: Order) -> bool:
+    return bool(listing.table.c[order.name].nullable)
 
 
-def _walk(connection: Connection, listing: Listing, place: _Place) -> sa.Select[Any]:
-    key: ColumnElement[Any] = sa.type_coerce(
-        listing.table.c[listing.order.name],
-        sa.Text() if _kind(listing) is Kind.text else listing.table.c[listing.order.name].type,
-    )
-    id: ColumnElement[Any] = listing.table.c.id
+def _selected(connection: Connection, listing: Listing) -> sa.Select[Any]:
     statement = sa.select(*listing.columns)
     for name, value in listing.fixed.items():
         statement = statement.where(listing.table.c[name] == value)
     if listing.condition is not None:
         statement = statement.where(condition_sql(listing.condition, listing.table, connection.dialect.name))
-    descending = listing.order.descending
-    ordered: list[ColumnElement[Any]]
-    if place.without_value:
+    return statement
+
+
+def _by_one_column(
+    statement: sa.Select[Any], listing: Listing, place: _Place | None, *, without_value: bool
+) -> sa.Select[Any]:
+    """The rows after a place along the column's index: those with a value in it, or those without."""
+    (column,) = listing.order
+    key, id = _key(listing, column), listing.table.c.id
+    if without_value:
+        keys, here = [id], [] if place is None else [place.id]
         statement = statement.where(key.is_(None))
-        ordered = [id]
+    elif column.name == "id":
+        keys, here = [id], [] if place is None else [place.id]
     else:
-        if _nullable(listing):
-            statement = statement.where(key.is_not(None))
-        ordered = [id] if listing.order.name == "id" else [key, id]
-    if place.id is not None:
-        here = [place.id] if len(ordered) == 1 else [place.value, place.id]
-        left = sa.tuple_(*ordered) if len(ordered) > 1 else ordered[0]
-        right = sa.tuple_(*(sa.literal(v, c.type) for v, c in zip(here, ordered, strict=True)))
-        after: Any = right if len(ordered) > 1 else sa.literal(place.id)
-        statement = statement.where(left < after if descending else left > after)
-    return statement.order_by(*(column.desc() if descending else column.asc() for column in ordered))
+        keys, here = [key, id], [] if place is None else [*place.values, place.id]
+        statement = statement.where(key.is_not(None)) if _nullable(listing, column) else statement
+    if here:
+        bound = [sa.literal(value, key.type) for value, key in zip(here, keys, strict=True)]
+        left, right = (sa.tuple_(*keys), sa.tuple_(*bound)) if len(keys) > 1 else (keys[0], bound[0])
+        statement = statement.where(left < right if column.descending else left > right)
+    return statement.order_by(*(key.desc() if column.descending else key.asc() for key in keys))
+
+
+def _by_columns(statement: sa.Select[Any], listing: Listing, place: _Place | None) -> sa.Select[Any]:
+    """The rows after a place in an order by several columns, and then by id in the first one's direction."""
+    columns = [*listing.order, Order("id", listing.order[0].descending)]
+    if place is not None:
+        statement = statement.where(_after(listing, columns, [*place.values, place.id]))
+    for column in columns:
+        key = _key(listing, column)
+        if _nullable(listing, column):
+            statement = statement.order_by(key.is_(None))
+        statement = statement.order_by(key.desc() if column.descending else key.asc())
+    return statement
+
+
+def _key(listing: Listing, order: Order) -> ColumnElement[Any]:
+    column = listing.table.c[order.name]
+    return sa.type_coerce(column, sa.Text() if _kind(listing, order) is Kind.text else column.type)
+
+
+def _after(listing: Listing, columns: Sequence[Order], values: Sequence[Any]) -> ColumnElement[bool]:
+    """Whether a row comes after the one with these values: by the first column, or equal there and later."""
+    (column, *others), (value, *rest) = columns, values
+    key = _key(listing, column)
+    if value is None:
+        return sa.and_(key.is_(None), _after(listing, others, rest))
+    bound = sa.literal(value, key.type)
+    later = key < bound if column.descending else key > bound
+    if _nullable(listing, column):
+        later = sa.or_(later, key.is_(None))
+    if not others:
+        return later
+    return sa.or_(later, sa.and_(key == bound, _after(listing, others, rest)))
 
 
 def condition_sql(condition: Condition, table: Table, dialect: str) -> ColumnElement[bool]:

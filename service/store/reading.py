@@ -86,7 +86,7 @@ class Reading(StorePart):
 
         Args:
             filter: grammar of `service.db.filters`, over the fields of `Experiment`.
-            order_by: a field, optionally followed by `asc` or `desc`; no value = last.
+            order_by: fields separated by commas, each with `asc` or `desc` or neither; no value = last.
             page_size: 1 to 1000.
             page_token: `next_page_token` of the page before.
 
@@ -169,7 +169,7 @@ class Reading(StorePart):
         Args:
             experiment_id: only runs of this experiment.
             filter: grammar of `service.db.filters`, over the fields of `Run` and `axis.<name>`.
-            order_by: a field, optionally followed by `asc` or `desc`; no value = last.
+            order_by: fields separated by commas, each with `asc` or `desc` or neither; no value = last.
             page_size: 1 to 1000.
             page_token: `next_page_token` of the page before.
 

@@ -126,6 +126,7 @@ def like(text: str, pattern: str) -> bool:
         "precision = 'x'' or 1=1 --'",
         "seed >= 1 and seed <= 1e0 and workers = +1",
         "accuracy > -1e300 and index < 9223372036854775807",
+        "index < 1e30 and attempt < 9223372036854775807",
         "",
         "   ",
     ],
@@ -193,7 +194,8 @@ def test_experiments_are_filtered_by_their_fields(store: Store, submit: Submit) 
 @pytest.mark.parametrize(
     "token",
     ["", "x", "!!!", "AAAA", "é", base64.urlsafe_b64encode(b"[1,2,3]").decode(),
-     base64.urlsafe_b64encode(b"{}").decode(), "W10", "bnVsbA"],
+     base64.urlsafe_b64encode(b"{}").decode(), "W10", "bnVsbA",
+     base64.urlsafe_b64encode(b"[" * 2000).decode()],
 )  # fmt: skip
 def test_a_token_that_is_none_is_refused(store: Store, submit: Submit, token: str) -> None:
     submit()
@@ -210,18 +212,54 @@ def test_a_token_of_another_list_or_a_forged_one_is_refused(store: Store, submit
             store.runs(page_token=token, **other)  # type: ignore[arg-type]
     with pytest.raises(BadPageToken):
         store.experiments(page_token=token)
-    parts = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-    for forged in ([*parts[:2], 7, parts[3]], [*parts[:3], "1"], [*parts[:3], 10**30], [*parts, 1],
-                   [parts[0], True, "x", 1], [*parts[:2], {"a": 1}, 1]):  # fmt: skip
+    fingerprint, values, id = content(token)
+    for forged in ([fingerprint, [7], id], [fingerprint, values, "1"], [fingerprint, values, 10**30],
+                   [fingerprint, values, id, 1], [fingerprint, [*values, 1], id], [fingerprint, values, True],
+                   [fingerprint, [None], id], [fingerprint, [{"a": 1}], 1], [fingerprint, "x", 1],
+                   [fingerprint, ["\0"], id], [fingerprint, ["\ud800"], id]):  # fmt: skip
         with pytest.raises(BadPageToken):
-            store.runs(
-                order_by="precision",
-                page_token=base64.urlsafe_b64encode(json.dumps(forged).encode()).decode().rstrip("="),
-            )
+            store.runs(order_by="precision", page_token=encoded(forged))
+
+
+@pytest.mark.parametrize("value", [True, 10**400, float("nan"), float("inf"), 1.5, 2**31, "1"])
+def test_a_token_with_a_number_that_the_column_cannot_hold_is_refused(
+    store: Store, submit: Submit, value: object
+) -> None:
+    submit(2)
+    token = store.runs(page_size=1, order_by="attempt").next_page_token
+    assert token is not None
+    fingerprint, _, id = content(token)
+    with pytest.raises(BadPageToken):
+        store.runs(order_by="attempt", page_token=encoded([fingerprint, [value], id]))
+
+
+def content(token: str) -> list[Any]:
+    """What a page token holds."""
+    decoded: list[Any] = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    return decoded
+
+
+def encoded(content: object) -> str:
+    """A page token that holds something."""
+    return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
+
+
+def test_orders_by_several_columns_page_like_one(store: Store, filled: list[Run]) -> None:
+    def rank(run: Run) -> tuple[object, ...]:
+        accuracy, cost_usd = run.accuracy, run.cost_usd
+        return (
+            cost_usd is None, cost_usd or 0.0, accuracy is None, -(accuracy or 0.0), run.precision, run.id,
+        )  # fmt: skip
+
+    order_by = "cost_usd, accuracy desc, precision asc"
+    for page_size in (1, 5, 100):
+        paged = list(every(store.runs, order_by=order_by, page_size=page_size))
+        assert [run.id for run in paged] == [run.id for run in sorted(paged, key=rank)]
+        assert len(paged) == len(filled)
 
 
 @pytest.mark.parametrize(
-    "order_by", ["nothing", "accuracy up", "accuracy, id", "point", "id; drop table runs"]
+    "order_by", ["nothing", "accuracy up", "accuracy, point", "point", "id; drop table runs"]
 )
 def test_an_order_that_is_none_is_refused(store: Store, order_by: str) -> None:
     with pytest.raises(FilterError):

@@ -136,13 +136,14 @@ def test_any_row_of_words_parses_or_is_refused(words: list[str]) -> None:
 
 
 _names = st.sampled_from([PRECISION, ACCURACY, Name("batch.size", Kind.axis)])
+_texts = st.text(st.characters(exclude_characters="\0"))
 _numbers = st.integers(-(2**63) + 1, 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 
 
 def _values(name: Name) -> st.SearchStrategy[object]:
     if name.kind is Kind.number:
         return _numbers
-    return st.text() if name.kind is Kind.text else st.text() | _numbers
+    return _texts if name.kind is Kind.text else _texts | _numbers
 
 
 _leaves = _names.flatmap(
@@ -150,7 +151,7 @@ _leaves = _names.flatmap(
         st.builds(Relation, st.just(name), st.sampled_from(["=", "!=", "<", "<=", ">", ">="]), _values(name)),
         st.builds(OneOf, st.just(name), st.lists(_values(name), min_size=1, max_size=3).map(tuple)),
         st.builds(IsNull, st.just(name)),
-        st.builds(Match, st.just(PRECISION), st.text(), st.booleans()),
+        st.builds(Match, st.just(PRECISION), _texts, st.booleans()),
     )
 )
 _conditions = st.recursive(
@@ -200,11 +201,30 @@ def test_what_is_written_is_what_is_read(condition: Condition) -> None:
 
 def test_orders() -> None:
     default = Order("seed", True)
-    assert parse_order(None, NAMES, default=default) == default
-    assert parse_order("  ", NAMES, default=default) == default
-    assert parse_order("accuracy", NAMES, default=default) == Order("accuracy", False)
-    assert parse_order("accuracy DESC", NAMES, default=default) == Order("accuracy", True)
-    with pytest.raises(FilterError, match="did you mean 'accuracy'"):
-        parse_order("acuracy", NAMES, default=default)
-    with pytest.raises(FilterError, match="asc or desc"):
-        parse_order("accuracy down", NAMES, default=default)
+    assert parse_order(None, NAMES, default=default) == (default,)
+    assert parse_order("  ", NAMES, default=default) == (default,)
+    assert parse_order("accuracy", NAMES, default=default) == (Order("accuracy", False),)
+    assert parse_order("accuracy DESC, seed", NAMES, default=default) == (
+        Order("accuracy", True),
+        Order("seed", False),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("acuracy", "did you mean 'accuracy'"),
+        ("accuracy down", "asc or desc"),
+        ("accuracy,", "separated by commas"),
+        ("accuracy, seed, accuracy desc", "'accuracy' is given twice"),
+    ],
+)
+def test_what_no_list_is_ordered_by(text: str, said: str) -> None:
+    with pytest.raises(FilterError, match=said):
+        parse_order(text, NAMES, default=Order("seed", True))
+
+
+@pytest.mark.parametrize("text", ["precision = '\0'", 'precision like "%\0"', "axis.'\0' is null"])
+def test_nul_is_refused_because_postgresql_has_no_such_text(text: str) -> None:
+    with pytest.raises(FilterError, match="NUL"):
+        parse_filter(text, NAMES)
