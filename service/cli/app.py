@@ -23,6 +23,7 @@ from service.cli import (
     upkeep,
 )
 from service.cli.exits import ExitCode, Failure
+from service.cli.output import note
 
 
 class Commands(TyperGroup):
@@ -50,7 +51,7 @@ class Commands(TyperGroup):
             )
         except Failure as failure:
             for line in failure.lines:
-                print(f"error: {line}", file=sys.stderr)
+                note(f"error: {line}")
             code = failure.exit_code
         except typer.TyperException as error:
             code = _usage_error(error)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,26 +25,43 @@ Json = Annotated[bool, typer.Option("--json", help="Print only JSON on standard 
 _WIDTH_WITHOUT_TERMINAL = 100
 
 
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that a terminal acts on; line breaks and tabs are left."""
+
+
+def visible(text: str) -> str:
+    """Text whose control characters are written as JSON writes them: no log commands a terminal."""
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def console() -> Console:
     """Standard output for people: the terminal's width, or `COLUMNS`, or 100 in a pipe."""
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class VisibleConsole(Console):
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     stream = sys.stdout
     width = None
     if not stream.isatty() and "COLUMNS" not in os.environ:
         width = _WIDTH_WITHOUT_TERMINAL
-    return Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+    return VisibleConsole(file=stream, width=width, highlight=False, emoji=False, markup=False)
 
 
 def say(text: str) -> None:
     """One line of the answer, at any width."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(visible(text) + "\n")
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
     """One line next to the answer, on standard error."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(visible(text) + "\n")
     sys.stderr.flush()
 
 

@@ -8,7 +8,9 @@ import threading
 import orjson
 import pytest
 
+from service.domain.records import LogLine
 from service.domain.states import ExperimentState
+from service.store import RecordBatch
 from tests.service.cli.house import House
 from trainers.errors import FailureClass
 
@@ -196,6 +198,23 @@ def test_logs_of_all_runs_name_each_and_one_run_does_not(full_house: House) -> N
     assert full_house.run("logs", "run:1").stdout.endswith(" attempt 1 trains\n")
     assert "run:" not in full_house.run("logs", "run:1", "-f").stdout
     assert full_house.json("logs", "run:1")[0]["message"] == "attempt 1 trains"
+
+
+def test_what_a_run_logs_commands_no_terminal(house: House) -> None:
+    number = house.submitted()
+    experiment = house.claimed()
+    run = house.runs(number)[0]
+    attempt = house.begun(run, experiment)
+    message = "\x1b]0;owned\x07\x1b[2J half\rway \x9b31m\tdone"
+    house.store.record(RecordBatch(logs=[LogLine(run.id, attempt, 9, 0.0, "info", message)]))
+    shown = "\\u001b]0;owned\\u0007\\u001b[2J half\\u000dway \\u009b31m\tdone\n"
+    assert shown in house.run("logs", f"run:{run.id}").stdout
+    assert message in [line["message"] for line in house.json("logs", f"run:{run.id}")]
+    house.failed(run, attempt, FailureClass.bad_data, "\x1b[2J no such file")
+    for target in (str(number), f"run:{run.id}"):
+        story = house.run("show", target).stdout
+        assert "\\u001b[2J no such file" in story
+        assert "\x1b" not in story
 
 
 def test_queue_says_why_each_waits(house: House) -> None:
