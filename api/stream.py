@@ -1,28 +1,25 @@
 """Live follow as server-sent events: what has changed, at most every half second, until the end.
 
-However many follow one experiment or run, the store is polled once for them (`_Feed`); each
-follower keeps its own place and reads from the shared snapshot at its own speed, so that a slow
-one misses intermediate snapshots but no event. A follower that leaves takes its poll with it.
+However many follow one experiment or run, the store is polled once for them (`api.feeds`). This module
+knows what is read for each and how it is written.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+import itertools
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
 
-from fastapi.sse import ServerSentEvent
-from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+from starlette.types import Send
 
+from api.feeds import Feeds, Snapshot
 from api.problems import ProblemError
-from service.db.errors import NotFound, StoreError
 from service.domain.records import (
     Attempt,
     Event,
-    Experiment,
     ExperimentStatus,
     LatestPoint,
     LogLine,
@@ -35,92 +32,167 @@ from service.domain.serialization import adapter, to_json
 from service.domain.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES
 from service.store import Store
 
-_logger = logging.getLogger(__name__)
-
 INTERVAL_S = 0.5
 """Time between two polls of one experiment or run."""
+MAX_POINTS = 2000
+"""Most points of a metric that a follower is sent at once; more are thinned as `GET points` thins them."""
 _EVENTS_PER_READ = 500
-_LINES_PER_READ = 1000
-_KEPT_EVENTS = 1000
+_METRICS_PER_READ = 4
+_FIRST_LINES, _MOST_LINES = 32, 1000
+_BYTES_PER_READ = 256 * 1024
+"""How much of a log one read is meant to be; the lines so far tell how many lines that is."""
 _ACTIVE_RUNS = 100
 """Most running runs whose progress is pushed; further ones are read from lists."""
+_ACTIVE = "state IN ('starting', 'running')"
 _PREPARING = "preparing"
 """Phase in which only the log says how far a run is."""
 
-Snapshot = TypeVar("Snapshot")
+
+class EventStream(StreamingResponse):
+    """Server-sent events; the generator behind them ends with the connection."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], status_code: int = 200) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(frames, status_code, headers)
+        self._frames = frames
+
+    async def stream_response(self, send: Send) -> None:
+        """Sends the frames, and lets go of the feed whatever happens to the connection."""
+        async with aclosing(self._frames):
+            await super().stream_response(send)
 
 
-class _Feed(Generic[Snapshot]):
-    """One poll shared by all followers of one thing; `poll` turns the last snapshot into the next."""
+EXPERIMENT_EVENTS: Mapping[str, Any] = {
+    "event": Event,
+    "run": RunProgress,
+    "experiment": ExperimentStatus,
+    "end": ExperimentStatus,
+}
+"""What the data of each event of an experiment's stream is."""
+RUN_EVENTS: Mapping[str, Any] = {
+    "run": RunProgress,
+    "log": LogLine,
+    "points": dict[str, NewSeries],
+    "end": RunProgress,
+}
+"""What the data of each event of a run's stream is."""
 
-    def __init__(self, poll: Callable[[Snapshot | None], Snapshot]) -> None:
-        self._poll = poll
-        self._changed = asyncio.Event()
-        self._gone = False
-        self.followers = 0
-        self.snapshot: Snapshot | None = None
-        self.version = 0
-        self.task: asyncio.Task[None] | None = None
 
-    async def run(self, interval_s: float) -> None:
-        """Poll until cancelled or until the thing is deleted."""
-        while True:
-            try:
-                self.snapshot = await run_in_threadpool(self._poll, self.snapshot)
-                self.version += 1
-            except NotFound:
-                self._gone = True
-            except StoreError as error:
-                # Followers keep their place; the next poll that succeeds continues from there.
-                _logger.warning("a live stream waits for the store: %s", error)
-            self.wake()
-            if self._gone:
-                return
-            await asyncio.sleep(interval_s)
+class Streams:
+    """The live streams of one application."""
 
-    def wake(self) -> None:
-        """Let every waiting follower look again."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def __init__(self, store: Store, interval_s: float = INTERVAL_S) -> None:
+        self._store = store
+        self._feeds = Feeds(interval_s)
 
-    async def next(self, seen: int, closing: Callable[[], bool]) -> Snapshot | None:
-        """A snapshot newer than version `seen`; None when there will be none."""
-        while True:
-            changed = self._changed
-            if self._gone or closing():
-                return None
-            if self.version > seen:
-                return self.snapshot
-            await changed.wait()
+    @property
+    def polls(self) -> int:
+        """How many experiments and runs are being polled now."""
+        return self._feeds.polls
+
+    def close(self) -> None:
+        """Ends all streams, so that the server can stop; clients connect again by themselves."""
+        self._feeds.close()
+
+    def follow_experiment(self, experiment_id: int, after: int) -> AsyncGenerator[bytes, None]:
+        """Events after number `after` without a gap, runs and the experiment as they change, then `end`.
+
+        Only `event` carries an id: runs are sent as they are now, and again after a reconnect.
+        """
+        return self._feeds.follow(
+            ("experiment", experiment_id), ExperimentSource(self._store, experiment_id), after
+        )
+
+    def follow_run(self, run_id: int, place: Place) -> AsyncGenerator[bytes, None]:
+        """The run as it changes, log lines and points after a place, then `end`.
+
+        A point is identified by name and step. When a new attempt resumes from step n, a `run` event says so
+        and the points after n come again. A reconnect may repeat the points of its last step, never leave
+        one out, unless more than `MAX_POINTS` of a metric were missed: then they come thinned.
+        """
+        return self._feeds.follow(("run", run_id), RunSource(self._store, run_id), place)
 
 
 @dataclass(frozen=True, slots=True)
-class _RunView:
+class RunView:
     """A run and its latest points, as sent."""
 
-    version: int
-    """Rises when anything in it changes."""
     active: bool
     payload: str
 
 
-@dataclass(slots=True)
-class _ExperimentSnapshot:
-    experiment: Experiment
+@dataclass(frozen=True, slots=True)
+class ExperimentSnapshot(Snapshot[int]):
+    """An experiment after a poll; its place is the number of its newest event."""
+
     summary: str
-    last_event: int = 0
-    recent: list[Event] = field(default_factory=list)
-    runs: dict[int, _RunView] = field(default_factory=dict)
+    runs: Mapping[int, RunView]
+    """Runs that were active while the experiment was followed, by id."""
 
 
 @dataclass(frozen=True, slots=True)
-class _RunSnapshot:
-    run: Run
-    attempts: list[Attempt]
-    latest: list[PointRow]
+class ExperimentSource:
+    """Reads an experiment for its followers."""
+
+    store: Store
+    experiment_id: int
+
+    def poll(self, last: ExperimentSnapshot | None) -> tuple[ExperimentSnapshot, bytes]:
+        """Returns the present snapshot, and frames of what has changed since the last one."""
+        # The experiment is read first: whatever had happened by then is in the reads that follow.
+        experiment = self.store.experiment(self.experiment_id)
+        summary = to_json(ExperimentStatus.of(experiment, self.store.run_counts(self.experiment_id)))
+        number, frames = last.place if last is not None else 0, []
+        named: set[int] = set()
+        for page in self._events(number):
+            number = page[-1].number
+            if last is not None:  # A run that ended before anybody followed is read from lists.
+                named.update(event.run_id for event in page if event.run_id is not None)
+                frames += map(_event_frame, page)
+        before = last.runs if last is not None else {}
+        runs = self._views(before, named)
+        frames += [_frame("run", view.payload) for id, view in runs.items() if view is not before.get(id)]
+        if last is None or summary != last.summary:
+            frames.append(_frame("experiment", summary))
+        end = _frame("end", summary) if experiment.state in TERMINAL_EXPERIMENT_STATES else None
+        return ExperimentSnapshot(number, end, summary, runs), b"".join(frames) if last is not None else b""
+
+    def catch_up(self, place: int, snapshot: ExperimentSnapshot) -> Iterator[bytes]:
+        """Yields the events up to a snapshot, then its runs and the experiment."""
+        for page in self._events(place):
+            yield b"".join(_event_frame(event) for event in page if event.number <= snapshot.place)
+            if page[-1].number >= snapshot.place:
+                break
+        yield b"".join(_frame("run", view.payload) for view in snapshot.runs.values())
+        yield _frame("experiment", snapshot.summary)
+
+    def _events(self, after: int) -> Iterator[list[Event]]:
+        while page := self.store.events(self.experiment_id, after=after, limit=_EVENTS_PER_READ):
+            yield page
+            after = page[-1].number
+
+    def _views(self, before: Mapping[int, RunView], named: set[int]) -> dict[int, RunView]:
+        """The runs that are active, were active a poll ago, or that an event names."""
+        store = self.store
+        page = store.runs(
+            experiment_id=self.experiment_id,
+            filter="state IN ('starting', 'running')",
+            page_size=_ACTIVE_RUNS,
+        )
+        active = {run.id: run for run in page.items}
+        settled = (named | {run_id for run_id, view in before.items() if view.active}) - active.keys()
+        views = dict(before)
+        for run in [*active.values(), *(store.run(run_id) for run_id in sorted(settled))]:
+            line = store.last_log_line(run.id) if run.phase == _PREPARING else None
+            view = RunView(run.id in active, _run_payload(run, store.latest_points(run.id), line))
+            if before.get(run.id) != view:
+                views[run.id] = view
+        return views
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """How far a follower of a run has read: the id of its last event."""
 
@@ -128,7 +200,8 @@ class Place:
     step: int = 0
     line: int = 0
     """Cursor of the last log line."""
-    steps_by_name: dict[str, int] = field(default_factory=dict)
+    steps: Mapping[str, int] | None = None
+    """Last step of each metric; None when only `step` is known, as after a reconnect."""
 
     @classmethod
     def parse(cls, text: str | None) -> Place:
@@ -148,172 +221,128 @@ class Place:
     def __str__(self) -> str:
         return f"{self.attempt}-{self.step}-{self.line}"
 
+    def step_of(self, name: str) -> int:
+        """The last step that the follower has of a metric; -1 = none."""
+        return self.step - 1 if self.steps is None else self.steps.get(name, -1)
 
-class Streams:
-    """The live streams of one application."""
-
-    def __init__(self, store: Store, interval_s: float = INTERVAL_S) -> None:
-        self._store = store
-        self._interval_s = interval_s
-        self._feeds: dict[tuple[str, int], _Feed[Any]] = {}
-        self._closing = False
-
-    @property
-    def polls(self) -> int:
-        """How many things are being polled now."""
-        return len(self._feeds)
-
-    def close(self) -> None:
-        """End all streams, so that the server can stop; clients connect again by themselves."""
-        self._closing = True
-        for feed in self._feeds.values():
-            feed.wake()
-
-    @asynccontextmanager
-    async def _follow(self, key: tuple[str, int], poll: Callable[[Any], Any]) -> AsyncIterator[_Feed[Any]]:
-        feed = self._feeds.get(key)
-        if feed is None:
-            feed = self._feeds[key] = _Feed(poll)
-            feed.task = asyncio.create_task(feed.run(self._interval_s), name=f"poll {key}")
-        feed.followers += 1
-        try:
-            yield feed
-        finally:
-            feed.followers -= 1
-            if feed.followers == 0:
-                del self._feeds[key]
-                assert feed.task is not None
-                feed.task.cancel()
-
-    async def follow_experiment(self, experiment_id: int, after: int) -> AsyncIterator[ServerSentEvent]:
-        """Events after number `after` without a gap, runs and the experiment as they change, then `end`.
-
-        Only `event` carries an id: runs are sent as they are now, and again after a reconnect.
-        """
-        async with self._follow(
-            ("experiment", experiment_id), lambda last: self._poll_experiment(experiment_id, last)
-        ) as feed:
-            seen, sent_summary = 0, ""
-            sent_runs: dict[int, int] = {}
-            while (snapshot := await feed.next(seen, lambda: self._closing)) is not None:
-                seen = feed.version
-                last_event, runs, summary = snapshot.last_event, dict(snapshot.runs), snapshot.summary
-                ended = snapshot.experiment.state in TERMINAL_EXPERIMENT_STATES
-                while after < last_event:
-                    for event in await self._events_after(experiment_id, after, snapshot):
-                        after = event.number
-                        yield ServerSentEvent(event="event", id=str(event.number), raw_data=to_json(event))
-                for run_id, view in runs.items():
-                    if sent_runs.get(run_id, -1) < view.version:
-                        sent_runs[run_id] = view.version
-                        yield ServerSentEvent(event="run", raw_data=view.payload)
-                if summary != sent_summary:
-                    sent_summary = summary
-                    yield ServerSentEvent(event="experiment", raw_data=summary)
-                if ended:
-                    yield ServerSentEvent(event="end", raw_data=summary)
-                    return
-
-    async def follow_run(self, run_id: int, place: Place) -> AsyncIterator[ServerSentEvent]:
-        """Points and log lines after the last event, the run as it changes, then `end`.
-
-        A point is identified by name and step. When a new attempt resumes from step n, a `run`
-        event says so and the points after n come again. A reconnect may repeat the points of
-        its last step, never leave one out.
-        """
-        async with self._follow(("run", run_id), lambda _: self._poll_run(run_id)) as feed:
-            seen, sent_run = 0, ""
-            while (snapshot := await feed.next(seen, lambda: self._closing)) is not None:
-                seen = feed.version
-                payload = _run_payload(snapshot.run, snapshot.latest)
-                if payload != sent_run:
-                    sent_run = payload
-                    yield ServerSentEvent(event="run", id=str(place), raw_data=payload)
-                async for event in self._lines_and_points(snapshot, place):
-                    yield event
-                if snapshot.run.state in TERMINAL_RUN_STATES:
-                    yield ServerSentEvent(event="end", id=str(place), raw_data=payload)
-                    return
-
-    async def _events_after(
-        self, experiment_id: int, after: int, snapshot: _ExperimentSnapshot
-    ) -> list[Event]:
-        recent = snapshot.recent
-        if recent and recent[0].number <= after + 1:
-            return [event for event in recent if event.number > after]
-        return await run_in_threadpool(self._store.events, experiment_id, after=after, limit=_EVENTS_PER_READ)
-
-    async def _lines_and_points(self, snapshot: _RunSnapshot, place: Place) -> AsyncIterator[ServerSentEvent]:
-        run_id = snapshot.run.id
-        for attempt in snapshot.attempts:
+    def resumed(self, attempts: list[Attempt]) -> Place:
+        """The place once newer attempts have taken back what they do again."""
+        place = self
+        for attempt in attempts:
             # Where an attempt continues from is known once it has begun; until then it has no points.
             if attempt.number > place.attempt and attempt.resumed_from_step is not None:
-                place.attempt = attempt.number
-                place.step = min(place.step, attempt.resumed_from_step)
-                place.steps_by_name = {
-                    name: min(step, place.step) for name, step in place.steps_by_name.items()
-                }
-        while lines := await run_in_threadpool(
-            self._store.logs, run_id, after=place.line or None, limit=_LINES_PER_READ
-        ):
-            for line in lines:
-                place.line = line.cursor
-                yield ServerSentEvent(event="log", id=str(place), raw_data=to_json(line))
-            if len(lines) < _LINES_PER_READ:
-                break
-        if all(place.steps_by_name.get(point.name, -1) >= point.step for point in snapshot.latest):
-            return
-        series = await run_in_threadpool(self._store.points, run_id, min_step=place.step)
-        fresh: dict[str, NewSeries] = {}
-        for name, rows in series.items():
-            new = [row for row in rows if row.step > place.steps_by_name.get(name, -1)]
-            if new:
-                fresh[name] = NewSeries.of(new)
-                place.steps_by_name[name] = new[-1].step
-                place.step = max(place.step, new[-1].step)
-        if fresh:
-            points = adapter(dict[str, NewSeries]).dump_json(fresh).decode()
-            yield ServerSentEvent(event="points", id=str(place), raw_data=points)
+                ceiling = attempt.resumed_from_step
+                steps = {name: min(step, ceiling) for name, step in (place.steps or {}).items()}
+                place = replace(
+                    place,
+                    attempt=attempt.number,
+                    step=min(place.step, ceiling),
+                    steps=steps if place.steps is not None else None,
+                )
+        return place
 
-    def _poll_experiment(self, experiment_id: int, last: _ExperimentSnapshot | None) -> _ExperimentSnapshot:
-        store = self._store
-        experiment = store.experiment(experiment_id)
-        status = ExperimentStatus.of(experiment, store.run_counts(experiment_id))
-        snapshot = _ExperimentSnapshot(experiment, to_json(status))
-        if last is not None:
-            snapshot.last_event, snapshot.recent, snapshot.runs = last.last_event, last.recent, last.runs
-        named: set[int] = set()
-        while page := store.events(experiment_id, after=snapshot.last_event, limit=_EVENTS_PER_READ):
-            snapshot.recent = [*snapshot.recent, *page][-_KEPT_EVENTS:]
-            snapshot.last_event = page[-1].number
-            if last is not None:  # Runs that ended before anybody followed are read from lists.
-                named.update(event.run_id for event in page if event.run_id is not None)
-        snapshot.runs = self._run_views(experiment_id, snapshot.runs, named)
-        return snapshot
+    def with_points(self, fresh: Mapping[str, NewSeries]) -> Place:
+        """The place after points."""
+        steps = {**(self.steps or {}), **{name: series.steps[-1] for name, series in fresh.items()}}
+        return replace(self, step=max([self.step, *steps.values()]), steps=steps)
 
-    def _run_views(
-        self, experiment_id: int, last: dict[int, _RunView], named: set[int]
-    ) -> dict[int, _RunView]:
-        """The runs that are active, were active a poll ago, or that an event names."""
-        page = self._store.runs(
-            experiment_id=experiment_id, filter="state IN ('starting', 'running')", page_size=_ACTIVE_RUNS
-        )
-        active = {run.id: run for run in page.items}
-        settled = (named | {run_id for run_id, view in last.items() if view.active}) - active.keys()
-        views = dict(last)
-        for run in [*active.values(), *(self._store.run(run_id) for run_id in sorted(settled))]:
-            line = self._store.last_log_line(run.id) if run.phase == _PREPARING else None
-            payload = _run_payload(run, self._store.latest_points(run.id), line)
-            before = views.get(run.id)
-            if before is None or before.payload != payload:
-                version = before.version + 1 if before else 0
-                views[run.id] = _RunView(version, run.id in active, payload)
-        return views
 
-    def _poll_run(self, run_id: int) -> _RunSnapshot:
+@dataclass(frozen=True, slots=True)
+class RunSnapshot(Snapshot[Place]):
+    """A run after a poll."""
+
+    payload: str
+    attempts: list[Attempt]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSource:
+    """Reads a run for its followers."""
+
+    store: Store
+    run_id: int
+
+    def poll(self, last: RunSnapshot | None) -> tuple[RunSnapshot, bytes]:
+        """Returns the present snapshot, and frames of what has changed since the last one."""
         # The run is read first: whatever it had reported by then is in the reads that follow.
-        run = self._store.run(run_id)
-        return _RunSnapshot(run, self._store.attempts(run_id), self._store.latest_points(run_id))
+        run = self.store.run(self.run_id)
+        attempts, latest = self.store.attempts(self.run_id), self.store.latest_points(self.run_id)
+        payload = _run_payload(run, latest)
+        frames: list[bytes] = []
+        if last is None:
+            line = self.store.last_log_line(self.run_id)
+            place = Place(line=line.cursor if line is not None else 0).resumed(attempts)
+            steps = _visible_steps(latest, attempts)
+            place = replace(place, step=max(steps.values(), default=0), steps=steps)
+        else:
+            place = last.place.resumed(attempts)
+            if payload != last.payload:
+                frames.append(_frame("run", payload, str(place)))
+            for lines in self._lines(place.line):
+                for line in lines:
+                    place = replace(place, line=line.cursor)
+                    frames.append(_frame("log", to_json(line), str(place)))
+            for fresh in self._points(place, _visible_steps(latest, attempts)):
+                place = place.with_points(fresh)
+                frames.append(_points_frame(fresh, str(place)))
+        end = _frame("end", payload, str(place)) if run.state in TERMINAL_RUN_STATES else None
+        return RunSnapshot(place, end, payload, attempts), b"".join(frames)
+
+    def catch_up(self, place: Place, snapshot: RunSnapshot) -> Iterator[bytes]:
+        """Yields the run, then its log and its points up to a snapshot."""
+        yield _frame("run", snapshot.payload, str(place))
+        place = place.resumed(snapshot.attempts)
+        for lines in self._lines(place.line, snapshot.place.line):
+            frames = []
+            for line in lines:
+                place = replace(place, line=line.cursor)
+                frames.append(_frame("log", to_json(line), str(place)))
+            yield b"".join(frames)
+        # An id tells what is complete: until the last of the metrics is sent, points have none.
+        waiting: dict[str, NewSeries] = {}
+        for fresh in self._points(place, snapshot.place.steps or {}):
+            if waiting:
+                yield _points_frame(waiting, None)
+            waiting = fresh
+        if waiting:
+            yield _points_frame(waiting, str(snapshot.place))
+
+    def _lines(self, after: int, until: int | None = None) -> Iterator[list[LogLine]]:
+        limit = _FIRST_LINES
+        while until is None or after < until:
+            lines = self.store.logs(self.run_id, after=after or None, limit=limit)
+            if until is None:
+                yield lines
+            else:
+                yield [line for line in lines if line.cursor <= until]
+            if len(lines) < limit:
+                return
+            after = lines[-1].cursor
+            mean_bytes = sum(len(line.message) for line in lines) // len(lines) + 1
+            limit = max(_FIRST_LINES, min(_MOST_LINES, _BYTES_PER_READ // mean_bytes))
+
+    def _points(self, place: Place, steps: Mapping[str, int]) -> Iterator[dict[str, NewSeries]]:
+        """New points up to these steps, some metrics at a time, each from where the follower is."""
+        behind = sorted(
+            (place.step_of(name), name) for name, step in steps.items() if place.step_of(name) < step
+        )
+        for after, group in itertools.groupby(behind, key=lambda entry: entry[0]):
+            names = [name for _, name in group]
+            for first in range(0, len(names), _METRICS_PER_READ):
+                some = names[first : first + _METRICS_PER_READ]
+                last = max(steps[name] for name in some)
+                series = self.store.points(
+                    self.run_id, some, min_step=after + 1, max_step=last, max_points=MAX_POINTS
+                )
+                if fresh := {name: NewSeries.of(rows) for name, rows in series.items() if rows}:
+                    yield fresh
+
+
+def _visible_steps(latest: list[PointRow], attempts: list[Attempt]) -> dict[str, int]:
+    """The last step of each metric that no newer attempt does again."""
+    return {
+        point.name: Place(attempt=point.attempt, step=point.step).resumed(attempts).step for point in latest
+    }
 
 
 def parse_event_number(text: str | None) -> int:
@@ -335,6 +364,20 @@ def _is_number(text: str) -> bool:
 
 def _foreign_id() -> ProblemError:
     return ProblemError("invalid-parameter", "header Last-Event-ID is not an id of this stream; leave it out")
+
+
+def _frame(event: str, data: str, id: str | None = None) -> bytes:
+    """One server-sent event; JSON has no line breaks, so its data is one line."""
+    last = "" if id is None else f"id: {id}\n"
+    return f"event: {event}\ndata: {data}\n{last}\n".encode()
+
+
+def _event_frame(event: Event) -> bytes:
+    return _frame("event", to_json(event), str(event.number))
+
+
+def _points_frame(fresh: dict[str, NewSeries], id: str | None) -> bytes:
+    return _frame("points", adapter(dict[str, NewSeries]).dump_json(fresh).decode(), id)
 
 
 def _run_payload(run: Run, latest: list[PointRow], line: LogLine | None = None) -> str:

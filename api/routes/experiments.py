@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from api import export
 from api.body import SPEC_BODY
 from api.deps import (
     CurrentUser,
+    ExperimentFilter,
     ExperimentId,
+    ExperimentOrderBy,
     Filter,
     IdempotencyKey,
     LastEventId,
@@ -28,7 +28,7 @@ from api.deps import (
 )
 from api.problems import SPEC_PROBLEMS, declared
 from api.shapes import Priority
-from api.stream import parse_event_number
+from api.stream import EventStream, parse_event_number
 from service.db.errors import NotFound
 from service.domain.ledger import Ledger
 from service.domain.records import Event, Experiment, ExperimentDetail, ExperimentStatus, Items, Page, Run
@@ -108,12 +108,12 @@ async def submit_experiment(
 @router.get("", responses=_LIST, summary="List experiments")
 def list_experiments(
     store: StoreDep,
-    filter: Filter = None,
-    order_by: OrderBy = None,
+    filter: ExperimentFilter = None,
+    order_by: ExperimentOrderBy = None,
     page_size: PageSize = 50,
     page_token: PageToken = None,
 ) -> Page[ExperimentStatus]:
-    """The newest first, or as `order_by` says; filters in MLflow's grammar."""
+    """The newest first, or as `order_by` says; filters like `state = 'running' and owner = 'ada'`."""
     page = store.experiments(filter=filter, order_by=order_by, page_size=page_size, page_token=page_token)
     states = store.run_counts_of([experiment.id for experiment in page.items])
     items = [ExperimentStatus.of(experiment, states[experiment.id]) for experiment in page.items]
@@ -278,21 +278,18 @@ def get_ledger(experiment_id: ExperimentId, store: StoreDep) -> Ledger:
 
 @router.get(
     "/{experiment_id}/stream",
-    response_class=EventSourceResponse,
+    response_class=EventStream,
     summary="Follow an experiment",
     responses=_NO_SUCH,
 )
-async def stream_experiment(
-    experiment_id: Existing, streams: StreamsDep, after: AfterEvent
-) -> AsyncIterator[ServerSentEvent]:
+async def stream_experiment(experiment_id: Existing, streams: StreamsDep, after: AfterEvent) -> EventStream:
     """Server-sent events until the experiment ends.
 
     `event`: something happened; its id is its number, and a reconnect with Last-Event-ID continues
     after it without a gap. `run`: a run and its latest points, as they are now. `experiment`: its
     state and how many runs are in each. `end`: it has ended, and so does the stream.
     """
-    async for event in streams.follow_experiment(experiment_id, after):
-        yield event
+    return EventStream(streams.follow_experiment(experiment_id, after))
 
 
 @router.get(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response, StreamingResponse
-from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from api import export
@@ -25,7 +23,7 @@ from api.deps import (
     StreamsDep,
 )
 from api.problems import ProblemError, declared
-from api.stream import Place
+from api.stream import EventStream, Place
 from service.domain.ledger import Account
 from service.domain.records import (
     Attempt,
@@ -312,17 +310,15 @@ def get_predictions(
     )
 
 
-@router.get(
-    "/{run_id}/stream", response_class=EventSourceResponse, responses=_NO_SUCH, summary="Follow a run"
-)
+@router.get("/{run_id}/stream", response_class=EventStream, responses=_NO_SUCH, summary="Follow a run")
 async def stream_run(
     run_id: Annotated[int, Depends(existing)], streams: StreamsDep, place: Annotated[Place, Depends(_place)]
-) -> AsyncIterator[ServerSentEvent]:
+) -> EventStream:
     """Server-sent events until the run ends.
 
     `points`: new points by metric. `log`: a line. `run`: the run as it is now with its latest
     points. `end`: it has ended, and so does the stream. A reconnect with Last-Event-ID continues
-    from there; it may repeat points of the last step.
+    from there; it may repeat points of the last step, and thins them like `points` with `max_points` when
+    it has missed thousands of a metric.
     """
-    async for event in streams.follow_run(run_id, place):
-        yield event
+    return EventStream(streams.follow_run(run_id, place))

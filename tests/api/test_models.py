@@ -148,7 +148,7 @@ def test_without_a_checkpoint_there_is_no_model(
 
 
 def test_a_run_that_prepares_is_streamed_with_its_last_line(driver: Driver, store: Store) -> None:
-    from api.stream import Streams
+    from api.stream import ExperimentSource
 
     experiment = driver.submit(seeds=[0, 1])
     (claimed,) = driver.queue.claim("scheduler", lease_s=60.0)
@@ -161,7 +161,7 @@ def test_a_run_that_prepares_is_streamed_with_its_last_line(driver: Driver, stor
     from service.store import ProgressRow
 
     store.record(RecordBatch(progress=[ProgressRow(training.id, 1, 0, 9, "training")]))
-    views = Streams(store)._poll_experiment(experiment.id, None).runs
+    views = ExperimentSource(store, experiment.id).poll(None)[0].runs
     assert '"message":"tokenised 5 of 9 parts"' in views[preparing.id].payload
     assert '"line":null' in views[training.id].payload
     store.finish_experiment(experiment.id, 1, ExperimentState.failed)

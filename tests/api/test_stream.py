@@ -13,7 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from api.stream import Streams
+from api.stream import MAX_POINTS, Place, RunSource, Streams
 from service.domain.records import LogLine
 from service.store import RecordBatch, Store
 from tests.api.conftest import Driver, wait_until
@@ -49,7 +49,7 @@ def following(http: httpx.Client, path: str, last_id: str | None = None) -> Iter
 def fast(app: FastAPI) -> Streams:
     """Streams that poll often."""
     streams: Streams = app.state.streams
-    streams._interval_s = 0.05
+    streams._feeds._interval_s = 0.05
     return streams
 
 
@@ -93,7 +93,7 @@ def test_a_reconnect_goes_on_after_the_last_event(fast: Streams, http: httpx.Cli
 def test_a_late_follower_reads_events_that_the_shared_poll_no_longer_keeps(
     fast: Streams, http: httpx.Client, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.stream._KEPT_EVENTS", 2)
+    monkeypatch.setattr("api.feeds._KEPT_BYTES", 2)
     monkeypatch.setattr("api.stream._EVENTS_PER_READ", 3)
     experiment = driver.submit(seeds=[0, 1, 2])
     driver.finish(experiment, driver.start(experiment))
@@ -194,7 +194,7 @@ def test_followers_share_one_poll_and_take_it_with_them(
         return read(id)
 
     monkeypatch.setattr(store, "run_counts", counted)
-    fast._interval_s = 0.2
+    fast._feeds._interval_s = 0.2
     clients = [httpx.Client(base_url=url, trust_env=False) for _ in range(5)]
     contexts = [following(client, f"/experiments/{experiment.id}/stream") for client in clients]
     streams = [context.__enter__() for context in contexts]
@@ -237,6 +237,92 @@ def test_streams_outlive_a_store_that_is_away_for_a_while(
         monkeypatch.setattr(store, "experiment", real)
         store.request_cancel(experiment.id)
         assert [name for name, _, _ in stream][-1] == "end"
+
+
+def test_followers_of_a_run_share_what_is_read(
+    fast: Streams, url: str, driver: Driver, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = driver.submit()
+    (run,) = driver.start(experiment)
+    reads: list[str] = []
+    for name in ("logs", "points"):
+        real = getattr(store, name)
+
+        def counted(*arguments: Any, _name: str = name, _real: Any = real, **named: Any) -> Any:
+            reads.append(_name)
+            return _real(*arguments, **named)
+
+        monkeypatch.setattr(store, name, counted)
+    clients = [httpx.Client(base_url=url, trust_env=False) for _ in range(10)]
+    contexts = [following(client, f"/runs/{run.id}/stream") for client in clients]
+    streams = [context.__enter__() for context in contexts]
+    for stream in streams:
+        next(stream)
+    reads.clear()
+    driver.report(run, "loss", [1], [0.5])
+    for stream in streams:
+        assert next(stream)[0] == "run"
+        assert next(stream)[0] == "points"
+    assert reads.count("points") == 1
+    driver.finish(experiment, [run])
+    for stream, context, client in zip(streams, contexts, clients, strict=True):
+        assert [name for name, _, _ in stream][-1] == "end"
+        context.__exit__(None, None, None)
+        client.close()
+
+
+@pytest.mark.parametrize("broken", ["experiment", "runs", "latest_points"])
+def test_a_stream_whose_poll_fails_ends_and_the_next_one_works(
+    fast: Streams,
+    http: httpx.Client,
+    driver: Driver,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+) -> None:
+    experiment = driver.submit()
+    driver.start(experiment)
+    real = getattr(store, broken)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("unforeseen")
+
+    path = f"/experiments/{experiment.id}/stream"
+    with following(http, path) as stream:
+        next(stream)
+        monkeypatch.setattr(store, broken, fail)
+        assert "end" not in [name for name, _, _ in stream], "it ends, and the experiment has not"
+    monkeypatch.setattr(store, broken, real)
+    with following(http, path) as stream:
+        assert next(stream)[0] == "event"
+
+
+def test_a_metric_that_is_read_late_is_not_left_out(driver: Driver, store: Store) -> None:
+    (run,) = driver.start(driver.submit())
+    source = RunSource(store, run.id)
+    driver.report(run, "accuracy", [1], [0.5])
+    driver.report(run, "loss", list(range(1, 21)), [0.5] * 20)
+    state, _ = source.poll(None)
+    # What the next poll finds of accuracy is far ahead of what it finds of loss.
+    driver.report(run, "accuracy", [29], [0.6])
+    state, _ = source.poll(state)
+    driver.report(run, "loss", list(range(21, 30)), [0.4] * 9)
+    _, frames = source.poll(state)
+    points = [json.loads(line[6:]) for line in frames.decode().split("\n") if line.startswith("data: ")]
+    assert points[-1]["loss"]["steps"] == list(range(21, 30))
+
+
+def test_a_new_follower_of_a_long_run_gets_a_thinned_history(driver: Driver, store: Store) -> None:
+    (run,) = driver.start(driver.submit())
+    steps = list(range(1, 3 * MAX_POINTS))
+    driver.report(run, "loss", steps, [1.0 / step for step in steps])
+    source = RunSource(store, run.id)
+    state, _ = source.poll(None)
+    frames = b"".join(source.catch_up(Place(), state)).decode()
+    points = next(json.loads(line[6:]) for line in frames.split("\n") if line.startswith('data: {"loss"'))
+    assert points["loss"]["steps"][0] == 1
+    assert points["loss"]["steps"][-1] == steps[-1]
+    assert len(points["loss"]["steps"]) <= MAX_POINTS
 
 
 def test_closing_ends_every_stream(fast: Streams, http: httpx.Client, driver: Driver) -> None:
