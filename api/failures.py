@@ -15,8 +15,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from api.auth import current_user
+from api.guard import SECURITY_HEADERS
 from api.problems import RETRY_AFTER_S, ProblemError, from_spec_error, respond
 from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
 from service.config.document import MAX_BYTES, Problem, SpecError
@@ -129,13 +131,26 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
             await current_user(request)
         except ProblemError as refusal:
             return respond(refusal, request.url.path)
+    allowed = ", ".join(_allowed(request))
     details = {
         "not-found": f"{request.url.path} does not exist; /docs lists the paths",
-        "method-not-allowed": f"{request.url.path} does not take {request.method}",
+        "method-not-allowed": f"{request.url.path} takes only {allowed}",
         "body-too-large": f"the body exceeds {MAX_BYTES:,} bytes; refer to data by path",
     }
-    problem = ProblemError(slug, details.get(slug, str(error.detail)), headers=error.headers)
+    headers = {"Allow": allowed} if slug == "method-not-allowed" else error.headers
+    problem = ProblemError(slug, details.get(slug, str(error.detail)), headers=headers)
     return respond(problem, request.url.path)
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods that a path takes, whichever routes they belong to; the guard answers HEAD like GET."""
+    routes = request.app.router.routes
+    methods = [
+        method
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+    ]
+    return ["GET", "HEAD", *methods[1:]] if methods[:1] == ["GET"] else methods
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -148,7 +163,11 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 async def _on_mistake(request: Request, error: Exception) -> Response:
     incident = uuid.uuid4().hex[:12]
     _logger.error("incident %s: %s %s", incident, request.method, request.url.path, exc_info=error)
+    # This answer is sent outside the guard, and the server closes the connection after it.
+    headers = {**dict(SECURITY_HEADERS), "Connection": "close"}
     return respond(
-        ProblemError("internal-error", f"incident {incident}; the cause is in the server's log"),
+        ProblemError(
+            "internal-error", f"incident {incident}; the cause is in the server's log", headers=headers
+        ),
         request.url.path,
     )

@@ -1,4 +1,4 @@
-"""What every request passes before it is routed: Host, Origin and size, then headers and metrics.
+"""What every request passes before it is routed: Host, Origin, size and encoding, then headers and metrics.
 
 Plain ASGI, because it is on the path of every request and must not buffer streams.
 """
@@ -18,6 +18,8 @@ from service.config.document import MAX_BYTES
 from service.config.settings import Settings
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+MAX_HEAD_BYTES = 64 * 1024
+"""Most bytes in the names and values of a request's headers."""
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -25,12 +27,13 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_SECURITY_HEADERS = (
+SECURITY_HEADERS = (
     ("content-security-policy", CONTENT_SECURITY_POLICY),
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
     ("cross-origin-resource-policy", "same-origin"),
 )
+"""What every answer carries."""
 
 
 class Guard:
@@ -54,9 +57,14 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                for name, value in _SECURITY_HEADERS:
+                for name, value in SECURITY_HEADERS:
                     headers.setdefault(name, value)
             await send(message)
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send_with_headers(message)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         received = 0
 
@@ -70,17 +78,25 @@ class Guard:
                     raise HTTPException(413, headers={"Connection": "close"})
             return message
 
+        head = scope["method"] == "HEAD"
+        routed = {**scope, "method": "GET"} if head else scope
         try:
             refusal = self._refusal(scope)
-            if refusal is not None:
-                await respond(refusal, scope["path"])(scope, receive, send_with_headers)
-            else:
-                await self._app(scope, receive_limited, send_with_headers)
+            app = self._app if refusal is None else respond(refusal, scope["path"])
+            await app(routed, receive_limited, send_head if head else send_with_headers)
         finally:
-            self._metrics.observe(scope, status, time.perf_counter() - started)
+            self._metrics.observe(scope["method"], routed.get("route"), status, time.perf_counter() - started)
 
     def _refusal(self, scope: Scope) -> ProblemError | None:
         headers = Headers(scope=scope)
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD_BYTES:
+            return ProblemError(
+                "headers-too-large",
+                f"the headers have more than {MAX_HEAD_BYTES:,} bytes; leave some out",
+                headers={"Connection": "close"},
+            )
+        if len(headers.getlist("host")) > 1:
+            return ProblemError("malformed-request", "the request has several Host headers; send one")
         authority = headers.get("host", "")
         if self._hosts is not None and _host(authority) not in self._hosts:
             return ProblemError(
@@ -89,13 +105,19 @@ class Guard:
                 "or set STILLHOUSE_URL to the name in use",
             )
         origin = headers.get("origin")
-        if origin is not None and scope["method"] not in _SAFE_METHODS:
-            parts = urlsplit(origin) if origin != "null" else None
-            if parts is None or parts.netloc.lower() != authority.lower():
-                return ProblemError(
-                    "cross-origin",
-                    f"a page from {origin!r} may not change anything here; use this server's own page",
-                )
+        changes = scope["method"] not in _SAFE_METHODS
+        if origin is not None and changes and _netloc(origin) != authority.lower():
+            return ProblemError(
+                "cross-origin",
+                f"a page from {origin!r} may not change anything here; use this server's own page",
+            )
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding != "identity":
+            return ProblemError(
+                "unsupported-encoding",
+                f"Content-Encoding {encoding[:100]!r} is not supported; send the body as it is",
+                headers={"Accept-Encoding": "identity"},
+            )
         length = headers.get("content-length", "")
         if length.isascii() and length.isdigit() and int(length[:20]) > MAX_BYTES:
             return ProblemError(
@@ -116,6 +138,14 @@ def allowed_hosts(settings: Settings) -> frozenset[str] | None:
     if settings.host in _WILDCARDS:
         return None
     return LOOPBACK_NAMES | {settings.host.lower(), (settings.url.host or "").strip("[]").lower()}
+
+
+def _netloc(origin: str) -> str | None:
+    """The authority in an Origin header; None when it names none, as that of a sandboxed page."""
+    try:
+        return urlsplit(origin).netloc.lower() or None
+    except ValueError:
+        return None
 
 
 def _host(authority: str) -> str:

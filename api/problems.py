@@ -114,12 +114,14 @@ _OTHER_PROBLEMS = (
      "Fix the field named in `errors`; `/docs` shows the shape."),
     ("invalid-filter", 400, "The filter is not valid",
      "The filter or `order_by` has a syntax error or an unknown field.",
-     "Fix it at the position in `detail`; a valid example is `precision = 'fp16' and accuracy > 0.9`."),
+     "Fix it at the position in `detail`; valid examples are `precision = 'fp16' and accuracy > 0.9` for "
+     "runs and `state = 'running' and owner = 'ada'` for experiments."),
     ("invalid-page-token", 400, "The page token is not valid",
      "It was modified, or comes from another list, filter or order.",
      "Start again without `page_token`."),
     ("malformed-request", 400, "The request cannot be read",
-     "The HTTP message is malformed, or the client disconnected while sending it.", "Send it again."),
+     "The HTTP message is malformed, names several hosts, or the client disconnected while sending it.",
+     "Send it again."),
     ("unknown-host", 400, "The Host header is not one of this server's names",
      "The request used a host name that this server does not accept; another site may have pointed "
      "its own name here (DNS rebinding).",
@@ -135,6 +137,9 @@ _OTHER_PROBLEMS = (
      "Check the id and the path."),
     ("method-not-allowed", 405, "The path does not support this method",
      "The path exists but takes other methods; the Allow header lists them.", "Use one of those methods."),
+    ("request-timeout", 408, "The request took too long",
+     "The client sent only part of a request and then nothing for too long.",
+     "Send it again; if a slow link cannot send it in time, make the body smaller."),
     ("conflict", 409, "Not allowed in the current state",
      "For instance, the experiment to delete is still running.",
      "Bring it into the state named in `detail`; for instance, cancel it first."),
@@ -158,9 +163,15 @@ _OTHER_PROBLEMS = (
     ("body-too-large", 413, "The body is too large",
      f"Bodies are limited to {MAX_BYTES:,} bytes, and documents to {MAX_NODES:,} values.",
      "Shorten the spec; refer to data by path instead of sending it."),
+    ("unsupported-encoding", 415, "The body is compressed",
+     "The request has a Content-Encoding; this server reads bodies as they are.",
+     "Send the body without Content-Encoding."),
     ("idempotency-mismatch", 422, "The idempotency key was used for another request",
      "An Idempotency-Key identifies one request, and this one differs from the first.",
      "Use a new key for a new request."),
+    ("headers-too-large", 431, "The headers are too large",
+     "The request line and the headers of a request are limited to 64 KiB.",
+     "Leave out headers that this server does not read, and shorten the query."),
     ("internal-error", 500, "Internal server error",
      "An unexpected error occurred; the server's log has it under the incident id in `detail`.",
      "Report it with that id."),
@@ -276,7 +287,8 @@ def _encodable(value: Any) -> Any:
 
 
 _EVERYWHERE = (
-    "unknown-host", "unauthenticated", "cross-origin", "invalid-parameter", "internal-error", "unavailable",
+    "unknown-host", "malformed-request", "unauthenticated", "cross-origin", "request-timeout",
+    "unsupported-encoding", "invalid-parameter", "headers-too-large", "internal-error", "unavailable",
 )  # fmt: skip
 
 

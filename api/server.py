@@ -11,11 +11,14 @@ import uvicorn
 
 from api.app import create_app
 from api.auth import MIN_TOKEN_LENGTH
+from api.connection import BoundedProtocol
 from service.config.settings import Settings
 
 _logger = logging.getLogger(__name__)
 _BACKLOG = 512
 _SHUTDOWN_S = 3
+_IDLE_S = 10
+"""Longest pause between two requests of a connection; longer than common clients keep one unused."""
 
 
 class UnsafeAddress(ValueError):
@@ -58,6 +61,8 @@ def serve(settings: Settings, *, listener: socket.socket | None = None) -> None:
         ws="none",
         proxy_headers=False,
         timeout_graceful_shutdown=_SHUTDOWN_S,
+        timeout_keep_alive=_IDLE_S,
+        http=BoundedProtocol,
     )
     # What is loaded by now stays for good: a collection that walked it would hold up every request.
     gc.collect()

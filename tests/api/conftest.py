@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api.app import create_app
+from api.connection import BoundedProtocol
 from service.config.settings import Settings
 from service.domain.records import Experiment, Run
 from service.scheduling.queue import Queue
@@ -124,7 +125,9 @@ def driver(store: Store) -> Driver:
 def running(app: FastAPI) -> Iterator[str]:
     """The application under uvicorn on a free port; gives its base URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, log_config=None, lifespan="on", ws="none", timeout_graceful_shutdown=2)
+        config = uvicorn.Config(
+            app, http=BoundedProtocol, log_config=None, lifespan="on", ws="none", timeout_graceful_shutdown=2
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import socket
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
@@ -16,7 +18,7 @@ from api.app import create_app
 from api.server import UnsafeAddress, refuse_unsafe, serve
 from service.config.document import MAX_BYTES
 from service.config.settings import Settings
-from tests.api.conftest import BASE_URL, SPEC, TOKEN
+from tests.api.conftest import BASE_URL, SPEC, TOKEN, Driver, running
 
 EXPERIMENTS = "/api/v1/experiments"
 
@@ -102,7 +104,8 @@ def test_loopback_names_are_answered(client: TestClient, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "origin", ["https://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8400"]
+    "origin",
+    ["https://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8400", "http://[::1", "x"],
 )
 def test_pages_of_other_origins_change_nothing(client: TestClient, origin: str) -> None:
     answer = client.post(EXPERIMENTS, content=SPEC, headers={"Origin": origin})
@@ -118,6 +121,66 @@ def test_answers_carry_a_strict_policy(client: TestClient) -> None:
         assert "unsafe" not in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
         assert "access-control-allow-origin" not in headers
+
+
+@pytest.fixture
+def failing(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    """A client, over real HTTP, of an application whose list of experiments fails."""
+
+    def fail(**_: object) -> None:
+        raise ZeroDivisionError("unforeseen")
+
+    monkeypatch.setattr(app.state.store, "experiments", fail)
+    with running(app) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        yield client
+
+
+def test_a_mistake_is_answered_with_the_policy_and_says_that_the_connection_closes(
+    failing: httpx.Client,
+) -> None:
+    answer = failing.get(EXPERIMENTS)
+    assert (answer.status_code, answer.json()["type"]) == (500, "/problems/internal-error")
+    assert answer.headers["connection"] == "close"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert failing.get("/healthz").status_code == 200, "the next request is not sent on a closed connection"
+
+
+def test_a_method_that_a_path_does_not_take_is_told_all_that_it_takes(client: TestClient) -> None:
+    for method, path, allowed in (
+        ("PATCH", EXPERIMENTS, "GET, HEAD, POST"),
+        ("POST", f"{EXPERIMENTS}/1", "GET, HEAD, DELETE"),
+        ("HEAD", f"{EXPERIMENTS}/1/cancel", "POST"),
+    ):
+        answer = client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+def test_head_is_answered_like_get_without_the_body(http: httpx.Client, driver: Driver) -> None:
+    experiment = driver.submit()
+    for path in ("/healthz", EXPERIMENTS, f"{EXPERIMENTS}/{experiment.id}", "/api/v1/runs/export"):
+        got, head = http.get(path), http.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == got.headers["content-type"]
+        assert head.headers.get("content-length") == got.headers.get("content-length")
+    assert http.head(f"{EXPERIMENTS}/77").status_code == 404
+    stream = http.head(f"{EXPERIMENTS}/{experiment.id}/stream")
+    assert stream.headers["content-type"].startswith("text/event-stream")
+
+
+def test_several_host_headers_are_refused(client: TestClient) -> None:
+    answer = client.get("/healthz", headers=[("Host", "127.0.0.1"), ("Host", "127.0.0.1")])
+    assert (answer.status_code, answer.json()["type"]) == (400, "/problems/malformed-request")
+
+
+def test_a_compressed_body_is_refused_not_read_as_text(client: TestClient) -> None:
+    answer = client.post(
+        EXPERIMENTS, content=gzip.compress(SPEC.encode()), headers={"Content-Encoding": "gzip"}
+    )
+    assert (answer.status_code, answer.json()["type"]) == (415, "/problems/unsupported-encoding")
+    assert answer.headers["accept-encoding"] == "identity"
+    answer = client.post(EXPERIMENTS, content=SPEC, headers={"Content-Encoding": "Identity"})
+    assert answer.status_code == 201
 
 
 def test_large_body_is_refused_by_its_length(client: TestClient) -> None:

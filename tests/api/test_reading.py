@@ -100,7 +100,7 @@ def test_unknown_paths_and_methods_are_problems(client: TestClient) -> None:
     problem(client, "/nope", 404, "not-found")
     answer = client.patch(f"{API}/runs/1")
     assert (answer.status_code, answer.json()["type"]) == (405, "/problems/method-not-allowed")
-    assert answer.headers["allow"] == "GET"
+    assert answer.headers["allow"] == "GET, HEAD"
 
 
 def test_points_come_as_columns_with_words_for_what_json_lacks(client: TestClient, driver: Driver) -> None:
