@@ -105,13 +105,22 @@ Filter = Annotated[
         examples=["precision = 'fp16' and accuracy > 0.9"],
     ),
 ]
-OrderBy = Annotated[
+ExperimentFilter = Annotated[
     str | None,
     Query(
-        max_length=1000,
-        description="Fields with `asc` or `desc`, separated by commas; ties are broken by id.",
-        examples=["accuracy desc"],
+        max_length=4000,
+        description="Conditions joined by `and`, in MLflow's grammar.",
+        examples=["state = 'running' and owner = 'ada'"],
     ),
+]
+_ORDER = "Up to 8 fields with `asc` or `desc`, separated by commas; ties are broken by id."
+OrderBy = Annotated[
+    str | None,
+    Query(max_length=1000, description=_ORDER, examples=["accuracy desc, cost_usd"]),
+]
+ExperimentOrderBy = Annotated[
+    str | None,
+    Query(max_length=1000, description=_ORDER, examples=["priority desc, created_s"]),
 ]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE, description="Most items in one page.")]
 PageToken = Annotated[str | None, Query(max_length=4000, description="`next_page_token` of the page before.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -10,7 +11,11 @@ from fastapi.openapi.utils import get_openapi
 
 from api.examples import EXAMPLES
 from api.problems import MEDIA_TYPE
+from api.stream import EXPERIMENT_EVENTS, RUN_EVENTS
+from service.domain.serialization import NUMBER_SCHEMA, adapter
 from service.spec.experiment import json_schema
+
+_REFERENCE = "#/components/schemas/{model}"
 
 TAGS = [
     {"name": "experiments", "description": "Submit specs, follow and steer them."},
@@ -66,16 +71,17 @@ def build(app: FastAPI) -> dict[str, Any]:
         for operation in operations.values():
             for status, answer in operation["responses"].items():
                 _move_problem(status, answer)
-                if stream := answer.get("content", {}).get("text/event-stream"):
-                    # FastAPI writes OpenAPI 3.2's itemSchema into a 3.1 document.
-                    stream.clear()
-                    stream["schema"] = {"type": "string"}
     schemas = document["components"]["schemas"]
+    for path, events in _STREAMS.items():
+        answer = document["paths"][path]["get"]["responses"]["200"]
+        answer["description"] = "Server-sent events; the schema is of one of them."
+        answer["content"]["text/event-stream"]["schema"] = _event_schema(events, schemas)
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for answer, example in EXAMPLES.items():
         schemas[answer.__name__]["example"] = example
     schemas["ExperimentSpec"] = _spec_schema(schemas)
+    document = _with_shared_number(document)
     document["components"]["securitySchemes"] = {
         "token": {
             "type": "http",
@@ -85,6 +91,56 @@ def build(app: FastAPI) -> dict[str, Any]:
     }
     document["security"] = [{}, {"token": []}]
     return document
+
+
+_STREAMS = {
+    "/api/v1/experiments/{experiment_id}/stream": EXPERIMENT_EVENTS,
+    "/api/v1/runs/{run_id}/stream": RUN_EVENTS,
+}
+
+
+def _event_schema(events: Mapping[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one event, which is how OpenAPI 3.1 describes a stream of them; data is JSON text."""
+    kinds = []
+    for event, kind in events.items():
+        content = adapter(kind).json_schema(mode="serialization", ref_template=_REFERENCE)
+        schemas.update(content.pop("$defs", {}))
+        if isinstance(kind, type):
+            schemas[kind.__name__] = content
+            content = {"$ref": _REFERENCE.format(model=kind.__name__)}
+        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
+        kinds.append(
+            {
+                "type": "object",
+                "properties": {"event": {"const": event}, "data": data, "id": {"type": "string"}},
+                "required": ["event", "data"],
+            }
+        )
+    return {"oneOf": kinds}
+
+
+def _with_shared_number(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with one component for the number that need not be finite, wherever it is allowed."""
+    shared: dict[str, Any] = _sharing(document)
+    shared["components"]["schemas"]["Number"] = {
+        **NUMBER_SCHEMA,
+        "description": "A number; one that is not finite is a string.",
+    }
+    return shared
+
+
+def _sharing(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_sharing(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    options = value.get("anyOf")
+    if isinstance(options, list) and all(option in options for option in NUMBER_SCHEMA["anyOf"]):
+        others = [option for option in options if option not in NUMBER_SCHEMA["anyOf"]]
+        value = {name: inner for name, inner in value.items() if name not in ("anyOf", "title")}
+        number = {"$ref": _REFERENCE.format(model="Number")}
+        value |= {"anyOf": [number, *others]} if others else number
+    return {name: _sharing(inner) for name, inner in value.items()}
 
 
 def _move_problem(status: str, answer: dict[str, Any]) -> None:

@@ -17,12 +17,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, WithJsonSchema
 
-Number = Annotated[
-    float,
-    WithJsonSchema(
-        {"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]}
-    ),
-]
+NUMBER_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]
+}
+Number = Annotated[float, WithJsonSchema(NUMBER_SCHEMA)]
 """A float that need not be finite; JSON has no literal for NaN and infinities, so they are strings."""
 
 

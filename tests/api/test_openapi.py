@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from api import errors_page
 from api.examples import EXAMPLES
 from api.problems import CATALOGUE
 from service.config import document
+from service.domain.records import Points
 from service.domain.serialization import Serializable, adapter
 from service.planner.forecasting import budget_problems
 from service.scheduling.admission import admit
@@ -80,6 +82,41 @@ def test_every_field_of_an_answer_is_described(openapi: dict[str, Any]) -> None:
         if not described.get("description")
     ]
     assert silent == []
+
+
+def test_a_number_that_need_not_be_finite_is_one_component(openapi: dict[str, Any]) -> None:
+    assert json.dumps(openapi).count('"NaN"') == 1 + json.dumps(EXAMPLES[Points]).count('"NaN"')
+    accuracy = openapi["components"]["schemas"]["Run"]["properties"]["accuracy"]
+    assert accuracy["anyOf"] == [{"$ref": "#/components/schemas/Number"}, {"type": "null"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "events"),
+    [
+        ("/api/v1/experiments/{experiment_id}/stream", {"event", "run", "experiment", "end"}),
+        ("/api/v1/runs/{run_id}/stream", {"run", "log", "points", "end"}),
+    ],
+)
+def test_every_event_of_a_stream_has_a_type(openapi: dict[str, Any], path: str, events: set[str]) -> None:
+    answer = openapi["paths"][path]["get"]["responses"]["200"]
+    kinds = answer["content"]["text/event-stream"]["schema"]["oneOf"]
+    assert {kind["properties"]["event"]["const"] for kind in kinds} == events
+    for kind in kinds:
+        content = kind["properties"]["data"]["contentSchema"]
+        reference = content.get("$ref") or content["additionalProperties"]["$ref"]
+        assert reference.rsplit("/", 1)[-1] in openapi["components"]["schemas"]
+
+
+def test_examples_of_filters_and_orders_are_accepted(openapi: dict[str, Any], client: TestClient) -> None:
+    tried = 0
+    for path in ("/api/v1/experiments", "/api/v1/runs", "/api/v1/runs/export"):
+        for parameter in openapi["paths"][path]["get"]["parameters"]:
+            if parameter["name"] in ("filter", "order_by"):
+                (example,) = parameter["schema"]["examples"]
+                answer = client.get(path, params={parameter["name"]: example})
+                assert answer.status_code == 200, (path, example, answer.text)
+                tried += 1
+    assert tried == 6
 
 
 @pytest.mark.parametrize("answer", EXAMPLES, ids=lambda answer: answer.__name__)
