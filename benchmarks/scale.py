@@ -10,6 +10,8 @@ figures are left out and a line says why. Milliseconds are the 99th percentile.
   while they fill up, when they are full, and as runs end.
 - `queue_position_ms_100k`: where one of 100,000 queued experiments of 20 owners stands, and why it waits.
 - `heartbeat_commits_per_s_100_active`: commits of 100 drivers and a scheduler while nothing happens.
+- `followers_500_cpu_share`: CPU seconds per second of an API process whose 500 clients follow one running
+  experiment of four runs, each of which reports four times a second.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from benchmarks.followers import followers
 from benchmarks.options import Benchmark
 from benchmarks.postgresql import NoPostgreSQL, PostgreSQLServer
 from benchmarks.store import fill_queue, percentile_ms
@@ -199,6 +202,7 @@ MEASURES = (
     Measure({"next_run_ms_100_nodes_10k_runs": 20.0}, next_run),
     Measure({"queue_position_ms_100k": 20.0}, queue_position),
     Measure({"heartbeat_commits_per_s_100_active": 15.0}, heartbeats),
+    Measure({"followers_500_cpu_share": 0.5}, followers),
 )
 TARGETS = {name: target for each in MEASURES for name, target in each.targets.items()}
 BENCHMARK = Benchmark("scale", __doc__, fields=tuple(f"sqlite.{name}" for name in TARGETS))
