@@ -206,7 +206,7 @@ def set_experiment_priority(
         200: {
             "description": "The text as submitted, or with all defaults.",
             "content": {
-                "text/yaml": {"schema": {"type": "string"}},
+                "text/yaml": {"schema": {"$ref": "#/components/schemas/ExperimentSpec"}},
                 "application/json": {"schema": {"$ref": "#/components/schemas/ExperimentSpec"}},
             },
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import threading
@@ -85,7 +86,8 @@ class Driver:
         """Submit a spec of one run per seed."""
         document = {"name": "driven", "task": {"name": "imdb", "path": "texts"}, **changes}
         spec = validate(document)
-        return self.store.submit(spec, list(spec.runs()), spec_text="driven", owner="ada")[0]
+        text = json.dumps(document)
+        return self.store.submit(spec, list(spec.runs()), spec_text=text, owner="ada")[0]
 
     def start(self, experiment: Experiment, facts: Mapping[str, Any] | None = None) -> list[Run]:
         """Bring the experiment and all its runs to running, with this record."""
