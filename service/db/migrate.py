@@ -19,7 +19,7 @@ from service.config.settings import Settings
 from service.db import sqlite, writers
 from service.db.engine import Database, driver_connection, has_room, translated
 from service.db.errors import StoreError, UnusableDatabase
-from service.db.schema import Document, WordOf, metadata
+from service.db.schema import TRIGGERS, Document, WordOf, metadata
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +173,19 @@ def _form_problems(connection: Connection) -> list[str]:
         problems += [
             f"the tables differ from this program's schema: {found}" for found in differences(connection)
         ]
+        problems += [
+            f"the trigger {name} is missing; restore a backup" for name in missing_triggers(connection)
+        ]
     return problems
+
+
+def missing_triggers(connection: Connection) -> list[str]:
+    """Names of the triggers that the schema declares and the database does not have."""
+    names = {
+        "sqlite": "SELECT name FROM sqlite_master WHERE type = 'trigger'",
+        "postgresql": "SELECT tgname FROM pg_trigger WHERE NOT tgisinternal AND tgenabled <> 'D'",
+    }[connection.dialect.name]
+    return sorted(TRIGGERS - set(connection.execute(sa.text(names)).scalars()))
 
 
 def _revision_problems(connection: Connection) -> list[str]:

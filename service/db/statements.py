@@ -48,6 +48,7 @@ from service.domain.states import (
     RUN_TRANSITIONS,
     TERMINAL_EXPERIMENT_STATES,
     TERMINAL_RUN_STATES,
+    UNFINISHED_RUN_STATES,
     ExperimentState,
     RunState,
 )
@@ -458,6 +459,24 @@ def active_attempts(experiment_id: int) -> Select[Any]:
         .join(attempts, (_a.run_id == _r.id) & (_a.number == _r.attempt))
         .where(_r.experiment_id == experiment_id, _r.state.in_(sorted(ACTIVE_RUN_STATES)))
         .order_by(_r.id)
+    )
+
+
+def open_attempt(run_id: int, number: int) -> Select[Any]:
+    """The run's newest attempt, when it has this number and is still open."""
+    return (
+        select(_a.experiment_attempt)
+        .join(runs, (_a.run_id == _r.id) & (_a.number == _r.attempt))
+        .where(_r.id == run_id, _a.number == number, _r.state == RunState.starting)
+    )
+
+
+def unfinished_runs(experiment_id: int) -> Select[Any]:
+    """How many runs of an experiment have not ended."""
+    return (
+        select(func.count())
+        .select_from(runs)
+        .where(_r.experiment_id == experiment_id, _r.state.in_(sorted(UNFINISHED_RUN_STATES)))
     )
 
 

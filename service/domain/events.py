@@ -45,6 +45,8 @@ class EventKind(StrEnum):
     """The attempt went with its driver."""
     run_retrying = "run.retrying"
     """The attempt failed, and there will be another."""
+    run_resumed = "run.resumed"
+    """Stopped for a request that was withdrawn meanwhile, and queued again."""
     run_retried = "run.retried"
     """Queued again on request."""
     run_kept = "run.kept"

@@ -44,7 +44,8 @@ class RunState(StrEnum):
     """A worker trains and reports under the attempt. After a crash as for `starting`: the next
     attempt resumes from the last verified checkpoint."""
     paused = "paused"
-    """Stopped at a step boundary with a checkpoint. Goes on when its experiment is resumed."""
+    """Stopped at a step boundary with a checkpoint. Continues when its experiment is resumed, and ends when
+    its experiment does."""
     succeeded = "succeeded"
     """Terminal: the whole length was trained and evaluated, or the figures of such a run are reused.
     Only `retry --disturbed` queues it again, to be measured from the beginning."""
@@ -61,6 +62,7 @@ TERMINAL_EXPERIMENT_STATES = frozenset(
 )
 RUN_STATES_WITH_RESULT = frozenset({RunState.succeeded, RunState.stopped})
 TERMINAL_RUN_STATES = RUN_STATES_WITH_RESULT | {RunState.failed, RunState.cancelled}
+UNFINISHED_RUN_STATES = frozenset(RunState) - TERMINAL_RUN_STATES
 
 EXPERIMENT_TRANSITIONS: Mapping[ExperimentState, frozenset[ExperimentState]] = MappingProxyType(
     {
@@ -117,7 +119,7 @@ RUN_TRANSITIONS: Mapping[RunState, frozenset[RunState]] = MappingProxyType(
                 RunState.stopped,
             }
         ),
-        RunState.paused: frozenset({RunState.queued, RunState.cancelled}),
+        RunState.paused: frozenset({RunState.queued, RunState.cancelled, RunState.stopped, RunState.failed}),
         RunState.succeeded: frozenset({RunState.queued}),
         RunState.failed: frozenset({RunState.queued}),
         RunState.cancelled: frozenset({RunState.queued}),

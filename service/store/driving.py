@@ -7,7 +7,7 @@ attempt now (stop), or `Conflict` when the thing has moved on under the same att
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from service.db import placement_statements, schema, statements, writers
 from service.db.errors import Conflict, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES, ACTIVE_RUN_STATES
 from service.domain.events import EventKind
+from service.domain.records import Run
 from service.domain.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, ExperimentState, RunState
 from service.store.base import (
     NewEvent,
@@ -30,9 +31,9 @@ from service.store.base import (
     read_run,
     storable,
 )
+from service.store.leaving import LONGEST_MESSAGE, failure_values, leave_runs
 from trainers.errors import FailureClass
 
-_UNFINISHED = frozenset(RunState) - TERMINAL_RUN_STATES
 _LEFT_OVER = {
     ExperimentState.succeeded: RunState.stopped,
     ExperimentState.failed: RunState.failed,
@@ -40,9 +41,6 @@ _LEFT_OVER = {
     ExperimentState.paused: RunState.paused,
 }
 """Where runs go that have not ended when their experiment does."""
-
-LONGEST_MESSAGE = 4000
-"""Failure messages are cut to this many characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +152,7 @@ class Driving(StorePart):
         placement: str | None = None,
         node: str | None = None,
         pid: int | None = None,
+        number: int | None = None,
     ) -> int:
         """queued -> starting under a new attempt of the run; returns its number.
 
@@ -164,6 +163,8 @@ class Driving(StorePart):
             placement: id of the devices that it runs on; None = it never gets to run.
             node: host of its worker.
             pid: process of its worker.
+            number: of the new attempt, so that the call may be repeated when its answer was lost;
+                None = the next.
 
         Raises:
             NotFound: there is no such run.
@@ -176,13 +177,17 @@ class Driving(StorePart):
             experiment_id = experiment_id_of(connection, run_id)
             row = lock_experiment(connection, experiment_id)
             check_experiment_attempt(experiment_id, experiment_attempt, row)
+            if number is not None and _has_opened(connection, run_id, experiment_attempt, number):
+                return number
             if row.cancel_requested_s is not None or row.pause_requested_s is not None:
                 asked = "cancel" if row.cancel_requested_s is not None else "pause"
                 raise Conflict(
                     f"experiment {experiment_id} has a {asked} request; no further attempts are opened"
                 )
             run = read_run(connection, run_id)
-            number, had, has = run.attempt + 1, run.workers, workers or run.workers
+            following, had, has = run.attempt + 1, run.workers, workers or run.workers
+            if number not in (None, following):
+                raise Conflict(f"run {run_id}: the next attempt is {following}, not {number}")
             moved = connection.execute(
                 statements.move_run(
                     run_id,
@@ -196,14 +201,14 @@ class Driving(StorePart):
                     **({} if has == had else _resized(had, has)),
                 )
                 .where(schema.runs.c.cancel_requested_s.is_(None))
-                .values(attempt=number)
+                .values(attempt=following)
             )
             if not moved.rowcount:
                 raise Conflict(f"run {run_id} is {run.state}; only a queued run can start")
             connection.execute(
                 sa.insert(schema.attempts).values(
                     run_id=run_id,
-                    number=number,
+                    number=following,
                     experiment_attempt=experiment_attempt,
                     state=RunState.starting,
                     started_s=now,
@@ -217,11 +222,66 @@ class Driving(StorePart):
             with_workers = (
                 "" if has == had else f" with {has} worker{'' if has == 1 else 's'}, previously {had}"
             )
-            new = NewEvent(EventKind.run_starting, f"attempt {number} started{with_workers}", run_id, number)
+            message = f"attempt {following} started{with_workers}"
+            new = NewEvent(EventKind.run_starting, message, run_id, following)
             announce(connection, experiment_id, [new], now)
-            return number
+            return following
 
         return self.database.write(body)
+
+    def refuse_run(self, run_id: int, experiment_attempt: int, failure: tuple[FailureClass, str]) -> None:
+        """queued -> failed, under an attempt that never ran: nothing could train the run.
+
+        Args:
+            run_id: the run.
+            experiment_attempt: the experiment's attempt.
+            failure: class and one line.
+
+        Raises:
+            NotFound: there is no such run.
+            StaleAttempt: the experiment's attempt is over.
+            Conflict: the run is not queued any more.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> None:
+            experiment_id = experiment_id_of(connection, run_id)
+            row = lock_experiment(connection, experiment_id, 1)
+            check_experiment_attempt(experiment_id, experiment_attempt, row)
+            run = read_run(connection, run_id)
+            number = run.attempt + 1
+            moved = connection.execute(
+                statements.move_run(
+                    run_id,
+                    RunState.failed,
+                    attempt=run.attempt,
+                    sources={RunState.queued},
+                    ended_s=now,
+                    phase=None,
+                    waits_for=None,
+                    **failure_values(failure),
+                    **statements.failure_counter(failure[0]),
+                ).values(attempt=number)
+            )
+            if not moved.rowcount:
+                raise Conflict(f"run {run_id} is {run.state}; only a queued run can be refused")
+            connection.execute(
+                sa.insert(schema.attempts).values(
+                    run_id=run_id,
+                    number=number,
+                    experiment_attempt=experiment_attempt,
+                    state=RunState.failed,
+                    started_s=now,
+                    ended_s=now,
+                    last_step=0,
+                    workers=run.workers,
+                    **failure_values(failure),
+                )
+            )
+            new = _end_event(run_id, number, RunState.failed, RunState.failed, failure, None)
+            insert_events(connection, experiment_id, row.event_count, [new], now)
+
+        self.database.write(body)
 
     def run_started(
         self,
@@ -304,6 +364,9 @@ class Driving(StorePart):
     ) -> RunState:
         """End an attempt: the one transition out of starting and running.
 
+        A cancellation that was requested beats retry and pause. A run that stopped for a request that was
+        withdrawn meanwhile is queued again, with its checkpoint.
+
         Args:
             run_id: the run.
             attempt: the run's attempt.
@@ -313,7 +376,7 @@ class Driving(StorePart):
             retry_delay_s: queue the run again after this delay instead of failing it for good.
 
         Returns:
-            Where the run went: a cancellation that was requested beats retry and pause.
+            Where the run went.
 
         Raises:
             StaleAttempt: another attempt is current.
@@ -325,16 +388,13 @@ class Driving(StorePart):
             experiment_id = experiment_id_of(connection, run_id)
             row = lock_experiment(connection, experiment_id, 1)
             run = read_run(connection, run_id)
-            target = RunState.queued if retry_delay_s is not None else state
-            cancelled = row.cancel_requested_s is not None or run.cancel_requested_s is not None
-            if cancelled and target in (RunState.queued, RunState.paused):
-                target = RunState.cancelled
+            target = _destination(RunState.queued if retry_delay_s is not None else state, row, run)
             ended = target in TERMINAL_RUN_STATES
             values: dict[str, Any] = {
                 "phase": None,
                 "ended_s": now if ended else None,
                 "not_before_s": 0.0,
-                **_failure_values(failure if target is not RunState.succeeded else None),
+                **failure_values(failure if target is not RunState.succeeded else None),
                 **(statements.failure_counter(failure[0]) if failure else {}),
                 **statements.summary_values(storable_figures(summary or {})),
             }
@@ -347,14 +407,14 @@ class Driving(StorePart):
                 raise _refused_run(connection, run_id, attempt)
             own_end = state if retry_delay_s is None else RunState.failed
             connection.execute(
-                statements.end_attempt(run_id, attempt, own_end, ended_s=now, **_failure_values(failure))
+                statements.end_attempt(run_id, attempt, own_end, ended_s=now, **failure_values(failure))
             )
             if summary:
                 connection.execute(
                     statements.insert_or_replace(connection, schema.run_summaries, ("run_id",)),
                     {"run_id": run_id, "attempt": attempt, "summary": dict(summary)},
                 )
-            new = _end_event(run_id, attempt, target, failure, retry_delay_s)
+            new = _end_event(run_id, attempt, own_end, target, failure, retry_delay_s)
             insert_events(connection, experiment_id, row.event_count, [new], now)
             return target
 
@@ -367,17 +427,29 @@ class Driving(StorePart):
         state: ExperimentState,
         *,
         failure: tuple[FailureClass, str] | None = None,
+        all_ended: bool = False,
+        on_request: bool = False,
     ) -> ExperimentState:
         """End an experiment's attempt: succeeded, failed, cancelled or paused.
 
         Runs that have not ended go with it: to stopped (a budget was reached), failed,
-        cancelled or paused.
+        cancelled or paused. People may have retried runs or withdrawn the pause since the caller looked:
+        `all_ended` and `on_request` check that.
+
+        Args:
+            experiment_id: the experiment.
+            attempt: its attempt that is over.
+            state: where it goes.
+            failure: class and one line, for failed.
+            all_ended: refuse while a run has not ended.
+            on_request: refuse a pause whose request was withdrawn.
 
         Returns:
             Where the experiment went: a cancellation that was requested beats a pause.
 
         Raises:
             StaleAttempt: another attempt is current, or this one has ended.
+            Conflict: refused by `all_ended` or `on_request`; look again and carry on.
         """
         now = self.clock()
 
@@ -387,6 +459,10 @@ class Driving(StorePart):
             target = state
             if row.cancel_requested_s is not None and state is ExperimentState.paused:
                 target = ExperimentState.cancelled
+            if all_ended and (left := connection.execute(statements.unfinished_runs(experiment_id)).scalar()):
+                raise Conflict(f"experiment {experiment_id} has {left} runs that have not ended")
+            if on_request and target is ExperimentState.paused and row.pause_requested_s is None:
+                raise Conflict(f"experiment {experiment_id}: the pause request was withdrawn")
             _end_experiment(connection, experiment_id, target, row, failure, now)
             message = str(target) if failure is None else f"{target}: {failure[0]}: {failure[1]}"
             new = NewEvent(EventKind.of_experiment(target), message[:LONGEST_MESSAGE], attempt=attempt)
@@ -439,7 +515,7 @@ class Driving(StorePart):
                         not_before_s=self.database_time(connection) + delay_s,
                         lease_owner=None,
                         lease_until_s=None,
-                        **_failure_values(failure),
+                        **failure_values(failure),
                     )
                 )
                 kind = EventKind.experiment_released
@@ -495,44 +571,96 @@ class Driving(StorePart):
             StaleAttempt: `attempt` is over.
         """
         now = self.clock()
-        failure = (FailureClass.lost, "the driver and its lease are gone")
 
         def body(connection: Connection) -> list[int]:
             row = lock_experiment(connection, experiment_id)
             check_experiment_attempt(experiment_id, attempt, row)
             connection.execute(placement_statements.close_placements(experiment_id, before_attempt=attempt))
-            left = [
-                run
-                for run in connection.execute(statements.active_attempts(experiment_id)).all()
-                if run.experiment_attempt < attempt
-            ]
-            new: list[NewEvent] = []
-            for run in left:
-                target = RunState.queued if run.cancel_requested_s is None else RunState.cancelled
-                connection.execute(
-                    statements.move_run(
-                        run.id,
-                        target,
-                        attempt=run.attempt,
-                        sources=ACTIVE_RUN_STATES,
-                        phase=None,
-                        not_before_s=0.0,
-                        ended_s=None if target is RunState.queued else now,
-                        **_failure_values(failure),
-                        **statements.failure_counter(failure[0]),
-                    )
-                )
-                connection.execute(
-                    statements.end_attempt(
-                        run.id, run.attempt, RunState.failed, ended_s=now, **_failure_values(failure)
-                    )
-                )
-                new.append(NewEvent(EventKind.run_lost, failure[1], run.id, run.attempt))
-            if new:
-                announce(connection, experiment_id, new, now)
+            left = [run for run in _active(connection, experiment_id) if run.experiment_attempt < attempt]
+            _queue_lost(connection, experiment_id, left, "the driver and its lease are gone", now)
             return [run.id for run in left]
 
         return self.database.write(body)
+
+    def reset_runs_without_worker(
+        self, experiment_id: int, attempt: int, alive: Collection[int]
+    ) -> list[int]:
+        """Queue the runs again that have an open attempt of this driver which no worker carries out.
+
+        The answer of a transaction can be lost with the connection: the attempt is then open, and the driver
+        does not know. A run whose cancellation was requested is cancelled instead.
+
+        Args:
+            experiment_id: the experiment.
+            attempt: the present attempt at the experiment.
+            alive: runs whose attempts the driver knows of.
+
+        Returns:
+            Ids of the runs that were reset.
+
+        Raises:
+            StaleAttempt: `attempt` is over.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> list[int]:
+            row = lock_experiment(connection, experiment_id)
+            check_experiment_attempt(experiment_id, attempt, row)
+            left = [run for run in _active(connection, experiment_id) if run.id not in alive]
+            _queue_lost(connection, experiment_id, left, "the attempt was opened, but no worker has it", now)
+            return [run.id for run in left]
+
+        return self.database.write(body)
+
+
+def _active(connection: Connection, experiment_id: int) -> Sequence[sa.Row[Any]]:
+    return connection.execute(statements.active_attempts(experiment_id)).all()
+
+
+def _queue_lost(
+    connection: Connection, experiment_id: int, lost: Sequence[sa.Row[Any]], why: str, now: float
+) -> None:
+    """Close open attempts as lost and queue their runs again, or cancel them where that was requested."""
+    failure = (FailureClass.lost, why)
+    for run in lost:
+        target = RunState.queued if run.cancel_requested_s is None else RunState.cancelled
+        connection.execute(
+            statements.move_run(
+                run.id,
+                target,
+                attempt=run.attempt,
+                sources=ACTIVE_RUN_STATES,
+                phase=None,
+                not_before_s=0.0,
+                ended_s=None if target is RunState.queued else now,
+                **failure_values(failure),
+                **statements.failure_counter(failure[0]),
+            )
+        )
+        connection.execute(
+            statements.end_attempt(
+                run.id, run.attempt, RunState.failed, ended_s=now, **failure_values(failure)
+            )
+        )
+    if lost:
+        new = [NewEvent(EventKind.run_lost, why, run.id, run.attempt) for run in lost]
+        announce(connection, experiment_id, new, now)
+
+
+def _has_opened(connection: Connection, run_id: int, experiment_attempt: int, number: int) -> bool:
+    """Whether an attempt is open under this number already: the call is a repeated one."""
+    found = connection.execute(statements.open_attempt(run_id, number)).one_or_none()
+    return found is not None and found.experiment_attempt == experiment_attempt
+
+
+def _destination(wanted: RunState, row: sa.Row[Any], run: Run) -> RunState:
+    """Where a run goes, given what people ask for by now."""
+    cancelled = row.cancel_requested_s is not None or run.cancel_requested_s is not None
+    if wanted in (RunState.queued, RunState.paused, RunState.cancelled) and cancelled:
+        return RunState.cancelled
+    # The worker was asked to stop before people thought better of it.
+    withdrawn = wanted is RunState.cancelled or (wanted is RunState.paused and row.pause_requested_s is None)
+    return RunState.queued if withdrawn else wanted
 
 
 def _requests(connection: Connection, experiment_id: int, attempt: int, row: sa.Row[Any] | None) -> Requests:
@@ -573,6 +701,11 @@ def _end_experiment(
     now: float,
 ) -> None:
     """Move the experiment and what is left of its runs; the caller holds the lock."""
+    left = _LEFT_OVER[target]
+    run_failure = (
+        (failure or (FailureClass.lost, "the experiment failed")) if left is RunState.failed else None
+    )
+    leave_runs(connection, experiment_id, left, now, failure=run_failure)
     moved = connection.execute(
         statements.move_experiment(
             experiment_id,
@@ -581,24 +714,11 @@ def _end_experiment(
             ended_s=now if target in TERMINAL_EXPERIMENT_STATES else None,
             lease_owner=None,
             lease_until_s=None,
-            **_failure_values(failure),
+            **failure_values(failure),
         )
     )
     if not moved.rowcount:
         raise Conflict(f"experiment {experiment_id} is {row.state}; it cannot become {target}")
-    left = _LEFT_OVER[target]
-    ended = now if left in TERMINAL_RUN_STATES else None
-    run_failure = (
-        (failure or (FailureClass.lost, "the experiment failed")) if left is RunState.failed else None
-    )
-    values = {"ended_s": ended, "phase": None, "waits_for": None, **_failure_values(run_failure)}
-    # An attempt that is still open has not told of its end: it went with its driver.
-    lost = run_failure or (FailureClass.lost, "the driver is gone")
-    connection.execute(
-        statements.end_open_attempts(experiment_id, left, ended_s=now, **_failure_values(lost))
-    )
-    connection.execute(statements.move_runs(experiment_id, left, sources=_UNFINISHED, **values))
-    connection.execute(placement_statements.close_placements(experiment_id))
 
 
 def _resized(had: int, has: int) -> dict[str, Any]:
@@ -612,20 +732,18 @@ def _resized(had: int, has: int) -> dict[str, Any]:
     }
 
 
-def _failure_values(failure: tuple[FailureClass, str] | None) -> dict[str, Any]:
-    if failure is None:
-        return {"failure_class": None, "failure_message": None}
-    return {"failure_class": failure[0], "failure_message": storable(failure[1])[:LONGEST_MESSAGE]}
-
-
 def _end_event(
     run_id: int,
     attempt: int,
+    own_end: RunState,
     target: RunState,
     failure: tuple[FailureClass, str] | None,
     retry_delay_s: float | None,
 ) -> NewEvent:
     why = "" if failure is None else f": {failure[0]}: {failure[1]}"
+    if target is RunState.queued and retry_delay_s is None:
+        message = f"attempt {attempt} {own_end}, but the request was withdrawn; queued again"
+        return NewEvent(EventKind.run_resumed, message, run_id, attempt)
     if target is RunState.queued:
         message = f"attempt {attempt} failed{why}; retrying in {retry_delay_s or 0:g} s"
         return NewEvent(EventKind.run_retrying, message[:LONGEST_MESSAGE], run_id, attempt)

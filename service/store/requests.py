@@ -30,6 +30,7 @@ from service.store.base import (
     read_experiment,
     read_run,
 )
+from service.store.leaving import leave_runs
 
 _WAITING = frozenset({ExperimentState.queued, ExperimentState.paused})
 _WAITING_RUN = frozenset({RunState.queued, RunState.paused})
@@ -62,6 +63,7 @@ class Requesting(StorePart):
         def body(connection: Connection) -> Experiment:
             row = lock_experiment(connection, experiment_id)
             if row.state in _WAITING:
+                leave_runs(connection, experiment_id, RunState.cancelled, now)
                 connection.execute(
                     statements.move_experiment(
                         experiment_id,
@@ -71,11 +73,6 @@ class Requesting(StorePart):
                         ended_s=now,
                         lease_owner=None,
                         lease_until_s=None,
-                    )
-                )
-                connection.execute(
-                    statements.move_runs(
-                        experiment_id, RunState.cancelled, sources=_WAITING_RUN, ended_s=now, phase=None
                     )
                 )
                 announce(
@@ -113,9 +110,7 @@ class Requesting(StorePart):
                 connection.execute(
                     statements.move_experiment(experiment_id, ExperimentState.paused, pause_requested_s=now)
                 )
-                connection.execute(
-                    statements.move_runs(experiment_id, RunState.paused, sources={RunState.queued})
-                )
+                leave_runs(connection, experiment_id, RunState.paused, now)
                 announce(connection, experiment_id, [NewEvent(EventKind.experiment_paused, "paused")], now)
             elif row.state is not ExperimentState.paused and row.pause_requested_s is None:
                 connection.execute(statements.set_experiment(experiment_id, pause_requested_s=now))
@@ -130,7 +125,9 @@ class Requesting(StorePart):
         return self.database.write(body)
 
     def resume(self, experiment_id: int) -> Experiment:
-        """Queue a paused experiment again; take back a pause that the driver has not carried out.
+        """Queue a paused experiment again; withdraw a pause that the driver has not carried out.
+
+        Runs that have stopped for the pause already are queued again.
 
         Raises:
             NotFound: there is no such experiment.
@@ -151,12 +148,11 @@ class Requesting(StorePart):
                 )
             elif row.pause_requested_s is not None:
                 connection.execute(statements.set_experiment(experiment_id, pause_requested_s=None))
-                announce(
-                    connection,
-                    experiment_id,
-                    [NewEvent(EventKind.experiment_resumed, "pause request withdrawn")],
-                    now,
-                )
+                queued = self._queue_runs(connection, experiment_id, {RunState.paused})
+                message = "pause request withdrawn"
+                if queued:
+                    message += f"; {queued} paused run{'s' * (queued != 1)} queued again"
+                announce(connection, experiment_id, [NewEvent(EventKind.experiment_resumed, message)], now)
             return read_experiment(connection, experiment_id)
 
         return self.database.write(body)
@@ -291,6 +287,12 @@ class Requesting(StorePart):
                 failure_message=None,
             )
         )
+        return self._queue_runs(connection, experiment_id, runs)
+
+    def _queue_runs(
+        self, connection: Connection, experiment_id: int, runs: frozenset[RunState] | set[RunState]
+    ) -> int:
+        """Queue the runs in these states; returns how many."""
         return connection.execute(
             statements.move_runs(
                 experiment_id,

@@ -41,6 +41,18 @@ def test_a_table_that_differs_is_said(empty: Settings) -> None:
     assert "extra" in problem
 
 
+def test_a_trigger_that_is_missing_is_said(empty: Settings) -> None:
+    migrate.upgrade(empty)
+    database = Database(empty.resolved_database_url())
+    on = "" if database.is_sqlite else " ON experiments"
+    database.write(
+        lambda connection: connection.execute(sa.text(f"DROP TRIGGER experiment_ends_after_its_runs{on}"))
+    )
+    database.close()
+    (problem,) = migrate.check(empty)
+    assert "experiment_ends_after_its_runs is missing" in problem
+
+
 def test_without_tables_the_store_does_not_open(empty: Settings) -> None:
     with pytest.raises(UnusableDatabase, match="stillhouse db upgrade"):
         Store.open(empty)

@@ -77,6 +77,7 @@ def test_a_cancelled_run_that_is_retried_is_waited_for_again(
 ) -> None:
     _, run, attempt = training()
     waiting = submit(1, model={"student": f"run:{run.id}"})
+    store.request_cancel_run(run.id)
     store.finish_run(run.id, attempt, RunState.cancelled)
     assert f"run {run.id} was cancelled" in reason(queue, waiting)
     store.retry_run(run.id)

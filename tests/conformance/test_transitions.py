@@ -65,7 +65,11 @@ def test_nan_figures_are_kept_and_found_by_no_filter(store: Store, training: Tra
     ],
 )
 def test_an_attempt_ends_once(store: Store, training: Training, first: RunState, second: RunState) -> None:
-    _, run, attempt = training()
+    experiment, run, attempt = training()
+    if first is RunState.cancelled:
+        store.request_cancel_run(run.id)
+    if first is RunState.paused:
+        store.request_pause(experiment.id)
     store.finish_run(run.id, attempt, first)
     with pytest.raises(Conflict, match=str(first)):
         store.finish_run(run.id, attempt, second)
@@ -413,6 +417,7 @@ def test_events_are_numbered_without_gaps_in_commit_order(store: Store, running:
 
 def test_one_of_many_concurrent_ends_wins(store: Store, training: Training) -> None:
     experiment, run, attempt = training()
+    store.request_cancel_run(run.id)
     ends = [RunState.succeeded, RunState.failed, RunState.cancelled, RunState.stopped] * 2
 
     def end(state: RunState) -> bool:
@@ -428,7 +433,7 @@ def test_one_of_many_concurrent_ends_wins(store: Store, training: Training) -> N
     assert store.run(run.id).state is ends[won.index(True)]
     assert (
         sum(
-            e.kind.startswith(("run.succ", "run.fail", "run.canc", "run.stop"))
+            e.kind.startswith(("run.succ", "run.fail", "run.cancelled", "run.stop"))
             for e in store.events(experiment.id)
         )
         == 1

@@ -361,3 +361,65 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_run_summaries_run_id")),
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_run_summaries")),
     )
+    for statement in _TRIGGERS[op.get_bind().dialect.name]:
+        op.execute(statement)
+
+
+_ENDED = "('succeeded', 'failed', 'cancelled')"
+_UNFINISHED = "('queued', 'starting', 'running', 'paused')"
+_TRIGGERS = {
+    "sqlite": [
+        f"""
+        CREATE TRIGGER experiment_ends_after_its_runs BEFORE UPDATE OF state ON experiments
+        WHEN NEW.state IN {_ENDED}
+          AND EXISTS (SELECT 1 FROM runs WHERE experiment_id = NEW.id AND state IN {_UNFINISHED})
+        BEGIN SELECT RAISE(ABORT, 'an experiment cannot end before its runs'); END
+        """,
+        *(
+            f"""
+            CREATE TRIGGER run_{name}_in_ended_experiment BEFORE {event} ON runs
+            WHEN NEW.state IN {_UNFINISHED}
+              AND (SELECT state FROM experiments WHERE id = NEW.experiment_id) IN {_ENDED}
+            BEGIN SELECT RAISE(ABORT, 'a run cannot wait in an experiment that has ended'); END
+            """
+            for name, event in (("added", "INSERT"), ("moved", "UPDATE OF state"))
+        ),
+    ],
+    # The row of the experiment is locked first, so that two transactions cannot each miss the other's change.
+    "postgresql": [
+        f"""
+        CREATE FUNCTION refuse_end_before_runs() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+          IF EXISTS (SELECT 1 FROM runs WHERE experiment_id = NEW.id AND state IN {_UNFINISHED}) THEN
+            RAISE EXCEPTION USING ERRCODE = 'integrity_constraint_violation',
+              MESSAGE = 'an experiment cannot end before its runs';
+          END IF;
+          RETURN NEW;
+        END $$
+        """,
+        f"""
+        CREATE TRIGGER experiment_ends_after_its_runs BEFORE UPDATE OF state ON experiments
+        FOR EACH ROW WHEN (NEW.state IN {_ENDED}) EXECUTE FUNCTION refuse_end_before_runs()
+        """,
+        f"""
+        CREATE FUNCTION refuse_run_of_ended_experiment() RETURNS trigger LANGUAGE plpgsql AS $$
+        DECLARE standing text;
+        BEGIN
+          SELECT state INTO standing FROM experiments WHERE id = NEW.experiment_id FOR SHARE;
+          IF standing IN {_ENDED} THEN
+            RAISE EXCEPTION USING ERRCODE = 'integrity_constraint_violation',
+              MESSAGE = 'a run cannot wait in an experiment that has ended';
+          END IF;
+          RETURN NEW;
+        END $$
+        """,
+        *(
+            f"""
+            CREATE TRIGGER run_{name}_in_ended_experiment BEFORE {event} ON runs
+            FOR EACH ROW WHEN (NEW.state IN {_UNFINISHED})
+            EXECUTE FUNCTION refuse_run_of_ended_experiment()
+            """
+            for name, event in (("added", "INSERT"), ("moved", "UPDATE OF state"))
+        ),
+    ],
+}
