@@ -146,29 +146,37 @@ class RunChooser:
 
     def _list(self) -> None:
         now = self._clock()
-        queued = self._context.runs("state = 'queued'")
+        queued = self._queued_runs()
         self._live.keep_queued({run.id for run in queued})
         waiting = [run for run in queued if run.id not in self._live]
         self._queued = sorted(waiting, key=lambda run: self._places[run.index])
         self._listed_s = now
 
+    def _queued_runs(self) -> list[Run]:
+        runs = self._context.runs("state in ('queued', 'starting')")
+        known = {live.run.id for live in self._live if live.assignment is not None}
+        if any(run.state is RunState.starting and run.id not in known for run in runs):
+            # This driver opened the attempt, and the answer was lost with the connection.
+            context = self._context
+            context.store.reset_runs_without_worker(context.experiment_id, context.attempt, known)
+            runs = self._context.runs("state = 'queued'")
+        return [run for run in runs if run.state is RunState.queued]
+
     def _suggest(self, run: Run) -> bool:
         """Gives a run, and its other seeds, their axis values; False = not before others end."""
         if self._live and not any(map(self._fits, self._room.shapes_of(run)[0])):
             return False
-        reason = self._suggestions.give(run, self._context.runs())
+        self._suggestions.give(run, self._context.runs())
         self._list()
-        if reason is not None:
-            seeds = len(self._context.spec.seeds)
-            for one in [other for other in self._queued if other.index // seeds == run.index // seeds]:
-                self._fail(one, reason)
         return True
 
     def _fits(self, shape: Shape) -> bool:
         return self._room.fits(shape, self._live.shapes)
 
     def _infeasible(self, run: Run) -> str | None:
-        """Returns why the run's hardware cannot compute it, whatever the cluster has."""
+        """Returns why the run cannot be trained, whatever the cluster has."""
+        if (refused := self._suggestions.refused(run)) is not None:
+            return refused
         hardware = find(run.hardware, self._context.catalogue)
         return hardware.lacks(Precision(run.precision)) if hardware is not None else None
 
@@ -190,7 +198,6 @@ class RunChooser:
         self._queued.remove(run)
         store = self._context.store
         try:
-            number = store.open_attempt(run.id, self._context.attempt)
-            store.finish_run(run.id, number, RunState.failed, failure=(kind, why))
+            store.refuse_run(run.id, self._context.attempt, (kind, why))
         except Conflict:
             self.relist()

@@ -2,8 +2,8 @@
 
     python -m service.driving.driver --experiment 7 --attempt 1 --settings FILE --name NAME
 
-It renews the lease, reads what people ask for, and runs the sweep in its main thread. It may die at
-any time: the next driver finds everything in the database.
+It renews the lease, reads what people ask for, and runs the sweep in its main thread, again when people
+ask for more while it ends. It may die at any time: the next driver finds everything in the database.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import itertools
 import logging
 import os
 import shutil
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.failures import FailureCounts, decide_retry
 from service.domain.states import ExperimentState
 from service.driving.early_stops import EarlyStops
+from service.driving.stop_requests import PASS_ON_S, StopRequests
 from service.driving.sweep import Sweep
 from service.driving.tuning import run_sweep
-from service.recording.experiment_actor import ExperimentActorClient
+from service.recording.experiment_actor import ExperimentActorClient, patiently
 from service.recording.outages import Repeated, wait_out
 from service.recording.placement_watch import PlacementWatch
 from service.recording.report import STALE_EXIT_CODE
@@ -56,13 +58,13 @@ _CATCH_UP_S = 3600.0
 
 
 class LeaseRenewal:
-    """Renews the lease in a thread, and passes on what people ask for.
+    """Renews the lease in a thread, and hands on what people ask for. A context.
 
     Args:
         renew: renews the lease and returns the requests.
         read: returns the requests and writes nothing.
         every_s: pause between two renewals; requests are read more often.
-        heard: told of the requests whenever they changed or any is open.
+        heard: receives the requests as they stand, at every beat: none that was withdrawn is missed.
         lost: called when another attempt has become the current one.
     """
 
@@ -77,16 +79,14 @@ class LeaseRenewal:
         self._renew, self._read, self._every_s = renew, read, every_s
         self._renewed_s = float("-inf")
         self._heard = heard
-        self._last = Requests(False, False, frozenset())
         # Training continues through an outage; whether the lease held is seen when the database is back.
         self._repeated = Repeated(self._beat, BEAT_S, "lease renewal", on_stale=lost)
 
-    def start(self) -> None:
-        """Begin."""
+    def __enter__(self) -> Self:
         self._repeated.start()
+        return self
 
-    def stop(self) -> None:
-        """End; the lease is not renewed any more."""
+    def __exit__(self, *error: object) -> None:
         self._repeated.stop()
 
     def _beat(self) -> None:
@@ -96,9 +96,7 @@ class LeaseRenewal:
             self._renewed_s = now
         else:
             requests = self._read()
-        if requests != self._last or any((requests.cancel, requests.pause, requests.cancel_runs)):
-            self._heard(requests)
-        self._last = requests
+        self._heard(requests)
 
 
 class Driver:
@@ -121,12 +119,9 @@ class Driver:
         self._id = experiment_id
         self._attempt = attempt
         self._folder = experiment_folder(settings, experiment_id)
-        self._actor: ExperimentActorClient | None = None
+        self._stops: StopRequests | None = None
         self._sweep: Sweep | None = None
         self._asked_s: float | None = None
-        self._asking = threading.Lock()
-        self._requests = Requests(False, False, frozenset())
-        self._early: frozenset[int] = frozenset()
 
     def run(self) -> None:
         """Carry the attempt through to its end.
@@ -139,25 +134,21 @@ class Driver:
             lambda: self._store.driver_started(self._id, self._attempt, socket.gethostname(), os.getpid()),
             "the start of the driver",
         )
-        renewal = LeaseRenewal(
-            lambda: self._store.renew_lease(self._id, self._attempt, self._settings.lease_s),
-            lambda: self._store.requests(self._id, self._attempt),
-            self._settings.lease_s / RENEWALS,
-            self._hear,
-            self._lost,
-        )
-        renewal.start()
-        try:
-            state, failure = self._carry_out()
-        finally:
-            renewal.stop()
-        wait_out(
-            lambda: self._store.finish_experiment(self._id, self._attempt, state, failure=failure),
-            "the end of the experiment",
-        )
+        with self._renewal():
+            actor, sweep = self._begin()
+        stops = EarlyStops(self._store, self._id, sweep.spec, self._note)
+        for round in itertools.count(1):
+            with self._renewal():
+                self._hear(wait_out(self._renew, "the sweep"))
+                sweep.recover()
+                self._carry_out(actor, sweep, stops, round)
+            state = wait_out(sweep.conclude, "the end of the experiment")
+            if state is not None:
+                break
         logger.info("experiment %d: %s", self._id, state)
+        self._clean_up(actor)
 
-    def _carry_out(self) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
+    def _begin(self) -> tuple[ExperimentActorClient, Sweep]:
         import ray
 
         # Ray Train's own actors look for the cluster by themselves, and give up on cleaning after
@@ -173,54 +164,84 @@ class Driver:
                 }
             },
         )
-        _, canonical = self._store.experiment_spec(self._id)
-        spec = read_stored(canonical)
+        _, canonical = wait_out(lambda: self._store.experiment_spec(self._id), "the sweep")
         actor = ExperimentActorClient.start(self._settings_path, self._id, self._attempt)
         # Takes about as long as the actor does to start.
         importlib.import_module("ray.tune")
         # What an earlier attempt has acknowledged must arrive before its runs get new attempts.
-        if not actor.wait_until_caught_up(_CATCH_UP_S):
+        if not patiently(lambda: actor.wait_until_caught_up(_CATCH_UP_S)):
             raise TimeoutError("points of an earlier attempt could not be stored in the database")
         wait_out(
             lambda: self._store.reset_runs_of_dead_attempt(self._id, self._attempt),
             "the sweep",
         )
-        sweep = Sweep(
-            self._store,
-            self._settings,
-            self._id,
-            self._attempt,
-            spec,
-            self._settings.catalogue(),
-            capacity=look_at_cluster,
-            note=self._note,
+        self._stops = StopRequests(actor.request_stops)
+        self._sweep = wait_out(
+            lambda: Sweep(
+                self._store,
+                self._settings,
+                self._id,
+                self._attempt,
+                read_stored(canonical),
+                self._settings.catalogue(),
+                capacity=look_at_cluster,
+                note=self._note,
+            ),
+            "the sweep",
         )
-        self._actor, self._sweep = actor, sweep
-        folder = self._folder / "ray"
-        stops = EarlyStops(self._store, self._id, spec, self._note)
+        return actor, self._sweep
+
+    def _carry_out(self, actor: ExperimentActorClient, sweep: Sweep, early: EarlyStops, round: int) -> None:
+        """Run until no run is left that may start."""
+        assert self._stops is not None
+        stops = self._stops
         watch = PlacementWatch(
             look_at_placements,
             lambda: sweep.pricing,
             lambda changed: self._store.record_placements(self._id, self._attempt, changed),
         )
-        judging = Repeated(lambda: self._judge(stops), JUDGE_S, "early stops")
-        with watch, judging if stops.wanted else contextlib.nullcontext():
+        judging = Repeated(
+            lambda: stops.stop_early(early.look([assignment.run_id for assignment in sweep.live])),
+            JUDGE_S,
+            "early stops",
+        )
+        # Apart from the lease, which must not wait for an actor that does not respond.
+        passing_on = Repeated(stops.pass_on, PASS_ON_S, "stop requests")
+        with watch, passing_on, judging if early.wanted else contextlib.nullcontext():
             run_sweep(
                 sweep,
                 actor,
                 watch,
-                folder=folder,
-                name=f"{self._id}-{self._attempt}",
-                reuse=spec.isolation == "shared",
+                folder=self._folder / "ray",
+                name=f"{self._id}-{self._attempt}-{round}",
+                reuse=sweep.spec.isolation == "shared",
                 give_up=self._give_up,
             )
-        actor.close()
-        shutil.rmtree(folder, ignore_errors=True)
-        return sweep.final_state()
+
+    def _clean_up(self, actor: ExperimentActorClient) -> None:
+        from ray.exceptions import RayError
+
+        try:
+            actor.close()
+        except RayError as error:
+            logger.warning("the experiment's actor does not respond; it ends with this job: %s", error)
+        shutil.rmtree(self._folder / "ray", ignore_errors=True)
+
+    def _renewal(self) -> LeaseRenewal:
+        return LeaseRenewal(
+            self._renew,
+            lambda: self._store.requests(self._id, self._attempt),
+            self._settings.lease_s / RENEWALS,
+            self._hear,
+            self._lost,
+        )
+
+    def _renew(self) -> Requests:
+        return self._store.renew_lease(self._id, self._attempt, self._settings.lease_s)
 
     def _hear(self, requests: Requests) -> None:
-        if self._actor is None or self._sweep is None:
-            raise RuntimeError("requests are handled once the sweep has started")
+        if self._stops is None or self._sweep is None:
+            return  # The next beat brings them again.
         everything: StopReason | None = None
         if requests.cancel:
             everything = StopReason.cancel
@@ -231,26 +252,7 @@ class Driver:
             self._asked_s = None
         elif self._asked_s is None:
             self._asked_s = time.monotonic()
-        with self._asking:
-            self._requests = requests
-            self._ask()
-
-    def _judge(self, stops: EarlyStops) -> None:
-        """Ask runs to end early that the search, or their loss, has spoken against."""
-        assert self._sweep is not None
-        early = stops.look([assignment.run_id for assignment in self._sweep.live])
-        with self._asking:
-            if early != self._early:
-                self._early = early
-                self._ask()
-
-    def _ask(self) -> None:
-        """Pass on to the workers all that is asked of them; the caller holds the lock."""
-        assert self._actor is not None
-        assert self._sweep is not None
-        runs = dict.fromkeys(self._early, StopReason.early_stop)
-        runs |= dict.fromkeys(self._requests.cancel_runs, StopReason.cancel)
-        self._actor.request_stops(self._sweep.stopping, runs)
+        self._stops.ask(everything, requests.cancel_runs)
 
     def _give_up(self) -> bool:
         """Whether runs have not stopped long after they were asked to."""

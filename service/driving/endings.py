@@ -13,7 +13,7 @@ from service.driving.live_turns import LiveTurn
 from service.driving.sweep_context import SweepContext
 from service.recording.assignment import Ending
 from service.recording.outages import RETRY_S, wait_out
-from service.store import Conflict
+from service.store import Conflict, StaleAttempt
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass
 from trainers.reporting import StopReason
 
@@ -38,14 +38,15 @@ class Endings:
     def __init__(self, context: SweepContext) -> None:
         self._store, self._max_restarts = context.store, context.spec.max_restarts
 
-    def write(self, live: LiveTurn, ending: Ending) -> RunState | None:
+    def write(self, live: LiveTurn, ending: Ending) -> RunState:
         """Writes what became of an attempt; waits for the database when it is unavailable.
 
         Returns:
-            Where the run went; None when it had ended already.
+            Where the run is. The attempt may have ended before: the answer of an earlier try was lost, or the
+            run went with its experiment.
 
         Raises:
-            StaleAttempt: the attempt is over.
+            StaleAttempt: another attempt is current.
         """
         for _ in range(_START_RECORDED_LOOKS):
             try:
@@ -56,7 +57,7 @@ class Endings:
         lost = Ending("failed", failure=(FailureClass.lost, "its start was never reported"))
         return wait_out(lambda: self._write(live, lost), "a run's end")
 
-    def _write(self, live: LiveTurn, ending: Ending) -> RunState | None:
+    def _write(self, live: LiveTurn, ending: Ending) -> RunState:
         assert live.assignment is not None
         run_id, attempt = live.assignment.run_id, live.assignment.attempt
         try:
@@ -74,12 +75,14 @@ class Endings:
             stopped = ending.kind == "stopped"
             state = _STOPPED_AS.get(ending.stop_reason, RunState.stopped) if stopped else RunState.succeeded
             return self._store.finish_run(run_id, attempt, state, summary=ending.summary)
-        except Conflict as error:
+        except (Conflict, StaleAttempt) as error:
             run = self._store.run(run_id)
-            if run.attempt == attempt and run.state is RunState.starting:
+            if run.attempt != attempt:
+                raise
+            if run.state is RunState.starting:
                 raise _StartNotRecorded from error
             logger.info("run %d had already ended: %s", run_id, error)
-            return None
+            return run.state
 
     def _write_failure(self, live: LiveTurn, failure: tuple[FailureClass, str]) -> RunState:
         assert live.assignment is not None

@@ -56,6 +56,10 @@ class LiveTurns:
         """Removes a run whose turn is over."""
         del self._by_run[turn.run_id]
 
+    def clear(self) -> None:
+        """Removes all runs."""
+        self._by_run.clear()
+
     def of(self, turn: Turn) -> LiveTurn | None:
         """Returns the live run of a turn; None when the turn is over, even if its run has another by now."""
         live = self._by_run.get(turn.run_id)

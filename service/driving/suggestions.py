@@ -49,20 +49,26 @@ class Suggestions:
         self._store, self._id, self._attempt = store, experiment_id, attempt
         self._spec, self._catalogue = spec, catalogue
         self._values: dict[tuple[int, int], float | None] = {}
+        self._refused: dict[str, str | None] = {}
 
     def pending(self, run: Run) -> bool:
         """Whether the run has no axis values yet."""
         return self._spec.search.info.suggests and not run.point
 
-    def give(self, run: Run, runs: Sequence[Run]) -> str | None:
+    def refused(self, run: Run) -> str | None:
+        """Returns why the suggestion that a run was given cannot be trained; None = it can."""
+        if not self._spec.search.info.suggests or not run.point:
+            return None
+        if run.cell not in self._refused:
+            self._refused[run.cell] = self._resolved(run.point)[1]
+        return self._refused[run.cell]
+
+    def give(self, run: Run, runs: Sequence[Run]) -> None:
         """Suggest the axis values of a run and of those that differ from it by seed; stored at once.
 
         Args:
             run: without axis values.
             runs: of the experiment.
-
-        Returns:
-            Why the suggestion cannot be trained; None = it can.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
@@ -77,7 +83,7 @@ class Suggestions:
                 groups.setdefault(one.index // seeds, []).append(one)
         earlier = [self._outcome(group) for _, group in sorted(groups.items())]
         point = self._spec.search.suggest(earlier, better)
-        spec, reason = self._resolved(point)
+        spec, _ = self._resolved(point)
         self._store.set_point(
             self._id,
             self._attempt,
@@ -86,7 +92,6 @@ class Suggestions:
             spec,
             f"suggestion {number + 1}: {point_text(point)}",
         )
-        return reason
 
     def _resolved(self, point: Point) -> tuple[ExperimentSpec, str | None]:
         try:

@@ -79,6 +79,11 @@ class Sweep:
         """Set when the whole experiment is asked to stop: nothing is handed out any more."""
 
     @property
+    def spec(self) -> ExperimentSpec:
+        """Of the experiment."""
+        return self._context.spec
+
+    @property
     def live(self) -> tuple[Assignment, ...]:
         """Assignments that have not ended."""
         return tuple(live.assignment for live in self._live if live.assignment is not None)
@@ -93,6 +98,20 @@ class Sweep:
         """Whether no further run may begin."""
         return self.stopping is not None or self._budget.reached is not None
 
+    def recover(self) -> None:
+        """Take back every turn, because no trial is left; runs with an open attempt are queued again.
+
+        Raises:
+            StaleAttempt: the experiment's attempt is over.
+        """
+        context = self._context
+        self._live.clear()
+        self._chooser.relist()
+        wait_out(
+            lambda: context.store.reset_runs_without_worker(context.experiment_id, context.attempt, alive=()),
+            "the sweep",
+        )
+
     def next_turn(self) -> Turn | Wait:
         """Give the next run that the cluster could hold a turn.
 
@@ -100,7 +119,8 @@ class Sweep:
             StaleAttempt: the experiment's attempt is over.
         """
         if self._closed:
-            return Wait.over
+            # A pause may be withdrawn while runs still stop for it.
+            return Wait.over if self._budget.reached is not None or not self._live else Wait.later
         limit = self._context.spec.queue.max_concurrent_runs
         if limit is not None and len(self._live) >= limit:
             return Wait.later
@@ -184,7 +204,7 @@ class Sweep:
         went = self._endings.write(live, ending)
         if went is RunState.queued:
             self._chooser.relist()
-        elif went is not None and ending.failure and ending.failure[0] is FailureClass.out_of_memory:
+        elif ending.failure and ending.failure[0] is FailureClass.out_of_memory:
             wait_out(lambda: self._chooser.prune(live.run), "what does not fit into memory")
 
     def final_state(self) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
@@ -196,6 +216,28 @@ class Sweep:
         if self._budget.held:
             return ExperimentState.paused, None
         return experiment_outcome(self._context.runs(), self._budget.reached)
+
+    def conclude(self) -> ExperimentState | None:
+        """End the experiment; None = people asked for more since the sweep was over: carry on.
+
+        Raises:
+            StaleAttempt: the experiment's attempt is over.
+            StoreOutage: the database is unavailable.
+        """
+        context = self._context
+        state, failure = self.final_state()
+        try:
+            return context.store.finish_experiment(
+                context.experiment_id,
+                context.attempt,
+                state,
+                failure=failure,
+                all_ended=not self._closed,
+                on_request=self.stopping is StopReason.pause,
+            )
+        except Conflict as refused:
+            logger.info("carrying on: %s", refused)
+            return None
 
     def _give_turn(self, choice: Choice) -> Turn:
         context, run, shape = self._context, choice.run, choice.shape
@@ -228,7 +270,11 @@ class Sweep:
         opened_s = self._clock()
         try:
             number = self._context.store.open_attempt(
-                turn.run_id, self._context.attempt, workers=turn.shape.workers, placement=ready.placement
+                turn.run_id,
+                self._context.attempt,
+                workers=turn.shape.workers,
+                placement=ready.placement,
+                number=turn.attempt,
             )
         except (Conflict, NotFound):
             self.drop(turn)

@@ -38,6 +38,9 @@ def beating(*answers: Requests | Exception) -> Callable[[], Requests]:
     return beat
 
 
+PAUSE = Requests(False, True, frozenset())
+
+
 def unasked() -> Requests:
     raise AssertionError("the lease is due at every beat, and its renewal answers the requests")
 
@@ -50,68 +53,47 @@ def test_requests_are_read_without_renewing_the_lease() -> None:
         renewed.append(1)
         return NOTHING
 
-    cancel = Requests(True, False, frozenset())
-    renewal = LeaseRenewal(
-        renew, beating(NOTHING, NOTHING, cancel), 3600.0, lambda requests: told.set(), lambda: None
-    )
-    renewal.start()
-    assert told.wait(5)
-    renewal.stop()
+    hear = lambda requests: told.set() if requests == PAUSE else None  # noqa: E731
+    with LeaseRenewal(renew, beating(NOTHING, NOTHING, PAUSE), 3600.0, hear, lambda: None):
+        assert told.wait(5)
     assert len(renewed) == 1
 
 
-def test_requests_are_passed_on() -> None:
-    heard: list[Requests] = []
+def test_requests_are_handed_on() -> None:
     told = threading.Event()
-
-    def hear(requests: Requests) -> None:
-        heard.append(requests)
-        told.set()
-
     cancel = Requests(True, False, frozenset())
-    renewal = LeaseRenewal(beating(NOTHING, cancel), unasked, 0.0, hear, lambda: None)
-    renewal.start()
-    assert told.wait(5)
-    renewal.stop()
-    assert heard[0] == cancel
+    hear = lambda requests: told.set() if requests == cancel else None  # noqa: E731
+    with LeaseRenewal(beating(NOTHING, cancel), unasked, 0.0, hear, lambda: None):
+        assert told.wait(5)
 
 
-def test_a_request_that_could_not_be_passed_on_is_passed_on_later() -> None:
-    tries: list[int] = []
-    told = threading.Event()
+def test_a_withdrawal_is_handed_on_when_the_request_was_heard_in_part() -> None:
+    """The sweep was told to stop before handing the request on failed."""
+    stopping: list[bool] = []
+    withdrawn = threading.Event()
 
     def hear(requests: Requests) -> None:
-        tries.append(1)
-        if len(tries) < 3:
+        stopping.append(requests.pause)
+        if requests.pause:
             raise ConnectionError("the actor restarts")
-        told.set()
+        if stopping[:-1]:
+            withdrawn.set()
 
-    renewal = LeaseRenewal(beating(Requests(False, True, frozenset())), unasked, 0.0, hear, lambda: None)
-    renewal.start()
-    assert told.wait(5)
-    renewal.stop()
+    with LeaseRenewal(beating(PAUSE, NOTHING), unasked, 0.0, hear, lambda: None):
+        assert withdrawn.wait(5)
 
 
 def test_a_database_that_is_away_does_not_end_the_heartbeat() -> None:
     told = threading.Event()
-    renewal = LeaseRenewal(
-        beating(StoreUnavailable("locked"), OSError("odd"), Requests(True, False, frozenset())),
-        unasked,
-        0.0,
-        lambda requests: told.set(),
-        lambda: None,
-    )
-    renewal.start()
-    assert told.wait(5)
-    renewal.stop()
+    beat = beating(StoreUnavailable("locked"), OSError("odd"), PAUSE)
+    with LeaseRenewal(beat, unasked, 0.0, lambda requests: told.set(), lambda: None):
+        assert told.wait(5)
 
 
 def test_a_stale_attempt_is_called_off() -> None:
     lost = threading.Event()
-    renewal = LeaseRenewal(beating(StaleAttempt("over")), unasked, 0.0, lambda requests: None, lost.set)
-    renewal.start()
-    assert lost.wait(5)
-    renewal.stop()
+    with LeaseRenewal(beating(StaleAttempt("over")), unasked, 0.0, lambda requests: None, lost.set):
+        assert lost.wait(5)
 
 
 def test_settings_reach_the_driver_whole_and_private(tmp_path: Path) -> None:

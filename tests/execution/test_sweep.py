@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,11 +18,13 @@ from service.domain.records import Experiment
 from service.domain.states import ExperimentState, RunState
 from service.driving.choosing import LIST_EVERY_S, Wait
 from service.driving.sweep import ROOM_S, Sweep
+from service.recording import outages
 from service.recording.assignment import Assignment, Ending, Ready, Turn
+from service.recording.outages import wait_out
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.spec.experiment import ExperimentSpec
-from service.store import CheckpointRow, RecordBatch, StaleAttempt, Store, StoreUnavailable
+from service.store import CheckpointRow, Conflict, RecordBatch, StaleAttempt, Store, StoreUnavailable
 from tests.execution.conftest import Clock, Submit, placement
 from trainers.errors import FailureClass
 from trainers.reporting import StopReason
@@ -27,6 +32,7 @@ from trainers.reporting import StopReason
 CPUS = {"CPU": 2.0}
 READY = Ready("placement", 0.0)
 COMPLETED = Ending("completed", summary={"accuracy": 0.9})
+PAUSED = Ending("stopped", stop_reason=StopReason.pause)
 
 Begin = Callable[..., tuple[Sweep, Experiment]]
 
@@ -271,18 +277,162 @@ def test_progress_between_machine_failures_keeps_the_delay_short(
 def test_a_stopped_run_goes_where_its_reason_says(
     begin: Begin, store: Store, reason: StopReason, state: RunState
 ) -> None:
-    sweep, _ = begin(1)
+    sweep, experiment = begin(1)
     assignment = given(sweep)
+    if reason is StopReason.cancel:
+        store.request_cancel_run(assignment.run_id)
+    if reason is StopReason.pause:
+        store.request_pause(experiment.id)
     sweep.ended(assignment.turn, Ending("stopped", stop_reason=reason, summary={"steps": 3}))
     assert store.run(assignment.run_id).state is state
 
 
-def test_nothing_is_handed_out_once_all_is_stopping(begin: Begin) -> None:
-    sweep, _ = begin(2)
-    given(sweep)
+def test_nothing_is_handed_out_once_all_is_stopping(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(2)
+    first = given(sweep)
+    store.request_pause(experiment.id)
+    sweep.stopping = StopReason.pause
+    assert sweep.next_turn() is Wait.later  # The pause may be withdrawn.
+    sweep.ended(first.turn, PAUSED)
+    assert sweep.next_turn() is Wait.over
+    assert sweep.conclude() is ExperimentState.paused
+
+
+def test_a_pause_withdrawn_while_runs_stop_for_it_is_forgotten(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(2)
+    first, second = given(sweep), given(sweep)
+    store.request_pause(experiment.id)
+    sweep.stopping = StopReason.pause
+    sweep.ended(first.turn, PAUSED)
+    store.resume(experiment.id)
+    sweep.ended(second.turn, PAUSED)  # It had stopped before it could hear of that.
+    sweep.stopping = None
+    complete(sweep, store, given(sweep))
+    complete(sweep, store, given(sweep))
+    assert sweep.next_turn() is Wait.over
+    assert sweep.conclude() is ExperimentState.succeeded
+    runs = store.runs(experiment_id=experiment.id).items
+    assert [(run.state, run.attempt) for run in runs] == [(RunState.succeeded, 2)] * 2
+
+
+def test_a_pause_withdrawn_as_the_experiment_pauses_is_not_carried_out(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(1)
+    store.request_pause(experiment.id)
     sweep.stopping = StopReason.pause
     assert sweep.next_turn() is Wait.over
-    assert sweep.final_state() == (ExperimentState.paused, None)
+    store.resume(experiment.id)
+    assert sweep.conclude() is None
+    sweep.stopping = None
+    sweep.recover()
+    complete(sweep, store, given(sweep))
+    assert sweep.conclude() is ExperimentState.succeeded
+
+
+def test_a_run_that_is_retried_as_the_experiment_ends_is_run(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(1)
+    first = given(sweep)
+    sweep.ended(first.turn, Ending("failed", failure=(FailureClass.bad_data, "line 3")))
+    assert sweep.next_turn() is Wait.over
+    store.retry_run(first.run_id)
+    assert sweep.conclude() is None
+    assert store.run(first.run_id).state is RunState.queued
+    sweep.recover()
+    complete(sweep, store, given(sweep))
+    assert sweep.conclude() is ExperimentState.succeeded
+
+
+def test_runs_whose_trials_were_ended_start_again_when_people_ask_for_more(
+    begin: Begin, store: Store
+) -> None:
+    """A pause took too long, so that all trials were ended at once, and was withdrawn just then."""
+    sweep, experiment = begin(1)
+    first = given(sweep)
+    store.run_started(first.run_id, 1, total_steps=9, resumed_from_step=0, facts={})
+    store.request_pause(experiment.id)
+    store.resume(experiment.id)
+    assert sweep.conclude() is None
+    sweep.recover()
+    assert given(sweep).attempt == 2
+
+
+def losing(store: Store, monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
+    """The answers of these transactions, counted from now, are lost after their commit."""
+    write, numbers = store.database.write, itertools.count()
+
+    def committed_and_lost(body: Callable[[Any], Any]) -> Any:
+        answer = write(body)
+        if next(numbers) in calls:
+            raise StoreUnavailable("the connection was lost")
+        return answer
+
+    monkeypatch.setattr(store.database, "write", committed_and_lost)
+    monkeypatch.setattr(outages, "RETRY_S", 0.0)
+
+
+@pytest.mark.parametrize("lost", range(12))
+def test_an_answer_that_is_lost_costs_no_attempt(
+    begin: Begin, store: Store, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    sweep, experiment = begin(2)
+    losing(store, monkeypatch, lost, lost + 3)
+    sweep.recover()
+    while isinstance(following := sweep.next_turn(), Turn):
+        assignment = opened(sweep, following)
+        wait_out(partial(started, store, assignment.run_id), "the recorder")
+        sweep.ended(assignment.turn, COMPLETED)
+    assert following is Wait.over
+    try:
+        assert wait_out(sweep.conclude, "the end") is ExperimentState.succeeded
+    except StaleAttempt:
+        assert store.experiment(experiment.id).state is ExperimentState.succeeded
+    runs = store.runs(experiment_id=experiment.id).items
+    assert [(run.state, run.attempt) for run in runs] == [(RunState.succeeded, 1)] * 2
+
+
+def started(store: Store, run_id: int) -> None:
+    with contextlib.suppress(Conflict):  # Reported before; the answer was lost.
+        store.run_started(run_id, 1, total_steps=9, resumed_from_step=0, facts={})
+
+
+def test_a_failure_whose_answer_is_lost_is_tried_again(
+    begin: Begin, store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, _ = begin(1)
+    first = given(sweep)
+    losing(store, monkeypatch, 0)
+    sweep.ended(first.turn, MACHINE_FAILED)
+    assert store.run(first.run_id).infrastructure_failures == 1
+    clock.forward(2)
+    assert given(sweep).attempt == 2
+
+
+def test_an_attempt_that_was_opened_unheard_is_given_up_when_its_turn_is(
+    begin: Begin, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause was heard between the two tries to open the attempt, and withdrawn later."""
+    sweep, _ = begin(1)
+    turn = turn_of(sweep)
+    losing(store, monkeypatch, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(outages.time, "sleep", lambda seconds: setattr(sweep, "stopping", StopReason.pause))
+        assert sweep.open(turn, READY) is None
+    assert store.run(turn.run_id).state is RunState.starting
+    sweep.stopping = None
+    again = given(sweep)
+    assert (again.run_id, again.attempt) == (turn.run_id, 2)
+
+
+@pytest.mark.parametrize("lost", range(2))
+def test_a_run_that_cannot_be_trained_fails_when_an_answer_is_lost(
+    begin: Begin, store: Store, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    sweep, experiment = begin(1, search={"axes": {"resources.cpus_per_worker": [8, 9]}})
+    losing(store, monkeypatch, lost)
+    assert sweep.next_turn() is Wait.later
+    assert sweep.next_turn() is Wait.over
+    runs = store.runs(experiment_id=experiment.id).items
+    assert [(run.state, run.attempt) for run in runs] == [(RunState.failed, 1)] * 2
+    assert sweep.conclude() is ExperimentState.failed
 
 
 def test_a_reached_budget_stops_the_rest(begin: Begin, store: Store, clock: Clock, notes: list[str]) -> None:
@@ -549,6 +699,31 @@ def test_a_suggestion_that_cannot_be_trained_fails_and_the_next_is_asked_for(
     assert "no_prox belongs to adan" in (refused.failure_message or "")
     assert {run.state for run in by_point.values()} == {RunState.succeeded}
     assert len(by_point) == 3
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_a_suggestion_that_cannot_be_trained_fails_when_answers_are_lost(
+    begin: Begin, store: Store, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """A driver that ended between storing a suggestion and refusing it leaves the same behind."""
+    search = {
+        "name": "tpe",
+        "samples": 4,
+        "axes": {"optimizer.name": ["adan", "adamw"], "optimizer.no_prox": [False, True]},
+    }
+    sweep, experiment = begin(1, search=search, optimizer={"name": "adan"})
+    losing(store, monkeypatch, *range(0, 100, every))
+    while (following := sweep.next_turn()) is not Wait.over:
+        if isinstance(following, Turn):
+            assignment = opened(sweep, following)
+            wait_out(partial(started, store, assignment.run_id), "the recorder")
+            sweep.ended(assignment.turn, COMPLETED)
+    by_point = {tuple(run.point.values()): run for run in store.runs(experiment_id=experiment.id).items}
+    assert len(by_point) == 4
+    refused = by_point.pop(("adamw", True))
+    assert (refused.state, refused.attempt) == (RunState.failed, 1)
+    assert "no_prox belongs to adan" in (refused.failure_message or "")
+    assert {run.state for run in by_point.values()} == {RunState.succeeded}
 
 
 def test_a_suggestion_that_leaves_an_axis_out_keeps_the_specs_value(begin: Begin, store: Store) -> None:

@@ -1,0 +1,67 @@
+"""What runs are asked to stop for, passed on to their workers through the experiment's actor.
+
+A call to the actor can fail, and an actor that was killed restarts empty: what is asked for is sent until it
+was acknowledged, and repeated from time to time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from trainers.reporting import StopReason
+
+PASS_ON_S = 0.2
+"""How often it is checked whether anything has to be sent."""
+REPEAT_S = 1.0
+"""How often the same is sent again, and how long a call that failed is waited with."""
+
+
+class StopRequests:
+    """What is asked for now, by the people and by the search; thread-safe.
+
+    Args:
+        send: replaces what the actor knows: a reason to stop all runs, and reasons by run; raises when the
+            actor does not respond.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[StopReason | None, Mapping[int, StopReason]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._send, self._clock = send, clock
+        self._lock = threading.Lock()
+        self._everything: StopReason | None = None
+        self._cancelled: frozenset[int] = frozenset()
+        self._early: frozenset[int] = frozenset()
+        self._sent: tuple[StopReason | None, Mapping[int, StopReason]] | None = None
+        self._due_s = float("-inf")
+
+    def ask(self, everything: StopReason | None, cancelled: Iterable[int]) -> None:
+        """Replaces what people ask for: a reason to stop all runs, and runs to cancel."""
+        with self._lock:
+            self._everything, self._cancelled = everything, frozenset(cancelled)
+
+    def stop_early(self, runs: Iterable[int]) -> None:
+        """Replaces the runs that are to end early."""
+        with self._lock:
+            self._early = frozenset(runs)
+
+    def pass_on(self) -> None:
+        """Sends what has changed, or was sent a while ago; called by one thread.
+
+        Raises:
+            Exception: whatever `send` raises; the next call repeats it.
+        """
+        with self._lock:
+            runs = dict.fromkeys(self._early, StopReason.early_stop)
+            runs |= dict.fromkeys(self._cancelled, StopReason.cancel)
+            wanted = self._everything, runs
+        now = self._clock()
+        if now < self._due_s and wanted == self._sent:
+            return
+        self._sent, self._due_s = wanted, now + REPEAT_S  # Failed or not, the same is sent again by then.
+        self._send(*wanted)
