@@ -42,6 +42,15 @@ def close_placements(experiment_id: int, *, before_attempt: int | None = None) -
     return statement.values(released_s=_p.seen_s)
 
 
+def clear_waiting(experiment_id: int) -> Update:
+    """Remove what an experiment's runs wait for: its driver is gone, and the next one looks anew."""
+    return (
+        update(runs)
+        .where(_r.experiment_id == experiment_id, _r.waits_for.is_not(None))
+        .values(waits_for=None)
+    )
+
+
 def set_waiting(experiment_id: int, reasons: Mapping[int, str | None]) -> Update:
     """Set what queued runs wait for."""
     return (

@@ -137,11 +137,11 @@ class Driver:
         with self._renewal():
             actor, sweep = self._begin()
         stops = EarlyStops(self._store, self._id, sweep.spec, self._note)
-        for round in itertools.count(1):
+        for number in itertools.count(1):
             with self._renewal():
                 self._hear(wait_out(self._renew, "the sweep"))
                 sweep.recover()
-                self._carry_out(actor, sweep, stops, round)
+                self._carry_out(actor, sweep, stops, number)
             state = wait_out(sweep.conclude, "the end of the experiment")
             if state is not None:
                 break
@@ -191,7 +191,7 @@ class Driver:
         )
         return actor, self._sweep
 
-    def _carry_out(self, actor: ExperimentActorClient, sweep: Sweep, early: EarlyStops, round: int) -> None:
+    def _carry_out(self, actor: ExperimentActorClient, sweep: Sweep, early: EarlyStops, number: int) -> None:
         """Run until no run is left that may start."""
         assert self._stops is not None
         stops = self._stops
@@ -201,7 +201,7 @@ class Driver:
             lambda changed: self._store.record_placements(self._id, self._attempt, changed),
         )
         judging = Repeated(
-            lambda: stops.stop_early(early.look([assignment.run_id for assignment in sweep.live])),
+            lambda: stops.stop_early(early.look({one.run_id: one.attempt for one in sweep.live})),
             JUDGE_S,
             "early stops",
         )
@@ -213,7 +213,7 @@ class Driver:
                 actor,
                 watch,
                 folder=self._folder / "ray",
-                name=f"{self._id}-{self._attempt}-{round}",
+                name=f"{self._id}-{self._attempt}-{number}",
                 reuse=sweep.spec.isolation == "shared",
                 give_up=self._give_up,
             )

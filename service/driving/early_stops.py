@@ -7,10 +7,10 @@ judge, because every run's series is in the database.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 from service.domain.records import Run
-from service.domain.states import RUN_STATES_WITH_RESULT
+from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 from service.driving.pruning import diverges
 from service.spec.experiment import ExperimentSpec
 from service.store import Store
@@ -40,25 +40,35 @@ class EarlyStops:
         assert better is not None  # the spec's validation has seen to it
         self._judge = spec.search.judge(better)
         self._restored = self._judge is None
-        self._stopped: set[int] = set()
+        self._stopped: dict[int, int] = {}
+        """Attempt that was asked to end early, by run; a retry after a failure does not revoke it."""
 
     @property
     def wanted(self) -> bool:
         """Whether the spec asks for any of it."""
         return self._judge is not None or self._spec.search.stop_diverging is not None
 
-    def look(self, live: Sequence[int]) -> frozenset[int]:
+    def look(self, live: Mapping[int, int]) -> frozenset[int]:
         """Runs that are to end early, those of earlier looks that still live included.
 
         Args:
-            live: ids of the runs that train now.
+            live: attempts that train now, by run.
         """
         self._restore(live)
-        for run_id in live:
+        for run_id, attempt in live.items():
+            if self._retried(run_id, attempt):
+                del self._stopped[run_id]
             if run_id not in self._stopped and (reason := self._reason(run_id)) is not None:
-                self._stopped.add(run_id)
+                self._stopped[run_id] = attempt
                 self._note(f"stopping run {run_id} early: {reason}")
-        return frozenset(self._stopped.intersection(live))
+        return frozenset(self._stopped.keys() & live.keys())
+
+    def _retried(self, run_id: int, attempt: int) -> bool:
+        """Whether people have retried a run since it was stopped."""
+        asked = self._stopped.get(run_id, attempt)
+        return asked != attempt and any(
+            one.number >= asked and one.state is RunState.stopped for one in self._store.attempts(run_id)
+        )
 
     def _reason(self, run_id: int) -> str | None:
         run = self._store.run(run_id)
@@ -76,7 +86,7 @@ class EarlyStops:
                 return f"{verdict.reason} by {metric} ({verdict.value:.4g})"
         return None
 
-    def _restore(self, live: Sequence[int]) -> None:
+    def _restore(self, live: Collection[int]) -> None:
         """Gives the judge the runs that ended before; once."""
         if self._restored:
             return

@@ -20,8 +20,8 @@ class SourceModels:
 
     def __init__(self, context: SweepContext) -> None:
         self._context = context
-        self._found: dict[str, Path | str] = {}
-        """Checkpoint folder by `run:12`, or why there is none."""
+        self._found: dict[str, Path] = {}
+        """Checkpoint folder by `run:12`."""
 
     def of(self, run: Run) -> dict[str, Path] | None:
         """Returns the checkpoint folders that a run starts from; None = a source may still succeed.
@@ -37,10 +37,9 @@ class SourceModels:
             found = self._found.get(text) or self._find(number)
             if found is None:
                 return None  # It had ended when the experiment was claimed, and is tried again.
-            self._found[text] = found
             if isinstance(found, str):
-                raise NoModel(found)
-            models[text] = found
+                raise NoModel(found)  # Not for good: people can retry the source, and then this run.
+            models[text] = self._found[text] = found
         return models
 
     def _find(self, number: int) -> Path | str | None:

@@ -26,7 +26,7 @@ from service.recording.outages import wait_out
 from service.scheduling.cluster import ClusterSnapshot
 from service.scheduling.run_plan import Shape, run_config
 from service.spec.experiment import ExperimentSpec
-from service.store import Conflict, NotFound, Store, StoreOutage
+from service.store import Conflict, NotFound, StaleAttempt, Store, StoreOutage
 from trainers.config import DevicePricing
 from trainers.errors import FailureClass
 from trainers.reporting import Clock, StopReason
@@ -238,6 +238,11 @@ class Sweep:
         except Conflict as refused:
             logger.info("carrying on: %s", refused)
             return None
+        except StaleAttempt:
+            ended = context.store.experiment(context.experiment_id)
+            if (ended.attempt, ended.state) != (context.attempt, state):
+                raise
+            return state  # The answer of an earlier try was lost.
 
     def _give_turn(self, choice: Choice) -> Turn:
         context, run, shape = self._context, choice.run, choice.shape

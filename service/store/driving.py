@@ -576,6 +576,7 @@ class Driving(StorePart):
             row = lock_experiment(connection, experiment_id)
             check_experiment_attempt(experiment_id, attempt, row)
             connection.execute(placement_statements.close_placements(experiment_id, before_attempt=attempt))
+            connection.execute(placement_statements.clear_waiting(experiment_id))
             left = [run for run in _active(connection, experiment_id) if run.experiment_attempt < attempt]
             _queue_lost(connection, experiment_id, left, "the driver and its lease are gone", now)
             return [run.id for run in left]

@@ -10,6 +10,7 @@ from service.scheduling.queue import Queue
 from service.spec.experiment import ExperimentSpec
 from service.store import PointBatch, RecordBatch, Store
 from tests.execution.conftest import Submit
+from trainers.errors import FailureClass
 
 STEPS = 90
 
@@ -42,6 +43,11 @@ def report(store: Store, run_id: int, name: str, steps: list[int], values: list[
     store.record(RecordBatch(points=[PointBatch(run_id, 1, name, steps, values, [0.0] * len(steps))]))
 
 
+def training(*runs: int) -> dict[int, int]:
+    """First attempts."""
+    return dict.fromkeys(runs, 1)
+
+
 def test_nothing_is_looked_at_unless_asked_for(begin):
     _, stops = begin(1)
     assert not stops.wanted
@@ -51,12 +57,12 @@ def test_the_worst_of_three_at_a_rung_ends(begin, store, notes):
     (first, second, third), stops = begin(3, name="asha")
     for run_id, loss in ((first, 0.5), (second, 0.4), (third, 0.9)):
         report(store, run_id, "validation_loss", [10], [loss])
-    assert stops.look([first, second, third]) == {third}
+    assert stops.look(training(first, second, third)) == {third}
     assert notes == [
         f"stopping run {third} early: at 11% of its length it ranks 3 of 3 by validation_loss (0.9)"
     ]
-    assert stops.look([first, second, third]) == {third}
-    assert stops.look([first, second]) == frozenset()
+    assert stops.look(training(first, second, third)) == {third}
+    assert stops.look(training(first, second)) == frozenset()
 
 
 def test_rungs_are_found_again_by_another_driver(begin, store):
@@ -65,7 +71,7 @@ def test_rungs_are_found_again_by_another_driver(begin, store):
         report(store, run_id, "validation_loss", [10], [loss])
         store.finish_run(run_id, 1, RunState.succeeded, summary={})
     report(store, third, "validation_loss", [10], [0.9])
-    assert begin.again().look([third]) == {third}
+    assert begin.again().look(training(third)) == {third}
 
 
 def test_a_run_whose_loss_rises_for_good_ends(begin, store, notes):
@@ -73,7 +79,7 @@ def test_a_run_whose_loss_rises_for_good_ends(begin, store, notes):
     steps = list(range(1, 41))
     report(store, calm, "loss", steps, [1.0] * 40)
     report(store, wild, "loss", steps, [1.0] * 25 + [9.0] * 15)
-    assert stops.look([calm, wild]) == {wild}
+    assert stops.look(training(calm, wild)) == {wild}
     assert notes == [f"stopping run {wild} early: its loss is more than 3 times its lowest"]
 
 
@@ -83,4 +89,21 @@ def test_a_reference_run_is_no_candidate_and_goes_to_its_end(begin, store):
     for run_id, loss in zip(cells, (0.1, 0.2, 0.3), strict=True):
         report(store, run_id, "validation_loss", [STEPS // 9], [loss])
     report(store, first_reference, "validation_loss", [STEPS // 9], [9.0])
-    assert first_reference not in stops.look(ids)
+    assert first_reference not in stops.look(training(*ids))
+
+
+@pytest.mark.parametrize(("ended", "stopped_again"), [(RunState.stopped, False), (RunState.failed, True)])
+def test_a_stop_stands_over_failures_until_people_retry_the_run(begin, store, ended, stopped_again):
+    (calm, wild), stops = begin(2, name="asha", stop_diverging=3.0)
+    steps = list(range(1, 41))
+    report(store, calm, "loss", steps, [1.0] * 40)
+    report(store, wild, "loss", steps, [1.0] * 25 + [9.0] * 15)
+    assert stops.look(training(calm, wild)) == {wild}
+    retried_by_driver = 0.0 if ended is RunState.failed else None
+    failure = (FailureClass.infrastructure, "died") if ended is RunState.failed else None
+    store.finish_run(wild, 1, ended, failure=failure, retry_delay_s=retried_by_driver)
+    if ended is RunState.stopped:
+        store.retry_run(wild)
+    store.open_attempt(wild, 1)
+    store.run_started(wild, 2, total_steps=STEPS, resumed_from_step=0, facts={})
+    assert stops.look({calm: 1, wild: 2}) == ({wild} if stopped_again else frozenset())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,11 @@ import torch
 from service.config.settings import Settings
 from service.domain.records import Run
 from service.domain.states import ExperimentState, RunState
-from service.driving.choosing import Wait
+from service.driving.choosing import LIST_EVERY_S, Wait
 from service.scheduling.queue import Queue
 from service.spec.models import checkpoints_folder
 from service.store import Store
-from tests.execution.conftest import Submit
+from tests.execution.conftest import Clock, Submit
 from tests.execution.test_sweep import Begin, complete, given
 from tests.execution.test_sweep import begin as begin
 from tests.execution.test_sweep import look as look
@@ -104,14 +105,34 @@ def test_a_source_that_failed_fails_the_experiment_with_its_reason(
     assert failure == (FailureClass.bad_spec, f"run {run.id} failed: bad_data: no labels")
 
 
+def test_a_source_that_was_retried_is_looked_at_again(
+    begin: Begin, store: Store, source: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, experiment = begin(2, model={"student": f"run:{source.id}"})
+    real = store.run
+    failed = {
+        "state": RunState.failed,
+        "failure_class": FailureClass.bad_data,
+        "failure_message": "no labels",
+    }
+    monkeypatch.setattr(
+        store,
+        "run",
+        lambda id: dataclasses.replace(real(id), **failed) if id == source.id and failed else real(id),
+    )
+    assert sweep.next_turn() is Wait.over
+    failed.clear()
+    again = store.retry_run(store.runs(experiment_id=experiment.id).items[0].id)
+    clock.forward(LIST_EVERY_S)
+    assert given(sweep).run_id == again.id
+
+
 def test_a_source_that_is_tried_again_is_waited_for(begin: Begin, store: Store, source: Run) -> None:
     sweep, _ = begin(1, model={"student": f"run:{source.id}"})
     real = store.run
     pending = {"state": RunState.running}
 
     def run(id: int) -> Run:
-        import dataclasses
-
         found = real(id)
         return dataclasses.replace(found, **pending) if id == source.id else found
 

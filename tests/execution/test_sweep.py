@@ -381,10 +381,7 @@ def test_an_answer_that_is_lost_costs_no_attempt(
         wait_out(partial(started, store, assignment.run_id), "the recorder")
         sweep.ended(assignment.turn, COMPLETED)
     assert following is Wait.over
-    try:
-        assert wait_out(sweep.conclude, "the end") is ExperimentState.succeeded
-    except StaleAttempt:
-        assert store.experiment(experiment.id).state is ExperimentState.succeeded
+    assert wait_out(sweep.conclude, "the end") is ExperimentState.succeeded
     runs = store.runs(experiment_id=experiment.id).items
     assert [(run.state, run.attempt) for run in runs] == [(RunState.succeeded, 1)] * 2
 
@@ -769,6 +766,21 @@ def test_a_run_without_room_says_what_for_and_behind_whom(
     assert store.run(turn.run_id).waits_for == f"1 CPU; experiment {other.id} holds 2 cpu"
     opened(sweep, turn)
     sweep.tell_waiting([])
+    assert store.run(turn.run_id).waits_for is None
+
+
+def test_what_a_run_waits_for_goes_with_the_driver_that_saw_it(
+    begin: Begin, store: Store, clock: Clock, queue: Queue
+) -> None:
+    sweep, experiment = begin(1)
+    turn = turn_of(sweep)
+    clock.forward(ROOM_S)
+    sweep.tell_waiting([])
+    assert store.run(turn.run_id).waits_for is not None
+    store.release_experiment(experiment.id, 1, delay_s=0.0)
+    queue.claim("s", lease_s=60)
+    store.driver_started(experiment.id, 2, "node", 2)
+    store.reset_runs_of_dead_attempt(experiment.id, 2)
     assert store.run(turn.run_id).waits_for is None
 
 
