@@ -11,6 +11,7 @@ finds, and before the first run each looks whether it sees what rank 0 has writt
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -25,6 +26,7 @@ from typing import Any
 from service.recording.assignment import Assignment, Ending, Ready
 from service.recording.experiment_actor import ExperimentActorClient, patiently
 from service.recording.mailbox import Delivery, WorkerAddress, WorkOrder
+from service.recording.outages import Repeated
 from service.scheduling.cluster import fits
 from service.scheduling.run_plan import Shape
 from service.workers.ray_cluster import look_at_cluster
@@ -43,6 +45,8 @@ _NO_ROOM_S = 10.0
 """How long the cluster may lack the room for a group before the group is given up."""
 _MEET_S = 300.0
 """How long the workers of a group may take to find each other."""
+_ARRIVE_AGAIN_S = 1.0
+"""How often a worker repeats that it has arrived, until its group is formed."""
 _SEEN_S = 20.0
 """How long a file may take from one node to another: network file systems remember what was not there."""
 
@@ -209,8 +213,11 @@ def _serve(config: Mapping[str, Any]) -> None:
     group: str = config["group"]
     rank = ray.train.get_context().get_world_rank()
     make_ready(config["device"])
-    workers = _meet(actor, group, Path(config["storage"]), rank)
-    with process_group(workers[0].address, workers[0].port, device=config["device"]):
+    own = _own_address(rank)
+    with contextlib.ExitStack() as stack:
+        with arriving(actor, group, own):
+            workers = _meet(actor, group, Path(config["storage"]), own)
+            stack.enter_context(process_group(workers[0].address, workers[0].port, device=config["device"]))
         _take_orders(actor, group, rank, workers)
 
 
@@ -232,7 +239,31 @@ def _take_orders(
         waited_since = time.monotonic()
 
 
-def _meet(actor: ExperimentActorClient, group: str, storage: Path, rank: int) -> tuple[WorkerAddress, ...]:
+def _own_address(rank: int) -> WorkerAddress:
+    from ray.train._internal.utils import get_address_and_port
+
+    address, port = get_address_and_port()
+    return WorkerAddress(
+        rank, ray_node_id(), socket.gethostname(), os.getpid(), address, port, placement_id()
+    )
+
+
+def arriving(actor: ExperimentActorClient, group: str, own: WorkerAddress) -> Repeated:
+    """Repeats that a worker has arrived, until its context ends.
+
+    A worker that has seen all others stops asking for them. An actor that restarts then has forgotten it, and
+    peers that have not seen it yet would wait in vain.
+    """
+
+    def arrive() -> None:
+        actor.arrive(group, own)
+
+    return Repeated(arrive, _ARRIVE_AGAIN_S, "arrival")
+
+
+def _meet(
+    actor: ExperimentActorClient, group: str, storage: Path, own: WorkerAddress
+) -> tuple[WorkerAddress, ...]:
     """Wait for the group's other workers, and see that all of them share the storage.
 
     Returns:
@@ -243,12 +274,9 @@ def _meet(actor: ExperimentActorClient, group: str, storage: Path, rank: int) ->
         BadSpecError: this worker does not see what rank 0 has written.
     """
     import ray.train
-    from ray.train._internal.utils import get_address_and_port
 
-    address, port = get_address_and_port()
-    own = WorkerAddress(rank, ray_node_id(), socket.gethostname(), os.getpid(), address, port, placement_id())
     mark = storage / f"{group}.seen-by-all"
-    if rank == 0:
+    if own.rank == 0:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
     world = ray.train.get_context().get_world_size()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+
 from service.recording.assignment import Ending
 from service.recording.mailbox import Delivery, Mailbox, WorkerAddress, WorkOrder
+from service.workers import worker_group
+from service.workers.worker_group import arriving
 
 ENDING = Ending("completed")
 WORKER = WorkerAddress(0, None, "host", 1, "10.0.0.1", 7)
@@ -43,3 +49,27 @@ def test_groups_do_not_see_each_other() -> None:
     assert mailbox.serve("b", WORKER, None, 0) is None
     mailbox.forget("a")
     assert mailbox.serve("a", WORKER, None, 0) is None
+
+
+def test_workers_that_met_before_the_actor_restarted_are_still_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_group, "_ARRIVE_AGAIN_S", 0.01)
+    actor = Actor()
+    late = WorkerAddress(1, None, "host", 2, "10.0.0.1", 8)
+    with arriving(actor, "g", WORKER):  # type: ignore[arg-type]
+        actor.arrive("g", late)
+        assert actor.arrive("g", WORKER) == (WORKER, late)  # It has met all, and asks no more.
+        actor.mailbox = Mailbox()
+        deadline = time.monotonic() + 10
+        while actor.arrive("g", late) != (WORKER, late):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+class Actor:
+    """Answers from a mailbox that a test replaces."""
+
+    def __init__(self) -> None:
+        self.mailbox = Mailbox()
+
+    def arrive(self, group: str, worker: WorkerAddress) -> tuple[WorkerAddress, ...]:
+        return self.mailbox.arrive(group, worker)
