@@ -49,6 +49,7 @@ def _exceptions(usual: Any, of: Callable[[TaskInfo], Any]) -> Any:
 
 
 _MaxLength = Annotated[int, _exceptions(MAX_LENGTH, _usual_length_of)]
+_Column = Annotated[str, Field(min_length=1, max_length=200)] | Annotated[int, Field(ge=0, lt=1000)]
 _ExampleCount = Annotated[int | None, _exceptions("examples", lambda info: info.counted)]
 
 
@@ -59,6 +60,9 @@ class Task(Section):
     """Task: data format, head and metrics."""
     path: str | None = Field(default=None, max_length=4096)
     """Dataset: a folder or file under a data root, or `hub:<owner>/<name>`; unset = the task's hub id."""
+    columns: dict[str, _Column] = Field(default_factory=dict, max_length=20)
+    """What the dataset calls the task's fields, such as `{text: sentence}`; numbers are the positions of
+    columns from 0, in CSV and TSV files without a header."""
     max_length: _MaxLength = Field(default_factory=_usual_length, ge=8, le=MAX_LENGTH)
     """Longest sequence, in tokens: longer texts are cut or become windows; unset = 512."""
     train_examples: _ExampleCount = Field(default=None, ge=1)
@@ -80,6 +84,11 @@ class Task(Section):
     def info(self) -> TaskInfo:
         """What is known of the task."""
         return TASKS[self.name]
+
+    @property
+    def headerless(self) -> bool:
+        """Whether columns are given by position, so that files have no header."""
+        return any(isinstance(column, int) for column in self.columns.values())
 
     def own(self, fields: type[Own]) -> Own:
         """Returns the task's own fields, with their defaults where the spec leaves them out.
@@ -124,8 +133,23 @@ class Task(Section):
                 f"test_examples {self.test_examples} has no test part to draw from, because test is none; "
                 "remove task.test_examples or set task.test: auto"
             )
+        self._check_columns()
         self.own(OwnFields).check(self.max_length)
         return self
+
+    def _check_columns(self) -> None:
+        known = self.info.columns
+        for name in self.columns:
+            if name not in known:
+                raise ValueError(
+                    f"columns names the field {name!r}, which task {self.name} does not read; use "
+                    f"{', '.join(known)}"
+                )
+        if self.headerless and not all(isinstance(column, int) for column in self.columns.values()):
+            raise ValueError(
+                "columns mixes names and positions; use positions for all (files without a header), or names "
+                "for all"
+            )
 
 
 @functools.lru_cache

@@ -13,6 +13,7 @@ import json
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +54,30 @@ def read_json_lines(path: Path) -> Iterator[Row]:
             yield Row(row, f"{path}, line {number}")
 
 
-def read_csv(path: Path) -> Iterator[Row]:
-    """Rows of a comma-separated file with a header; a quoted field may span lines.
+def read_csv(path: Path, *, header: bool = True) -> Iterator[Row]:
+    """Rows of a comma-separated file; a quoted field may span lines.
+
+    Args:
+        path: File to read.
+        header: whether the first line names the columns; else they are named `0`, `1`, ...
 
     Raises:
         BadDataError: naming file and line.
     """
-    yield from _delimited(path, {"delimiter": ",", "strict": True})
+    yield from _delimited(path, {"delimiter": ",", "strict": True}, header=header)
 
 
-def read_tsv(path: Path) -> Iterator[Row]:
-    """Rows of a tab-separated file with a header; quotes have no meaning.
+def read_tsv(path: Path, *, header: bool = True) -> Iterator[Row]:
+    """Rows of a tab-separated file; quotes have no meaning.
+
+    Args:
+        path: File to read.
+        header: whether the first line names the columns; else they are named `0`, `1`, ...
 
     Raises:
         BadDataError: naming file and line.
     """
-    yield from _delimited(path, {"delimiter": "\t", "quoting": csv.QUOTE_NONE})
+    yield from _delimited(path, {"delimiter": "\t", "quoting": csv.QUOTE_NONE}, header=header)
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
@@ -107,6 +116,14 @@ READERS = {
     ".parquet": read_parquet,
 }
 """Reader of a table by the end of its file's name."""
+
+HEADERLESS = {
+    ".csv": partial(read_csv, header=False),
+    ".csv.gz": partial(read_csv, header=False),
+    ".tsv": partial(read_tsv, header=False),
+    ".tsv.gz": partial(read_tsv, header=False),
+}
+"""Reader of a table whose first line is a row."""
 
 
 def ending(path: Path) -> str:
@@ -163,19 +180,21 @@ def _cells(path: Path, name: str, column: Any) -> list[Any]:
     return values
 
 
-def _delimited(path: Path, dialect: dict[str, Any]) -> Iterator[Row]:
+def _delimited(path: Path, dialect: dict[str, Any], *, header: bool) -> Iterator[Row]:
     with closing(_raw_lines(path)) as lines:
         # strict: an unclosed quote is an error instead of one row with the rest of the file.
         reader = csv.reader(_decoded(lines, path), **dialect)
         try:
-            columns = [name.strip() for name in next(reader, [])]
+            columns = [name.strip() for name in next(reader, [])] if header else []
             for values in reader:
                 if not values:
                     continue
+                if not columns:
+                    columns = [str(position) for position in range(len(values))]
                 if len(values) != len(columns):
                     raise BadDataError(
                         f"{path}, line {reader.line_num}: {len(values)} fields, "
-                        f"but the header has {len(columns)}"
+                        f"but the {'header' if header else 'first line'} has {len(columns)}"
                     )
                 yield Row(dict(zip(columns, values, strict=True)), f"{path}, line {reader.line_num}")
         except csv.Error as error:

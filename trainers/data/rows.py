@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainers.errors import BadDataError
@@ -16,10 +16,12 @@ class Row:
     Attributes:
         fields: values by name, as the file has them.
         where: `file, line n` for messages.
+        columns: what the file calls a field, where `task.columns` says so.
     """
 
     fields: Mapping[str, Any]
     where: str
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, name: str) -> str:
         """Returns a field that must be a text with something in it.
@@ -51,10 +53,34 @@ class Row:
 
     def refusal(self, name: str, problem: str) -> BadDataError:
         """Returns the error that says what is wrong with a field of this row."""
-        return BadDataError(f"{self.where}, field {name}: {problem}")
+        return BadDataError(f"{self.where}, field {self.columns.get(name, name)}: {problem}")
+
+    def renamed(self, columns: Mapping[str, str]) -> Row:
+        """Returns the row with fields under the names that the task knows.
+
+        Args:
+            columns: what the file calls each of them.
+
+        Raises:
+            BadDataError: the row lacks such a column.
+        """
+        for name, column in columns.items():
+            if column not in self.fields:
+                raise BadDataError(
+                    f"{self.where}: no column {column!r}, which task.columns.{name} names (found: "
+                    f"{', '.join(map(str, self.fields)) or 'nothing'})"
+                )
+        named = {name: self.fields[column] for name, column in columns.items()}
+        return Row({**self.fields, **named}, self.where, columns)
 
     def _present(self, name: str) -> Any:
         value = self.fields.get(name)
         if value is None:
-            raise self.refusal(name, f"missing (found: {', '.join(map(str, self.fields)) or 'nothing'})")
+            found = ", ".join(map(str, self.fields)) or "nothing"
+            advice = (
+                f"; set task.columns.{name} to one of these"
+                if self.fields and name not in self.fields
+                else ""
+            )
+            raise self.refusal(name, f"missing (found: {found}){advice}")
         return value

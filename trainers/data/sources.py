@@ -10,7 +10,7 @@ from trainers.config import Task, Workspace
 from trainers.data.fingerprint import FileSet, fingerprint
 from trainers.data.formats import READERS, ending
 from trainers.data.hub import HubDataset
-from trainers.data.layouts import Layout, SourcePart, tables
+from trainers.data.layouts import Layout, SourcePart, headerless_tables, tables
 from trainers.data.parts import rule_identity, used_parts
 from trainers.data.paths import HUB, UnusablePath, id_on_hub, resolve
 from trainers.data.rows import Row
@@ -49,6 +49,11 @@ def open_source(task: Task, workspace: Workspace) -> Source:
     Raises:
         BadDataError: missing, empty, unreadable, outside the roots, no id, or of no known layout.
     """
+    source = _open(task, workspace)
+    return Renamed(source, task.columns) if task.columns else source
+
+
+def _open(task: Task, workspace: Workspace) -> Source:
     info = task.info
     path = task.path or HUB + info.hub_id
     memory = Path(workspace.cache) / "fingerprints"
@@ -61,7 +66,8 @@ def open_source(task: Task, workspace: Workspace) -> Source:
     except UnusablePath as error:
         raise BadDataError(str(error)) from None
     try:
-        return FileSource(found, used_parts(_parts(found, (*info.layouts, tables)), task.test), memory)
+        layouts = (headerless_tables,) if task.headerless else (*info.layouts, tables)
+        return FileSource(found, used_parts(_parts(found, layouts), task.test), memory)
     except OSError as error:
         raise BadDataError(f"{error.filename or found}: cannot be read ({error.strerror})") from None
 
@@ -98,6 +104,29 @@ class FileSource:
     def rows(self, part: str) -> Iterator[Row]:
         """Yields the rows of a part in the order of its files."""
         return self._parts[part].read()
+
+
+class Renamed:
+    """A dataset whose columns have other names than the task's fields.
+
+    Args:
+        source: Dataset as it is.
+        columns: `task.columns`.
+    """
+
+    def __init__(self, source: Source, columns: Mapping[str, str | int]) -> None:
+        self.name = source.name
+        self._source = source
+        self._columns = {name: str(column) for name, column in columns.items()}
+
+    @property
+    def parts(self) -> Mapping[str, FileSet]:
+        """Fingerprint of each part."""
+        return self._source.parts
+
+    def rows(self, part: str) -> Iterator[Row]:
+        """Yields the rows of a part under the task's names."""
+        return (row.renamed(self._columns) for row in self._source.rows(part))
 
 
 def source_identity(source: Source) -> dict[str, str | int | float]:

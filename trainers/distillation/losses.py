@@ -28,6 +28,21 @@ def soft_targets(student: torch.Tensor, teacher: torch.Tensor, temperature: floa
     return temperature**2 * _divergence(student.float() / temperature, teacher.float() / temperature).sum()
 
 
+def soft_labels(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Returns the divergence of independent yes-no decisions: `T^2` times the sum of their KL divergences.
+
+    `soft_targets` for classes that do not exclude each other: each logit is one of two, the other is 0.
+
+    Args:
+        student, teacher: (B, C) logits.
+        temperature: T.
+    """
+    ours, theirs = student.float() / temperature, teacher.float() / temperature
+    said = functional.binary_cross_entropy_with_logits(ours, theirs.sigmoid(), reduction="sum")
+    entropy = functional.binary_cross_entropy_with_logits(theirs, theirs.sigmoid(), reduction="sum")
+    return temperature**2 * (said - entropy)
+
+
 def soft_spans(
     student: torch.Tensor, teacher: torch.Tensor, temperature: float, mask: torch.Tensor | None
 ) -> torch.Tensor:

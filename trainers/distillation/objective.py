@@ -141,7 +141,8 @@ class DistillationObjective(Objective):
     def _soft(self, student: torch.Tensor, teacher: torch.Tensor, batch: Batch) -> torch.Tensor:
         temperature = self._config.temperature
         if isinstance(self._head, ClassHead):
-            return losses.soft_targets(student, teacher, temperature)
+            soft = losses.soft_labels if self._head.multi_label else losses.soft_targets
+            return soft(student, teacher, temperature)
         if isinstance(self._head, SpanHead):
             return losses.soft_spans(student, teacher, temperature, batch.attention_mask)
         # Some models have rows for pieces that no tokenizer knows, to fill their matrices up.

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClassHead:
-    """One class per sequence, from the pooled first token: logits (B, C).
+    """Classes of a sequence, from the pooled first token: logits (B, C).
 
     Attributes:
         classes: names of the C classes, by number.
+        multi_label: any number of classes per sequence, each decided for itself.
     """
 
     classes: tuple[str, ...]
+    multi_label: bool = False
 
 
 @dataclass(frozen=True, slots=True)

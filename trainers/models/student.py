@@ -208,7 +208,7 @@ def build(
         fields.update(
             id2label=dict(enumerate(head.classes)),
             label2id={name: i for i, name in enumerate(head.classes)},
-            problem_type="single_label_classification",
+            problem_type="multi_label_classification" if head.multi_label else "single_label_classification",
         )
     try:
         config = BertConfig(**fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainers.registry import by_name
+from trainers.tasks.classification import CLASSIFICATION
 from trainers.tasks.imdb import IMDB
 from trainers.tasks.info import TaskInfo
 from trainers.tasks.mlm import MLM
@@ -10,7 +11,7 @@ from trainers.tasks.squad_v2 import SQUAD_V2
 from trainers.tasks.tariff import TARIFF
 from trainers.tasks.wikiqa import WIKIQA
 
-TASKS: dict[str, TaskInfo] = by_name(IMDB, SQUAD_V2, WIKIQA, TARIFF, MLM)
+TASKS: dict[str, TaskInfo] = by_name(CLASSIFICATION, IMDB, SQUAD_V2, WIKIQA, TARIFF, MLM)
 """All values of `task.name`.
 
 Add others before `trainers.config` and `trainers.figures` are imported: these compose the section `task` of a

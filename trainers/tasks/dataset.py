@@ -445,6 +445,7 @@ def selection_identity(task: configuration.Task) -> dict[str, str | int | float]
         "overlap": overlap_policy(task),
         "validation_fraction": task.validation_fraction,
         "split_seed": task.split_seed,
+        **{f"columns.{name}": column for name, column in task.columns.items()},
     }
 
 

@@ -87,6 +87,7 @@ class TaskInfo:
         own_fields: its fields of the section `task`, besides those of every task.
         usual_length: default of `task.max_length`; None = the longest.
         counted: Unit of `task.train_examples` and its siblings.
+        columns: fields of a row that it reads, which `task.columns` may rename.
         layouts: official file formats, tried before tables of rows.
         hub_id: dataset that is used when `task.path` is unset; empty = there is none.
         hub_examples: training examples of that dataset, for forecasts; None = not known unread.
@@ -102,6 +103,7 @@ class TaskInfo:
     own_fields: type[OwnFields] = OwnFields
     usual_length: int | None = None
     counted: str = "examples"
+    columns: tuple[str, ...] = ("text", "label")
     layouts: tuple[Layout, ...] = ()
     hub_id: str = ""
     hub_examples: int | None = None

@@ -35,3 +35,64 @@ def classification(
         "precision_macro": float(precision[present].mean()),
         "recall_macro": float(recall[present].mean()),
     }
+
+
+def decisions(predicted: npt.NDArray[np.bool_], labels: npt.NDArray[np.bool_]) -> dict[str, float]:
+    """Scores of independent yes-no decisions, in [0, 1]; a class that never occurs counts nowhere.
+
+    Accuracy is the share of rows in which every decision is right (scikit-learn's `accuracy_score` of
+    indicator matrices); macro figures are means over classes, `f1_micro` is over all decisions.
+
+    Args:
+        predicted, labels: (N, C).
+    """
+    hits = (predicted & labels).sum(0).astype(np.float64)
+    of_prediction, of_label = predicted.sum(0), labels.sum(0)
+    present = (of_label + of_prediction) > 0
+    zeros = np.zeros(predicted.shape[1])
+    precision = np.divide(hits, of_prediction, out=zeros.copy(), where=of_prediction > 0)
+    recall = np.divide(hits, of_label, out=zeros.copy(), where=of_label > 0)
+    f1 = np.divide(2 * hits, of_label + of_prediction, out=zeros.copy(), where=present)
+    total = int(of_label.sum() + of_prediction.sum())
+    return {
+        "accuracy": float((predicted == labels).all(1).mean()),
+        "f1": float(f1[present].mean()) if present.any() else 0.0,
+        "precision_macro": float(precision[present].mean()) if present.any() else 0.0,
+        "recall_macro": float(recall[present].mean()) if present.any() else 0.0,
+        "f1_micro": float(2 * hits.sum() / total) if total else 0.0,
+    }
+
+
+def matthews(predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], classes: int) -> float:
+    """Correlation of predictions and labels over classes, in [-1, 1]; 0 when either is constant.
+
+    Gorodkin 2004, "Comparing two K-category assignments by a K-category correlation coefficient".
+
+    Args:
+        predicted: (N,) predicted classes.
+        labels: (N,) true classes.
+        classes: number of classes.
+    """
+    count = float(len(labels))
+    of_label = np.bincount(labels, minlength=classes).astype(np.float64)
+    of_prediction = np.bincount(predicted, minlength=classes).astype(np.float64)
+    together = float((predicted == labels).sum()) * count - float(of_label @ of_prediction)
+    alone = (count**2 - float(of_label @ of_label)) * (count**2 - float(of_prediction @ of_prediction))
+    return together / float(np.sqrt(alone)) if alone > 0 else 0.0
+
+
+def calibration_error(
+    confidence: npt.NDArray[np.floating], right: npt.NDArray[np.bool_], bins: int = 15
+) -> float:
+    """Expected calibration error: mean distance of confidence and accuracy over bins of confidence.
+
+    Guo et al. 2017, arXiv 1706.04599, equation 3; bins of equal width, weighted by their examples.
+
+    Args:
+        confidence: (N,) probability that the model gives its own prediction.
+        right: (N,) whether the prediction is right.
+        bins: number of bins.
+    """
+    place = np.minimum((np.asarray(confidence, dtype=np.float64) * bins).astype(np.int64), bins - 1)
+    gap = np.bincount(place, weights=confidence - right.astype(np.float64), minlength=bins)
+    return float(np.abs(gap).sum() / len(right))

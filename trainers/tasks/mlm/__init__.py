@@ -33,6 +33,7 @@ MLM = TaskInfo(
     own_fields=MaskFields,
     usual_length=128,
     counted="sequences",
+    columns=("text",),
     layouts=(plain_texts,),
     hub_id="Salesforce/wikitext:wikitext-2-raw-v1",
     default_examples={TRAIN: 65_536, VALIDATION: 8_192, TEST: 8_192},

@@ -45,6 +45,7 @@ SQUAD_V2 = TaskInfo(
     headline="f1",
     own_fields=SpanFields,
     counted="questions",
+    columns=("id", "question", "context", "answers", "title", "is_impossible"),
     layouts=(official,),
     hub_id="rajpurkar/squad_v2",
     hub_examples=131_944,  # windows at length 384

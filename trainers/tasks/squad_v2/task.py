@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class SquadV2(DatasetTask[Question]):
         number = str(row.label("id")).strip()
         if not number:
             raise row.refusal("id", "empty; give every question a unique id")
-        row = Row(row.fields, f"{row.where}, question {number}")
+        row = replace(row, where=f"{row.where}, question {number}")
         text, context = row.text("question"), row.text("context")
         answers = _answers(row, context)
         impossible = row.fields.get("is_impossible")

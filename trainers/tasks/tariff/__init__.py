@@ -29,5 +29,6 @@ TARIFF = TaskInfo(
     },
     headline="accuracy",
     own_fields=CodeFields,
+    columns=("text", "code"),
     layouts=(official,),
 )

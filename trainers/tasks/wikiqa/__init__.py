@@ -23,6 +23,7 @@ WIKIQA = TaskInfo(
     headline="map",
     own_fields=CutFields,
     counted="questions",
+    columns=("question", "sentence", "label", "question_id"),
     layouts=(official,),
     hub_id="microsoft/wiki_qa",
     hub_examples=20_360,

@@ -1,0 +1,264 @@
+"""Any labelled texts: columns, labels, pairs, several labels, scores, every named failure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from sklearn import metrics
+
+from trainers.config import Task
+from trainers.distillation.losses import soft_labels
+from trainers.entrypoint import train
+from trainers.errors import BadDataError
+from trainers.models.origin import Preset
+from trainers.reporting import NeverStop
+from trainers.tasks import base
+from trainers.tasks.classification.scoring import OneLabelScoring, SeveralLabelsScoring
+from trainers.tasks.scores import calibration_error, classification, decisions, matthews
+
+WORDS = {"sports": "ball goal team", "science": "atom cell star", "business": "bank share profit"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "data"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def classify(configure, folder):
+    def make(**task: Any):
+        return configure(
+            task={"name": "classification", "path": str(folder), "max_length": 16, **task},
+            workspace__data_roots=(str(folder.parent),),
+            workspace__cache=str(folder.parent / "cache"),
+        )
+
+    return make
+
+
+def write(folder, part, rows):
+    (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def topics(count, **names):
+    text, label = names.get("text", "text"), names.get("label", "label")
+    rows = []
+    for number in range(count):
+        name = list(WORDS)[number % 3]
+        words = WORDS[name].split()
+        rows.append({label: name, text: f"{words[number % 3]} {words[(number // 3) % 3]} number {number}"})
+    return rows
+
+
+def prepare(config):
+    lines: list[str] = []
+    return base.build("classification").prepare(config, Preset("tiny"), lines.append), lines
+
+
+def refused(config, match):
+    with pytest.raises(BadDataError, match=match):
+        prepare(config)
+
+
+def test_sst2_as_published(classify, folder):
+    write(
+        folder,
+        "train",
+        [{"label": n % 2, "sentence": f"a film {n} {'good' if n % 2 else 'bad'}"} for n in range(40)],
+    )
+    data, _ = prepare(classify(columns={"text": "sentence"}))
+    assert data.head.classes == ("0", "1")
+
+
+def test_without_columns_the_error_says_what_to_set(classify, folder):
+    write(folder, "train", [{"label": 1, "sentence": "good"}, {"label": 0, "sentence": "bad"}])
+    refused(
+        classify(), r"field text: missing \(found: label, sentence\); set task.columns.text to one of these"
+    )
+
+
+def test_a_column_that_does_not_exist_is_named(classify, folder):
+    write(folder, "train", topics(6))
+    refused(
+        classify(columns={"text": "sentence"}),
+        r"line 1: no column 'sentence', which task.columns.text names \(found: label, text\)",
+    )
+
+
+def test_errors_name_the_columns_of_the_file(classify, folder):
+    write(folder, "train", [{"label": "a", "sentence": "x"}, {"label": "b", "sentence": ""}])
+    refused(classify(columns={"text": "sentence"}), "line 2, field sentence: empty")
+
+
+def test_files_without_a_header_are_read_by_position(classify, folder):
+    lines = [f'"{n % 4 + 1}","title {n}","body of {n}"' for n in range(40)]
+    (folder / "train.csv").write_text("\n".join(lines))
+    data, _ = prepare(classify(columns={"label": 0, "text": 1, "text_pair": 2}))
+    assert data.head.classes == ("1", "2", "3", "4")
+    assert data.train.second_at is not None
+
+
+@pytest.mark.parametrize(
+    ("columns", "match"),
+    [
+        ({"txt": "sentence"}, "columns names the field 'txt', which task classification does not read"),
+        ({"text": 0, "label": "y"}, "columns mixes names and positions"),
+    ],
+)
+def test_columns_that_mean_nothing_are_refused(columns, match):
+    with pytest.raises(ValidationError, match=match):
+        Task(name="classification", columns=columns)
+
+
+def test_labels_that_are_listed_are_numbered_in_that_order(classify, folder):
+    write(folder, "train", topics(30))
+    data, _ = prepare(classify(labels=("science", "sports", "business")))
+    assert data.head.classes == ("science", "sports", "business")
+
+
+def test_numbers_mean_positions_in_the_listed_labels(classify, folder):
+    write(folder, "train", [{"text": f"t {n} {n % 3}", "label": n % 3} for n in range(30)])
+    data, _ = prepare(classify(labels=("low", "middle", "high")))
+    assert data.head.classes == ("low", "middle", "high")
+    assert set(data.train.labels.tolist()) == {0, 1, 2}
+
+
+def test_a_label_beyond_the_list_is_refused(classify, folder):
+    write(folder, "train", [*topics(6), {"text": "x", "label": "art"}])
+    refused(
+        classify(labels=tuple(WORDS)), "line 7, field label: unknown label 'art'; use one of sports, science"
+    )
+
+
+def test_numbers_as_labels_are_sorted_by_value(classify, folder):
+    write(folder, "train", [{"text": f"t {n}", "label": n % 12} for n in range(48)])
+    data, _ = prepare(classify())
+    assert data.head.classes == tuple(map(str, range(12)))
+
+
+def test_a_label_that_only_validation_has_is_refused(classify, folder):
+    write(folder, "train", topics(12))
+    write(folder, "validation", [{"text": "a painting", "label": "art"}, {"text": "ball", "label": "sports"}])
+    refused(
+        classify(test="none"), "validation: label 'art' is not in the training part, so it cannot be learned"
+    )
+
+
+def test_one_class_is_nothing_to_learn(classify, folder):
+    write(folder, "train", [{"text": f"ball {n}", "label": "sports"} for n in range(12)])
+    refused(classify(), "all examples .* have label sports, so there is nothing to learn")
+
+
+def test_rows_with_and_without_a_second_text_are_refused(classify, folder):
+    rows = topics(12)
+    rows[5]["text_pair"] = "and more"
+    write(folder, "train", rows)
+    refused(classify(), "some rows have a text_pair and others have none")
+
+
+def test_several_labels_are_a_row_of_zeros_and_ones(classify, folder):
+    labels = ["joy,anger", "", "fear", "joy"]
+    write(folder, "train", [{"text": f"text {n}", "label": labels[n % 4]} for n in range(40)])
+    data, _ = prepare(classify(multi_label=True))
+    assert data.head.classes == ("anger", "fear", "joy")
+    assert data.head.multi_label
+    assert {tuple(row) for row in data.train.labels.tolist()} == {(1, 0, 1), (0, 0, 0), (0, 1, 0), (0, 0, 1)}
+
+
+def test_labels_that_are_not_a_list_are_refused(classify, folder):
+    write(folder, "train", [{"text": "x", "label": 3}])
+    refused(classify(multi_label=True), "field label: '3' is not a list of labels; write a list, or a text")
+
+
+def test_a_label_listed_twice_is_refused():
+    with pytest.raises(ValidationError, match="labels lists 'a' twice"):
+        Task(name="classification", labels=("a", "b", "a"))
+
+
+def learned(config, recorder):
+    train(config, recorder, NeverStop())
+    return {one.name: one.value for one in recorder.measurements}
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_tiny_learns_the_topics(classify, folder, recorder, several):
+    rows = topics(240)
+    if several:
+        rows = [{**row, "label": [row["label"], "short"]} for row in rows]
+        rows[0]["label"] = rows[0]["label"][:1]
+    write(folder, "train", rows)
+    config = classify(multi_label=several)
+    config = config.model_copy(
+        update={
+            "length": config.length.model_copy(update={"steps": 60, "epochs": None}),
+            "batch": config.batch.model_copy(update={"global_size": 16}),
+            "optimizer": config.optimizer.model_copy(update={"learning_rate": 3e-3}),
+        }
+    )
+    values = learned(config, recorder)
+    assert values["accuracy"] > 0.9
+    assert values["matthews"] > 0.8
+
+
+def test_scores_of_one_label_are_scikit_learns():
+    drawn = np.random.default_rng(0)
+    logits = torch.from_numpy(drawn.normal(size=(200, 4)).astype(np.float32))
+    labels = drawn.integers(0, 4, 200)
+    scoring = OneLabelScoring(labels, "abcd")
+    found = scoring.score(scoring.observe(logits, None).numpy())  # type: ignore[arg-type]
+    predicted = logits.argmax(1).numpy()
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, predicted))
+    assert found["f1_micro"] == pytest.approx(metrics.f1_score(labels, predicted, average="micro"))
+    assert found["matthews"] == pytest.approx(metrics.matthews_corrcoef(labels, predicted))
+    assert found["f1"] == classification(predicted, labels, 4)["f1"]
+
+
+def test_scores_of_several_labels_are_scikit_learns():
+    drawn = np.random.default_rng(1)
+    predicted, labels = drawn.random((150, 5)) > 0.6, drawn.random((150, 5)) > 0.7
+    predicted[:, 4], labels[:, 4] = False, False  # A class that never occurs.
+    found = decisions(predicted, labels)
+    shown = predicted[:, :4], labels[:, :4]
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, predicted))
+    for name, function in (
+        ("f1", metrics.f1_score),
+        ("precision_macro", metrics.precision_score),
+        ("recall_macro", metrics.recall_score),
+    ):
+        expected = function(shown[1], shown[0], average="macro", zero_division=0)
+        assert found[name] == pytest.approx(expected), name
+    assert found["f1_micro"] == pytest.approx(metrics.f1_score(labels, predicted, average="micro"))
+
+
+def test_a_constant_prediction_correlates_with_nothing():
+    assert matthews(np.zeros(10, dtype=np.int64), np.arange(10) % 2, 2) == 0.0
+
+
+def test_calibration_error_is_zero_where_confidence_is_accuracy_and_one_where_it_is_always_wrong():
+    right = np.arange(100) % 4 != 0
+    assert calibration_error(np.full(100, 0.75), right) == pytest.approx(0.0)
+    assert calibration_error(np.ones(10), np.zeros(10, dtype=np.bool_)) == pytest.approx(1.0)
+
+
+def test_soft_labels_are_zero_for_the_teachers_own_logits_and_positive_for_others():
+    torch.manual_seed(0)
+    teacher = torch.randn(8, 5, dtype=torch.float64)
+    assert float(soft_labels(teacher, teacher, 2.0)) == pytest.approx(0.0, abs=1e-5)
+    assert float(soft_labels(teacher + 1.0, teacher, 2.0)) > 0.1
+
+
+def test_predictions_name_the_classes():
+    labels = np.array([[1, 0], [0, 0]])
+    judged = SeveralLabelsScoring(labels, ("joy", "anger")).judge(
+        np.array([[0.9, 0.2], [0.1, 0.7]], np.float32), {}
+    )
+    assert judged.predictions == [["joy"], ["anger"]]
+    assert judged.truths == [["joy"], []]
+    assert judged.scores.tolist() == [1.0, 0.0]

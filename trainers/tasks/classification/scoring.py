@@ -1,0 +1,105 @@
+"""Scores of predicted classes, one or several per text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trainers.data.batches import Batch
+from trainers.tasks.base import Judged
+from trainers.tasks.scores import calibration_error, classification, decisions, matthews
+
+
+class OneLabelScoring:
+    """The likeliest class is the prediction.
+
+    Args:
+        labels: (N,) true classes.
+        classes: their names, by number.
+    """
+
+    def __init__(self, labels: npt.NDArray[np.int64], classes: Sequence[str]) -> None:
+        self._labels, self._classes = labels, classes
+
+    @property
+    def units(self) -> int:
+        """Number of texts."""
+        return len(self._labels)
+
+    def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """(B, 2) the likeliest class, and its probability."""
+        probability, predicted = logits.float().softmax(1).max(1)
+        return torch.stack([predicted.float(), probability], 1)
+
+    def score(
+        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """Returns the metrics; nothing is carried over."""
+        predicted = observed[:, 0].astype(np.int64)
+        scores = classification(predicted, self._labels, len(self._classes))
+        return {
+            **scores,
+            "f1_micro": scores["accuracy"],  # Each text has one prediction and one label.
+            "matthews": matthews(predicted, self._labels, len(self._classes)),
+            "calibration_error": calibration_error(observed[:, 1], predicted == self._labels),
+        }
+
+    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+        """Returns the names of the classes."""
+        predicted = observed[:, 0].astype(np.int64)
+        return Judged(
+            np.arange(len(predicted)),
+            (predicted == self._labels).astype(np.float64),
+            [self._classes[number] for number in predicted],
+            [self._classes[number] for number in self._labels],
+        )
+
+
+class SeveralLabelsScoring:
+    """Every class with a probability above one half is predicted.
+
+    Args:
+        labels: (N, C) 1 where a text has the label.
+        classes: their names, by number.
+    """
+
+    def __init__(self, labels: npt.NDArray[np.int64], classes: Sequence[str]) -> None:
+        self._labels, self._classes = labels, classes
+
+    @property
+    def units(self) -> int:
+        """Number of texts."""
+        return len(self._labels)
+
+    def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """(B, C) the probability of each class."""
+        return logits.float().sigmoid()
+
+    def score(
+        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """Returns the metrics; nothing is carried over."""
+        predicted, labels = observed > 0.5, self._labels == 1
+        return {
+            **decisions(predicted, labels),
+            "matthews": matthews(predicted.ravel().astype(np.int64), labels.ravel().astype(np.int64), 2),
+            "calibration_error": calibration_error(
+                np.where(predicted, observed, 1.0 - observed).ravel(), (predicted == labels).ravel()
+            ),
+        }
+
+    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+        """Returns the names of each text's classes; a text is right when all of them are."""
+        predicted, labels = observed > 0.5, self._labels == 1
+        return Judged(
+            np.arange(len(predicted)),
+            (predicted == labels).all(1).astype(np.float64),
+            [self._names(row) for row in predicted],
+            [self._names(row) for row in labels],
+        )
+
+    def _names(self, row: npt.NDArray[np.bool_]) -> list[str]:
+        return [self._classes[number] for number in np.flatnonzero(row).tolist()]
