@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
@@ -15,3 +17,14 @@ def database_time(connection: Connection) -> float:
     """Returns Unix seconds by the clock of the database's server."""
     statement = _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL
     return float(connection.execute(statement).scalar_one())
+
+
+def clock_skew_s(connection: Connection) -> float:
+    """Returns by how much this host's clock is certainly ahead of the database's; negative = behind."""
+    database_time(connection)  # The first statement of a connection takes longer than the next.
+    before = time.time()
+    there = database_time(connection)
+    after = time.time()
+    if there < before:
+        return before - there
+    return min(0.0, after - there)

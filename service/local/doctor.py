@@ -22,6 +22,8 @@ from service.config.settings import Settings
 from trainers.optimizers import OPTIMIZERS
 
 _LEAST_FREE_GIB = 2.0
+_LARGEST_SKEW_S = 1.0
+"""How far the clocks of this machine and of the database may differ."""
 
 
 class Health(StrEnum):
@@ -136,6 +138,29 @@ def _database(settings: Settings) -> Iterator[Finding]:
         return
     whole = "intact" if is_file else "reachable"
     yield Finding("database", Health.ok, f"{shown}: {whole}, migrations current")
+    if not is_file:  # SQLite has no clock but this machine's.
+        yield _clock(settings)
+
+
+def _clock(settings: Settings) -> Finding:
+    from service.db.clock import clock_skew_s
+    from service.db.engine import Database
+
+    database = Database(settings.resolved_database_url())
+    try:
+        with database.read() as connection:
+            ahead_s = clock_skew_s(connection)
+    finally:
+        database.close()
+    if abs(ahead_s) <= _LARGEST_SKEW_S:
+        return Finding("clock", Health.ok, f"within {_LARGEST_SKEW_S:g} s of the database's")
+    word = "ahead of" if ahead_s > 0 else "behind"
+    return Finding(
+        "clock",
+        Health.note,
+        f"{abs(ahead_s):.1f} s {word} the database's: dates and durations of runs are wrong; leases are not",
+        "synchronise this machine and the database's (systemd-timesyncd, chrony)",
+    )
 
 
 def _compiler(settings: Settings) -> Iterator[Finding]:
