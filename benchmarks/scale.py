@@ -40,7 +40,7 @@ from service.db import migrate, schema
 from service.db.engine import Database
 from service.driving.driver import RENEWALS, LeaseRenewal
 from service.driving.sweep import Sweep
-from service.recording.assignment import Turn
+from service.recording.assignment import Ending, Ready, Turn
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.queue import Queue
@@ -93,7 +93,7 @@ def next_run(settings: Settings, smoke: bool) -> dict[str, float]:
         for _ in range(asked):
             _timed(sweep.next_turn, times)
         for _ in range(asked):
-            sweep.drop(live.pop(chance.randrange(len(live))))
+            _complete(store, sweep, live.pop(chance.randrange(len(live))))
             given = _timed(sweep.next_turn, times)
             assert isinstance(given, Turn), "a place was free, and no run was given a turn"
             live.append(given)
@@ -114,6 +114,13 @@ def _begun(store: Store, settings: Settings, spec: ExperimentSpec, snapshot: Clu
     assert claimed.id == experiment.id
     store.driver_started(experiment.id, 1, "bench", 0)
     return Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=lambda: snapshot)
+
+
+def _complete(store: Store, sweep: Sweep, turn: Turn) -> None:
+    assignment = sweep.open(turn, Ready("placement", 0.0))
+    assert assignment is not None
+    store.run_started(turn.run_id, assignment.attempt, total_steps=1, resumed_from_step=0, facts={})
+    sweep.ended(turn, Ending("completed"))
 
 
 def queue_position(settings: Settings, smoke: bool) -> dict[str, float]:

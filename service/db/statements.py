@@ -152,6 +152,23 @@ def idempotency_rows(keys: Iterable[tuple[str, str]]) -> Select[Any]:
     )
 
 
+def queued_runs(experiment_id: int, now: float) -> Select[Any]:
+    """What decides about the turns of an experiment's queued runs: the fields of `QueuedRun`."""
+    return select(_r.id, _r.index, _r.cell, _r.not_before_s - now, _r.started_s.is_not(None)).where(
+        _r.experiment_id == experiment_id, _r.state == RunState.queued
+    )
+
+
+def starting_runs(experiment_id: int) -> Select[Any]:
+    """Ids of an experiment's runs whose attempt was opened and has not begun to train."""
+    return select(_r.id).where(_r.experiment_id == experiment_id, _r.state == RunState.starting)
+
+
+def runs_by_id(ids: Iterable[int]) -> Select[Any]:
+    """Several runs."""
+    return select(*RUN_COLUMNS).where(_r.id.in_(list(ids)))
+
+
 def run_ids(experiment_id: int) -> Select[Any]:
     """(position in the grid, id) of an experiment's runs."""
     return select(_r.index, _r.id).where(_r.experiment_id == experiment_id)

@@ -14,14 +14,14 @@ from service.domain.states import RunState
 from service.driving.budget import BudgetLimit
 from service.driving.live_turns import LiveTurns
 from service.driving.pruning import does_not_fit
+from service.driving.queued_runs import Group, QueuedRuns
 from service.driving.room import ClusterRoom
 from service.driving.source_models import SourceModels
 from service.driving.suggestions import Suggestions
 from service.driving.sweep_context import SweepContext
 from service.scheduling.run_plan import Shape
-from service.spec.experiment import ExperimentSpec
 from service.spec.models import NoModel
-from service.store import Conflict
+from service.store import Conflict, QueuedRun
 from trainers.config import Precision
 from trainers.errors import FailureClass
 
@@ -67,23 +67,21 @@ class RunChooser:
         self, context: SweepContext, live: LiveTurns, room: ClusterRoom, budget: BudgetLimit
     ) -> None:
         self._context, self._live, self._room, self._budget = context, live, room, budget
-        self._clock = context.store.clock
-        self._places = context.spec.places()
         self._sources = SourceModels(context)
         self._suggestions = Suggestions(
             context.store, context.experiment_id, context.attempt, context.spec, context.catalogue
         )
-        self._queued: list[Run] = []
-        self._listed_s = float("-inf")
+        self._queued = QueuedRuns(context, live, self._decides)
+        self._relist = True
         self._noted: set[str] = set()
 
     def relist(self) -> None:
         """Reads the list of queued runs again before the next choice."""
-        self._listed_s = float("-inf")
+        self._relist = True
 
     def list_when_due(self) -> None:
         """Reads the list of queued runs again when the last reading is old."""
-        if self._clock() - self._listed_s >= LIST_EVERY_S:
+        if self._relist or self._queued.age_s >= LIST_EVERY_S:
             self._list()
 
     def choose(self, *, suggested: bool = False) -> Choice | Wait:
@@ -96,7 +94,6 @@ class RunChooser:
             StaleAttempt: the experiment's attempt is over.
             StoreOutage: the database is unavailable.
         """
-        now = self._clock()
         if not self._queued:
             self._list()
         self.list_when_due()
@@ -105,34 +102,37 @@ class RunChooser:
         if self._budget.used_up():
             return Wait.over
         crowded = False
-        for run in list(self._queued):
-            if self._suggestions.pending(run):
+        room = self._room.left(self._live.shapes)
+        for first, group in self._queued.ready():
+            sample = group.sample
+            if self._suggestions.pending(sample):
                 # The next suggestion can wait for results while an earlier one waits for room.
-                if crowded or suggested or not self._suggest(run):
+                if crowded or suggested or not self._suggest(first, sample):
                     return Wait.later
                 return self.choose(suggested=True)
-            if run.not_before_s > now:
-                continue
             try:
-                models = self._sources.of(run)
+                models = self._sources.of(sample)
             except NoModel as error:
-                self._fail(run, str(error))  # Trying it again would not help before its source is.
+                self._fail_ready(group, str(error))  # Trying it again would not help before its source is.
                 continue
             if models is None:
                 continue
-            if (reason := self._infeasible(run)) is not None:
-                self._fail(run, reason)
+            if (reason := self._infeasible(sample)) is not None:
+                self._fail_ready(group, reason)
                 continue
-            shapes, spec = self._room.shapes_of(run)
-            missing = self._room.missing(spec)
+            missing = self._room.missing(sample)
             if missing is not None:
-                self._cannot_run(run, spec, missing)
+                self._cannot_run(group, missing)
                 continue
-            shape = next(filter(self._fits, shapes), None)
+            shape = next(filter(room.fits, self._room.shapes_of(sample)), None)
             if shape is None:
                 crowded = True
                 continue
-            self._queued.remove(run)
+            run = self._context.store.run(first.id)
+            self._queued.remove(first.id)
+            if run.state is not RunState.queued:
+                self.relist()  # It was cancelled since it was listed.
+                return Wait.later
             return Choice(run, shape, models)
         return Wait.later if self._queued or self._live else Wait.over
 
@@ -140,38 +140,40 @@ class RunChooser:
         """Fails the runs that need at least as much memory as one that ran out of it."""
         spec = self._context.spec_of(failed)
         self._list()
-        for run in list(self._queued):
-            if (reason := does_not_fit(self._context.spec_of(run), spec)) is not None:
+        reasons: dict[str, str | None] = {}
+        for run, sample in self._queued:
+            if run.cell not in reasons:
+                reasons[run.cell] = does_not_fit(self._context.spec_of(sample), spec)
+            if (reason := reasons[run.cell]) is not None:
                 self._fail(run, reason, FailureClass.out_of_memory)
 
     def _list(self) -> None:
-        now = self._clock()
-        queued = self._queued_runs()
-        self._live.keep_queued({run.id for run in queued})
-        waiting = [run for run in queued if run.id not in self._live]
-        self._queued = sorted(waiting, key=lambda run: self._places[run.index])
-        self._listed_s = now
-
-    def _queued_runs(self) -> list[Run]:
-        runs = self._context.runs("state in ('queued', 'starting')")
+        context = self._context
+        starting = context.store.starting_runs(context.experiment_id)
         known = {live.run.id for live in self._live if live.assignment is not None}
-        if any(run.state is RunState.starting and run.id not in known for run in runs):
+        if starting - known:
             # This driver opened the attempt, and the answer was lost with the connection.
-            context = self._context
             context.store.reset_runs_without_worker(context.experiment_id, context.attempt, known)
-            runs = self._context.runs("state = 'queued'")
-        return [run for run in runs if run.state is RunState.queued]
+        self._queued.list()
+        self._relist = False
 
-    def _suggest(self, run: Run) -> bool:
+    def _decides(self, run: Run) -> tuple[object, ...]:
+        """What decides whether a run can start: that of all runs of a group is the same."""
+        return (
+            (self._suggestions.pending(run), self._suggestions.refused(run)),
+            (run.student, run.teacher),
+            (run.hardware, run.precision),
+            self._room.demand(run),
+        )
+
+    def _suggest(self, run: QueuedRun, sample: Run) -> bool:
         """Gives a run, and its other seeds, their axis values; False = not before others end."""
-        if self._live and not any(map(self._fits, self._room.shapes_of(run)[0])):
+        room = self._room.left(self._live.shapes)
+        if self._live and not any(map(room.fits, self._room.shapes_of(sample))):
             return False
-        self._suggestions.give(run, self._context.runs())
+        self._suggestions.give(run.index, self._context.runs())
         self._list()
         return True
-
-    def _fits(self, shape: Shape) -> bool:
-        return self._room.fits(shape, self._live.shapes)
 
     def _infeasible(self, run: Run) -> str | None:
         """Returns why the run cannot be trained, whatever the cluster has."""
@@ -180,22 +182,27 @@ class RunChooser:
         hardware = find(run.hardware, self._context.catalogue)
         return hardware.lacks(Precision(run.precision)) if hardware is not None else None
 
-    def _cannot_run(self, run: Run, spec: ExperimentSpec, missing: str) -> None:
+    def _cannot_run(self, group: Group, missing: str) -> None:
         """Notes it; and unless the run waits for nodes, fails it instead of waiting silently.
 
         Where hardware is an axis, cells whose hardware is absent wait while the others continue. An
         elastic run, and one that had room once, waits for nodes that have gone or for others.
         """
+        spec = self._room.spec_of(group.sample)
         waits = spec.queue.wait_for_capacity or spec.parallel.min_workers is not None
-        if waits or "hardware" in run.point or run.started_s is not None:
+        if waits or "hardware" in group.sample.point or group.started:
             if missing not in self._noted:
                 self._noted.add(missing)
                 self._context.note(f"runs are waiting for capacity: {missing}", EventKind.experiment_note)
             return
-        self._fail(run, missing)
+        self._fail_ready(group, missing)
 
-    def _fail(self, run: Run, why: str, kind: FailureClass = FailureClass.bad_spec) -> None:
-        self._queued.remove(run)
+    def _fail_ready(self, group: Group, why: str) -> None:
+        for run in self._queued.ready_of(group):
+            self._fail(run, why)
+
+    def _fail(self, run: QueuedRun, why: str, kind: FailureClass = FailureClass.bad_spec) -> None:
+        self._queued.remove(run.id)
         store = self._context.store
         try:
             store.refuse_run(run.id, self._context.attempt, (kind, why))

@@ -18,7 +18,7 @@ class LiveTurn:
     Attributes:
         turn: its turn.
         run: as it was when it got its turn.
-        since_s: when that was, Unix time.
+        since_s: when that was, by the monotonic clock.
         assignment: its attempt, once its workers are ready.
     """
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 from service.domain.records import Run
 from service.driving.sweep_context import SweepContext
-from service.scheduling.cluster import NODE_ID, ClusterSnapshot, fits, unsatisfiable
+from service.scheduling.cluster import NODE_ID, ClusterNode, ClusterSnapshot, FreeRoom, unsatisfiable
 from service.scheduling.run_plan import Shape, shapes_of
 from service.spec.experiment import ExperimentSpec
 
@@ -14,6 +15,33 @@ CAPACITY_EVERY_S = 2.0
 """How often the cluster is looked at while runs wait for it."""
 _SHAPING = ("hardware", "resources.", "parallel.", "batch.", "measure")
 """Axes that decide about how many workers a run may have, and what each takes."""
+
+
+class RoomLeft:
+    """Room on idle nodes next to runs that have their turn.
+
+    What other experiments hold is not counted: Ray places a run once they have released it.
+
+    Args:
+        nodes: of the cluster.
+        held: shapes of the runs.
+    """
+
+    def __init__(self, nodes: Sequence[ClusterNode], held: Iterable[Shape]) -> None:
+        self._free = FreeRoom(nodes)
+        self._over = not all(
+            self._free.take(dict(shape.resources), dict(shape.labels), count * shape.workers)
+            for shape, count in Counter(held).items()
+        )
+        self._fits: dict[Shape, bool] = {}
+
+    def fits(self, shape: Shape) -> bool:
+        """Returns whether there is room for one more run."""
+        if shape not in self._fits:
+            self._fits[shape] = not self._over and self._free.holds(
+                dict(shape.resources), dict(shape.labels), shape.workers
+            )
+        return self._fits[shape]
 
 
 class ClusterRoom:
@@ -28,39 +56,42 @@ class ClusterRoom:
         self._context, self._look = context, look
         self._snapshot: ClusterSnapshot | None = None
         self._looked_s = float("-inf")
-        self._shapes: dict[object, tuple[tuple[Shape, ...], ExperimentSpec]] = {}
+        self._specs: dict[object, ExperimentSpec] = {}
+        self._shapes: dict[object, tuple[Shape, ...]] = {}
+        self._missing: dict[object, str | None] = {}
 
     def forget(self) -> None:
         """Looks at the cluster again before the next answer."""
         self._looked_s = float("-inf")
 
-    def shapes_of(self, run: Run) -> tuple[tuple[Shape, ...], ExperimentSpec]:
-        """Returns the run's shapes, the widest first, and the spec that decides them.
+    def demand(self, run: Run) -> tuple[tuple[str, object], ...]:
+        """Returns the axis values that decide what a run takes: runs that agree in them share all answers."""
+        return tuple(sorted((name, run.point[name]) for name in run.point if name.startswith(_SHAPING)))
 
-        Runs that agree in what decides share the computation.
-        """
-        key = tuple(sorted((name, run.point[name]) for name in run.point if name.startswith(_SHAPING)))
+    def spec_of(self, run: Run) -> ExperimentSpec:
+        """Returns a spec that takes what the run takes."""
+        key = self.demand(run)
+        if key not in self._specs:
+            self._specs[key] = self._context.spec_of(run)
+        return self._specs[key]
+
+    def shapes_of(self, run: Run) -> tuple[Shape, ...]:
+        """Returns the run's shapes, the widest first."""
+        nodes, key = self._now().nodes, self.demand(run)
         if key not in self._shapes:
-            spec = self._context.spec_of(run)
-            self._shapes[key] = shapes_of(spec, self._context.catalogue), spec
-        shapes, spec = self._shapes[key]
-        if spec.measure == "exclusive":  # Which node is whole and idle changes from moment to moment.
-            shapes = shapes_of(spec, self._context.catalogue, self._now().nodes)
-        return shapes, spec
+            self._shapes[key] = shapes_of(self.spec_of(run), self._context.catalogue, nodes)
+        return self._shapes[key]
 
-    def missing(self, spec: ExperimentSpec) -> str | None:
+    def missing(self, run: Run) -> str | None:
         """Returns what the cluster lacks for a run, even when idle; None when it lacks nothing."""
-        return unsatisfiable(spec, self._now(), self._context.catalogue)
+        snapshot, key = self._now(), self.demand(run)
+        if key not in self._missing:
+            self._missing[key] = unsatisfiable(self.spec_of(run), snapshot, self._context.catalogue)
+        return self._missing[key]
 
-    def fits(self, shape: Shape, others: Iterable[Shape]) -> bool:
-        """Returns whether the cluster could hold a shape next to this experiment's own live runs.
-
-        What other experiments hold is not counted: Ray places the run once they have released it.
-        """
-        return fits(
-            [(dict(one.resources), dict(one.labels), one.workers) for one in (*others, shape)],
-            self._now().nodes,
-        )
+    def left(self, held: Iterable[Shape]) -> RoomLeft:
+        """Returns the room that this experiment's own live runs leave."""
+        return RoomLeft(self._now().nodes, held)
 
     def misplaced(self, run: Run, shape: Shape) -> bool:
         """Returns whether a run waits for a node that is gone, or that is busy while another is idle."""
@@ -70,13 +101,15 @@ class ClusterRoom:
             return True
         if NODE_ID not in labels or nodes[0].idle:
             return False
-        first = next(iter(self.shapes_of(run)[0]), shape)
+        first = next(iter(self.shapes_of(run)), shape)
         return first.workers == shape.workers and any(
             node.idle and node.has(dict(first.labels)) for node in self._now().nodes
         )
 
     def _now(self) -> ClusterSnapshot:
-        now = self._context.store.clock()
+        now = self._context.store.monotonic()
         if self._snapshot is None or now - self._looked_s >= CAPACITY_EVERY_S:
             self._snapshot, self._looked_s = self._look(), now
+            self._shapes.clear()  # Which node is whole and idle changes from moment to moment.
+            self._missing.clear()
         return self._snapshot

@@ -63,18 +63,18 @@ class Suggestions:
             self._refused[run.cell] = self._resolved(run.point)[1]
         return self._refused[run.cell]
 
-    def give(self, run: Run, runs: Sequence[Run]) -> None:
+    def give(self, index: int, runs: Sequence[Run]) -> None:
         """Suggest the axis values of a run and of those that differ from it by seed; stored at once.
 
         Args:
-            run: without axis values.
+            index: position in the grid of a run without axis values.
             runs: of the experiment.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
         """
         seeds = len(self._spec.seeds)
-        number = run.index // seeds
+        number = index // seeds
         better = self._spec.metric_better
         assert better is not None  # the spec's validation has seen to it
         groups: dict[int, list[Run]] = {}

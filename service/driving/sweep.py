@@ -66,6 +66,7 @@ class Sweep:
         context = SweepContext(store, settings, experiment_id, attempt, spec, catalogue, note)
         self._context = context
         self._clock = store.clock
+        self._monotonic = store.monotonic
         self._submitted_s = store.experiment(experiment_id).queued_s
         self._live = LiveTurns()
         self._room = ClusterRoom(context, capacity)
@@ -153,7 +154,7 @@ class Sweep:
         live = self._live.of(turn)
         if self._closed or live is None:
             return False
-        waited = turn.shape.exclusive and self._clock() - live.since_s >= ROOM_S
+        waited = turn.shape.exclusive and self._monotonic() - live.since_s >= ROOM_S
         return not (waited and self._room.misplaced(live.run, turn.shape))
 
     def drop(self, turn: Turn) -> None:
@@ -172,7 +173,7 @@ class Sweep:
         Raises:
             StaleAttempt: the experiment's attempt is over.
         """
-        now = self._clock()
+        now = self._monotonic()
         waiting = {
             live.run.id: live.turn.shape
             for live in self._live.without_room(starting)
@@ -261,7 +262,7 @@ class Sweep:
         self._turns += 1
         isolated = context.spec.isolation == "process"
         turn = Turn(self._turns, run.id, run.attempt + 1, config, shape, isolated)
-        self._live.add(LiveTurn(turn, run, self._clock()))
+        self._live.add(LiveTurn(turn, run, self._monotonic()))
         self._pricing.setdefault(shape, config.rates)
         return turn
 

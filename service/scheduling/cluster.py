@@ -44,7 +44,9 @@ class ClusterNode(Serializable):
 
     def has(self, labels: Mapping[str, str]) -> bool:
         """Whether it answers and carries all these labels."""
-        return self.alive and labels.items() <= {**self.labels, NODE_ID: self.id}.items()
+        return self.alive and all(
+            (self.id if name == NODE_ID else self.labels.get(name)) == value for name, value in labels.items()
+        )
 
     @property
     def idle(self) -> bool:
@@ -328,23 +330,44 @@ def fits(
         wanted: what each worker of a group reserves, the labels that it asks for, and how many there are.
         nodes: with all that they have.
     """
-    free = [(node, dict(node.resources)) for node in nodes]
-    for amounts, labels, workers in wanted:
-        for _ in range(workers):
-            room = next(
-                (
-                    left
-                    for node, left in free
-                    if node.has(labels)
-                    and all(left.get(name, 0.0) + 1e-6 >= amount for name, amount in amounts.items())
-                ),
-                None,
-            )
-            if room is None:
-                return False
-            for name, amount in amounts.items():
-                room[name] -= amount
-    return True
+    room = FreeRoom(nodes)
+    return all(room.take(amounts, labels, workers) for amounts, labels, workers in wanted)
+
+
+class FreeRoom:
+    """What is left of nodes while groups of workers are placed, each worker on the first node that has room.
+
+    Args:
+        nodes: with all that they have.
+    """
+
+    def __init__(self, nodes: Sequence[ClusterNode]) -> None:
+        self._free = [(node, dict(node.resources)) for node in nodes]
+
+    def holds(self, amounts: Mapping[str, float], labels: Mapping[str, str], workers: int) -> bool:
+        """Returns whether there is room for a group of workers."""
+        for node, left in self._free:
+            if workers <= 0:
+                break
+            if node.has(labels):
+                workers -= _places(left, amounts)
+        return workers <= 0
+
+    def take(self, amounts: Mapping[str, float], labels: Mapping[str, str], workers: int) -> bool:
+        """Places a group of workers; False when there is no room for all of them."""
+        for node, left in self._free:
+            if workers <= 0:
+                break
+            if node.has(labels) and (here := min(workers, _places(left, amounts))):
+                workers -= here
+                for name, amount in amounts.items():
+                    left[name] -= here * amount
+        return workers <= 0
+
+
+def _places(left: Mapping[str, float], amounts: Mapping[str, float]) -> int:
+    """How many workers fit into what is left of a node; shares of a device need not add up exactly."""
+    return int(min((left.get(name, 0.0) + 1e-6) // amount for name, amount in amounts.items() if amount))
 
 
 def _no_whole_node(workers: int, wanted: Mapping[str, float], most: float) -> str:

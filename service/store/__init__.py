@@ -30,7 +30,7 @@ from service.db.errors import (
 )
 from service.store.driving import Driving, Requests
 from service.store.placing import Held, Placing
-from service.store.reading import Reading
+from service.store.reading import QueuedRun, Reading
 from service.store.recording import (
     AliveRow,
     CheckpointRow,
@@ -56,6 +56,7 @@ __all__ = [
     "NotFound",
     "PointBatch",
     "ProgressRow",
+    "QueuedRun",
     "RecordBatch",
     "Requests",
     "StaleAttempt",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -48,6 +48,19 @@ _HASHES = 500
 
 
 _OF_USAGE = tuple(field.name for field in fields(AttemptUsage) if field.name != "measured")
+
+
+class QueuedRun(NamedTuple):
+    """What decides about the turn of a queued run; a tuple, because there may be thousands."""
+
+    id: int
+    index: int
+    """Position in the grid."""
+    cell: str
+    delay_s: float
+    """How long it waits before it is tried again; negative = it may start."""
+    started: bool
+    """Whether it ever had an attempt that trained."""
 
 
 class Reading(StorePart):
@@ -208,6 +221,26 @@ class Reading(StorePart):
             found += page.items
             if (token := page.next_page_token) is None:
                 return found
+
+    def queued_runs(self, experiment_id: int) -> list[QueuedRun]:
+        """Returns what decides about the turns of an experiment's queued runs."""
+        with self.database.read() as connection:
+            now = self.database_time(connection)
+            return [*map(QueuedRun._make, connection.execute(statements.queued_runs(experiment_id, now)))]
+
+    def starting_runs(self, experiment_id: int) -> frozenset[int]:
+        """Returns the runs of an experiment whose attempt was opened and has not begun to train."""
+        with self.database.read() as connection:
+            return frozenset(connection.execute(statements.starting_runs(experiment_id)).scalars())
+
+    def runs_by_id(self, ids: Sequence[int]) -> list[Run]:
+        """Returns several runs; those that do not exist are left out."""
+        found: list[Run] = []
+        with self.database.read() as connection:
+            for start in range(0, len(ids), MAX_PAGE_SIZE):
+                statement = statements.runs_by_id(ids[start : start + MAX_PAGE_SIZE])
+                found += map(Run.from_row, connection.execute(statement).mappings())
+        return found
 
     def run_config(self, id: int) -> str:
         """Canonical JSON of the run's spec with its axis values written in.

@@ -16,12 +16,13 @@ from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.records import Experiment
 from service.domain.states import ExperimentState, RunState
+from service.driving import room
 from service.driving.choosing import LIST_EVERY_S, Wait
 from service.driving.sweep import ROOM_S, Sweep
 from service.recording import outages
 from service.recording.assignment import Assignment, Ending, Ready, Turn
 from service.recording.outages import wait_out
-from service.scheduling.cluster import ClusterNode, ClusterSnapshot
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot, FreeRoom
 from service.scheduling.queue import Queue
 from service.spec.experiment import ExperimentSpec
 from service.store import CheckpointRow, Conflict, RecordBatch, StaleAttempt, Store, StoreUnavailable
@@ -137,6 +138,45 @@ def test_hands_out_runs_in_the_order_of_measurement_until_the_cluster_is_full(
     assert given(sweep).run_id == runs[2]
     assert store.run(first.run_id).state is RunState.succeeded
     assert store.run(first.run_id).accuracy == 0.9
+
+
+def test_a_full_cluster_is_looked_at_once_for_each_kind_of_run(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, _ = begin(
+        30, search={"axes": {"precision": ["fp32", "bf16"], "resources.cpus_per_worker": [1, 2]}}
+    )
+    while isinstance(sweep.next_turn(), Turn):
+        pass
+    looked: list[object] = []
+    held: list[object] = []
+    lacks, holds = room.unsatisfiable, FreeRoom.holds
+
+    def count_lacks(*given: Any) -> str | None:
+        looked.append(given)
+        return lacks(*given)
+
+    def count_holds(self: FreeRoom, *given: Any) -> bool:
+        held.append(given)
+        return holds(self, *given)
+
+    monkeypatch.setattr(room, "unsatisfiable", count_lacks)
+    monkeypatch.setattr(FreeRoom, "holds", count_holds)
+    for _ in range(3):
+        assert sweep.next_turn() is Wait.later
+    assert len(looked) <= 2  # One and two CPUs, for the cluster as it was at one time.
+    assert len(held) == 3 * 2
+
+
+def test_a_run_cancelled_after_it_was_listed_gets_no_turn(begin: Begin, store: Store, clock: Clock) -> None:
+    sweep, experiment = begin(4)
+    runs = in_order(store, experiment)
+    first = given(sweep)
+    store.request_cancel_run(runs[1])
+    assert sweep.next_turn() is Wait.later
+    assert turn_of(sweep).run_id == runs[2]
+    complete(sweep, store, first)
+    assert turn_of(sweep).run_id == runs[3]
 
 
 def test_no_more_at_a_time_than_the_spec_allows(begin: Begin, store: Store) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from service.scheduling.cluster import ClusterNode, ClusterSnapshot, unsatisfiable
+from service.scheduling.cluster import NODE_ID, ClusterNode, ClusterSnapshot, FreeRoom, fits, unsatisfiable
 from service.spec.experiment import ExperimentSpec, validate
 
 
@@ -101,3 +104,52 @@ def test_totals_and_document() -> None:
     snapshot = cluster({"CPU": 2.0}, {"CPU": 3.0, "GPU": 1.0})
     assert snapshot.totals == snapshot.available == {"CPU": 5.0, "GPU": 1.0}
     assert ClusterSnapshot.from_document(snapshot.to_document()) == snapshot
+
+
+Wanted = tuple[Mapping[str, float], Mapping[str, str], int]
+
+_amounts = st.fixed_dictionaries(
+    {"CPU": st.sampled_from([0.25, 0.5, 1.0, 2.0])}, optional={"GPU": st.sampled_from([0.25, 1.0])}
+)
+_labels = st.sampled_from([{}, {"kind": "new"}, {"kind": "old"}, {NODE_ID: "1"}])
+_nodes = st.lists(
+    st.builds(
+        lambda cpus, gpus, kind, alive: (alive, {"CPU": cpus, **gpus}, kind),
+        st.sampled_from([1.0, 2.0, 3.0]),
+        st.sampled_from([{}, {"GPU": 1.0}, {"GPU": 2.0}]),
+        st.sampled_from([{}, {"kind": "new"}, {"kind": "old"}]),
+        st.sampled_from([True, True, True, False]),
+    ),
+    max_size=4,
+)
+
+
+def one_by_one(wanted: Sequence[Wanted], nodes: Sequence[ClusterNode]) -> bool:
+    """Each worker alone on the first node that has room for it."""
+    free = [(node, dict(node.resources)) for node in nodes]
+    for amounts, labels, workers in wanted:
+        for _ in range(workers):
+            for node, left in free:
+                if node.has(labels) and all(
+                    left.get(name, 0.0) >= amount for name, amount in amounts.items()
+                ):
+                    for name, amount in amounts.items():
+                        left[name] -= amount
+                    break
+            else:
+                return False
+    return True
+
+
+@given(wanted=st.lists(st.tuples(_amounts, _labels, st.integers(1, 4)), max_size=6), nodes=_nodes)
+def test_groups_are_placed_as_their_workers_one_by_one(wanted: list[Wanted], nodes: list[Any]) -> None:
+    cluster = [
+        ClusterNode(str(number), str(number), alive, resources, {}, labels)
+        for number, (alive, resources, labels) in enumerate(nodes)
+    ]
+    assert fits(wanted, cluster) == one_by_one(wanted, cluster)
+    room = FreeRoom(cluster)
+    for count, one in enumerate(wanted):
+        assert room.holds(*one) == one_by_one(wanted[: count + 1], cluster)
+        if not room.take(*one):
+            break
