@@ -605,6 +605,59 @@ def next_to_claim(connection: sa.Connection) -> sa.TextClause:
     return _next_sqlite if connection.dialect.name == "sqlite" else _next_postgresql
 
 
+QUEUED_AROUND = sa.text(
+    """
+    WITH RECURSIVE
+      levels (priority) AS (
+        SELECT max(priority) FROM experiments WHERE state = 'queued'
+        UNION ALL
+        SELECT (
+          SELECT max(lower.priority) FROM experiments AS lower
+          WHERE lower.state = 'queued' AND lower.priority < levels.priority
+        )
+        FROM levels WHERE levels.priority > :priority
+      ),
+      waiting (priority, owner) AS (
+        SELECT levels.priority, (
+          SELECT min(first.owner) FROM experiments AS first
+          WHERE first.state = 'queued' AND first.priority = levels.priority
+        )
+        FROM levels WHERE levels.priority >= :priority
+        UNION ALL
+        SELECT waiting.priority, (
+          SELECT min(following.owner) FROM experiments AS following
+          WHERE following.state = 'queued' AND following.priority = waiting.priority
+            AND following.owner > waiting.owner
+        )
+        FROM waiting WHERE waiting.owner IS NOT NULL
+      ),
+      ties (priority, owner, tie) AS (
+        SELECT priority, owner, CASE
+          WHEN owner < :owner THEN 9223372036854775807 WHEN owner = :owner THEN :id ELSE 0
+        END
+        FROM waiting WHERE owner IS NOT NULL
+      )
+    SELECT priority, owner,
+      (
+        SELECT count(*) FROM experiments AS older
+        WHERE older.state = 'queued' AND older.priority = ties.priority AND older.owner = ties.owner
+          AND (older.queued_s, older.id) < (:queued_s, ties.tie)
+      ) AS older,
+      (
+        SELECT count(*) FROM experiments AS younger
+        WHERE younger.state = 'queued' AND younger.priority = ties.priority AND younger.owner = ties.owner
+          AND (younger.queued_s, younger.id) >= (:queued_s, ties.tie)
+      ) AS younger
+    FROM ties
+    """
+)
+"""(priority, owner, older, younger): how many wait at each priority from one experiment's own upwards.
+
+`older` joined the queue before that experiment; where both did at the same time, owners and ids decide as
+in the order of claims. It counts ranges of the index, which is several times as fast as grouping rows.
+"""
+
+
 def _claim(chosen: sa.ColumnElement[bool]) -> ReturningUpdate[Any]:
     """Claim chosen experiments; no row for one that is not queued any more, or that somebody is changing."""
     mine = select(_x.id).where(chosen, QUEUED).with_for_update(skip_locked=True)  # Left out on SQLite.

@@ -99,6 +99,58 @@ def order(waiting: Iterable[Waiting], active: Mapping[str, int]) -> list[int]:
     return ids
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingOfOwner:
+    """How many experiments of one owner wait at one priority, seen from one queued experiment.
+
+    Attributes:
+        priority: the same as its, or a higher one.
+        owner: their owner.
+        older: how many joined the queue before it.
+        younger: how many joined it later; the experiment itself is one of its owner's.
+    """
+
+    priority: int
+    owner: str
+    older: int
+    younger: int
+
+
+def ahead(owner: str, priority: int, waiting: Iterable[WaitingOfOwner], active: Mapping[str, int]) -> int:
+    """How many experiments are claimed before a queued one: its index in `order`, without sorting. Pure.
+
+    At one priority, the n-th experiment of an owner is claimed when the owner has n - 1 more than at the
+    beginning. So those come first that need a smaller share, and among equal shares the older ones.
+
+    Args:
+        owner: of the experiment.
+        priority: of the experiment.
+        waiting: of all owners, at its priority and the higher ones.
+        active: experiments starting or running, by owner.
+    """
+    shares = dict(active)
+    first = 0
+    at_its_own: list[WaitingOfOwner] = []
+    for each in waiting:
+        if each.priority == priority:
+            at_its_own.append(each)
+        else:
+            count = each.older + each.younger
+            first += count
+            shares[each.owner] = shares.get(each.owner, 0) + count
+    # It may have been claimed a moment ago, as the last of its owner's.
+    gone = WaitingOfOwner(priority, owner, 0, 0)
+    mine = next((each for each in at_its_own if each.owner == owner), gone)
+    share = shares.get(owner, 0) + mine.older
+    for each in at_its_own:
+        smaller = share - shares.get(each.owner, 0)  # How many need a smaller share, if there are so many.
+        if each is mine:
+            first += mine.older
+        elif smaller >= 0:
+            first += smaller + 1 if each.older > smaller else min(smaller, each.older + each.younger)
+    return first
+
+
 def explain(
     *,
     now: float,
@@ -260,8 +312,11 @@ class Queue:
 
     def entries(self, *, limit: int = 1000) -> list[QueueEntry]:
         """The first `limit` waiting experiments in the order of claims, each with why it waits."""
-        view = self._view()
-        ids = view.ids[:limit]
+        with self._database.read() as connection:
+            waiting = [Waiting(*row) for row in connection.execute(statements.queued_in_order_of_age()).all()]
+            active = _active_by_owner(connection)
+        view = self._view(active)
+        ids = order(waiting, active)[:limit]
         explained = self._explained(ids, range(1, len(ids) + 1), view)
         counts = self._store.run_counts_of([experiment.id for experiment, _ in explained])
         return [
@@ -275,12 +330,16 @@ class Queue:
         Raises:
             NotFound: it does not wait.
         """
-        view = self._view()
-        try:
-            place = view.ids.index(experiment_id) + 1
-        except ValueError:
-            raise NotFound("queued experiment", experiment_id) from None
-        explained = self._explained([experiment_id], [place], view)
+        with self._database.read() as connection:
+            found = connection.execute(statements.experiment_by_id(experiment_id)).one_or_none()
+            if found is None or found.state is not ExperimentState.queued:
+                raise NotFound("queued experiment", experiment_id)
+            its_own = {name: getattr(found, name) for name in ("id", "owner", "priority", "queued_s")}
+            rows = connection.execute(statements.QUEUED_AROUND, its_own)
+            waiting = [WaitingOfOwner(*row) for row in rows]
+            active = _active_by_owner(connection)
+        place = ahead(found.owner, found.priority, waiting, active) + 1
+        explained = self._explained([experiment_id], [place], self._view(active))
         if not explained:
             raise NotFound("queued experiment", experiment_id)
         return explained[0][1]
@@ -290,13 +349,10 @@ class Queue:
         with self._database.read() as connection:
             return int(connection.execute(statements.COUNT_QUEUED).scalar_one())
 
-    def _view(self) -> _View:
+    def _view(self, active: Mapping[str, int]) -> _View:
         with self._database.read() as connection:
             now = self._store.database_time(connection)
-            waiting = [Waiting(*row) for row in connection.execute(statements.queued_in_order_of_age()).all()]
-            active = {row[0]: row[1] for row in connection.execute(statements.active_by_owner()).all()}
-        alive = bool(self.schedulers_alive())
-        return _View(now, order(waiting, active), sum(active.values()), alive, self.cluster())
+        return _View(now, sum(active.values()), bool(self.schedulers_alive()), self.cluster())
 
     def _explained(
         self, ids: Sequence[int], places: Iterable[int], view: _View
@@ -385,10 +441,13 @@ class Queue:
 @dataclass(frozen=True, slots=True)
 class _View:
     now: float
-    ids: list[int]
     active: int
     scheduler_alive: bool
     cluster: ClusterSnapshot | None
+
+
+def _active_by_owner(connection: Connection) -> dict[str, int]:
+    return {row[0]: row[1] for row in connection.execute(statements.active_by_owner())}
 
 
 def _missing(

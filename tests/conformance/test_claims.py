@@ -212,6 +212,20 @@ def test_order_counts_what_runs_already() -> None:
     assert order([], {"ada": 1}) == []
 
 
+def test_positions_are_those_of_the_order_of_claims(store: Store, submit: Submit) -> None:
+    now = [1000.0]
+    store.clock = lambda: now[0]
+    queue = Queue(store)
+    chance = random.Random(7)
+    for _ in range(40):
+        submit(owner=chance.choice(["ada", "bob", "eve", "zoe"]), priority=chance.choice([20, 50, 50, 80]))
+        now[0] += chance.choice([0.0, 1.0])  # Some join the queue at the same time.
+    queue.claim("s", lease_s=30, limit=9)
+    entries = queue.entries()
+    assert len(entries) == 31
+    assert [queue.position(entry.experiment.id).position for entry in entries] == list(range(1, 32))
+
+
 def test_a_claimed_experiment_keeps_its_runs_queued(store: Store, queue: Queue, submit: Submit) -> None:
     id = submit(3).id
     queue.claim("s", lease_s=30)
