@@ -13,7 +13,7 @@ from api.auth import Principal, current_user
 from api.checks import Checks
 from api.problems import ProblemError
 from api.stream import Streams
-from service.config.document import Problem
+from service.config.document import MAX_PROBLEMS, MAX_SUGGESTIONS, Problem
 from service.config.hardware import Hardware
 from service.config.settings import Settings
 from service.scheduling.queue import Queue
@@ -63,10 +63,12 @@ async def known_parameters(request: Request) -> None:
     if not request.query_params:
         return
     known = set(_query_names(request.scope["route"].dependant))
+    unknown = [name for name in request.query_params if name not in known][:MAX_PROBLEMS]
+    hints = [_nearest(name, known) for name in unknown[:MAX_SUGGESTIONS]]
+    hints += [_listed(known)] * (len(unknown) - len(hints))
     problems = [
-        Problem("unknown-key", f"query.{name[:100]}", "unknown parameter; " + _nearest(name, known))
-        for name in request.query_params
-        if name not in known
+        Problem("unknown-key", f"query.{name[:100]}", "unknown parameter; " + hint)
+        for name, hint in zip(unknown, hints, strict=True)
     ]
     if problems:
         raise ProblemError("invalid-parameter", str(problems[0]), errors=problems)
@@ -83,6 +85,10 @@ def _nearest(name: str, known: set[str]) -> str:
     close = difflib.get_close_matches(name[:100], sorted(known), n=1)
     if close:
         return f"did you mean '{close[0]}'?"
+    return _listed(known)
+
+
+def _listed(known: set[str]) -> str:
     return "this operation takes " + (", ".join(sorted(known)) or "none")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import yaml
 from pydantic import JsonValue
@@ -120,25 +120,32 @@ def load(text: str, *, max_depth: int, max_values: int) -> JsonValue:
 
 def _key(event: yaml.NodeEvent, section: dict[str, JsonValue]) -> str:
     if not isinstance(event, yaml.ScalarEvent):
-        _no_alias(event)
+        if isinstance(event, yaml.AliasEvent):
+            raise _alias(event)
         raise _refused(event, "a list or section is used as a key; a key is a word")
     _scalar(event)  # Its tag has to fit, though its text is the key.
-    if event.value in section:
-        raise _refused(event, f"key '{event.value[:80]}' is given twice; keep one")
-    return str(event.value)
+    key: str = event.value
+    if key in section:
+        raise _refused(event, f"key '{key[:80]}' is given twice; keep one")
+    return key
 
 
 def _value(event: yaml.NodeEvent) -> JsonValue:
     """The value of a scalar, or an empty collection."""
     if isinstance(event, yaml.ScalarEvent):
         return _scalar(event)
-    _no_alias(event)
-    own, empty, noun = (
-        ("map", {}, "a section") if isinstance(event, yaml.MappingStartEvent) else ("seq", [], "a list")
-    )
+    if isinstance(event, yaml.MappingStartEvent):
+        _check_tag(event, "map", "a section")
+        return {}
+    if isinstance(event, yaml.SequenceStartEvent):
+        _check_tag(event, "seq", "a list")
+        return []
+    raise _alias(event)
+
+
+def _check_tag(event: yaml.CollectionStartEvent, own: str, noun: str) -> None:
     if event.tag not in (None, "!", _TAG + own):
         raise _misfit(event, noun)
-    return empty
 
 
 def _scalar(event: yaml.ScalarEvent) -> JsonValue:
@@ -156,18 +163,18 @@ def _scalar(event: yaml.ScalarEvent) -> JsonValue:
     return value
 
 
-def _misfit(event: Any, shown: str) -> Refused:
-    tag = event.tag[:80].replace(_TAG, "!!")
+def _misfit(event: yaml.ScalarEvent | yaml.CollectionStartEvent, shown: str) -> Refused:
+    tag = str(event.tag)[:80].replace(_TAG, "!!")
     return _refused(event, f"the tag {tag} does not fit {shown}; remove the tag")
 
 
-def _no_alias(event: yaml.NodeEvent) -> None:
-    if isinstance(event, yaml.AliasEvent):
-        raise _refused(event, f"alias *{event.anchor[:80]}; write the value out instead", "yaml-alias")
+def _alias(event: yaml.NodeEvent) -> Refused:
+    return _refused(event, f"alias *{str(event.anchor)[:80]}; write the value out instead", "yaml-alias")
 
 
 def _refused(event: yaml.Event, message: str, kind: str = "not-yaml") -> Refused:
-    return Refused(kind, f"line {event.start_mark.line + 1}: {message}")
+    line = f"line {event.start_mark.line + 1}: " if event.start_mark else ""
+    return Refused(kind, line + message)
 
 
 def _one_line(error: yaml.YAMLError) -> str:

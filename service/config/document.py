@@ -135,7 +135,7 @@ def _load(text: str) -> JsonValue:
 
 
 def _load_json(text: str) -> JsonValue:
-    document: JsonValue = json.loads(text, parse_int=core_schema.integer, object_pairs_hook=_section)
+    document: JsonValue = _JSON.decode(text)
     _check_shape(document)
     if _SURROGATE.search(text):
         try:
@@ -151,6 +151,9 @@ def _section(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise Refused("not-yaml", f"key '{shortened(twice)}' is given twice; keep one")
     return section
+
+
+_JSON = json.JSONDecoder(parse_int=core_schema.integer, object_pairs_hook=_section)
 
 
 def _check_shape(document: JsonValue) -> None:

@@ -28,8 +28,8 @@ from service.spec.wording import naming_problems
 from trainers.config import Section
 
 
-def _nothing() -> None:
-    """Lets an expansion continue."""
+def nothing() -> None:
+    """Lets a check continue."""
 
 
 class ExperimentSpec(SpecFields):
@@ -94,7 +94,7 @@ class ExperimentSpec(SpecFields):
         return self.model_copy(update={"hardware": entry.name})
 
     def runs(
-        self, catalogue: Mapping[str, Hardware] = CATALOGUE, *, before_each: Callable[[], None] = _nothing
+        self, catalogue: Mapping[str, Hardware] = CATALOGUE, *, before_each: Callable[[], None] = nothing
     ) -> Iterator[RunPlan]:
         """The runs, in product order, each validated as if it had been written out by hand.
 

@@ -5,15 +5,18 @@ For the API, `stillhouse validate` and the driver. `trainers.data.paths.find` is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from service.config.document import Problem, first_problems
 from service.config.settings import Settings
-from service.spec.experiment import ExperimentSpec
+from service.spec.experiment import ExperimentSpec, nothing
+from service.spec.models import FIELDS as MODEL_FIELDS
 from service.spec.models import reference
 from trainers.data.paths import HUB, OutsideRoots, UnusablePath, find, id_on_hub
 from trainers.models.origin import PRESETS
+
+_FIELDS = ("task.path", *MODEL_FIELDS)
 
 
 def dataset_problem(text: str, roots: Sequence[Path]) -> Problem | None:
@@ -88,27 +91,26 @@ def _id_problem(text: str, what: str, field: str) -> Problem | None:
     return None
 
 
-def path_problems(spec: ExperimentSpec, settings: Settings) -> list[Problem]:
+def path_problems(
+    spec: ExperimentSpec, settings: Settings, *, before_each: Callable[[], None] = nothing
+) -> list[Problem]:
     """What is wrong with the paths that a spec or its search names: the first problems.
 
     Args:
         spec: the spec as submitted, axes included.
         settings: where the roots come from.
+        before_each: called before each path is looked at; what it raises ends the check.
     """
-    return first_problems(_problems(spec, settings))
-
-
-def _problems(spec: ExperimentSpec, settings: Settings) -> Iterator[Problem]:
     data_roots, model_roots = settings.roots("data"), settings.roots("model")
-    for text in _texts(spec, "task.path"):
-        if (problem := dataset_problem(text, data_roots)) is not None:
-            yield problem
-    for text in _texts(spec, "model.student"):
-        if (problem := model_problem(text, model_roots)) is not None:
-            yield problem
-    for text in _texts(spec, "model.teacher"):
-        if (problem := model_problem(text, model_roots, "model.teacher")) is not None:
-            yield problem
+
+    def problem(field: str, text: str) -> Problem | None:
+        before_each()
+        if field == "task.path":
+            return dataset_problem(text, data_roots)
+        return model_problem(text, model_roots, field)
+
+    found = (problem(field, text) for field in _FIELDS for text in _texts(spec, field))
+    return first_problems(one for one in found if one is not None)
 
 
 def _texts(spec: ExperimentSpec, field: str) -> list[str]:

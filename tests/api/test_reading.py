@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import json
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.export import guarded
+from service.config.document import MAX_PROBLEMS, MAX_SUGGESTIONS
 from service.domain.records import LogLine, MeasurementRow
 from service.store import RecordBatch, Store
 from tests.api.conftest import SPEC, Driver
@@ -76,6 +78,16 @@ def test_unknown_parameters_are_refused_by_name(client: TestClient) -> None:
     assert body["errors"] == [
         {"type": "unknown-key", "path": "query.filtr", "message": "unknown parameter; did you mean 'filter'?"}
     ]
+
+
+def test_many_unknown_parameters_are_neither_all_compared_nor_all_listed(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(difflib, "get_close_matches", lambda word, *_, **__: compared.append(word) or [])
+    answer = client.get("/api/v1/runs", params=dict.fromkeys(map(str, range(2000)), "x"))
+    assert (answer.status_code, len(answer.json()["errors"])) == (422, MAX_PROBLEMS)
+    assert len(compared) == MAX_SUGGESTIONS
 
 
 @pytest.mark.parametrize(
