@@ -274,10 +274,11 @@ Index("ix_runs_reused_from", runs.c.reused_from, sqlite_where=_REUSED, postgresq
 for _name in ("state", "accuracy", "score", "total_time_s", "cost_usd", "energy_kwh", "samples_per_s"):
     Index(f"ix_runs_{_name}_id", runs.c[_name], runs.c.id)
 
-TRIGGERS = frozenset(
-    {"experiment_ends_after_its_runs", "run_added_in_ended_experiment", "run_moved_in_ended_experiment"}
-)
-"""What no constraint can say: a run that has not ended belongs to an experiment that has not."""
+TRIGGERS = frozenset({"experiment_ends_after_its_runs", "run_stays_ended_with_its_experiment"})
+"""What no constraint can say: a run that has not ended belongs to an experiment that has not.
+
+Inserts are not checked, which would slow down submission: runs come with their experiment.
+"""
 
 attempts = Table(
     "attempts",

@@ -375,15 +375,12 @@ _TRIGGERS = {
           AND EXISTS (SELECT 1 FROM runs WHERE experiment_id = NEW.id AND state IN {_UNFINISHED})
         BEGIN SELECT RAISE(ABORT, 'an experiment cannot end before its runs'); END
         """,
-        *(
-            f"""
-            CREATE TRIGGER run_{name}_in_ended_experiment BEFORE {event} ON runs
-            WHEN NEW.state IN {_UNFINISHED}
-              AND (SELECT state FROM experiments WHERE id = NEW.experiment_id) IN {_ENDED}
-            BEGIN SELECT RAISE(ABORT, 'a run cannot wait in an experiment that has ended'); END
-            """
-            for name, event in (("added", "INSERT"), ("moved", "UPDATE OF state"))
-        ),
+        f"""
+        CREATE TRIGGER run_stays_ended_with_its_experiment BEFORE UPDATE OF state ON runs
+        WHEN NEW.state IN {_UNFINISHED}
+          AND (SELECT state FROM experiments WHERE id = NEW.experiment_id) IN {_ENDED}
+        BEGIN SELECT RAISE(ABORT, 'a run cannot wait in an experiment that has ended'); END
+        """,
     ],
     # The row of the experiment is locked first, so that two transactions cannot each miss the other's change.
     "postgresql": [
@@ -413,13 +410,9 @@ _TRIGGERS = {
           RETURN NEW;
         END $$
         """,
-        *(
-            f"""
-            CREATE TRIGGER run_{name}_in_ended_experiment BEFORE {event} ON runs
-            FOR EACH ROW WHEN (NEW.state IN {_UNFINISHED})
-            EXECUTE FUNCTION refuse_run_of_ended_experiment()
-            """
-            for name, event in (("added", "INSERT"), ("moved", "UPDATE OF state"))
-        ),
+        f"""
+        CREATE TRIGGER run_stays_ended_with_its_experiment BEFORE UPDATE OF state ON runs
+        FOR EACH ROW WHEN (NEW.state IN {_UNFINISHED}) EXECUTE FUNCTION refuse_run_of_ended_experiment()
+        """,
     ],
 }
