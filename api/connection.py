@@ -124,5 +124,5 @@ class BoundedProtocol(HttpToolsProtocol):
         headers = [*answer.raw_headers, (b"connection", b"close")]
         headers += [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS]
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.kind.status], lines, answer.body))
+        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.kind.status], lines, bytes(answer.body)))
         self.transport.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterator
 from dataclasses import dataclass
@@ -81,7 +80,6 @@ class _Feed(Generic[SnapshotT]):
 
     async def run(self, interval_s: float) -> None:
         """Polls until the thing has ended or is deleted, or a poll fails for a reason that no one foresaw."""
-        spoke_s = time.monotonic()
         try:
             while True:
                 try:
@@ -93,12 +91,9 @@ class _Feed(Generic[SnapshotT]):
                     # Followers keep their place; the next poll that succeeds continues from there.
                     _logger.warning("a live stream waits for the store: %s", error)
                 else:
-                    if not data and time.monotonic() - spoke_s >= _PING_S:
-                        data = _PING
                     self._add(snapshot, data)
                     if snapshot.end is not None:
                         return
-                    spoke_s = time.monotonic() if data else spoke_s
                 await asyncio.sleep(interval_s)
         except Exception:
             _logger.exception("a live stream failed; its followers are sent away to connect again")
@@ -124,13 +119,18 @@ class _Feed(Generic[SnapshotT]):
         self._changed = asyncio.Event()
 
     async def wait_after(self, number: int, closing: Callable[[], bool]) -> _Update[SnapshotT] | None:
-        """Returns the newest update once it is after a number; None when there will be none."""
-        while not closing():
-            if self.newest is not None and self.newest.number > number:
-                return self.newest
-            if self._finished:
-                return None
-            await self._changed.wait()
+        """Returns the newest update once it is after a number; None when there will be none.
+
+        Raises:
+            TimeoutError: there was none for so long that the follower should hear something else.
+        """
+        async with asyncio.timeout(_PING_S):
+            while not closing():
+                if self.newest is not None and self.newest.number > number:
+                    return self.newest
+                if self._finished:
+                    return None
+                await self._changed.wait()
         return None
 
     def kept_after(self, number: int) -> list[_Update[SnapshotT]]:
@@ -172,7 +172,14 @@ class Feeds:
         feed = self._join(key, source)
         try:
             number = 0
-            while (newest := await feed.wait_after(number, lambda: self._closing)) is not None:
+            while True:
+                try:
+                    newest = await feed.wait_after(number, lambda: self._closing)
+                except TimeoutError:
+                    yield _PING
+                    continue
+                if newest is None:
+                    return
                 if updates := feed.kept_after(number):
                     for update in updates:
                         for piece in _pieces(update.data):

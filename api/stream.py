@@ -144,7 +144,8 @@ class ExperimentSource:
         # The experiment is read first: whatever had happened by then is in the reads that follow.
         experiment = self.store.experiment(self.experiment_id)
         summary = to_json(ExperimentStatus.of(experiment, self.store.run_counts(self.experiment_id)))
-        number, frames = last.place if last is not None else 0, []
+        number = last.place if last is not None else 0
+        frames: list[bytes] = []
         named: set[int] = set()
         for page in self._events(number):
             number = page[-1].number

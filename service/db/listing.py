@@ -179,14 +179,14 @@ def _by_one_column(
 ) -> sa.Select[Any]:
     """The rows after a place along the column's index: those with a value in it, or those without."""
     (column,) = listing.order
-    key, id = _key(listing, column), listing.table.c.id
+    key = _key(listing, column)
+    keys: list[ColumnElement[Any]] = [listing.table.c.id]
+    here: list[Any] = [] if place is None else [place.id]
     if without_value:
-        keys, here = [id], [] if place is None else [place.id]
         statement = statement.where(key.is_(None))
-    elif column.name == "id":
-        keys, here = [id], [] if place is None else [place.id]
-    else:
-        keys, here = [key, id], [] if place is None else [*place.values, place.id]
+    elif column.name != "id":
+        keys.insert(0, key)
+        here[:0] = [] if place is None else place.values
         statement = statement.where(key.is_not(None)) if _nullable(listing, column) else statement
     if here:
         bound = [sa.literal(value, key.type) for value, key in zip(here, keys, strict=True)]

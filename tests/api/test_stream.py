@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from api.stream import MAX_POINTS, Place, RunSource, Streams
 from service.domain.records import LogLine
-from service.store import RecordBatch, Store
+from service.store import RecordBatch, Store, StoreUnavailable
 from tests.api.conftest import Driver, wait_until
 
 Event = tuple[str, str | None, Any]
@@ -222,17 +222,11 @@ def test_a_stream_of_a_deleted_experiment_ends(fast: Streams, http: httpx.Client
 def test_streams_outlive_a_store_that_is_away_for_a_while(
     fast: Streams, http: httpx.Client, driver: Driver, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from service.store import StoreUnavailable
-
     experiment = driver.submit()
     real = store.experiment
-
-    def away(id: int) -> Any:
-        raise StoreUnavailable("restarting")
-
     with following(http, f"/experiments/{experiment.id}/stream") as stream:
         next(stream)
-        monkeypatch.setattr(store, "experiment", away)
+        monkeypatch.setattr(store, "experiment", unavailable)
         time.sleep(0.2)
         monkeypatch.setattr(store, "experiment", real)
         store.request_cancel(experiment.id)
@@ -323,6 +317,24 @@ def test_a_new_follower_of_a_long_run_gets_a_thinned_history(driver: Driver, sto
     assert points["loss"]["steps"][0] == 1
     assert points["loss"]["steps"][-1] == steps[-1]
     assert len(points["loss"]["steps"]) <= MAX_POINTS
+
+
+def test_a_stream_that_waits_for_the_store_still_gives_signs_of_life(
+    fast: Streams, http: httpx.Client, driver: Driver, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.feeds._PING_S", 0.05)
+    experiment = driver.submit()
+    with http.stream("GET", f"/api/v1/experiments/{experiment.id}/stream") as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        monkeypatch.setattr(store, "experiment", unavailable)
+        while next(lines) != ": ping":
+            pass
+        assert fast.polls == 1
+
+
+def unavailable(_: int) -> Any:
+    raise StoreUnavailable("restarting")
 
 
 def test_closing_ends_every_stream(fast: Streams, http: httpx.Client, driver: Driver) -> None:
