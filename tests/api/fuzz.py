@@ -1,6 +1,7 @@
 """Schemathesis against an application with rows of every kind: never a 5xx, every answer as declared.
 
-    python -m tests.api.fuzz [--examples N] [--phases PHASES] [--seed N] [--operations ID ...] [--postgresql]
+    python -m tests.api.fuzz [--examples N] [--phases PHASES] [--seed N] [--operations ID ...]
+                              [--seconds S] [--postgresql]
 
 Runs every phase of Schemathesis, sequences of operations among them (`stateful`), and prints one JSON object
 as its last line. It fails if anything was found. `--operations` and `--phases` divide a long run into short
@@ -65,6 +66,7 @@ def fuzz(
     phases: str = PHASES,
     seed: int = 0,
     operations: Sequence[str] = (),
+    seconds: int | None = None,
     database_url: str | None = None,
 ) -> dict[str, Any]:
     """Runs Schemathesis in a process of its own.
@@ -75,6 +77,7 @@ def fuzz(
         phases: separated by commas.
         seed: of everything that is random.
         operations: operation ids; none = all.
+        seconds: fuzzing and sequences are repeated for so long; None = once.
         database_url: an empty database; None = SQLite in the folder.
 
     Returns:
@@ -87,6 +90,7 @@ def fuzz(
         "--seed", str(seed), "--exclude-checks", ",".join(EXCLUDED), "--suppress-health-check", "all",
         "--generation-database", "none", "--report", "json", "--report-json-path", str(report),
         "--continue-on-failure", "--no-color", "--warnings", "off",
+        *(("--max-time", str(seconds)) if seconds is not None else ()),
         *(part for id in operations for part in ("--include-operation-id", id)),
     ]  # fmt: skip
     with running(filled_app(folder, database_url)) as url:
@@ -121,6 +125,7 @@ def main() -> int:
     parser.add_argument("--phases", default=PHASES, help=f"default: {PHASES}")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--operations", nargs="+", default=(), metavar="ID", help="default: all")
+    parser.add_argument("--seconds", type=int, metavar="S", help="repeat fuzzing and sequences for so long")
     parser.add_argument("--postgresql", action="store_true", help="on a server of its own, not on SQLite")
     given = parser.parse_args()
     with ExitStack() as stack:
@@ -132,6 +137,7 @@ def main() -> int:
             phases=given.phases,
             seed=given.seed,
             operations=given.operations,
+            seconds=given.seconds,
             database_url=server.create_database("fuzzed") if server is not None else None,
         )
     print(done.pop("output"), file=sys.stderr)
