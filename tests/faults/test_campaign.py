@@ -20,7 +20,7 @@ from service.store import PointBatch, RecordBatch, Store
 from tests.conformance.building import plans_of
 from tests.faults.campaign.checker import FAULTS, Checker, ProgressWatch, Told
 from tests.faults.campaign.plan import Round, rounds_of
-from tests.faults.campaign.trainer import WRITER, value_of, writer_of
+from tests.faults.campaign.values import WRITER, value_of, writer_of
 
 STEPS = 6
 RESUMED = 3

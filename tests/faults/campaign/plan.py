@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tests.faults.campaign.timing import LEASE_S
-from tests.faults.campaign.trainer import DIVERGING_SEED
+from tests.faults.campaign.values import DIVERGING_SEED
 
 Kind = Literal["kills", "freezes", "histories"]
 Target = Literal["api", "scheduler", "driver", "recorder", "worker", "database"]

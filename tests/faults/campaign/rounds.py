@@ -18,7 +18,7 @@ from tests.faults.campaign.installation import Installation
 from tests.faults.campaign.node import Listed
 from tests.faults.campaign.plan import CLIENTS, LOAD, Fault, Round
 from tests.faults.campaign.timing import LEASE_S, FairClock
-from tests.faults.campaign.trainer import WRITER, writer_of
+from tests.faults.campaign.values import WRITER, writer_of
 
 PATIENCE_S = 3 * LEASE_S
 """How long an experiment may stand still at rest, in seconds of `FairClock`."""

@@ -6,7 +6,7 @@ import gc
 import importlib
 from typing import Any
 
-from tests.faults.campaign import ray_stand_in, timing, trainer
+from tests.faults.campaign import ray_stand_in, timing
 
 _PRELOADED = (
     "api.app", "api.server", "httptools", "uvicorn.lifespan.on", "uvicorn.loops.auto",
@@ -23,6 +23,8 @@ def prepare() -> None:
         AttributeError: the product has no such name any more.
     """
     ray_stand_in.install()
+    from tests.faults.campaign import trainer  # Imports torch, which takes seconds.
+
     _replace("service.driving.driver", "look_at_cluster", ray_stand_in.look_at_cluster)
     _replace("service.driving.driver", "look_at_placements", ray_stand_in.look_at_placements)
     _replace("trainers.entrypoint", "train", trainer.train)
