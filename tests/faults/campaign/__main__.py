@@ -10,6 +10,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _print_plan(round)
         return 0
     stand_ins.prepare()
+    signal.signal(signal.SIGTERM, _exit)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(
         prefix="stillhouse-campaign-", dir=_folder(), ignore_cleanup_errors=True
@@ -120,21 +122,26 @@ def _run(rounds: Sequence[Round], options: argparse.Namespace, folder: Path) -> 
         theirs.close()
         lanes[ours] = (name, process)
     outcomes: list[Outcome] = []
-    busy = {lane for lane, (name, _) in lanes.items() if _next(lane, waiting[name], deadline)}
-    while busy:
-        for lane in wait(list(busy)):
-            assert isinstance(lane, Connection)
-            try:
-                outcome: Outcome = lane.recv()
-            except EOFError:
-                raise RuntimeError(f"a lane of {lanes[lane][0]} has died; its error is above") from None
-            outcomes.append(outcome)
-            _tell(outcome, outcomes)
-            if not _next(lane, waiting[lanes[lane][0]], deadline):
-                busy.discard(lane)
-    for lane, (_, process) in lanes.items():
-        lane.close()
-        process.join()
+    try:
+        busy = {lane for lane, (name, _) in lanes.items() if _next(lane, waiting[name], deadline)}
+        while busy:
+            for lane in wait(list(busy)):
+                assert isinstance(lane, Connection)
+                try:
+                    outcome: Outcome = lane.recv()
+                except EOFError:
+                    raise RuntimeError(f"a lane of {lanes[lane][0]} has died; its error is above") from None
+                outcomes.append(outcome)
+                _tell(outcome, outcomes)
+                if not _next(lane, waiting[lanes[lane][0]], deadline):
+                    busy.discard(lane)
+    except BaseException:
+        for _, process in lanes.values():
+            process.terminate()
+        raise
+    finally:
+        for _, process in lanes.values():
+            process.join()
     return outcomes
 
 
@@ -146,19 +153,23 @@ def _next(lane: Connection, waiting: Iterator[Round], deadline: float) -> bool:
 
 
 def _lane(name: str, folder: Path, keep: Path | None, channel: Connection) -> None:
-    """Carry rounds out until there are no more."""
-    end_with_parent()
+    """Carry rounds out until there are no more, or until told to end."""
+    signal.signal(signal.SIGTERM, _exit)
+    end_with_parent(signal.SIGTERM)
     folder.mkdir(parents=True)
     database = open_database(name, folder)
     try:
         while (round := channel.recv()) is not None:
             channel.send(carry_out(round, database, folder, keep))
-    except EOFError:
-        pass  # The campaign was interrupted.
     except Exception:
         traceback.print_exc()
     finally:
         database.close()
+
+
+def _exit(number: int, frame: object) -> None:
+    """End a process in order, with all that it has started."""
+    sys.exit(f"ended by {signal.Signals(number).name}")
 
 
 def _tell(outcome: Outcome, outcomes: Sequence[Outcome]) -> None:

@@ -283,9 +283,9 @@ class Node:
         return CPUS - sum(resources.get("CPU", 0.0) for _, resources, _ in self._placements.values())
 
 
-def end_with_parent() -> None:
-    """Have this process killed when its parent ends: nothing of a campaign outlives it."""
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+    """Have this process get a signal when its parent ends: nothing of a campaign outlives it."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, by)
 
 
 def _kill(pid: int) -> None:

@@ -8,25 +8,28 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tests.faults.campaign.timing import LEASE_S
-from tests.faults.campaign.values import DIVERGING_SEED
+from tests.faults.campaign.values import DIVERGING_SEED, SLOW_SEED
 
 Kind = Literal["kills", "freezes", "histories"]
 Target = Literal["api", "scheduler", "driver", "recorder", "worker", "database"]
 
 TARGETS: tuple[Target, ...] = ("api", "scheduler", "driver", "recorder", "worker", "database")
 _WEIGHTS = (1, 1, 3, 3, 3, 1)
-PER_ROUND: dict[Kind, int] = {"kills": 60, "freezes": 40, "histories": 6}
+PER_ROUND: dict[Kind, int] = {"kills": 120, "freezes": 80, "histories": 8}
 """Faults, or histories, that share an installation."""
-GAP_S: dict[Kind, float] = {"kills": 0.12, "freezes": 0.15, "histories": 0.2}
-"""Mean pause between two events of a round, or between two requests of a client."""
+GAP_S: dict[Kind, float] = {"kills": 0.06, "freezes": 0.06, "histories": 0.4}
+"""Mean pause between two faults of a round, in fair seconds, or before a request of a client."""
 LOAD = 4
 """Experiments that a round keeps going while faults happen."""
 CLIENTS = 3
 _REQUESTS = 9
 _ACTS = {
-    "submit": 2, "pause": 3, "resume": 3, "cancel": 1, "cancel_run": 1, "retry": 2, "retry_run": 2,
+    "submit": 2, "pause": 4, "resume": 1, "cancel": 1, "cancel_run": 2, "retry": 2, "retry_run": 2,
     "delete": 1,
 }  # fmt: skip
+_OPPOSITES = {"pause": "resume", "cancel": "retry", "cancel_run": "retry_run"}
+_CHANGED_MIND = 0.7
+_SOON_S = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +102,21 @@ class Round:
         ]
 
     def requests(self, history: int, client: int) -> list[Request]:
-        """What one client of a history asks for, in order; the first of all submits."""
+        """What one client of a history asks for, in order; the first of all submits.
+
+        A request is often followed by its opposite while it is still being carried out.
+        """
         chance = self.chance("requests", history, client)
         acts = chance.choices(list(_ACTS), list(_ACTS.values()), k=_REQUESTS)
         if client == 0:
             acts[0] = "submit"
-        return [
-            Request(chance.expovariate(1.0 / GAP_S["histories"]), act, (chance.random(), chance.random()))
-            for act in acts
-        ]
+        requests = []
+        for act in acts:
+            whom = (chance.random(), chance.random())
+            requests.append(Request(chance.expovariate(1.0 / GAP_S["histories"]), act, whom))
+            if act in _OPPOSITES and chance.random() < _CHANGED_MIND:
+                requests.append(Request(chance.uniform(0.0, _SOON_S), _OPPOSITES[act], whom))
+        return requests
 
     def spec(self, number: int) -> bytes:
         """The number-th experiment of the round."""
@@ -121,6 +130,8 @@ class Round:
             "queue": {"priority": chance.randrange(100)},
             "isolation": chance.choice(["shared", "process"]),
         }
+        if self.kind == "histories" and chance.random() < 0.5:
+            seeds = [*seeds, SLOW_SEED]
         if self.kind == "histories" and chance.random() < 0.3:
             seeds = [*seeds, DIVERGING_SEED]
             document["search"] = {"stop_diverging": 5.0}

@@ -27,7 +27,8 @@ from tests.faults.campaign import messages
 _NODE_TIMEOUT_S = 20.0
 _CONNECT_S = 0.01
 _STEP_S = 0.02
-_SUGGEST_S = 0.05
+_SUGGEST_S = 0.25
+"""Pause before a searcher that has nothing is asked again, unless a trial has ended meanwhile."""
 _PENDING_TRIALS = 8
 
 
@@ -430,6 +431,7 @@ class Tuner:
             return
         self._selector.unregister(trial.worker)
         self._release(trial)
+        self._suggested_s = 0.0
         if kind == "done":
             self._idle.append(trial.worker)
             trial.worker, trial.status = None, "TERMINATED"

@@ -101,7 +101,7 @@ def carry_out(round: Round, database: CampaignDatabase, folder: Path, keep: Path
 
 def _faults(round: Round, installation: Installation, memory: Memory, outcome: Outcome) -> None:
     over = threading.Event()
-    feeder = threading.Thread(target=_feed, args=(round, installation, memory, over))
+    feeder = threading.Thread(target=_feed, args=(round, installation, memory, over), daemon=True)
     feeder.start()
     thaws: list[threading.Timer] = []
     clock = FairClock()
@@ -147,6 +147,7 @@ def _strike(fault: Fault, installation: Installation, thaws: list[threading.Time
         if pid is not None and strike(pid, number):
             if fault.freeze_s:
                 thaw = threading.Timer(fault.freeze_s, strike, (pid, signal.SIGCONT))
+                thaw.daemon = True
                 thaw.start()
                 thaws.append(thaw)
             return fault.target
@@ -174,7 +175,7 @@ def _histories(round: Round, installation: Installation, memory: Memory) -> None
         for person in range(CLIENTS):
             client = Client(installation.url, memory)
             arguments = (client, round, history, round.requests(number, person))
-            threads.append(threading.Thread(target=take_part, args=arguments))
+            threads.append(threading.Thread(target=take_part, args=arguments, daemon=True))
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -22,7 +22,8 @@ _SHORTER = {
     # A checkpoint must wait for its rows longer than a recorder is frozen: rows that were not acknowledged
     # before it may be lost with their worker, as documented, and no checker could tell the two apart.
     "service.workers.sink": {
-        "POLL_S": 0.1, "GATHER_S": 0.03, "SAVING_S": 20.0, "FENCE_S": 20.0, "_FRESH_S": 0.05, "_RESEND_S": 0.05,
+        "POLL_S": 0.1, "GATHER_S": 0.03, "SAVING_S": 20.0, "FENCE_S": 20.0, "_FRESH_S": 0.05,
+        "_RESEND_S": 0.05,
     },
     "service.workers.worker_attempt": {"_FLUSH_S": 0.5},
 }  # fmt: skip

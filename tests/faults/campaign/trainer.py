@@ -8,13 +8,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.faults.campaign.values import DIVERGING_SEED, WRITER, value_of
+from tests.faults.campaign.values import DIVERGING_SEED, SLOW_SEED, WRITER, value_of
 from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.config import RunConfig
 from trainers.reporting import Clock, Fence, Point, Sink, Stop, StopReason, TrainingOutcome
 
 STEP_S = 0.012
+SLOW_STEP_S = 0.15
 _FALLS_FOR = 12
 _calls = itertools.count(1)
 
@@ -45,7 +46,7 @@ def train(
     sink.started(total_steps=total, resumed_from_step=step, facts={"writer": writer})
     reason: StopReason | None = None
     while step < total and (reason := stop.requested()) is None:
-        time.sleep(STEP_S)
+        time.sleep(SLOW_STEP_S if config.seed == SLOW_SEED else STEP_S)
         step += 1
         diverged = config.seed >= DIVERGING_SEED and step > _FALLS_FOR
         sink.points(

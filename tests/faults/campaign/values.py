@@ -6,6 +6,8 @@ WRITER = "writer"
 """Metric that has such values."""
 DIVERGING_SEED = 1000
 """Runs with this seed or a higher one report a loss that rises, for searches that stop such runs early."""
+SLOW_SEED = 500
+"""The run with this seed takes its time for a step: it stops long after the others."""
 _SPAN = 1000
 
 
