@@ -87,6 +87,7 @@ class Node:
     def serve(self, listener: socket.socket) -> None:
         """Answer until asked to end; then nothing of the installation lives any more."""
         end_with_parent()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Its parent ends it, in order.
         self._chance = random.Random(self.seed)
         self._open.append(listener)
         with selectors.DefaultSelector() as selector:
@@ -145,6 +146,7 @@ class Node:
         code = 1
         try:
             end_with_parent()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._selector.close()
             for inherited in self._open:
                 inherited.close()
