@@ -25,7 +25,10 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path.home() / ".local" / "share" / "stillhouse"
-    """Folder for the database, checkpoints, caches, spools and logs."""
+    """Folder for the database, checkpoints, caches and logs."""
+    spool_dir: Path | None = None
+    """Folder on each node's own disk for points that wait for the database; unset = `<data_dir>/spool` with
+    SQLite, `/var/tmp/stillhouse-<uid>` with PostgreSQL."""
     database_url: str | None = None
     """SQLAlchemy URL; unset = SQLite at `<data_dir>/stillhouse.db`."""
     data_roots: str = ""
@@ -52,6 +55,14 @@ class Settings(BaseSettings):
     def resolved_database_url(self) -> str:
         """The database URL, with the default filled in."""
         return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'stillhouse.db'}"
+
+    def resolved_spool_dir(self) -> Path:
+        """The spool folder on this node, with the default filled in; with PostgreSQL `data_dir` is shared."""
+        if self.spool_dir is not None:
+            return self.spool_dir
+        if self.resolved_database_url().startswith("sqlite"):
+            return self.data_dir.resolve() / "spool"
+        return Path("/var/tmp") / f"stillhouse-{os.geteuid()}"
 
     def roots(self, kind: str) -> tuple[Path, ...]:
         """Resolved folders of `data` or `model` paths."""

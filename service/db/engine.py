@@ -25,7 +25,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from service.db import postgresql, sqlite
 from service.db.errors import (
-    NotFound,
+    OutOfRange,
     StoreError,
     StoreFull,
     StoreUnavailable,
@@ -206,7 +206,7 @@ def translated(database: Path | None) -> Iterator[None]:
     except StoreError:
         raise
     except OverflowError:
-        raise NotFound("record", "beyond 64 bits") from None
+        raise OutOfRange from None
     except sa.exc.TimeoutError:
         raise StoreUnavailable("all database connections are busy; try again later") from None
     except sa.exc.DBAPIError as error:
@@ -222,7 +222,7 @@ def translated(database: Path | None) -> Iterator[None]:
 def _translation(error: BaseException | None, database: Path | None) -> StoreError | None:
     """The store's error for a driver's; None = the statement or its values are wrong."""
     if _sqlstate(error) == _OUT_OF_RANGE:
-        return NotFound("record", "beyond 64 bits")
+        return OutOfRange()
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     kind = _kind(error, line, database)
     if kind is UnusableDatabase:

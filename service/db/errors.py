@@ -16,6 +16,13 @@ class NotFound(StoreError):
         super().__init__(f"no {kind} has the id {id}")
 
 
+class OutOfRange(NotFound):
+    """A number is beyond what a column holds: nothing can have it as its id."""
+
+    def __init__(self) -> None:
+        super().__init__("record", "beyond 64 bits")
+
+
 class Conflict(StoreError):
     """The thing is in a state in which the action does not apply."""
 

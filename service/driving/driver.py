@@ -30,7 +30,7 @@ from service.driving.early_stops import EarlyStops
 from service.driving.stop_requests import PASS_ON_S, StopRequests
 from service.driving.sweep import Sweep
 from service.driving.tuning import run_sweep
-from service.recording.experiment_actor import ExperimentActorClient, patiently
+from service.recording.experiment_actor import ExperimentActorClient
 from service.recording.outages import Repeated, wait_out
 from service.recording.placement_watch import PlacementWatch
 from service.recording.report import STALE_EXIT_CODE
@@ -55,6 +55,9 @@ JUDGE_S = 1.0
 GRACE_S = 30.0
 """How long runs may take to stop at a step boundary before their processes are ended."""
 _CATCH_UP_S = 3600.0
+"""How long the driver waits for points that its node's disk holds, once the database takes its own writes."""
+_TELL_S = 60.0
+"""How long it waits before it says so in an event."""
 
 
 class LeaseRenewal:
@@ -169,8 +172,7 @@ class Driver:
         # Takes about as long as the actor does to start.
         importlib.import_module("ray.tune")
         # What an earlier attempt has acknowledged must arrive before its runs get new attempts.
-        if not patiently(lambda: actor.wait_until_caught_up(_CATCH_UP_S)):
-            raise TimeoutError("points of an earlier attempt could not be stored in the database")
+        self._wait_until_stored(actor)
         wait_out(
             lambda: self._store.reset_runs_of_dead_attempt(self._id, self._attempt),
             "the sweep",
@@ -217,6 +219,8 @@ class Driver:
                 reuse=sweep.spec.isolation == "shared",
                 give_up=self._give_up,
             )
+        # Nobody comes back for points that are still on this disk when the experiment has ended.
+        self._wait_until_stored(actor)
 
     def _clean_up(self, actor: ExperimentActorClient) -> None:
         from ray.exceptions import RayError
@@ -238,6 +242,19 @@ class Driver:
 
     def _renew(self) -> Requests:
         return self._store.renew_lease(self._id, self._attempt, self._settings.lease_s)
+
+    def _wait_until_stored(self, actor: ExperimentActorClient) -> None:
+        """Waits until no points are left on this node's disk.
+
+        Raises:
+            TimeoutError: the database takes what the driver writes, and not the points.
+        """
+        waiting = actor.wait_until_stored(_TELL_S)
+        if waiting is not None:
+            self._note(f"points on the disk of {socket.gethostname()} are not stored yet: {waiting}")
+            waiting = actor.wait_until_stored(_CATCH_UP_S)
+        if waiting is not None:
+            raise TimeoutError(f"points could not be stored in the database: {waiting}")
 
     def _hear(self, requests: Requests) -> None:
         if self._stops is None or self._sweep is None:

@@ -17,8 +17,8 @@ from service.recording.assignment import Ending, Grant
 from service.recording.mailbox import Delivery, Mailbox, WorkerAddress, WorkOrder
 from service.recording.recorder import Recorder
 from service.recording.report import Acknowledgement, Report
+from service.recording.spool import spool_folder
 from service.scheduling import driver_settings
-from service.spec.models import experiment_folder
 from service.store import Store
 from trainers.reporting import StopReason
 
@@ -41,8 +41,9 @@ class ExperimentActor:
         settings = driver_settings.read(Path(settings_path))
         self._recorder = Recorder(
             lambda: Store.open(settings),
-            experiment_folder(settings, experiment_id) / "spool",
-            f"attempt-{attempt:06d}",
+            spool_folder(settings, experiment_id),
+            experiment_id,
+            attempt,
         )
         self._mailbox = Mailbox()
 
@@ -54,9 +55,9 @@ class ExperimentActor:
         """Replaces what is asked to stop: all runs, or some by id."""
         self._recorder.request_stops(everything, runs)
 
-    async def caught_up(self) -> bool:
-        """Whether what earlier attempts spooled on this node is in the database."""
-        return self._recorder.wait_until_caught_up(0.0)
+    async def trouble(self) -> str | None:
+        """Why points on this node's disk wait for the database; None when none does."""
+        return self._recorder.trouble
 
     async def ask(self, group: str, order: WorkOrder) -> Ending | None:
         """Takes a trial's order to its group; returns its ending once there is one."""
@@ -134,17 +135,22 @@ class ExperimentActorClient:
         """Replaces what is asked to stop: all runs, or some by id."""
         self._call("request_stops", everything, dict(runs))
 
-    def wait_until_caught_up(self, timeout_s: float) -> bool:
-        """Wait until earlier attempts' spools are in the database; False when time ran out.
+    def wait_until_stored(self, timeout_s: float) -> str | None:
+        """Waits until no points are left on the node's disk, also of earlier attempts.
 
         An actor that dies meanwhile is waited for: the one that replaces it reads the same spools.
+
+        Returns:
+            Why there still are when time ran out; None when there are none.
         """
         deadline = time.monotonic() + timeout_s
-        while not patiently(lambda: self._call("caught_up")):
-            if time.monotonic() > deadline:
-                return False
+        while (trouble := self._trouble()) is not None and time.monotonic() < deadline:
             time.sleep(0.05)
-        return True
+        return trouble
+
+    def _trouble(self) -> str | None:
+        trouble: str | None = patiently(lambda: self._call("trouble"))
+        return trouble
 
     def ask(self, group: str, order: WorkOrder) -> Ending | None:
         """Takes a trial's order to its group; returns its ending once there is one."""

@@ -1,24 +1,31 @@
 """The recorder of one experiment: takes the workers' reports and writes them in batches.
 
 Plain Python; `service.recording.experiment_actor` makes a Ray actor of it. A report is acknowledged
-when its rows are committed or, while the database is unavailable, on the local disk. What lies on the
+when its rows are committed or, while the database takes nothing, on the local disk. What is on the
 disk is written first, in order, when the database is back. A worker has one report under way at
 a time and keeps collecting meanwhile, so what waits here is bounded by the number of workers.
+
+Nothing that goes wrong ends the writing thread. An error that is not an outage is either about some
+rows, which are then set aside in a file, or counts as an outage. Both, and a damaged spool, become
+events of the experiment.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
 
-from service.recording.report import Acknowledgement, Report, merge
-from service.recording.spool import Spool, SpoolBusy
-from service.store import Conflict, NotFound, StaleAttempt, Store, StoreOutage
+from service.domain.events import EventKind
+from service.recording.report import Acknowledgement, Report, Started, merge
+from service.recording.spool import Spool, SpoolReader, append_line, left_behind, rejected_file
+from service.store import Conflict, NotFound, OutOfRange, RecordBatch, StaleAttempt, Store, StoreError
 from trainers.reporting import StopReason
 
 logger = logging.getLogger(__name__)
@@ -28,6 +35,8 @@ GATHER_S = 0.05
 RETRY_S = 1.0
 """Pause between attempts to reach a database that is unavailable."""
 _REPLAY_REPORTS = 500
+_MOST_SPLITS = 100
+"""How often a batch that the database refuses is halved to find the rows that it refuses."""
 
 
 class Recorder:
@@ -35,23 +44,31 @@ class Recorder:
 
     Args:
         open_store: connects to the database; called by the writing thread, again while it fails.
-        folder: where spools of this experiment lie.
-        name: of this recorder's own spool, unique among attempts at the experiment.
+        folder: where spools of this experiment are, on this node's own disk.
+        experiment_id: the experiment.
+        attempt: at the experiment.
     """
 
-    def __init__(self, open_store: Callable[[], Store], folder: Path, name: str) -> None:
+    def __init__(
+        self, open_store: Callable[[], Store], folder: Path, experiment_id: int, attempt: int
+    ) -> None:
         self._open_store = open_store
         self._store: Store | None = None
-        self._folder = folder
-        self._spool = Spool(folder / f"{name}.spool")
-        self._inherited = self._spools_left_behind()
+        self._folder, self._experiment_id, self._attempt = folder, experiment_id, attempt
+        self._spool: Spool | None = None
+        """What this recorder has on the disk; None until the database first takes nothing."""
+        self._inherited = left_behind(folder)
+        self._look_again_s = 0.0
+        """When the spools of recorders that still live are looked at again."""
+        self._told_of: set[tuple[int, int]] = set()
+        """Attempts with an event about rows that were set aside."""
         self._lock = threading.Condition()
         self._waiting: list[tuple[Report, Future[Acknowledgement]]] = []
         self._stop_all: StopReason | None = None
         self._stop_runs: dict[int, StopReason] = {}
         self._stale: set[tuple[int, int]] = set()
         self._away_until_s = 0.0
-        self._caught_up = threading.Event()
+        self._trouble: str | None = "the database has not been reached yet"
         self._closing = False
         self._writer = threading.Thread(target=self._write_forever, name="recorder", daemon=True)
         self._writer.start()
@@ -73,19 +90,23 @@ class Recorder:
             self._stop_all = everything
             self._stop_runs = dict(runs)
 
-    def wait_until_caught_up(self, timeout_s: float) -> bool:
-        """Wait until what earlier recorders left on this disk has reached the database."""
-        return self._caught_up.wait(timeout_s)
+    @property
+    def trouble(self) -> str | None:
+        """Why rows on this disk, also of earlier recorders, wait for the database; None when none does."""
+        return self._trouble
 
     def close(self) -> None:
-        """Write what waits, then end. An empty spool is removed."""
+        """Write what waits, then end."""
         with self._lock:
             self._closing = True
             self._lock.notify()
         self._writer.join()
-        self._spool.close(remove=self._spool.empty)
+        if self._spool is not None:
+            self._spool.close()
         for spool in self._inherited:
             spool.close()
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()  # Fails if anything waits in it, or is kept there.
         if self._store is not None:
             self._store.close()
 
@@ -93,44 +114,45 @@ class Recorder:
         stop = self._stop_all or self._stop_runs.get(report.run_id)
         return Acknowledgement(stop, (report.run_id, report.attempt) in self._stale)
 
-    def _spools_left_behind(self) -> list[Spool]:
-        left = []
-        for path in sorted(self._folder.glob("*.spool")):
-            if path != self._spool.path:
-                # One that is locked has a living writer, which will bring its records itself.
-                with contextlib.suppress(SpoolBusy):
-                    left.append(Spool(path))
-        return left
+    # -- The writing thread ----------------------------------------------------------------------
 
     def _write_forever(self) -> None:
         while True:
-            with self._lock:
-                while not self._waiting and not self._closing and not self._due():
-                    self._lock.wait(RETRY_S / 2)
-                closing = self._closing
-            if not closing:
-                time.sleep(GATHER_S)
-            with self._lock:
-                taken, self._waiting = self._waiting, []
-            if not self._keep([report for report, _ in taken]):
-                with self._lock:
-                    self._waiting = taken + self._waiting
-                if closing:
+            try:
+                if self._write_waiting():
                     return
+            except Exception:
+                # What was taken is still in `_waiting`: the next round takes it again.
+                logger.exception("the recorder failed; trying again")
                 time.sleep(RETRY_S)
-                continue
-            with self._lock:
-                answers = [(future, self._answer(report)) for report, future in taken]
-            for future, answer in answers:
-                if not future.cancelled():
-                    future.set_result(answer)
-            if closing and not self._waiting:
-                return
+
+    def _write_waiting(self) -> bool:
+        """One round: makes what waits durable and answers it. True when the recorder is closed and done."""
+        with self._lock:
+            while not self._waiting and not self._closing and not self._due():
+                self._lock.wait(RETRY_S / 2)
+            closing = self._closing
+        if not closing:
+            time.sleep(GATHER_S)
+        with self._lock:
+            taken = list(self._waiting)
+        if not self._keep([report for report, _ in taken]):
+            if not closing:
+                time.sleep(RETRY_S)
+            return closing
+        with self._lock:
+            del self._waiting[: len(taken)]
+            answers = [(future, self._answer(report)) for report, future in taken]
+        for future, answer in answers:
+            if not future.cancelled():
+                future.set_result(answer)
+        return closing and not self._waiting
 
     def _due(self) -> bool:
         """Something on the disk waits for the database, and it is time to try."""
-        behind = not self._caught_up.is_set() or not self._spool.empty
-        return behind and time.monotonic() >= self._away_until_s
+        now = time.monotonic()
+        behind = self._trouble is not None or (bool(self._inherited) and now >= self._look_again_s)
+        return behind and now >= self._away_until_s
 
     def _keep(self, reports: list[Report]) -> bool:
         """Make reports durable, in the database or on the disk; False when neither takes them."""
@@ -138,64 +160,171 @@ class Recorder:
             try:
                 self._replay()
                 self._write(reports)
+            except Exception as error:
+                # Not even an error that nobody foresaw may lose rows or end this thread.
+                self._away(error)
+            else:
+                if self._trouble is not None:
+                    logger.info("the database takes points")
+                    self._trouble = None
                 return True
-            except StoreOutage as error:
-                if self._away_until_s == 0.0:
-                    logger.warning(
-                        "the database is unavailable; spooling points to %s: %s", self._spool.path, error
-                    )
-                self._away_until_s = time.monotonic() + RETRY_S
         try:
-            self._spool.append([report.to_bytes() for report in reports])
+            if reports:
+                self._spool = self._spool or Spool(self._folder, self._attempt)
+                self._spool.append([report.to_bytes() for report in reports])
         except OSError as error:
             logger.error("neither the database nor the local disk accepts points: %s", error)
             return False
         return True
 
+    def _away(self, error: Exception) -> None:
+        trouble = f"{type(error).__name__}: {_line(error)}"
+        if trouble != self._trouble:
+            foreseen = isinstance(error, StoreError)
+            logger.warning(
+                "spooling points to %s: %s", self._folder, trouble, exc_info=None if foreseen else error
+            )
+        self._trouble = trouble
+        self._away_until_s = time.monotonic() + RETRY_S
+
+    # -- From the disk to the database -----------------------------------------------------------
+
     def _replay(self) -> None:
         """Bring what is on the disk into the database, oldest first."""
-        for spool in [*self._inherited, self._spool]:
-            if not spool.empty:
-                part: list[Report] = []
-                for record in spool.records():
-                    part.append(Report.from_bytes(record))
-                    if len(part) == _REPLAY_REPORTS:
-                        self._write(part)
-                        part = []
-                self._write(part)
-                spool.clear()
-                logger.info("stored the records of %s in the database", spool.path)
-            if spool is not self._spool:
-                spool.close(remove=True)
+        for spool in list(self._inherited):
+            # The lock comes first: once it is held, nothing is added behind what is read.
+            ended = spool.lock()
+            self._deliver(spool)
+            if ended:
+                try:
+                    spool.close(remove=not self._set_aside_damaged(spool))
+                except OSError as error:
+                    logger.error("%s is stored and cannot be removed: %s", spool.path, error)
                 self._inherited.remove(spool)
-        self._connected()
-        self._away_until_s = 0.0
-        self._caught_up.set()
+        self._look_again_s = time.monotonic() + RETRY_S
+        if self._spool is not None:
+            own = self._spool.reader()
+            try:
+                self._deliver(own)
+                kept = self._set_aside_damaged(own)
+            finally:
+                own.close()
+            self._spool.close(remove=not kept)
+            self._spool = None
+
+    def _deliver(self, spool: SpoolReader) -> None:
+        before, part = spool.found.records, list[Report]()
+        for record in spool.records():
+            try:
+                part.append(Report.from_bytes(record))
+            except (ValueError, KeyError, TypeError):
+                spool.reject(record)
+            if len(part) == _REPLAY_REPORTS:
+                self._write(part)
+                spool.delivered()
+                part = []
+        self._write(part)
+        spool.delivered()
+        if spool.found.records > before:
+            logger.info("stored %d records of %s in the database", spool.found.records - before, spool.path)
+
+    def _set_aside_damaged(self, spool: SpoolReader) -> bool:
+        """Keep a damaged spool under another name, and say so in an event; False when it is sound."""
+        found = spool.found
+        if found.torn_bytes:
+            logger.warning("%s ends in %d bytes of an unfinished append", spool.path, found.torn_bytes)
+        if found.first_damage is None:
+            return False
+        message = (
+            f"{spool.path} is damaged at byte {found.first_damage}: {found.damaged_bytes} bytes could not be "
+            f"read, {found.records} records are stored; the file is kept with the suffix .damaged"
+        )
+        self._announce(EventKind.experiment_spool_damaged, message)
+        spool.set_aside()
+        return True
+
+    # -- Into the database -----------------------------------------------------------------------
 
     def _write(self, reports: list[Report]) -> None:
         if not reports:
+            self._connected()
             return
-        store = self._connected()
         for report in reports:
             if report.started is not None:
-                try:
-                    store.run_started(
-                        report.run_id,
-                        report.attempt,
-                        total_steps=report.started.total_steps,
-                        resumed_from_step=report.started.resumed_from_step,
-                        facts=report.started.facts,
-                    )
-                except (StaleAttempt, NotFound):
-                    with self._lock:
-                        self._stale.add((report.run_id, report.attempt))
-                except Conflict:
-                    continue  # Said before: the report came twice.
-        stale = store.record(merge(reports))
+                self._start(report, report.started)
+        stale = self._store_rows(merge(reports), iter(range(_MOST_SPLITS)))
         with self._lock:
             self._stale |= stale
+
+    def _start(self, report: Report, started: Started) -> None:
+        def begin(facts: Mapping[str, object]) -> None:
+            try:
+                self._connected().run_started(
+                    report.run_id,
+                    report.attempt,
+                    total_steps=started.total_steps,
+                    resumed_from_step=started.resumed_from_step,
+                    facts=facts,
+                )
+            except (StaleAttempt, NotFound):
+                with self._lock:
+                    self._stale.add((report.run_id, report.attempt))
+            except Conflict:
+                pass  # Said before: the report came twice.
+
+        try:
+            begin(started.facts)
+        except StoreError:
+            raise
+        except Exception as error:
+            self._set_aside([(report.run_id, report.attempt)], asdict(started), error)
+            begin({})  # The run has started, whatever is wrong with its facts.
+
+    def _store_rows(self, batch: RecordBatch, splits: Iterable[int]) -> frozenset[tuple[int, int]]:
+        """Store a batch without the rows that the database refuses; (run, attempt) that are not current."""
+        try:
+            return self._connected().record(batch)
+        except OutOfRange as error:
+            refused: Exception = error
+        except StoreError:
+            raise
+        except Exception as error:
+            refused = error
+        halves = batch.halves() if next(iter(splits), None) is not None else None
+        if halves is None:
+            self._set_aside(sorted(batch.attempts()), asdict(batch), refused)
+            return frozenset()
+        return self._store_rows(halves[0], splits) | self._store_rows(halves[1], splits)
+
+    def _set_aside(
+        self, attempts: list[tuple[int, int]], rows: Mapping[str, object], error: Exception
+    ) -> None:
+        """Keep rows that the database refuses in a file, and say so in an event of their run.
+
+        The event comes first: a database that refuses that as well refuses more than these rows.
+        """
+        path = rejected_file(self._folder, self._attempt)
+        for run_id, attempt in attempts:
+            if (run_id, attempt) not in self._told_of:
+                message = f"rows of attempt {attempt} were refused and set aside in {path}: {_line(error)}"
+                self._announce(EventKind.run_rows_set_aside, message, run_id)
+                self._told_of.add((run_id, attempt))
+        append_line(path, json.dumps({"error": _line(error), **rows}, default=str, skipkeys=True))
+
+    def _announce(self, kind: EventKind, message: str, run_id: int | None = None) -> None:
+        logger.error("%s", message)
+        try:
+            self._connected().note(self._experiment_id, self._attempt, message, kind=kind, run_id=run_id)
+        except StaleAttempt as error:
+            logger.error("%s", error)
 
     def _connected(self) -> Store:
         if self._store is None:
             self._store = self._open_store()
         return self._store
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error, without the statement that SQLAlchemy adds."""
+    lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+    return (lines or [type(error).__name__])[0][:300]

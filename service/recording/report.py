@@ -40,8 +40,8 @@ class Report:
         return self.started is None and not self.rows.attempts()
 
     def to_bytes(self) -> bytes:
-        """As JSON, in which NaN and infinities keep their names."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        """As JSON, in which NaN and infinities keep their names, and what JSON lacks becomes a string."""
+        return json.dumps(asdict(self), separators=(",", ":"), default=str, skipkeys=True).encode()
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Report:

@@ -1,67 +1,219 @@
-"""An append-only file of records that survives kill -9 and a torn write.
+"""Files of records on the node's own disk that survive kill -9, a torn write and a damaged sector.
 
-Each record is a length, a CRC-32 and its bytes. `append` returns when the bytes are on the disk.
-Reading ends at the first record that is cut or damaged: nothing behind it was acknowledged. A
-lock on the file says that its writer lives.
+A file is a sequence of frames: a header (a mark, the record's length and CRC-32, the header's CRC-32) and the
+record. `Spool.append` returns when its records are on the disk. A reader finds its way again behind damage by
+looking for the next whole header, and tells damage from the unfinished append that a killed writer leaves at
+the end. A lock on the file says that its writer lives; each process writes a file of its own.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import struct
+import time
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-_HEADER = struct.Struct(">II")
-_LONGEST_RECORD = 1 << 28
+import sqlalchemy as sa
+
+from service.config.settings import Settings
+
+SUFFIX = ".spool"
+_DAMAGED = ".damaged"
+_REJECTED = ".rejected.jsonl"
+_MARK = b"\x89SPL"
+_FIELDS = struct.Struct(">4sII")
+_HEADER_SIZE = _FIELDS.size + 4
+_WINDOW = 1 << 20
 
 
-class SpoolBusy(Exception):
-    """Another process writes this spool."""
-
-
-class Spool:
-    """One spool file, opened by one writer.
-
-    Args:
-        path: the file; it and its folder are made when missing.
+def spool_folder(settings: Settings, experiment_id: int) -> Path:
+    """Returns where this node keeps the spools of an experiment; the folder is made when missing.
 
     Raises:
-        SpoolBusy: another process has it open.
+        PermissionError: the spool folder belongs to another user.
+    """
+    root = settings.resolved_spool_dir()
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if root.stat().st_uid != os.geteuid():
+        raise PermissionError(
+            f"{root} belongs to another user; set STILLHOUSE_SPOOL_DIR to a folder of your own"
+        )
+    # Several installations may share a machine, and their experiments have the same ids.
+    url = sa.make_url(settings.resolved_database_url()).render_as_string(hide_password=True)
+    folder = root / hashlib.sha256(url.encode()).hexdigest()[:12] / str(experiment_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@dataclass(slots=True)
+class Progress:
+    """What was found in a spool so far.
+
+    Attributes:
+        position: end of what was read, in bytes.
+        records: how many were read.
+        first_damage: where the first damage is, in bytes; None = there is none.
+        damaged_bytes: how many bytes hold no record that makes sense.
+        torn_bytes: length of an unfinished append at the end.
+    """
+
+    position: int = 0
+    records: int = 0
+    first_damage: int | None = None
+    damaged_bytes: int = 0
+    torn_bytes: int = 0
+
+
+class SpoolReader:
+    """Reads the records of a spool file, which may be damaged.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        found: what was read so far.
+
+    Raises:
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._file = path.open("a+b", buffering=0)
+        self.found = Progress()
+        self._delivered = Progress()
+        self._file = path.open("rb", buffering=0)
+
+    def lock(self) -> bool:
+        """Takes the lock of the file's writer; False while that one lives, and may append."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._file.close()
-            raise SpoolBusy(str(path)) from None
-        self._end = 0
-        for _, end in self._read():
-            self._end = end
-        # A torn tail goes, or records appended behind it could never be read.
-        self._file.truncate(self._end)
-        _sync_folder(path.parent)
+            return False
+        return True
 
-    @property
-    def empty(self) -> bool:
-        """No record is in it."""
-        return self._end == 0
+    def records(self) -> Iterator[bytes]:
+        """Yields the records behind those that were delivered, oldest first."""
+        self.found = found = replace(self._delivered, torn_bytes=0)
+        while (left := (size := os.fstat(self._file.fileno()).st_size) - found.position) > 0:
+            length = self._length_at(found.position)
+            end = found.position + _HEADER_SIZE + (length or 0)
+            if length is not None and end <= size and (record := self._record(end - length, end)) is not None:
+                found.position = end
+                found.records += 1
+                yield record
+                continue
+            following = self._next_header(found.position + 1, size)
+            if following is None and self._is_torn(length, left):
+                found.torn_bytes = left
+                return
+            self._skip_to(size if following is None else following)
+
+    def delivered(self) -> None:
+        """Marks what was read as delivered: it is not read again."""
+        self._delivered = replace(self.found)
+
+    def reject(self, record: bytes) -> None:
+        """Counts the record that was read last as damage: it makes no sense."""
+        self.found.records -= 1
+        self.found.position -= len(record)
+        self._skip_to(self.found.position + len(record))
+
+    def set_aside(self) -> Path:
+        """Renames the file, so that it is kept and not read again; returns its new path."""
+        kept = self.path.with_suffix(_DAMAGED)
+        self.path.rename(kept)
+        self._file.close()
+        return kept
+
+    def close(self, *, remove: bool = False) -> None:
+        """Closes the file, and removes it when asked to."""
+        if remove:
+            self.path.unlink(missing_ok=True)
+        self._file.close()
+
+    def _skip_to(self, end: int) -> None:
+        if self.found.first_damage is None:
+            self.found.first_damage = self.found.position
+        self.found.damaged_bytes += end - self.found.position
+        self.found.position = end
+
+    def _is_torn(self, length: int | None, left: int) -> bool:
+        """Whether what is left, behind the last whole frame, is an append that was cut off."""
+        if left < _HEADER_SIZE:
+            return True
+        if length is not None:
+            return _HEADER_SIZE + length > left
+        # The size of the file reached the disk before its content did.
+        return not any(self._read(self.found.position, self.found.position + left))
+
+    def _length_at(self, position: int) -> int | None:
+        """Length of the record whose header is at a position; None when there is no whole header."""
+        header = self._read(position, position + _HEADER_SIZE)
+        if len(header) < _HEADER_SIZE or not header.startswith(_MARK):
+            return None
+        if zlib.crc32(header[: _FIELDS.size]) != int.from_bytes(header[_FIELDS.size :], "big"):
+            return None
+        length: int = _FIELDS.unpack_from(header)[1]
+        return length
+
+    def _record(self, start: int, end: int) -> bytes | None:
+        checksum: int = _FIELDS.unpack(self._read(start - _HEADER_SIZE, start - 4))[2]
+        record = self._read(start, end)
+        return record if len(record) == end - start and zlib.crc32(record) == checksum else None
+
+    def _next_header(self, position: int, size: int) -> int | None:
+        while position < size:
+            window = self._read(position, position + _WINDOW + _HEADER_SIZE)
+            place = window.find(_MARK)
+            if place < 0:
+                position += _WINDOW + 1
+            elif self._length_at(position + place) is not None:
+                return position + place
+            else:
+                position += place + 1
+        return None
+
+    def _read(self, start: int, end: int) -> bytes:
+        try:
+            return os.pread(self._file.fileno(), end - start, start)
+        except OSError:
+            return b""  # A sector that cannot be read is as good as one with other content.
+
+
+class Spool:
+    """A new spool file, written by this process alone.
+
+    Args:
+        folder: of the experiment.
+        attempt: at the experiment; spools are delivered in the order of attempts, then of their making.
+
+    Raises:
+        OSError: the folder is not writable.
+    """
+
+    def __init__(self, folder: Path, attempt: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"attempt-{attempt:06d}-{time.time_ns()}{SUFFIX}"
+        self._file = self.path.open("x+b", buffering=0)
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._end = 0
+        _sync_folder(folder)
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Add records, all or none; durable when this returns.
+        """Adds records, all or none; durable when this returns.
 
         Raises:
             OSError: the disk is full or broken; nothing was added.
         """
-        text = b"".join(_HEADER.pack(len(record), zlib.crc32(record)) + record for record in records)
+        text = b"".join(map(_framed, records))
         view = memoryview(text)
         try:
+            self._file.seek(self._end)
             while view:
                 view = view[self._file.write(view) :]
             os.fsync(self._file.fileno())
@@ -70,38 +222,50 @@ class Spool:
             raise
         self._end += len(text)
 
-    def records(self) -> Iterator[bytes]:
-        """All records, oldest first."""
-        for record, _ in self._read():
-            yield record
-
-    def clear(self) -> None:
-        """Forget all records: they have arrived."""
-        self._file.truncate(0)
-        os.fsync(self._file.fileno())
-        self._end = 0
+    def reader(self) -> SpoolReader:
+        """Returns a reader of all its records."""
+        return SpoolReader(self.path)
 
     def close(self, *, remove: bool = False) -> None:
-        """Release the file, and remove it when asked to."""
+        """Releases the file, and removes it when asked to."""
         if remove:
             self.path.unlink(missing_ok=True)
         self._file.close()
 
-    def _read(self) -> Iterator[tuple[bytes, int]]:
-        position = 0
-        descriptor = self._file.fileno()
-        while True:
-            header = os.pread(descriptor, _HEADER.size, position)
-            if len(header) < _HEADER.size:
-                return
-            length, checksum = _HEADER.unpack(header)
-            if length > _LONGEST_RECORD:
-                return
-            record = os.pread(descriptor, length, position + _HEADER.size)
-            if len(record) < length or zlib.crc32(record) != checksum:
-                return
-            position += _HEADER.size + length
-            yield record, position
+
+def left_behind(folder: Path) -> list[SpoolReader]:
+    """Returns readers of the spools in a folder, oldest first."""
+    readers = []
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        try:
+            readers.append(SpoolReader(path))
+        except FileNotFoundError:
+            continue  # Its process has ended in the ordinary way just now.
+    return readers
+
+
+def rejected_file(folder: Path, attempt: int) -> Path:
+    """Returns where an attempt at an experiment keeps rows that the database refused."""
+    return folder / f"attempt-{attempt:06d}{_REJECTED}"
+
+
+def append_line(path: Path, line: str) -> None:
+    """Adds a line to a text file; durable when this returns.
+
+    Raises:
+        OSError: the disk is full or broken.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(path.parent)
+
+
+def _framed(record: bytes) -> bytes:
+    fields = _FIELDS.pack(_MARK, len(record), zlib.crc32(record))
+    return fields + zlib.crc32(fields).to_bytes(4, "big") + record
 
 
 def _sync_folder(folder: Path) -> None:

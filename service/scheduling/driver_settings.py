@@ -21,6 +21,7 @@ def write(settings: Settings) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     document = settings.model_dump(mode="json", exclude={"token"}) | {
         "data_dir": str(folder),
+        "spool_dir": None if settings.spool_dir is None else str(settings.spool_dir.resolve()),
         "database_url": settings.resolved_database_url(),
         "data_roots": os.pathsep.join(map(str, settings.roots("data"))),
         "model_roots": os.pathsep.join(map(str, settings.roots("model"))),

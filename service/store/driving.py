@@ -538,8 +538,9 @@ class Driving(StorePart):
         message: str,
         *,
         kind: EventKind = EventKind.experiment_note,
+        run_id: int | None = None,
     ) -> None:
-        """Adds an event to a running experiment.
+        """Adds an event to a running experiment, about one of its runs if that is given.
 
         Raises:
             StaleAttempt: another attempt is current, or this one has ended.
@@ -549,7 +550,7 @@ class Driving(StorePart):
         def body(connection: Connection) -> None:
             row = lock_experiment(connection, experiment_id)
             check_experiment_attempt(experiment_id, attempt, row)
-            new = NewEvent(kind, message[:LONGEST_MESSAGE], attempt=attempt)
+            new = NewEvent(kind, message[:LONGEST_MESSAGE], run_id=run_id, attempt=attempt)
             announce(connection, experiment_id, [new], now)
 
         self.database.write(body)

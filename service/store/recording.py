@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from sqlalchemy import Connection
@@ -47,6 +47,14 @@ class PointBatch:
     steps: list[int]
     values: list[float]
     at_s: list[float]
+
+    def halves(self) -> tuple[PointBatch, PointBatch]:
+        """Returns its first points, and the others."""
+        middle = len(self.steps) // 2
+        return (
+            replace(self, steps=self.steps[:middle], values=self.values[:middle], at_s=self.at_s[:middle]),
+            replace(self, steps=self.steps[middle:], values=self.values[middle:], at_s=self.at_s[middle:]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,23 @@ class RecordBatch:
             *self.points, *self.logs, *self.measurements, *self.progress, *self.checkpoints, *self.alive,
         ]  # fmt: skip
         return frozenset((row.run_id, row.attempt) for row in rows)
+
+    def halves(self) -> tuple[RecordBatch, RecordBatch] | None:
+        """Returns the batch as two, with half of its rows each; None when it has no more than one."""
+        names = [field.name for field in fields(self)]
+        count = sum(len(getattr(self, name)) for name in names)
+        if count == 1 and self.points and len(self.points[0].steps) > 1:
+            first, second = self.points[0].halves()
+            return RecordBatch(points=[first]), RecordBatch(points=[second])
+        if count < 2:
+            return None
+        parts, left = (RecordBatch(), RecordBatch()), count // 2
+        for name in names:
+            rows = getattr(self, name)
+            getattr(parts[0], name).extend(rows[:left])
+            getattr(parts[1], name).extend(rows[left:])
+            left = max(0, left - len(rows))
+        return parts
 
     def last_signs_of_life(self) -> dict[tuple[int, int], float]:
         """The latest time of anything in the batch by (run, attempt), in Unix seconds."""

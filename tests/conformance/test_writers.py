@@ -62,17 +62,17 @@ def test_a_driver_that_the_schema_refuses_ends_at_its_next_heartbeat(
 def test_rows_of_a_refused_recorder_are_stored_by_the_next(
     store: Store, settings: Settings, training: Training, upgrade: Callable[[int, int], None], tmp_path: Path
 ) -> None:
-    _, run, attempt = training()
+    experiment, run, attempt = training()
     opened = Store.open(settings)
     batch = RecordBatch(points=[PointBatch(run.id, attempt, "loss", [1, 2], [0.5, 0.4], [0.0, 0.0])])
     upgrade(writers.PROTOCOL + 1, writers.PROTOCOL + 1)
     with pytest.raises(StoreUnavailable, match="use the release that upgraded it"):
         store.record(batch)
-    refused = Recorder(lambda: opened, tmp_path / "spool", "attempt-000001")
+    refused = Recorder(lambda: opened, tmp_path / "spool", experiment.id, 1)
     assert not refused.submit(Report(run.id, attempt, rows=batch)).result(10).stale
     refused.close()
     upgrade(writers.PROTOCOL, writers.PROTOCOL)
-    later = Recorder(lambda: Store.open(settings), tmp_path / "spool", "attempt-000002")
-    assert later.wait_until_caught_up(10)
+    later = Recorder(lambda: Store.open(settings), tmp_path / "spool", experiment.id, 2)
     later.close()
+    assert later.trouble is None
     assert [point.step for point in store.points(run.id, ["loss"])["loss"]] == [1, 2]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from service.config.settings import Settings
+from service.domain.events import EventKind
 from service.domain.records import LogLine, MeasurementRow
 from service.domain.states import RunState
 from service.recording.recorder import Recorder
 from service.recording.report import Acknowledgement, Report, Started
+from service.recording.spool import Spool
 from service.scheduling.queue import Queue
 from service.store import (
     CheckpointRow,
@@ -21,6 +25,7 @@ from service.store import (
     RecordBatch,
     Store,
     StoreUnavailable,
+    UnusableDatabase,
 )
 from tests.execution.conftest import Submit
 from trainers.reporting import StopReason
@@ -47,6 +52,11 @@ class AwayStore:
             raise StoreUnavailable("locked")
         self.store.run_started(*args, **kwargs)  # type: ignore[arg-type]
 
+    def note(self, *args: object, **kwargs: object) -> None:
+        if self.away:
+            raise StoreUnavailable("locked")
+        self.store.note(*args, **kwargs)  # type: ignore[arg-type]
+
     def close(self) -> None:
         pass
 
@@ -61,9 +71,14 @@ Record = Callable[[Report], Acknowledgement]
 
 @pytest.fixture
 def recorder(away: AwayStore, tmp_path: Path) -> Iterator[Recorder]:
-    made = Recorder(lambda: away, tmp_path / "spool", "attempt-1")  # type: ignore[arg-type, return-value]
+    made = recorder_of(away, tmp_path)
     yield made
     made.close()
+
+
+def recorder_of(store: AwayStore, tmp_path: Path, attempt: int = 1) -> Recorder:
+    """A recorder of experiment 1."""
+    return Recorder(lambda: store, tmp_path / "spool", 1, attempt)  # type: ignore[arg-type, return-value]
 
 
 @pytest.fixture
@@ -85,6 +100,12 @@ def points(run_id: int, steps: range, attempt: int = 1) -> Report:
 
 def say(recorder: Recorder, report: Report) -> Acknowledgement:
     return recorder.submit(report).result(TIMEOUT_S)
+
+
+def stored(recorder: Recorder) -> bool:
+    """Whether nothing is left on the disk."""
+    wait_for(lambda: recorder.trouble is None)
+    return True
 
 
 def spooled_bytes(folder: Path) -> int:
@@ -153,17 +174,17 @@ def test_the_disk_is_emptied_without_further_reports(
 def test_a_killed_recorder_leaves_its_spool_to_the_next(
     away: AwayStore, store: Store, run_id: int, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "spool"
     away.away = True
-    killed = Recorder(lambda: away, folder, "attempt-1")  # type: ignore[arg-type, return-value]
+    killed = recorder_of(away, tmp_path)
     say(killed, points(run_id, range(10)))
     kill(killed)
     away.away = False
-    following = Recorder(lambda: away, folder, "attempt-2")  # type: ignore[arg-type, return-value]
-    assert following.wait_until_caught_up(TIMEOUT_S)
+    following = recorder_of(away, tmp_path)
+    assert stored(following)
     assert steps_of(store, run_id) == list(range(10))
-    assert [path.name for path in folder.iterdir()] == ["attempt-2.spool"]
+    assert list((tmp_path / "spool").iterdir()) == []
     following.close()
+    assert not (tmp_path / "spool").exists()
 
 
 def kill(recorder: Recorder) -> None:
@@ -172,7 +193,205 @@ def kill(recorder: Recorder) -> None:
         recorder._closing = True
         recorder._lock.notify()
     recorder._writer.join()
+    assert recorder._spool is not None
     recorder._spool.close()
+
+
+def test_the_spool_of_a_hung_recorder_is_delivered_at_once_and_removed_when_it_ends(
+    away: AwayStore, store: Store, run_id: int, tmp_path: Path
+) -> None:
+    away.away = True
+    hung = recorder_of(away, tmp_path)
+    for first in range(5):
+        say(hung, points(run_id, range(first, first + 1)))
+    following = recorder_of(AwayStore(store), tmp_path)
+    assert stored(following)
+    assert steps_of(store, run_id) == [0, 1, 2, 3, 4]
+    say(hung, points(run_id, range(5, 6)))  # It was not dead.
+    wait_for(lambda: steps_of(store, run_id) == [0, 1, 2, 3, 4, 5])
+    (left,) = (tmp_path / "spool").glob("*.spool")
+    kill(hung)
+    wait_for(lambda: not left.exists())
+    following.close()
+
+
+def spool_of_a_killed_recorder(away: AwayStore, run_id: int, tmp_path: Path) -> Path:
+    """A spool with five records, of steps 0 to 4."""
+    away.away = True
+    killed = recorder_of(away, tmp_path)
+    for first in range(5):
+        say(killed, points(run_id, range(first, first + 1)))
+    kill(killed)
+    away.away = False
+    (path,) = (tmp_path / "spool").glob("*.spool")
+    return path
+
+
+def test_a_damaged_record_costs_no_other_and_is_said_in_an_event(
+    away: AwayStore, store: Store, run_id: int, tmp_path: Path
+) -> None:
+    path = spool_of_a_killed_recorder(away, run_id, tmp_path)
+    text = bytearray(path.read_bytes())
+    text[len(text) * 3 // 10] ^= 1  # In the second record.
+    path.write_bytes(text)
+    following = recorder_of(away, tmp_path)
+    assert stored(following)
+    assert steps_of(store, run_id) == [0, 2, 3, 4]
+    said = [event.message for event in store.events(1) if event.kind == EventKind.experiment_spool_damaged]
+    assert len(said) == 1
+    assert f"{path} is damaged at byte " in said[0]
+    assert "4 records are stored" in said[0]
+    assert path.with_suffix(".damaged").read_bytes() == bytes(text)
+    following.close()
+
+
+def test_a_torn_end_of_a_spool_is_no_event(
+    away: AwayStore, store: Store, run_id: int, tmp_path: Path
+) -> None:
+    path = spool_of_a_killed_recorder(away, run_id, tmp_path)
+    path.write_bytes(path.read_bytes()[:-3])
+    following = recorder_of(away, tmp_path)
+    assert stored(following)
+    assert steps_of(store, run_id) == [0, 1, 2, 3]
+    assert not any(event.kind == EventKind.experiment_spool_damaged for event in store.events(1))
+    following.close()
+    assert not (tmp_path / "spool").exists()
+
+
+def test_records_that_make_no_sense_count_as_damage(
+    away: AwayStore, store: Store, run_id: int, tmp_path: Path
+) -> None:
+    spool = Spool(tmp_path / "spool", 1)
+    spool.append([points(run_id, range(1)).to_bytes(), b'["of another release"]', b"\xff"])
+    spool.append([points(run_id, range(1, 2)).to_bytes()])
+    spool.close()
+    following = recorder_of(away, tmp_path)
+    assert stored(following)
+    assert steps_of(store, run_id) == [0, 1]
+    assert [event.kind for event in store.events(1)].count(EventKind.experiment_spool_damaged) == 1
+    following.close()
+
+
+def test_an_outage_in_the_middle_of_a_replay_loses_nothing(
+    away: AwayStore, store: Store, run_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool_of_a_killed_recorder(away, run_id, tmp_path)
+    monkeypatch.setattr("service.recording.recorder._REPLAY_REPORTS", 2)
+    monkeypatch.setattr("service.recording.recorder.RETRY_S", 0.05)
+    record, calls = away.record, []
+
+    def failing(batch: RecordBatch) -> frozenset[tuple[int, int]]:
+        calls.append(batch)
+        if len(calls) in (2, 4):
+            raise StoreUnavailable("locked")
+        return record(batch)
+
+    monkeypatch.setattr(away, "record", failing)
+    following = recorder_of(away, tmp_path)
+    assert stored(following)
+    assert steps_of(store, run_id) == [0, 1, 2, 3, 4]
+    following.close()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("odd"), UnusableDatabase("no such table: runs")])
+def test_an_unforeseen_error_counts_as_an_outage(
+    away: AwayStore,
+    store: Store,
+    run_id: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    monkeypatch.setattr("service.recording.recorder.RETRY_S", 0.05)
+
+    def broken(*args: object, **kwargs: object) -> Any:
+        raise error
+
+    recorder = recorder_of(away, tmp_path)
+    with monkeypatch.context() as patch:
+        for name in ("record", "note"):
+            patch.setattr(away, name, broken)
+        assert say(recorder, points(run_id, range(5))) == Acknowledgement()
+        assert say(recorder, points(run_id, range(5, 10))) == Acknowledgement()
+        assert recorder.trouble == f"{type(error).__name__}: {error}"
+        assert spooled_bytes(tmp_path) > 0
+    assert stored(recorder)
+    assert steps_of(store, run_id) == list(range(10))
+    recorder.close()
+
+
+def test_rows_that_the_database_refuses_are_set_aside_alone(
+    away: AwayStore, store: Store, run_id: int, tmp_path: Path
+) -> None:
+    recorder = recorder_of(away, tmp_path)
+    steps = [*range(100), 1 << 70, 100, 101]
+    values = [0.5] * len(steps)
+    rows = RecordBatch(
+        points=[
+            PointBatch(run_id, 1, "accuracy", [1, 2], [0.1, 0.2], [0.0, 0.0]),
+            PointBatch(run_id, 1, "loss", steps, values, [0.0] * len(steps)),
+        ],
+        logs=[LogLine(run_id, 1, 1, 2.0, "info", "hello"), LogLine(run_id, 1, 2, None, "info", "odd")],  # type: ignore[arg-type]
+        checkpoints=[CheckpointRow(run_id, 1, 4, "/there")],
+    )
+    assert say(recorder, Report(run_id, 1, Started(10, 0, {}), rows)) == Acknowledgement()
+    assert say(recorder, points(run_id, range(102, 105))) == Acknowledgement()
+    assert steps_of(store, run_id) == list(range(105))
+    assert [point.step for point in store.points(run_id)["accuracy"]] == [1, 2]
+    assert [line.message for line in store.logs(run_id)] == ["hello"]
+    assert store.run(run_id).checkpoint == "/there"
+    said = [event for event in store.events(1) if event.kind == EventKind.run_rows_set_aside]
+    assert [event.run_id for event in said] == [run_id]
+    (kept,) = (tmp_path / "spool").glob("*.rejected.jsonl")
+    assert str(kept) in said[0].message
+    refused = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert [row["points"][0]["steps"] for row in refused if row["points"]] == [[1 << 70]]
+    assert [row["logs"][0]["message"] for row in refused if row["logs"]] == ["odd"]
+    recorder.close()
+
+
+def test_many_refused_rows_are_set_aside_without_a_transaction_for_each(
+    away: AwayStore, store: Store, run_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+    record = away.record
+    monkeypatch.setattr(away, "record", lambda batch: tried.append(1) or record(batch))
+    recorder = recorder_of(away, tmp_path)
+    steps = [(1 << 70) + step for step in range(5000)]
+    batch = PointBatch(run_id, 1, "loss", steps, [0.0] * 5000, [0.0] * 5000)
+    assert say(recorder, Report(run_id, 1, rows=RecordBatch(points=[batch]))) == Acknowledgement()
+    assert len(tried) < 300
+    (kept,) = (tmp_path / "spool").glob("*.rejected.jsonl")
+    refused = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert sum(len(points["steps"]) for row in refused for points in row["points"]) == 5000
+    recorder.close()
+
+
+def test_facts_that_cannot_be_stored_do_not_keep_a_run_from_starting(
+    away: AwayStore, store: Store, run_id: int, tmp_path: Path
+) -> None:
+    recorder = recorder_of(away, tmp_path)
+    say(recorder, Report(run_id, 1, Started(10, 0, {"odd": object()})))
+    assert store.run(run_id).state is RunState.running
+    assert [event.kind for event in store.events(1)].count(EventKind.run_rows_set_aside) == 1
+    recorder.close()
+
+
+def test_the_writing_thread_outlives_its_own_mistakes(
+    recorder: Recorder, store: Store, run_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, failed = recorder._keep, []
+
+    def fails_once(reports: list[Report]) -> bool:
+        if reports and not failed:
+            failed.append(1)
+            raise KeyError("odd")
+        return keep(reports)
+
+    monkeypatch.setattr(recorder, "_keep", fails_once)
+    assert say(recorder, points(run_id, range(5))) == Acknowledgement()
+    assert failed == [1]
+    assert steps_of(store, run_id) == list(range(5))
 
 
 def test_a_stale_attempt_is_told_to_end(recorder: Recorder, store: Store, run_id: int) -> None:
@@ -208,11 +427,11 @@ def test_many_reports_share_a_transaction(
 def test_nothing_is_acknowledged_when_neither_database_nor_disk_takes_it(
     recorder: Recorder, away: AwayStore, store: Store, run_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(records: object) -> None:
+    def full(spool: Spool, records: object) -> None:
         raise OSError(28, "No space left on device")
 
     away.away = True
-    monkeypatch.setattr(recorder._spool, "append", full)
+    monkeypatch.setattr(Spool, "append", full)
     future = recorder.submit(points(run_id, range(5)))
     with pytest.raises(TimeoutError):
         future.result(0.5)
@@ -232,8 +451,8 @@ def test_a_database_that_is_away_at_the_start_is_waited_for(
             raise StoreUnavailable("away")
         return Store.open(settings)
 
-    recorder = Recorder(open_store, tmp_path / "spool", "attempt-1")
-    assert recorder.wait_until_caught_up(TIMEOUT_S)
+    recorder = Recorder(open_store, tmp_path / "spool", 1, 1)
+    assert stored(recorder)
     say(recorder, points(run_id, range(3)))
     recorder.close()
     assert steps_of(store, run_id) == [0, 1, 2]
