@@ -49,8 +49,10 @@ def upgrade(settings: Settings) -> None:
             if database.lock is not None and database.path is not None:
                 database.path.parent.mkdir(parents=True, exist_ok=True)
                 sqlite.refuse_unsafe_place(database.path)
-                with database.lock.held(UPGRADE_TIMEOUT_S), database.writers.connect() as connection:
-                    _upgrade_sqlite(connection)
+                with database.lock.held(UPGRADE_TIMEOUT_S):
+                    _report_log_damage(database.path)
+                    with database.writers.connect() as connection:
+                        _upgrade_sqlite(connection)
             else:
                 with database.writers.connect() as connection, connection.begin():
                     connection.execute(sa.text(f"SET LOCAL lock_timeout = {int(UPGRADE_TIMEOUT_S * 1000)}"))
@@ -136,6 +138,9 @@ def refuse_unusable(settings: Settings) -> None:
             warning = sqlite.version_warning()
             if warning is not None:
                 logger.warning(warning)
+            assert database.lock is not None
+            with translated(database.path), database.lock.held():
+                _report_log_damage(database.path)
         with translated(database.path), database.readers.connect() as connection:
             if database.path is not None and database.path.stat().st_size <= sqlite.LARGEST_QUICK_CHECK_BYTES:
                 problems += sqlite.integrity_problems(driver_connection(connection))
@@ -144,6 +149,12 @@ def refuse_unusable(settings: Settings) -> None:
         database.close()
     if problems:
         raise UnusableDatabase(problems[0])
+
+
+def _report_log_damage(path: Path) -> None:
+    damage = sqlite.log_damage(path)
+    if damage is not None:
+        logger.error("%s", damage)
 
 
 def newest_revision() -> str:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 import sqlite3
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -33,6 +35,7 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 LARGEST_QUICK_CHECK_BYTES = 256 << 20
 """Databases beyond this size are checked by `stillhouse db check` alone, not at every start."""
 
+_LOG_MAGIC = (0x377F0682, 0x377F0683)
 _FIXED_VERSION = (3, 51, 3)
 _NETWORK_FILE_SYSTEMS = frozenset(
     {
@@ -186,6 +189,53 @@ class Checkpoints:
         self._next_s = time.monotonic() + self._pause_s
 
 
+def log_damage(database: Path) -> str | None:
+    """Reads back the write-ahead log that a crash has left, and returns in one line what of it is unreadable.
+
+    SQLite drops the log from the first unreadable frame on without a word. Call under `WriterLock`, before
+    the database is used: what was dropped is overwritten by the next commit, so a copy of the log is kept.
+
+    Raises:
+        sqlite3.Error: the database cannot be opened.
+        OSError: the log cannot be read.
+    """
+    log = database.with_name(database.name + "-wal")
+    if not log.exists() or log.stat().st_size == 0:
+        return None
+    connection = sqlite3.connect(database, isolation_level=None)
+    try:
+        connection.execute(_busy_timeout(0.0))
+        _, readable, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        (page_size,) = connection.execute("PRAGMA page_size").fetchone()
+        dropped = _unreadable_frames(log, page_size, max(0, readable))
+        if not dropped:
+            return None
+        kept = log.with_name(log.name + ".damaged")
+        shutil.copyfile(log, kept)
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    finally:
+        connection.close()
+    return (
+        f"{log}: the last {dropped} frames were unreadable (damage, or a commit that a crash cut off) and "
+        f"were dropped; every commit before them is there, and the log is kept as {kept}"
+    )
+
+
+def _unreadable_frames(log: Path, page_size: int, readable: int) -> int:
+    """Number of frames behind the readable ones, without old ones and those that wait for a commit."""
+    dropped, frame_size = 0, 24 + page_size
+    with log.open("rb") as file:
+        magic, salts = struct.unpack(">I12xQ8x", file.read(32).ljust(32, b"\0"))
+        file.seek(32 + readable * frame_size)
+        while frame := file.read(frame_size):
+            committed, own_salts = struct.unpack_from(">4xIQ", frame.ljust(24, b"\0"))
+            # Each time the log starts again, the upper half of the salts counts up; the lower half is random.
+            older = 0 < ((salts >> 32) - (own_salts >> 32)) % (1 << 32) < 1 << 16
+            known = magic in _LOG_MAGIC and (older or (own_salts == salts and not committed))
+            dropped += not known or len(frame) < frame_size
+    return dropped
+
+
 def version_warning(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> str | None:
     """What is to be said about this version of SQLite, if anything."""
     if version >= _FIXED_VERSION:
@@ -218,7 +268,8 @@ def file_system_problem(database: Path) -> str | None:
 def integrity_problems(connection: sqlite3.Connection) -> list[str]:
     """What `PRAGMA quick_check` finds; empty when the database is sound."""
     try:
-        found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(10)")]
+        rows = connection.execute("PRAGMA quick_check(10)").fetchall()
+        found = [line for (text,) in rows for line in str(text).splitlines() if not line.startswith("***")]
     except sqlite3.DatabaseError as error:
         found = [str(error)]
     return [] if found == ["ok"] else [f"integrity: {line}; restore a backup" for line in found]
