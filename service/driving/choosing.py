@@ -154,7 +154,7 @@ class RunChooser:
         if starting - known:
             # This driver opened the attempt, and the answer was lost with the connection.
             context.store.reset_runs_without_worker(context.experiment_id, context.attempt, known)
-        self._queued.list()
+        self._queued.read()
         self._relist = False
 
     def _decides(self, run: Run) -> tuple[object, ...]:
@@ -171,7 +171,7 @@ class RunChooser:
         room = self._room.left(self._live.shapes)
         if self._live and not any(map(room.fits, self._room.shapes_of(sample))):
             return False
-        self._suggestions.give(run.index, self._context.runs())
+        self._suggestions.give(run.place_in_grid, self._context.runs())
         self._list()
         return True
 

@@ -59,14 +59,14 @@ class QueuedRuns:
         """How long ago they were listed."""
         return self._monotonic() - self._listed_s
 
-    def list(self) -> None:
+    def read(self) -> None:
         """Reads which runs are queued."""
         listed_s = self._monotonic()
         queued = self._context.store.queued_runs(self._context.experiment_id)
         self._live.keep_queued({run.id for run in queued})
         waiting = [run for run in queued if run.id not in self._live]
         self._read_cells({run.cell: run.id for run in waiting})
-        waiting.sort(key=lambda run: self._places[run.index])
+        waiting.sort(key=lambda run: self._places[run.place_in_grid])
         groups: dict[tuple[object, ...], Group] = {}
         for run in waiting:
             sample, decides = self._cells[run.cell]
@@ -80,7 +80,7 @@ class QueuedRuns:
         """Returns the first run of each group whose delay is over, in the order of measurement."""
         first = ((next(self._ready(group), None), group) for group in self._groups)
         found = [(run, group) for run, group in first if run is not None]
-        return sorted(found, key=lambda pair: self._places[pair[0].index])
+        return sorted(found, key=lambda pair: self._places[pair[0].place_in_grid])
 
     def ready_of(self, group: Group) -> tuple[QueuedRun, ...]:
         """Returns all runs of a group whose delay is over, in the order of measurement."""

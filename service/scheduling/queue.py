@@ -335,6 +335,8 @@ class Queue:
             if found is None or found.state is not ExperimentState.queued:
                 raise NotFound("queued experiment", experiment_id)
             its_own = {name: getattr(found, name) for name in ("id", "owner", "priority", "queued_s")}
+            if not self._database.is_sqlite:
+                connection.execute(statements.ALONG_THE_INDEX)
             rows = connection.execute(statements.QUEUED_AROUND, its_own)
             waiting = [WaitingOfOwner(*row) for row in rows]
             active = _active_by_owner(connection)

@@ -85,7 +85,7 @@ class Driving(StorePart):
             check_experiment_attempt(experiment_id, attempt, row)
             if row.lease_until_s is None:
                 raise _withdrawn(experiment_id, attempt)
-            lease = {
+            lease: dict[str, Any] = {
                 "lease_owner": owner,
                 "lease_until_s": self.database_time(connection) + length_s,
                 "lease_s": length_s,
@@ -665,7 +665,9 @@ def _destination(wanted: RunState, row: sa.Row[Any], run: Run) -> RunState:
     return RunState.queued if withdrawn else wanted
 
 
-def _requests(connection: Connection, experiment_id: int, attempt: int, row: sa.Row[Any] | None) -> Requests:
+def _requests(
+    connection: Connection, experiment_id: int, attempt: int, row: sa.Row[*tuple[Any, ...]] | None
+) -> Requests:
     if (refusal := writers.refusal(connection)) is not None:
         raise StaleAttempt(refusal)
     if row is None:

@@ -54,8 +54,7 @@ class QueuedRun(NamedTuple):
     """What decides about the turn of a queued run; a tuple, because there may be thousands."""
 
     id: int
-    index: int
-    """Position in the grid."""
+    place_in_grid: int
     cell: str
     delay_s: float
     """How long it waits before it is tried again; negative = it may start."""
