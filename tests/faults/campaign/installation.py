@@ -17,6 +17,8 @@ from tests.faults.campaign.node import Listed, Node
 from tests.faults.campaign.timing import LEASE_S
 
 SCHEDULERS = 2
+ACTIVE = 8
+"""Experiments that run at a time: more would only wait for the machine."""
 _LINGER_S = 1.5 * LEASE_S
 _ANSWER_S = 30.0
 
@@ -37,7 +39,7 @@ class Installation:
             data_dir=folder,
             database_url=database.fresh(folder),
             lease_s=LEASE_S,
-            max_concurrent_experiments=32,
+            max_concurrent_experiments=ACTIVE,
             offline=True,
         )
         self._node = Node(folder, seed, _LINGER_S)

@@ -197,13 +197,14 @@ def _rest(installation: Installation, memory: Memory, outcome: Outcome) -> list[
             except OSError:
                 clock.sleep(_LOOK_S)
                 continue
-            waiting = {row[0]: row[1:] for row in rows}
+            # What is queued moves when the others do: it may wait for its turn.
+            waiting = {row[0]: rows if row[1] == "queued" else row[1:] for row in rows}
             for id in watch.look(clock.now(), waiting):
-                stuck.setdefault(id, f"experiment {id}: {waiting[id]}")
+                stuck.setdefault(id, f"experiment {id}: {next(row[1:] for row in rows if row[0] == id)}")
             outcome.longest_s = watch.longest_s
             if waiting.keys() <= stuck.keys():
                 return list(stuck.values())
-            for id, (state, *_) in waiting.items():
+            for id, state, *_ in rows:
                 if state == "paused" and id not in stuck:
                     client.ask("resume", id)
             clock.sleep(_LOOK_S)
