@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ from sqlalchemy import Select, func, select
 from service.db.schema import attempts, measurements, runs
 
 _r, _a = runs.c, attempts.c
+_is_finite = measurements.c.value.between(-sys.float_info.max, sys.float_info.max)
 
 
 def attempts_for_ledger(chosen: sa.ColumnElement[bool]) -> Select[Any]:
@@ -46,6 +48,6 @@ def windows_for_ledger(chosen: sa.ColumnElement[bool], names: Iterable[str]) -> 
         )
         .join(attempts, (m.run_id == _a.run_id) & (m.attempt == _a.number))
         .join(runs, _r.id == _a.run_id)
-        .where(chosen, m.name.in_(list(names)), m.value.is_not(None))
+        .where(chosen, m.name.in_(list(names)), _is_finite)
         .group_by(m.run_id, m.attempt, m.name, m.provenance, m.scope)
     )  # fmt: skip

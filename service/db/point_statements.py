@@ -184,15 +184,15 @@ for _entry in _BINARY.values():
     _register(_entry[0], _entry[3])
 
 
-def lock_attempts(connection: Connection, run_ids: Iterable[int]) -> dict[int, tuple[int, str]]:
-    """Lock runs in the order of their ids; (attempt, state) of each that exists."""
+def lock_attempts(connection: Connection, run_ids: Iterable[int]) -> dict[int, sa.Row[Any]]:
+    """Lock runs in the order of their ids; (id, experiment, attempt, state) of each that exists."""
     statement = (
-        select(runs.c.id, runs.c.attempt, runs.c.state)
+        select(runs.c.id, runs.c.experiment_id, runs.c.attempt, runs.c.state)
         .where(runs.c.id.in_(sorted(run_ids)))
         .order_by(runs.c.id)
         .with_for_update(key_share=True)
     )
-    return {row.id: (row.attempt, row.state) for row in connection.execute(statement)}
+    return {row.id: row for row in connection.execute(statement)}
 
 
 # Written out, because a list of parameters cannot be part of a statement that runs for many rows.

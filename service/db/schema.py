@@ -131,8 +131,13 @@ experiments = Table(
     Column("queued_s", Real, nullable=False),
     Column("started_s", Real),
     Column("ended_s", Real),
+    Column("deleted_s", Real),  # When people deleted it: no one sees it, and its rows are being removed.
+    Column("pruned_s", Real),  # When its points were last thinned, and
+    Column("kept_every", Integer),  # to every how many steps.
     sqlite_autoincrement=True,
 )
+DELETED = experiments.c.deleted_s.is_not(None)
+"""Experiments that people have deleted and whose rows are still being removed."""
 QUEUED = experiments.c.state == sa.literal_column(f"'{ExperimentState.queued}'")
 ACTIVE = experiments.c.state.in_(
     [
@@ -152,6 +157,7 @@ Index(
 # No column that a heartbeat changes is indexed: on PostgreSQL the new row then needs no index entry.
 Index("ix_experiments_active", experiments.c.owner, sqlite_where=ACTIVE, postgresql_where=ACTIVE)
 Index("ix_experiments_owner_id", experiments.c.owner, experiments.c.id)
+Index("ix_experiments_deleted", experiments.c.id, sqlite_where=DELETED, postgresql_where=DELETED)
 
 experiment_specs = Table(
     "experiment_specs",
@@ -304,6 +310,25 @@ attempts = Table(
     sqlite_with_rowid=False,
 )
 
+attempt_usage = Table(  # What a ledger sums up of each attempt, so that totals need no measurements.
+    "attempt_usage",
+    metadata,
+    Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
+    Column("run_id", BigId, primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("placement", Text),
+    Column("devices", Integer, nullable=False),
+    Column("price_usd_per_hour", Real, nullable=False),
+    Column("power_w", Real, nullable=False),
+    Column("started_s", Real, nullable=False),
+    Column("until_s", Real),  # End of the time that is charged; NULL while the attempt is open.
+    # Sums over its measurements:
+    Column("covered_s", Real, nullable=False, server_default="0"),
+    Column("energy_kwh", Real, nullable=False, server_default="0"),
+    Column("overhead_s", Real, nullable=False, server_default="0"),
+    sqlite_with_rowid=False,
+)
+
 placements = Table(  # Devices that an experiment holds, from placed to released.
     "placements",
     metadata,
@@ -361,6 +386,23 @@ latest_points = Table(
     Column("step", sa.BigInteger, nullable=False),
     Column("at_s", Real, nullable=False),
     Column("value", Real),
+    sqlite_with_rowid=False,
+)
+
+BUCKET_STEPS = 128
+"""Steps of one row of `point_extremes`."""
+point_extremes = Table(  # Least, greatest and first NaN value of each `BUCKET_STEPS` steps of a series.
+    "point_extremes",
+    metadata,
+    Column("run_id", BigId, primary_key=True, autoincrement=False),
+    Column("name_id", Integer, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("bucket", sa.BigInteger, primary_key=True, autoincrement=False),
+    Column("low", Real),
+    Column("low_step", sa.BigInteger),
+    Column("high", Real),
+    Column("high_step", sa.BigInteger),
+    Column("nan_step", sa.BigInteger),
     sqlite_with_rowid=False,
 )
 

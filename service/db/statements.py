@@ -21,6 +21,7 @@ from service.db.schema import (
     QUEUED,
     SUMMARY_COLUMNS,
     Real,
+    attempt_usage,
     attempts,
     cell_specs,
     cluster_snapshots,
@@ -33,6 +34,7 @@ from service.db.schema import (
     measurements,
     metric_names,
     placements,
+    point_extremes,
     points,
     run_references,
     run_summaries,
@@ -805,9 +807,9 @@ CLUSTER = select(cluster_snapshots.c.snapshot).where(cluster_snapshots.c.id == 1
 def delete_experiment(id: int) -> list[Delete]:
     """All rows of an experiment, children first; its idempotency key is kept, so that none takes it again."""
     mine = select(_r.id).where(_r.experiment_id == id)
-    by_run = [points, latest_points, log_lines, measurements, run_summaries, attempts]
+    by_run = [points, point_extremes, latest_points, log_lines, measurements, run_summaries, attempts]
     by_experiment = [
-        runs, placements, run_references, cell_specs, experiment_specs, events,
+        attempt_usage, runs, placements, run_references, cell_specs, experiment_specs, events,
     ]  # fmt: skip
     return [
         *(sa.delete(table).where(table.c.run_id.in_(mine)) for table in by_run),

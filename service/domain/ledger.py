@@ -20,12 +20,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from service.domain.records import Placement
+from service.domain.records import MeasurementRow, Placement
 from service.domain.serialization import Number, Serializable
 from service.domain.states import RunState
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass
 from trainers.telemetry.energy import J_PER_KWH
 from trainers.telemetry.heartbeat import lost_work_s
+from trainers.telemetry.timeline import OVERHEAD
 
 WINDOW_ENERGY, WINDOW_UTILISATION = "window_energy_kwh", "window_utilisation_pct"
 OVERHEAD_TIME = "overhead_time_s"
@@ -203,6 +204,13 @@ class Ledger(Serializable):
     """All that was held: the runs, and the overhead outside their attempts."""
 
 
+def counts_towards_usage(measurement: MeasurementRow) -> bool:
+    """Whether a measurement adds to the energy or the overhead of its attempt."""
+    if measurement.name == OVERHEAD_TIME:
+        return measurement.scope in OVERHEAD  # Other scopes are sums, which a run ends with.
+    return measurement.name == WINDOW_ENERGY
+
+
 def ledger(
     experiment_id: int, used: Iterable[AttemptUsage], placements: Iterable[Placement] = (), *, now_s: float
 ) -> Ledger:
@@ -348,13 +356,19 @@ def _time_s(attempt: AttemptUsage, now_s: float) -> float:
     return max(0.0, _until(attempt, now_s)[1] - attempt.started_s)
 
 
-def _until(attempt: AttemptUsage, now_s: float) -> tuple[Until, float]:
-    if attempt.ended_s is None:
-        return "now", now_s
-    if attempt.failure_class in FAILURES_OF_MACHINES:
+def charged_until_s(attempt: AttemptUsage) -> float | None:
+    """End of the time that an attempt is charged, Unix time; None while it is open."""
+    if attempt.ended_s is not None and attempt.failure_class in FAILURES_OF_MACHINES:
         # Nothing is known to have lived after it was found dead.
-        return "its last heartbeat", min(attempt.ended_s, attempt.seen_s or attempt.started_s)
-    return "its end", attempt.ended_s
+        return min(attempt.ended_s, attempt.started_s if attempt.seen_s is None else attempt.seen_s)
+    return attempt.ended_s
+
+
+def _until(attempt: AttemptUsage, now_s: float) -> tuple[Until, float]:
+    ends_s = charged_until_s(attempt)
+    if ends_s is None:
+        return "now", now_s
+    return "its last heartbeat" if attempt.failure_class in FAILURES_OF_MACHINES else "its end", ends_s
 
 
 def _energy(attempt: AttemptUsage, time_s: float) -> dict[str, float]:

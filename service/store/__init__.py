@@ -1,9 +1,10 @@
 """The store: what people submitted, what became of it, and every figure, in SQL.
 
 `Store` is one object per process, thread-safe. Its parts: `submission` (experiments come in),
-`reading` and `series` (lists, records, points), `requests` (what people ask of an experiment),
-`driving` (what the driver of an experiment does to it, fenced by attempts), `placing` (which devices
-it holds, and what its runs wait for) and `recording` (batches of points, logs and measurements).
+`reading` and `series` (lists, records, points), `accounting` (what was used), `requests` (what people
+ask of an experiment), `driving` (what the driver of an experiment does to it, fenced by attempts),
+`placing` (which devices it holds, and what its runs wait for) and `recording` (batches of points, logs
+and measurements).
 `service.scheduling.queue.Queue` claims from the same database.
 """
 
@@ -29,6 +30,7 @@ from service.db.errors import (
     StoreUnavailable,
     UnusableDatabase,
 )
+from service.store.accounting import Accounting
 from service.store.driving import Driving, Requests
 from service.store.placing import Held, Placing
 from service.store.reading import QueuedRun, Reading
@@ -74,7 +76,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-class Store(Submission, Reading, Series, Requesting, Driving, Placing, Recording):
+class Store(Submission, Reading, Accounting, Series, Requesting, Driving, Placing, Recording):
     """The database of one installation.
 
     Args:

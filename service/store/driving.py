@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from service.db import placement_statements, schema, statements, writers
+from service.db import placement_statements, schema, statements, usage_statements, writers
 from service.db.errors import Conflict, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES, ACTIVE_RUN_STATES
 from service.domain.events import EventKind
@@ -219,6 +219,9 @@ class Driving(StorePart):
                     placement=placement,
                 )
             )
+            connection.execute(
+                usage_statements.open_usage(run_id, following, placement=placement, started_s=now)
+            )
             with_workers = (
                 "" if has == had else f" with {has} worker{'' if has == 1 else 's'}, previously {had}"
             )
@@ -278,6 +281,8 @@ class Driving(StorePart):
                     **failure_values(failure),
                 )
             )
+            connection.execute(usage_statements.open_usage(run_id, number, placement=None, started_s=now))
+            connection.execute(usage_statements.settle_attempts(experiment_id, [(run_id, number)]))
             new = _end_event(run_id, number, RunState.failed, RunState.failed, failure, None)
             insert_events(connection, experiment_id, row.event_count, [new], now)
 
@@ -409,6 +414,7 @@ class Driving(StorePart):
             connection.execute(
                 statements.end_attempt(run_id, attempt, own_end, ended_s=now, **failure_values(failure))
             )
+            connection.execute(usage_statements.settle_attempts(experiment_id, [(run_id, attempt)]))
             if summary:
                 connection.execute(
                     statements.insert_or_replace(connection, schema.run_summaries, ("run_id",)),
@@ -645,6 +651,7 @@ def _queue_lost(
             )
         )
     if lost:
+        connection.execute(usage_statements.settle_open_attempts(experiment_id))
         new = [NewEvent(EventKind.run_lost, why, run.id, run.attempt) for run in lost]
         announce(connection, experiment_id, new, now)
 

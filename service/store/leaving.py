@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from service.db import placement_statements, statements
+from service.db import placement_statements, statements, usage_statements
 from service.domain.states import TERMINAL_RUN_STATES, UNFINISHED_RUN_STATES, RunState
 from service.store.base import storable
 from trainers.errors import FailureClass
@@ -43,6 +43,7 @@ def leave_runs(
             experiment_id, state, ended_s=now, **failure_values(failure or _DRIVER_GONE)
         )
     )
+    connection.execute(usage_statements.settle_open_attempts(experiment_id))
     connection.execute(
         statements.move_runs(
             experiment_id,

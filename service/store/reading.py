@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-import sqlalchemy as sa
-from sqlalchemy import Connection
-
-from service.db import ledger_statements, placement_statements, reuse_statements, schema, statements
+from service.db import reuse_statements, schema, statements
 from service.db.errors import NotFound
 from service.db.filters import Order, parse_filter, parse_order
 from service.db.listing import EXPERIMENT_NAMES, RUN_NAMES, Listing, read_page
-from service.domain.ledger import (
-    OVERHEAD_TIME,
-    WINDOW_ENERGY,
-    WINDOWS,
-    Account,
-    AttemptUsage,
-    Ledger,
-    Measured,
-    account,
-    ledger,
-)
 from service.domain.records import (
     Attempt,
     Event,
@@ -31,23 +16,17 @@ from service.domain.records import (
     LogLine,
     MeasurementRow,
     Page,
-    Placement,
     Run,
-    Totals,
 )
 from service.domain.states import ExperimentState, RunState
 from service.spec.models import Reference
 from service.spec.reuse import Equal
 from service.store.base import StorePart, read_experiment, read_run, source_of
-from trainers.telemetry.timeline import OVERHEAD
 
 MAX_PAGE_SIZE = 1000
 """Most rows of one page."""
 _HASHES = 500
 """Settings that one statement asks for."""
-
-
-_OF_USAGE = tuple(field.name for field in fields(AttemptUsage) if field.name != "measured")
 
 
 class QueuedRun(NamedTuple):
@@ -351,71 +330,6 @@ class Reading(StorePart):
             if not rows:
                 read_experiment(connection, experiment_id)
         return [Event.from_row(row) for row in rows]
-
-    def experiment_totals(self, experiment_id: int) -> Totals:
-        """What the experiment has used so far: the sum of its ledger.
-
-        Raises:
-            NotFound: there is no such experiment.
-        """
-        total = self.ledger(experiment_id).total
-        return Totals(total.cost_usd, sum(total.energy_kwh.values()), total.device_hours, total.overhead_usd)
-
-    def ledger(self, experiment_id: int) -> Ledger:
-        """What every attempt at the experiment's runs is charged; open attempts count up to now.
-
-        Raises:
-            NotFound: there is no such experiment.
-        """
-        with self.database.read() as connection:
-            read_experiment(connection, experiment_id)
-            used = _usage(connection, schema.runs.c.experiment_id == experiment_id)
-            held = connection.execute(placement_statements.placements_of(experiment_id)).mappings().all()
-        placements = [Placement.from_row(row) for row in held]
-        return ledger(experiment_id, used, placements, now_s=self.clock())
-
-    def account(self, run_id: int) -> Account:
-        """What every attempt at a run is charged; an open one counts up to now.
-
-        Raises:
-            NotFound: there is no such run.
-        """
-        with self.database.read() as connection:
-            run = read_run(connection, run_id)
-            used = _usage(connection, schema.runs.c.id == run_id)
-        return account(run.id, run.state, used, now_s=self.clock())
-
-
-def _usage(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[AttemptUsage]:
-    """All attempts at chosen runs, with what their windows sum up to."""
-    told: dict[tuple[int, int], list[sa.Row[Any]]] = {}
-    for row in connection.execute(ledger_statements.windows_for_ledger(chosen, WINDOWS)):
-        told.setdefault((row.run_id, row.attempt), []).append(row)
-    return [
-        AttemptUsage(
-            **{name: row[name] for name in _OF_USAGE},
-            measured=_measured(told.get((row["run_id"], row["number"]), ())),
-        )
-        for row in connection.execute(ledger_statements.attempts_for_ledger(chosen)).mappings()
-    ]
-
-
-def _measured(windows: Iterable[sa.Row[Any]]) -> Measured:
-    covered_s = 0.0
-    energy: dict[str, float] = {}
-    overhead: dict[str, float] = {}
-    utilisation = how = None
-    for row in windows:
-        if row.name == WINDOW_ENERGY:
-            covered_s += row.seconds
-            energy[row.provenance] = energy.get(row.provenance, 0.0) + row.total
-        elif row.name == OVERHEAD_TIME:
-            if row.scope not in OVERHEAD:
-                continue  # The sum over all attempts, which a run ends with.
-            overhead[row.scope] = overhead.get(row.scope, 0.0) + row.total
-        elif row.seconds > 0.0:
-            utilisation, how = row.weighted / row.seconds, row.provenance
-    return Measured(covered_s, energy, utilisation, how, overhead)
 
 
 def as_float(value: float | None) -> float:

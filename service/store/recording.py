@@ -7,17 +7,21 @@ is stopped.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from service.config.settings import Settings
-from service.db import point_statements, schema, statements, writers
+from service.db import point_statements, schema, statements, usage_statements, writers
 from service.db.engine import Database
 from service.db.errors import StoreUnavailable
+from service.db.statements import ACTIVE_RUN_STATES
+from service.domain.ledger import OVERHEAD_TIME, counts_towards_usage
 from service.domain.records import LogLine, MeasurementRow
 from service.domain.states import RunState
 from service.store.base import StorePart, storable
@@ -26,6 +30,8 @@ LONGEST_LOG_LINE = 16_000
 """Log messages are cut to this many characters."""
 LONGEST_NAME = 200
 """Names of metrics are cut to this many characters."""
+_KEYS = 500
+"""Measurements that one statement looks up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +179,13 @@ class Recording(StorePart):
             stale = frozenset(pair for pair in attempts if not _accepted(current.get(pair[0]), pair[1]))
             _write_points(connection, batch.points, stale, names)
             _write_logs(connection, batch.logs, stale)
+            _count_measurements(connection, batch.measurements, stale, current)
             _write_measurements(connection, batch.measurements, stale)
             _write_neighbours(connection, batch.measurements, stale)
             _write_progress(connection, batch.progress, stale)
             _write_checkpoints(connection, batch.checkpoints, stale)
             _write_signs_of_life(connection, batch.last_signs_of_life(), stale)
+            _settle_ended(connection, attempts - stale, current)
             return stale
 
         return self.database.write(body)
@@ -201,9 +209,9 @@ def _add_names(connection: Connection, names: Iterable[str]) -> dict[str, int]:
     return {name: ids[kept] for name, kept in stored.items()}
 
 
-def _accepted(current: tuple[int, str] | None, attempt: int) -> bool:
+def _accepted(run: sa.Row[Any] | None, attempt: int) -> bool:
     """Whether rows of an attempt are taken: it is the last one, and the run does not wait for another."""
-    return current is not None and current[0] == attempt and current[1] != RunState.queued
+    return run is not None and run.attempt == attempt and run.state is not RunState.queued
 
 
 def _write_points(
@@ -251,6 +259,60 @@ def _write_logs(connection: Connection, lines: list[LogLine], stale: frozenset[t
         if (line.run_id, line.attempt) not in stale
     ]
     point_statements.add_rows(connection, "log_lines", rows)
+
+
+def _count_measurements(
+    connection: Connection,
+    measured: list[MeasurementRow],
+    stale: frozenset[tuple[int, int]],
+    current: Mapping[int, sa.Row[Any]],
+) -> None:
+    """Add what measurements tell that are not stored yet to the running sums of their attempts."""
+    new: dict[tuple[Any, ...], MeasurementRow] = {}
+    for row in measured:
+        if (row.run_id, row.attempt) not in stale and counts_towards_usage(row):
+            new.setdefault(
+                (row.run_id, row.attempt, row.name, storable(row.scope), row.start_s, row.end_s), row
+            )
+    keys = list(new)
+    for first in range(0, len(keys), _KEYS):
+        stored = connection.execute(usage_statements.stored_measurements(keys[first : first + _KEYS]))
+        for key in stored:
+            del new[tuple(key)]
+    sums: dict[tuple[int, int], dict[str, Any]] = {}
+    for row in new.values():
+        if not math.isfinite(row.value):
+            continue
+        of = sums.setdefault(
+            (row.run_id, row.attempt),
+            {
+                "experiment": current[row.run_id].experiment_id,
+                "run": row.run_id,
+                "current": row.attempt,
+                "covered": 0.0,
+                "energy": 0.0,
+                "overhead": 0.0,
+            },
+        )
+        if row.name == OVERHEAD_TIME:
+            of["overhead"] += row.value
+        else:
+            of["covered"] += row.end_s - row.start_s
+            of["energy"] += row.value
+    if sums:
+        connection.execute(usage_statements.ADD_MEASURED, list(sums.values()))
+
+
+def _settle_ended(
+    connection: Connection, attempts: frozenset[tuple[int, int]], current: Mapping[int, sa.Row[Any]]
+) -> None:
+    """Charge attempts that have ended up to signs of life that came late."""
+    ended: dict[int, list[tuple[int, int]]] = {}
+    for run_id, number in attempts:
+        if current[run_id].state not in ACTIVE_RUN_STATES:
+            ended.setdefault(current[run_id].experiment_id, []).append((run_id, number))
+    for experiment_id, pairs in sorted(ended.items()):
+        connection.execute(usage_statements.settle_attempts(experiment_id, pairs))
 
 
 def _write_measurements(

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+import sqlalchemy as sa
 
 from service.domain.records import Experiment, MeasurementRow, Run
 from service.domain.states import ExperimentState, RunState
@@ -111,7 +112,12 @@ def test_the_ledger_is_what_was_held_whatever_was_killed(
     for name in ("time_s", "cost_usd", "device_hours", "lost_s", "lost_usd", "estimated_s"):
         accounts = [store.account(run.id).total for run in runs]
         assert getattr(total, name) == math.fsum(getattr(account, name) for account in accounts)
-    assert store.experiment_totals(experiment.id).cost_usd == total.cost_usd
+    totals = store.experiment_totals(experiment.id)
+    assert totals.cost_usd == pytest.approx(total.cost_usd)
+    assert totals.energy_kwh == pytest.approx(sum(total.energy_kwh.values()))
+    assert totals.device_hours == pytest.approx(total.device_hours)
+    assert totals.overhead_usd == pytest.approx(total.overhead_usd)
+    assert store.wrong_usage(experiment.id) == []
 
 
 def test_overhead_inside_an_attempt_is_counted_once(
@@ -137,3 +143,74 @@ def test_overhead_inside_an_attempt_is_counted_once(
     )
     parts = {part.part: part.time_s for part in store.ledger(experiment.id).overhead}
     assert parts == {"preparation": 4.0, "warm_up": 3.0}
+
+
+def windows(run_id: int, attempt: int, count: int) -> list[MeasurementRow]:
+    """Windows of ten seconds, one after the other."""
+    return [
+        MeasurementRow(
+            run_id, attempt, "window_energy_kwh", 0.1, "kWh", "counter", "all", 10.0 * n, 10.0 * n + 10
+        )
+        for n in range(count)
+    ]
+
+
+def test_totals_count_a_measurement_once_however_often_it_is_written(
+    store: Store, training: Callable[..., tuple[Experiment, Run, int]]
+) -> None:
+    experiment, run, attempt = training()
+    measured = windows(run.id, attempt, 6)
+    unknown = MeasurementRow(
+        run.id, attempt, "window_energy_kwh", math.nan, "kWh", "counter", "all", 90.0, 99.0
+    )
+    store.record(RecordBatch(measurements=measured[:4]))
+    store.record(RecordBatch(measurements=[*measured[2:], *measured[2:], unknown]))
+    store.record(RecordBatch(measurements=measured))
+    assert store.wrong_usage(experiment.id) == []
+    store.finish_run(run.id, attempt, RunState.succeeded)
+    ledger = store.ledger(experiment.id).total
+    assert ledger.energy_kwh["counter"] == pytest.approx(0.6)
+    assert store.experiment_totals(experiment.id).energy_kwh == pytest.approx(sum(ledger.energy_kwh.values()))
+
+
+def test_totals_follow_what_a_spool_delivers_after_the_end(
+    store: Store, training: Callable[..., tuple[Experiment, Run, int]]
+) -> None:
+    store.clock = lambda: 1000.0
+    experiment, run, attempt = training()
+    store.clock = lambda: 1500.0
+    failure = (FailureClass.infrastructure, "its node is gone")
+    store.finish_run(run.id, attempt, RunState.failed, failure=failure)
+    # It is charged to its last heartbeat: at the end none was known.
+    assert store.experiment_totals(experiment.id).device_hours == 0.0
+    late = MeasurementRow(run.id, attempt, "window_energy_kwh", 0.5, "kWh", "counter", "all", 1000.0, 1100.0)
+    store.record(RecordBatch(measurements=[late], alive=[AliveRow(run.id, attempt, 1360.0)]))
+    totals = store.experiment_totals(experiment.id)
+    assert totals.device_hours == pytest.approx(0.1)
+    assert totals.energy_kwh == pytest.approx(0.5 + 260 * POWER_W / JOULES)
+    assert store.wrong_usage(experiment.id) == []
+
+
+def test_wrong_sums_are_found_and_counted_again(
+    store: Store, training: Callable[..., tuple[Experiment, Run, int]]
+) -> None:
+    experiment, run, attempt = training()
+    store.record(RecordBatch(measurements=windows(run.id, attempt, 3)))
+    store.database.write(lambda c: c.execute(sa.text("UPDATE attempt_usage SET energy_kwh = 7")))
+    assert store.experiments_with_usage() == [experiment.id]
+    assert store.wrong_usage(experiment.id) == [(run.id, attempt)]
+    store.recount(experiment.id)
+    assert store.wrong_usage(experiment.id) == []
+
+
+def test_totals_read_no_measurements(
+    store: Store, training: Callable[..., tuple[Experiment, Run, int]]
+) -> None:
+    experiment, run, attempt = training()
+    store.record(RecordBatch(measurements=windows(run.id, attempt, 3)))
+    said: list[str] = []
+    sa.event.listen(
+        store.database.readers, "before_cursor_execute", lambda _c, _u, text, *_: said.append(text)
+    )
+    store.experiment_totals(experiment.id)
+    assert said and not any("measurements" in text for text in said)

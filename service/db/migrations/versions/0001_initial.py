@@ -55,6 +55,9 @@ def upgrade() -> None:
         sa.Column("queued_s", _REAL, nullable=False),
         sa.Column("started_s", _REAL, nullable=True),
         sa.Column("ended_s", _REAL, nullable=True),
+        sa.Column("deleted_s", _REAL, nullable=True),
+        sa.Column("pruned_s", _REAL, nullable=True),
+        sa.Column("kept_every", sa.Integer(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_experiments")),
         sqlite_autoincrement=True,
     )
@@ -73,6 +76,14 @@ def upgrade() -> None:
         unique=False,
         sqlite_where=sa.text("state = 'queued'"),
         postgresql_where=sa.text("state = 'queued'"),
+    )
+    op.create_index(
+        "ix_experiments_deleted",
+        "experiments",
+        ["id"],
+        unique=False,
+        sqlite_where=sa.text("deleted_s IS NOT NULL"),
+        postgresql_where=sa.text("deleted_s IS NOT NULL"),
     )
     op.create_index("ix_experiments_owner_id", "experiments", ["owner", "id"], unique=False)
     op.create_table(
@@ -142,6 +153,20 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     op.create_table(
+        "point_extremes",
+        sa.Column("run_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("name_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("attempt", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("low", _REAL, nullable=True),
+        sa.Column("low_step", sa.BigInteger(), nullable=True),
+        sa.Column("high", _REAL, nullable=True),
+        sa.Column("high_step", sa.BigInteger(), nullable=True),
+        sa.Column("nan_step", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("run_id", "name_id", "attempt", "bucket", name=op.f("pk_point_extremes")),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
         "schedulers",
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("node", sa.Text(), nullable=False),
@@ -149,6 +174,26 @@ def upgrade() -> None:
         sa.Column("started_s", _REAL, nullable=False),
         sa.Column("heartbeat_s", _REAL, nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_schedulers")),
+    )
+    op.create_table(
+        "attempt_usage",
+        sa.Column("experiment_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("run_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("placement", sa.Text(), nullable=True),
+        sa.Column("devices", sa.Integer(), nullable=False),
+        sa.Column("price_usd_per_hour", _REAL, nullable=False),
+        sa.Column("power_w", _REAL, nullable=False),
+        sa.Column("started_s", _REAL, nullable=False),
+        sa.Column("until_s", _REAL, nullable=True),
+        sa.Column("covered_s", _REAL, server_default="0", nullable=False),
+        sa.Column("energy_kwh", _REAL, server_default="0", nullable=False),
+        sa.Column("overhead_s", _REAL, server_default="0", nullable=False),
+        sa.ForeignKeyConstraint(
+            ["experiment_id"], ["experiments.id"], name=op.f("fk_attempt_usage_experiment_id")
+        ),
+        sa.PrimaryKeyConstraint("experiment_id", "run_id", "number", name=op.f("pk_attempt_usage")),
+        sqlite_with_rowid=False,
     )
     op.create_table(
         "cell_specs",
