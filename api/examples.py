@@ -55,8 +55,10 @@ EXAMPLES: Mapping[type[Serializable], dict[str, Any]] = {
                 "values": [0.70, 0.66, "NaN"],
                 "at_s": [1790000001.1, 1790000001.4, 1790000001.7],
                 "attempts": [1, 1, 1],
+                "bucket_steps": None,
             }
         },
+        "next_step": None,
     },
     ComparisonAnswer: {
         "axes": ["precision"],

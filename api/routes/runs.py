@@ -41,6 +41,7 @@ from service.output.predictions import NoPredictions, json_lines, predictions_fi
 from service.output.tables import TableFormat
 from service.output.traces import NoTrace, read_kernel_trace, read_trace
 from service.spec.models import NoModel
+from service.store.series import MOST_POINTS
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 
@@ -124,15 +125,29 @@ def get_points(
     min_step: Step = None,
     max_step: Step = None,
     max_points: Annotated[
-        int | None,
-        Query(
-            ge=4, le=100_000, description="Most points per metric; each bucket keeps its least and greatest."
-        ),
-    ] = None,
+        int,
+        Query(ge=4, le=MOST_POINTS, description="About how many points per metric, or the size of a page."),
+    ] = 1000,
+    exact: Annotated[
+        bool,
+        Query(description="Every point of one metric instead, in pages: give `next_step` as `min_step`."),
+    ] = False,
 ) -> Points:
-    """One value per metric and step; what a later attempt did again replaces what it was."""
-    series = store.points(run_id, name, min_step=min_step, max_step=max_step, max_points=max_points)
-    return Points(run_id, {metric: MetricSeries.of(rows) for metric, rows in series.items() if rows})
+    """One value per metric and step; what a later attempt did again replaces what it was.
+
+    A long series is sampled: of each bucket of `bucket_steps` steps it has the least, the greatest and the
+    first NaN value, and both ends. An answer holds 10,000 points at most, over all its metrics.
+    """
+    if exact:
+        if name is None or len(name) != 1:
+            raise ProblemError("invalid-parameter", "exact: needs one metric; give `name` once")
+        rows, next_step = store.points_page(
+            run_id, name[0], min_step=min_step, max_step=max_step, limit=max_points
+        )
+        return Points(run_id, {name[0]: MetricSeries.of(rows)} if rows else {}, next_step)
+    found = store.sampled_points(run_id, name, min_step=min_step, max_step=max_step, max_points=max_points)
+    series = {metric: MetricSeries.of(one.points, one.bucket_steps) for metric, one in found.items()}
+    return Points(run_id, {metric: one for metric, one in series.items() if one.steps})
 
 
 @router.get(

@@ -244,18 +244,19 @@ def _points(client: Client, runs: list[Run]) -> bytes:
     sink = io.BytesIO()
     with pyarrow.parquet.ParquetWriter(sink, schema, compression="zstd") as writer:
         for run in runs:
-            for name, series in sorted(client.points(run.id).items()):
-                count = len(series.steps)
-                columns: list[list[Any]] = [
-                    [run.id] * count,
-                    [name] * count,
-                    series.steps,
-                    series.attempts,
-                    series.at_s,
-                    series.values,
-                ]
-                arrays = [pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
-                writer.write_table(pyarrow.table(arrays, schema=schema))
+            for name in sorted(client.points(run.id, max_points=4)):
+                for series in client.all_points(run.id, name):
+                    count = len(series.steps)
+                    columns: list[list[Any]] = [
+                        [run.id] * count,
+                        [name] * count,
+                        series.steps,
+                        series.attempts,
+                        series.at_s,
+                        series.values,
+                    ]
+                    arrays = [pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
+                    writer.write_table(pyarrow.table(arrays, schema=schema))
     return sink.getvalue()
 
 

@@ -79,10 +79,19 @@ class RunCalls(Wire):
         max_step: int | None = None,
         max_points: int | None = None,
     ) -> dict[str, MetricSeries]:
-        """Points of a run by metric; with `max_points`, each bucket's least and greatest."""
+        """Points of a run by metric; a long series is sampled to about `max_points` (server: 1000)."""
         params = given(name=list(names) or None, min_step=min_step, max_step=max_step, max_points=max_points)
         answer = self._call("GET", f"/api/v1/runs/{id}/points", repeat=True, params=params)
         return read(Points, answer).series
+
+    def all_points(self, id: int, name: str) -> Iterator[MetricSeries]:
+        """Every point of a metric, page by page as they are read."""
+        place: int | None = 0
+        while place is not None:
+            params = {"name": name, "exact": True, "min_step": place, "max_points": 10_000}
+            answer = read(Points, self._call("GET", f"/api/v1/runs/{id}/points", repeat=True, params=params))
+            yield from answer.series.values()
+            place = answer.next_step
 
     def measurements(self, id: int) -> list[MeasurementRow]:
         """Quantities of a run with unit and provenance."""

@@ -19,7 +19,15 @@ from psycopg.pq import Format
 from sqlalchemy import Connection, Select, bindparam, func, select, update
 
 from service.db.engine import driver_connection
-from service.db.schema import attempts, latest_points, measurements, metric_names, points, runs
+from service.db.schema import (
+    attempts,
+    latest_points,
+    measurements,
+    metric_names,
+    point_extremes,
+    points,
+    runs,
+)
 from service.db.statements import ACTIVE_RUN_STATES
 
 _p = points.c
@@ -41,12 +49,40 @@ _TABLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("start_s", "float8"), ("end_s", "float8"), ("value", "float8"), ("unit", "text"),
         ("provenance", "text"),
     ),
+    "point_extremes": (
+        ("run_id", "int8"), ("name_id", "int4"), ("attempt", "int4"), ("bucket", "int8"), ("low", "float8"),
+        ("low_step", "bigint"), ("high", "float8"), ("high_step", "bigint"), ("nan_step", "bigint"),
+    ),
 }  # fmt: skip
+"""Columns with their types; `bigint` is an `int8` that may be missing, which the binary form cannot be."""
+_NAN_IS_NULL = frozenset({"value", "low", "high"})
 
 _NEWER_POINT = """
     ON CONFLICT (run_id, name_id) DO UPDATE
     SET attempt = excluded.attempt, step = excluded.step, at_s = excluded.at_s, value = excluded.value
     WHERE (excluded.attempt, excluded.step) > (latest_points.attempt, latest_points.step)
+"""
+
+_LOWER = """(
+    (point_extremes.low IS NULL AND excluded.low IS NOT NULL) OR excluded.low < point_extremes.low
+    OR (excluded.low = point_extremes.low AND excluded.low_step < point_extremes.low_step)
+)"""
+_HIGHER = """(
+    (point_extremes.high IS NULL AND excluded.high IS NOT NULL) OR excluded.high > point_extremes.high
+    OR (excluded.high = point_extremes.high AND excluded.high_step < point_extremes.high_step)
+)"""
+_EARLIER_NAN = """(
+    (point_extremes.nan_step IS NULL AND excluded.nan_step IS NOT NULL)
+    OR excluded.nan_step < point_extremes.nan_step
+)"""
+_WIDER_EXTREMES = f"""
+    ON CONFLICT (run_id, name_id, attempt, bucket) DO UPDATE SET
+      low = CASE WHEN {_LOWER} THEN excluded.low ELSE point_extremes.low END,
+      low_step = CASE WHEN {_LOWER} THEN excluded.low_step ELSE point_extremes.low_step END,
+      high = CASE WHEN {_HIGHER} THEN excluded.high ELSE point_extremes.high END,
+      high_step = CASE WHEN {_HIGHER} THEN excluded.high_step ELSE point_extremes.high_step END,
+      nan_step = CASE WHEN {_EARLIER_NAN} THEN excluded.nan_step ELSE point_extremes.nan_step END
+    WHERE {_LOWER} OR {_HIGHER} OR {_EARLIER_NAN}
 """
 
 
@@ -61,6 +97,14 @@ def add_rows(connection: Connection, table: str, rows: Sequence[tuple[Any, ...]]
 def raise_latest(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
     """Replace the latest point of (run, name) by a newer one; at most one row per (run, name)."""
     _insert(connection, "latest_points", _TABLES["points"], rows, _NEWER_POINT)
+
+
+def widen_extremes(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Take new points into the extremes of their buckets; at most one row per bucket.
+
+    Points that are written a second time change nothing, in whatever order batches come.
+    """
+    _insert(connection, "point_extremes", _TABLES["point_extremes"], rows, _WIDER_EXTREMES)
 
 
 def _insert(
@@ -78,7 +122,7 @@ def _insert(
         connection.exec_driver_sql(f"INSERT INTO {table} ({names}) VALUES ({marks}) {conflict}", list(rows))
         return
     arrays = ", ".join(f"%s::{kind}[]" for _, kind in columns)
-    chosen = ", ".join("NULLIF(value, 'NaN')" if name == "value" else name for name, _ in columns)
+    chosen = ", ".join(f"NULLIF({name}, 'NaN')" if name in _NAN_IS_NULL else name for name, _ in columns)
     sql = f"INSERT INTO {table} ({names}) SELECT {chosen} FROM unnest({arrays}) AS rows ({names}) {conflict}"
     transposed = zip(*rows, strict=True)
     with driver_connection(connection).cursor() as cursor:
@@ -305,29 +349,19 @@ SERIES_BOUNDS = select(
 )
 """First and last step of a series in a range."""
 
-_bucket = select(sa.literal(0, sa.BigInteger()).label("number")).cte("buckets", recursive=True)
-_bucket = _bucket.union_all(
-    select(_bucket.c.number + 1).where(_bucket.c.number + 1 < bindparam("buckets", type_=sa.BigInteger()))
-)
-_low = bindparam("first", type_=sa.BigInteger()) + _bucket.c.number * bindparam(
-    "width", type_=sa.BigInteger()
-)
-_inside = (
-    *_series,
-    _p.step >= _low,
-    _p.step < _low + bindparam("width", type_=sa.BigInteger()),
-    _p.step <= bindparam("last", type_=sa.BigInteger()),
-)
-_step = select(_p.step).where(*_inside).limit(1).correlate(_bucket)
+SERIES_PAGE = SERIES.limit(bindparam("most", type_=sa.Integer()))
+"""The first points of one name and attempt in a range of steps."""
 
-SERIES_EXTREMES = select(
-    _step.where(_p.value.is_not(None)).order_by(_p.value, _p.step).scalar_subquery().label("lowest"),
-    _step.where(_p.value.is_not(None)).order_by(_p.value.desc(), _p.step).scalar_subquery().label("highest"),
-    _step.where(_p.value.is_(None)).order_by(_p.step).scalar_subquery().label("not_a_number"),
-).select_from(_bucket)
-"""Steps of the least, the greatest and the first NaN value in each bucket of `width` steps."""
+SERIES_AT = select(_p.step, _p.at_s, _p.value).where(
+    *_series, _between, _p.step.in_(bindparam("steps", expanding=True))
+)
+"""Points of one name and attempt in a range of steps, at given steps."""
 
-
-def series_at(steps: Sequence[int]) -> Select[Any]:
-    """Points of one name and attempt at given steps."""
-    return select(_p.step, _p.at_s, _p.value).where(*_series, _p.step.in_(steps)).order_by(_p.step)
+_e = point_extremes.c
+EXTREMES = select(_e.low_step, _e.low, _e.high_step, _e.high, _e.nan_step).where(
+    _e.run_id == bindparam("run"),
+    _e.name_id == bindparam("name"),
+    _e.attempt == bindparam("number"),
+    _e.bucket.between(bindparam("first_bucket"), bindparam("last_bucket")),
+)
+"""Least, greatest and first NaN value of the buckets of one name and attempt."""

@@ -380,6 +380,19 @@ class Items(Serializable, Generic[Item]):
 
 
 @dataclass(frozen=True, slots=True)
+class SampledSeries:
+    """Points of one metric, and of how many steps each bucket is whose extremes they are.
+
+    Attributes:
+        points: in the order of their steps.
+        bucket_steps: width of the buckets, in steps; None = these are all points.
+    """
+
+    points: list[PointRow]
+    bucket_steps: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class MetricSeries(Serializable):
     """One metric over steps, as columns of equal length."""
 
@@ -391,15 +404,19 @@ class MetricSeries(Serializable):
     """When each was measured."""
     attempts: list[int]
     """Attempt that each comes from."""
+    bucket_steps: int | None = None
+    """Null: these are all points. Else the series is sampled: of each bucket of so many steps these are the
+    points with the least and the greatest value and the first NaN."""
 
     @classmethod
-    def of(cls, rows: Sequence[PointRow]) -> Self:
+    def of(cls, rows: Sequence[PointRow], bucket_steps: int | None = None) -> Self:
         """The points of one metric, in the order of their steps."""
         return cls(
             steps=[row.step for row in rows],
             values=[row.value for row in rows],
             at_s=[row.at_s for row in rows],
             attempts=[row.attempt for row in rows],
+            bucket_steps=bucket_steps,
         )
 
 
@@ -411,6 +428,8 @@ class Points(Serializable):
     """The run."""
     series: dict[str, MetricSeries]
     """By name; a name without points is left out."""
+    next_step: int | None = None
+    """With `exact`, the `min_step` of the next page; null on the last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ is stopped.
 
 from __future__ import annotations
 
+import bisect
 import math
+import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -20,6 +22,7 @@ from service.config.settings import Settings
 from service.db import point_statements, schema, statements, usage_statements, writers
 from service.db.engine import Database
 from service.db.errors import StoreUnavailable
+from service.db.schema import BUCKET_STEPS
 from service.db.statements import ACTIVE_RUN_STATES
 from service.domain.ledger import OVERHEAD_TIME, counts_towards_usage
 from service.domain.records import LogLine, MeasurementRow
@@ -222,6 +225,7 @@ def _write_points(
 ) -> None:
     rows: list[tuple[Any, ...]] = []
     latest: dict[tuple[int, int], tuple[Any, ...]] = {}
+    series: dict[tuple[int, int, int], tuple[list[int], list[float]]] = {}
     for batch in batches:
         if (batch.run_id, batch.attempt) in stale or not batch.steps:
             continue
@@ -231,18 +235,48 @@ def _write_points(
             (run_id, name, attempt, step, at_s, value if value == value else None)
             for step, at_s, value in zip(batch.steps, batch.at_s, batch.values, strict=True)
         ]
-        newest = max(rows[first:], key=_step_of)
+        newest = rows[first + batch.steps.index(max(batch.steps))]
         key = (run_id, name)
         if key not in latest or (latest[key][2], latest[key][3]) < (attempt, newest[3]):
             latest[key] = newest
+        steps, values = series.get((run_id, name, attempt), ([], []))
+        series[run_id, name, attempt] = (steps + batch.steps, values + batch.values)
     rows.sort()  # In the order of the key: pages are filled one after the other.
     point_statements.add_rows(connection, "points", rows)
     point_statements.raise_latest(connection, list(latest.values()))
+    point_statements.widen_extremes(
+        connection,
+        [(*key, *found) for key in sorted(series) for found in extremes(*series[key], BUCKET_STEPS)],
+    )
 
 
-def _step_of(row: tuple[Any, ...]) -> int:
-    step: int = row[3]
-    return step
+Extremes = tuple[int, float | None, int | None, float | None, int | None, int | None]
+"""Number of a bucket; least value and its step, greatest value and its step; step of the first NaN."""
+
+
+def extremes(steps: list[int], values: list[float], width: int) -> list[Extremes]:
+    """Extremes of each bucket of `width` steps, in order; of equal values the first counts."""
+    if any(map(operator.gt, steps, steps[1:])):
+        order = sorted(range(len(steps)), key=steps.__getitem__)
+        steps, values = [steps[place] for place in order], [values[place] for place in order]
+    found: list[Extremes] = []
+    start = 0
+    while start < len(steps):
+        bucket = steps[start] // width
+        end = bisect.bisect_left(steps, (bucket + 1) * width, start)
+        part, at = values[start:end], steps[start:end]
+        start = end
+        total, nan_step = sum(part), None
+        if total != total:  # A NaN, or infinities of both signs.
+            nan_step = next((step for step, value in zip(at, part, strict=True) if value != value), None)
+            at = [step for step, value in zip(at, part, strict=True) if value == value]
+            part = [value for value in part if value == value]
+            if not part:
+                found.append((bucket, None, None, None, None, nan_step))
+                continue
+        low, high = min(part), max(part)
+        found.append((bucket, low, at[part.index(low)], high, at[part.index(high)], nan_step))
+    return found
 
 
 def _write_logs(connection: Connection, lines: list[LogLine], stale: frozenset[tuple[int, int]]) -> None:

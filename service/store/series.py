@@ -1,13 +1,16 @@
-"""Series of points as people see them: one value per name and step, thinned where asked.
+"""Series of points as people see them: one value per name and step, sampled where asked.
 
 An attempt that resumed from step S hides what older attempts reported beyond S; where two
 attempts report the same step, the newer one counts. Of a reused run they are those of the run that it
 reuses.
+
+A sample never reads a long series: the extremes of each `BUCKET_STEPS` steps are kept as points come in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +18,17 @@ import numpy as np
 from sqlalchemy import Connection
 
 from service.db import point_statements
-from service.domain.records import PointRow
+from service.db.schema import BUCKET_STEPS
+from service.domain.records import PointRow, SampledSeries
 from service.store.base import StorePart, source_of
 from service.store.reading import as_float
 
-THINNED_HERE = 50_000
-"""Series with a longer range of steps are thinned by the database, others in memory."""
+MOST_POINTS = 10_000
+"""Points of one answer, over all its metrics."""
+_FEWEST_POINTS = 4
+"""Of a sampled series: both ends, least and greatest."""
 _LAST = (1 << 63) - 1
+_ROWS_AT_A_TIME = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +70,196 @@ class Series(StorePart):
             names: metrics; None = all. A name without points gives an empty list.
             min_step: first step, included.
             max_step: last step, included.
-            max_points: thin each series to about this many points (at least 4), keeping the
-                least, the greatest and the first NaN value of each bucket of steps, and both ends.
+            max_points: sample each series down to about this many, see `sampled_points`; None = all.
 
         Raises:
             NotFound: there is no such run.
         """
+        with self.database.read() as connection:
+            run = _Run.of(connection, run_id, min_step, max_step)
+            return {
+                name: (
+                    run.rows(connection, name)
+                    if max_points is None
+                    else run.sample(connection, name, max_points).points
+                )
+                for name in run.chosen(names)
+            }
+
+    def sampled_points(
+        self,
+        run_id: int,
+        names: Sequence[str] | None = None,
+        *,
+        min_step: int | None = None,
+        max_step: int | None = None,
+        max_points: int = 1000,
+    ) -> dict[str, SampledSeries]:
+        """Points by name: every one of a short series, of a long one the extremes of buckets of steps.
+
+        Args:
+            run_id: the run.
+            names: metrics; None = all. A name without points gives an empty series.
+            min_step: first step, included.
+            max_step: last step, included.
+            max_points: about how many points of each series, at least 4: the least, the greatest and the
+                first NaN value of each bucket, and both ends. Fewer where there are so many series that
+                the answer would hold more than `MOST_POINTS`.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        with self.database.read() as connection:
+            run = _Run.of(connection, run_id, min_step, max_step)
+            chosen = run.chosen(names)
+            each = min(max_points, MOST_POINTS // max(1, len(chosen)))
+            return {name: run.sample(connection, name, each) for name in chosen}
+
+    def points_page(
+        self,
+        run_id: int,
+        name: str,
+        *,
+        min_step: int | None = None,
+        max_step: int | None = None,
+        limit: int = 1000,
+    ) -> tuple[list[PointRow], int | None]:
+        """The first points of a metric from `min_step` on, and the step at which the next page begins.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        with self.database.read() as connection:
+            run = _Run.of(connection, run_id, min_step, max_step)
+            rows = run.rows(connection, name, limit + 1)
+        return rows[:limit], rows[limit].step if len(rows) > limit else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What is read of one run: its metrics, and which steps of which attempt are visible.
+
+    Attributes:
+        id: the run, or the one that it reuses.
+        names: ids of its metrics.
+        segments: what is visible of each attempt, newest first.
+    """
+
+    id: int
+    names: dict[str, int]
+    segments: list[_Segment]
+
+    @classmethod
+    def of(cls, connection: Connection, run_id: int, min_step: int | None, max_step: int | None) -> _Run:
         low = 0 if min_step is None else max(0, min_step)
         high = _LAST if max_step is None else min(max_step, _LAST)
-        result: dict[str, list[PointRow]] = {}
-        with self.database.read() as connection:
-            source = source_of(connection, run_id)
-            known = self._name_ids_of(connection, source)
-            rows = connection.execute(point_statements.resumptions(source)).all()
-            segments = _segments([(row.number, row.resumed_from_step) for row in rows], low, high)
-            for name in known if names is None else dict.fromkeys(names):
-                if name not in known:
-                    result[name] = []
-                    continue
-                found = _read_series(connection, source, known[name], segments, max_points)
-                result[name] = [PointRow(name, *row) for row in found]
-        return result
+        source = source_of(connection, run_id)
+        names = {row.name: row.id for row in connection.execute(point_statements.names_of_run(source))}
+        resumed = connection.execute(point_statements.resumptions(source)).all()
+        return cls(
+            source, names, _segments([(row.number, row.resumed_from_step) for row in resumed], low, high)
+        )
 
-    def _name_ids_of(self, connection: Connection, run_id: int) -> dict[str, int]:
-        return {row.name: row.id for row in connection.execute(point_statements.names_of_run(run_id))}
+    def chosen(self, names: Sequence[str] | None) -> list[str]:
+        """The names that are asked for, each once."""
+        return list(self.names if names is None else dict.fromkeys(names))
+
+    def _keys(self, name: str, **more: Any) -> Iterator[tuple[_Segment, dict[str, Any]]]:
+        if name in self.names:
+            for segment in self.segments:
+                key = {"run": self.id, "name": self.names[name], "number": segment.attempt}
+                yield segment, {**key, "low": segment.low, "high": segment.high, **more}
+
+    def rows(self, connection: Connection, name: str, most: int | None = None) -> list[PointRow]:
+        """The visible points of a metric, or the first of them, in the order of steps."""
+        statement, more = (
+            (point_statements.SERIES, {}) if most is None else (point_statements.SERIES_PAGE, {"most": most})
+        )
+        return self._merged(
+            name, ((segment, connection.execute(statement, key)) for segment, key in self._keys(name, **more))
+        )[:most]
+
+    def _rows_at(self, connection: Connection, name: str, steps: list[int]) -> list[PointRow]:
+        return self._merged(
+            name,
+            (
+                (segment, connection.execute(point_statements.SERIES_AT, {**key, "steps": steps}))
+                for segment, key in self._keys(name)
+            ),
+        )
+
+    def _merged(self, name: str, found: Iterator[tuple[_Segment, Any]]) -> list[PointRow]:
+        merged: dict[int, PointRow] = {}
+        for segment, rows in found:
+            for step, at_s, value in rows:
+                if step not in merged:  # Newer attempts came first.
+                    merged[step] = PointRow(name, step, segment.attempt, at_s, as_float(value))
+        return [merged[step] for step in sorted(merged)]
+
+    def sample(self, connection: Connection, name: str, max_points: int) -> SampledSeries:
+        """About `max_points` points of a metric: both ends, and the extremes of each bucket of steps."""
+        bounds = [
+            (segment, first, last)
+            for segment, key in self._keys(name)
+            for first, last in connection.execute(point_statements.SERIES_BOUNDS, key)
+            if first is not None
+        ]
+        if not bounds:
+            return SampledSeries([], None)
+        first, last = min(bound[1] for bound in bounds), max(bound[2] for bound in bounds)
+        buckets = _buckets(max_points)
+        # Kept extremes are taken where they give at least half of the buckets that are asked for.
+        kept = last - first >= BUCKET_STEPS * max(1, buckets // 2)
+        steps, values = array("q"), array("d")
+        for segment, key in self._keys(name):
+            for low, high in _outside_buckets(segment) if kept else ((segment.low, segment.high),):
+                _add(
+                    steps,
+                    values,
+                    connection.execute(point_statements.SERIES, {**key, "low": low, "high": high}),
+                )
+            if kept:
+                of_buckets = {"first_bucket": -(-segment.low // BUCKET_STEPS),
+                              "last_bucket": (segment.high + 1) // BUCKET_STEPS - 1}  # fmt: skip
+                for row in connection.execute(point_statements.EXTREMES, {**key, **of_buckets}):
+                    _add_extremes(steps, values, row)
+        # The first of equal steps is that of the newest attempt.
+        visible, places = np.unique(np.frombuffer(steps, dtype=np.int64), return_index=True)
+        if not kept and len(visible) <= max(_FEWEST_POINTS, max_points):
+            return SampledSeries(self.rows(connection, name), None)
+        chosen = thin(visible, np.frombuffer(values)[places], max_points)
+        at = sorted({first, last, *visible[chosen].tolist()})
+        width = _width(first, last, buckets)
+        return SampledSeries(self._rows_at(connection, name, at), max(width, BUCKET_STEPS) if kept else width)
+
+
+def _add(steps: array[int], values: array[float], rows: Any) -> None:
+    for part in rows.partitions(_ROWS_AT_A_TIME):
+        steps.extend([row[0] for row in part])
+        values.extend([as_float(row[2]) for row in part])
+
+
+def _add_extremes(steps: array[int], values: array[float], row: Any) -> None:
+    low_step, low, high_step, high, nan_step = row
+    if low_step is not None:
+        steps.extend((low_step, high_step))
+        values.extend((low, high))
+    if nan_step is not None:
+        steps.append(nan_step)
+        values.append(float("nan"))
+
+
+def _outside_buckets(segment: _Segment) -> Iterator[tuple[int, int]]:
+    """Ranges of steps of a segment that are in no whole bucket."""
+    begin = -(-segment.low // BUCKET_STEPS) * BUCKET_STEPS
+    end = (segment.high + 1) // BUCKET_STEPS * BUCKET_STEPS
+    if begin >= end:
+        yield segment.low, segment.high
+        return
+    if segment.low < begin:
+        yield segment.low, begin - 1
+    if end <= segment.high:
+        yield end, segment.high
 
 
 def _segments(resumptions: Sequence[tuple[int, int | None]], low: int, high: int) -> list[_Segment]:
@@ -101,47 +274,13 @@ def _segments(resumptions: Sequence[tuple[int, int | None]], low: int, high: int
     return segments
 
 
-def _read_series(
-    connection: Connection, run_id: int, name_id: int, segments: Sequence[_Segment], max_points: int | None
-) -> list[tuple[int, int, float, float]]:
-    """(step, attempt, at_s, value) of one metric, in the order of steps."""
-    merged: dict[int, tuple[int, int, float, float]] = {}
-    for segment in segments:
-        key = {"run": run_id, "name": name_id, "number": segment.attempt}
-        for row in _read_segment(connection, key, segment, max_points):
-            if row.step not in merged:  # Newer attempts came first.
-                merged[row.step] = (row.step, segment.attempt, row.at_s, as_float(row.value))
-    series = [merged[step] for step in sorted(merged)]
-    if max_points is None or len(series) <= max(4, max_points):
-        return series
-    kept = thin(np.array([row[0] for row in series]), np.array([row[3] for row in series]), max_points)
-    return [series[position] for position in kept]
+def _buckets(max_points: int) -> int:
+    return max(1, (max_points - 2) // 2)
 
 
-def _read_segment(
-    connection: Connection, key: dict[str, int], segment: _Segment, max_points: int | None
-) -> Sequence[Any]:
-    between = {**key, "low": segment.low, "high": segment.high}
-    if max_points is not None:
-        first, last = connection.execute(point_statements.SERIES_BOUNDS, between).one()
-        if first is None:
-            return []
-        if last - first >= THINNED_HERE:
-            return _thin_in_database(connection, key, first, last, max_points)
-    return connection.execute(point_statements.SERIES, between).all()
-
-
-def _thin_in_database(
-    connection: Connection, key: dict[str, int], first: int, last: int, max_points: int
-) -> Sequence[Any]:
-    buckets = max(1, (max_points - 2) // 2)
-    width = -(-(last - first + 1) // buckets)
-    rows = connection.execute(
-        point_statements.SERIES_EXTREMES,
-        {**key, "first": first, "last": last, "width": width, "buckets": buckets},
-    )
-    steps = {first, last, *(step for row in rows for step in row if step is not None)}
-    return connection.execute(point_statements.series_at(sorted(steps)), key).all()
+def _width(first: int, last: int, buckets: int) -> int:
+    """Steps of each of so many buckets."""
+    return -(-(last - first + 1) // buckets)
 
 
 def thin(steps: np.ndarray[Any, Any], values: np.ndarray[Any, Any], max_points: int) -> list[int]:
@@ -153,10 +292,9 @@ def thin(steps: np.ndarray[Any, Any], values: np.ndarray[Any, Any], max_points: 
         max_points: about how many to keep, at least 4; buckets with NaN keep one more.
     """
     count = len(steps)
-    if count <= max(4, max_points):
+    if count <= max(_FEWEST_POINTS, max_points):
         return list(range(count))
-    buckets = max(1, (max_points - 2) // 2)
-    width = -(-(int(steps[-1]) - int(steps[0]) + 1) // buckets)
+    width = _width(int(steps[0]), int(steps[-1]), _buckets(max_points))
     starts = np.flatnonzero(np.diff((steps - steps[0]) // width, prepend=-1))
     kept = {0, count - 1}
     for start, end in zip(starts, [*starts[1:], count], strict=True):

@@ -138,6 +138,32 @@ def test_points_are_thinned(client: TestClient, driver: Driver) -> None:
     problem(client, f"/runs/{run.id}/points", 422, "invalid-parameter", max_points=1)
 
 
+def test_long_series_are_bounded_and_say_so(client: TestClient, driver: Driver) -> None:
+    (run,) = driver.start(driver.submit())
+    driver.report(run, "loss", list(range(3_000)), [1.0] * 3_000)
+    series = client.get(f"{API}/runs/{run.id}/points").json()["series"]["loss"]
+    assert len(series["steps"]) <= 1_002
+    assert series["bucket_steps"] == 7
+    assert (
+        client.get(f"{API}/runs/{run.id}/points?min_step=2990").json()["series"]["loss"]["bucket_steps"]
+        is None
+    )
+
+
+def test_exact_points_come_in_pages(client: TestClient, driver: Driver) -> None:
+    (run,) = driver.start(driver.submit())
+    driver.report(run, "loss", list(range(3_000)), [1.0] * 3_000)
+    steps: list[int] = []
+    place: int | None = 0
+    while place is not None:
+        params = {"name": "loss", "exact": True, "min_step": place, "max_points": 1_000}
+        page = client.get(f"{API}/runs/{run.id}/points", params=params).json()
+        steps += page["series"]["loss"]["steps"]
+        place = page["next_step"]
+    assert steps == list(range(3_000))
+    problem(client, f"/runs/{run.id}/points", 422, "invalid-parameter", exact=True)
+
+
 def test_run_with_all_that_it_reported(client: TestClient, driver: Driver, store: Store) -> None:
     experiment = driver.submit()
     (run,) = driver.start(experiment)

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import sqlalchemy as sa
 
+from service.db import schema
 from service.db.point_statements import FEWEST_COPIED
 from service.domain.records import Experiment, LogLine, MeasurementRow, PointRow, Run
 from service.domain.states import RunState
@@ -205,7 +207,7 @@ def test_an_attempt_that_never_started_hides_nothing(store: Store, training: Tra
 
 def test_thinning_keeps_ends_extremes_and_nan(store: Store, training: Training) -> None:
     _, run, attempt = training()
-    for length in (5_000, 120_000):  # Thinned in memory, and by the database.
+    for length in (5_000, 120_000):  # Out of all points, and out of extremes that are kept.
         name = f"m{length}"
         values = [math.sin(step / 500) for step in range(length)]
         values[length // 3], values[length // 2], values[length // 4] = 99.0, -99.0, math.nan
@@ -228,6 +230,80 @@ def test_thinning_of_a_long_resumed_series_shows_no_hidden_point(store: Store, t
     store.record(RecordBatch(points=[points_of(run, second, range(60_000, 130_000), base=1e6)]))
     for point in store.points(run.id, ["loss"], max_points=100)["loss"]:
         assert point.attempt == (first if point.step < 60_000 else second)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kept_extremes_are_those_of_the_points(store: Store, training: Training, seed: int) -> None:
+    chance = random.Random(seed)
+    _, run, attempt = training()
+    values = [chance.choice([math.nan, math.inf, -math.inf, 1.0, chance.random()]) for _ in range(700)]
+    steps = chance.sample(range(2_000), 700)
+    rest = list(range(700))
+    chance.shuffle(rest)
+    while rest:  # In any order, in batches of any size, some of it twice.
+        size = chance.randrange(1, 80)
+        batch, rest = rest[:size], rest[size:] if chance.random() < 0.7 else rest[size // 2 :]
+        at = [steps[n] for n in batch]
+        half = len(batch) // 2
+        told = [values[n] for n in batch]
+        store.record(RecordBatch(points=[
+            PointBatch(run.id, attempt, "loss", part, found, [0.0] * len(part))
+            for part, found in ((at[:half], told[:half]), (at[half:], told[half:]))
+        ]))  # fmt: skip
+    with store.database.read() as connection:
+        found = connection.execute(
+            sa.select(schema.point_extremes).order_by(schema.point_extremes.c.bucket)
+        ).all()
+    expected = []
+    stored = {point.step: point.value for point in store.points(run.id)["loss"]}
+    for bucket in range(2_000 // schema.BUCKET_STEPS + 1):
+        mine = {step: value for step, value in stored.items() if step // schema.BUCKET_STEPS == bucket}
+        known = [step for step, value in mine.items() if value == value]
+        low, high = min(known, key=mine.__getitem__), max(known, key=mine.__getitem__)
+        missing = min((step for step, value in mine.items() if value != value), default=None)
+        expected.append((bucket, mine[low], low, mine[high], high, missing))
+    assert [tuple(row)[3:] for row in found] == expected
+
+
+def test_a_sample_says_how_wide_its_buckets_are(store: Store, training: Training) -> None:
+    _, run, attempt = training()
+    for name in ("a", "b"):
+        for start in range(0, 100_000, 20_000):
+            store.record(
+                RecordBatch(points=[points_of(run, attempt, range(start, start + 20_000), name=name)])
+            )
+    found = store.sampled_points(run.id, max_points=1_000)
+    assert {name: one.bucket_steps for name, one in found.items()} == {"a": 201, "b": 201}
+    assert all(len(one.points) <= 1_002 for one in found.values())
+    few = store.sampled_points(run.id, ["a"], min_step=99_500)
+    assert few["a"].bucket_steps is None
+    assert [point.step for point in few["a"].points] == list(range(99_500, 100_000))
+
+
+def test_many_series_share_the_points_of_one_answer(store: Store, training: Training) -> None:
+    _, run, attempt = training()
+    names = [f"m{n}" for n in range(50)]
+    store.record(RecordBatch(points=[points_of(run, attempt, range(1_000), name=name) for name in names]))
+    found = store.sampled_points(run.id)
+    assert len(found) == 50
+    assert sum(len(one.points) for one in found.values()) <= 10_000
+    assert all(one.bucket_steps is not None for one in found.values())
+
+
+def test_pages_hold_every_visible_point_once(store: Store, training: Training) -> None:
+    experiment, run, first = training()
+    store.record(RecordBatch(points=[points_of(run, first, range(40))]))
+    second = resume(store, experiment, run, first, 25)
+    store.record(RecordBatch(points=[points_of(run, second, range(20, 60), base=100.0)]))
+    seen: list[PointRow] = []
+    place: int | None = 0
+    while place is not None:
+        rows, place = store.points_page(run.id, "loss", min_step=place, limit=7)
+        assert len(rows) <= 7
+        seen += rows
+    assert seen == store.points(run.id)["loss"]
+    assert [point.step for point in seen] == list(range(60))
+    assert store.points_page(run.id, "nothing") == ([], None)
 
 
 def test_logs_go_on_after_a_cursor_over_attempts(store: Store, training: Training) -> None:
