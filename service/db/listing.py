@@ -23,6 +23,7 @@ from service.db import filters
 from service.db.errors import BadPageToken
 from service.db.filters import Condition, Kind, Order
 from service.db.schema import experiments, runs
+from service.db.statements import VISIBLE, VISIBLE_RUN
 
 _OPERATORS = {
     "=": "__eq__",
@@ -166,7 +167,8 @@ def _nullable(listing: Listing, order: Order) -> bool:
 
 
 def _selected(connection: Connection, listing: Listing) -> sa.Select[Any]:
-    statement = sa.select(*listing.columns)
+    visible = VISIBLE if listing.table is experiments else VISIBLE_RUN
+    statement = sa.select(*listing.columns).where(visible)
     for name, value in listing.fixed.items():
         statement = statement.where(listing.table.c[name] == value)
     if listing.condition is not None:

@@ -28,7 +28,7 @@ from service.db.schema import (
     points,
     runs,
 )
-from service.db.statements import ACTIVE_RUN_STATES
+from service.db.statements import ACTIVE_RUN_STATES, VISIBLE_RUN
 
 _p = points.c
 
@@ -232,7 +232,7 @@ def lock_attempts(connection: Connection, run_ids: Iterable[int]) -> dict[int, s
     """Lock runs in the order of their ids; (id, experiment, attempt, state) of each that exists."""
     statement = (
         select(runs.c.id, runs.c.experiment_id, runs.c.attempt, runs.c.state)
-        .where(runs.c.id.in_(sorted(run_ids)))
+        .where(runs.c.id.in_(sorted(run_ids)), VISIBLE_RUN)
         .order_by(runs.c.id)
         .with_for_update(key_share=True)
     )

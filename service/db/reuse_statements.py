@@ -8,7 +8,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Insert, Select, Update, bindparam, func, select, update
 
-from service.db.schema import NEIGHBOUR_COLUMNS, SUMMARY_COLUMNS, attempts, run_summaries, runs
+from service.db.schema import (
+    NEIGHBOUR_COLUMNS,
+    SUMMARY_COLUMNS,
+    attempts,
+    experiments,
+    run_summaries,
+    runs,
+)
+from service.db.statements import VISIBLE, VISIBLE_RUN
 from service.domain.states import RunState
 
 _r, _a = runs.c, attempts.c
@@ -29,16 +37,18 @@ def equal_runs(hashes: Iterable[str]) -> Select[Any]:
             _r.config_sha256.in_(list(hashes)),
             _r.state == sa.literal_column(f"'{RunState.succeeded}'"),
             _r.reused_from.is_(None),
+            VISIBLE_RUN,
         )
         .order_by(_r.id.desc())
     )
 
 
 def reusable_runs(ids: Iterable[int]) -> Select[Any]:
-    """Lock runs that have succeeded, and read what a reused run takes over."""
+    """Lock runs that have succeeded and their experiments, and read what a reused run takes over."""
     return (
         select(_r.id, _r.experiment_id, *(_r[name] for name in REUSED_COLUMNS))
-        .where(_r.id.in_(sorted(set(ids))), _r.state == RunState.succeeded)
+        .join(experiments, experiments.c.id == _r.experiment_id)
+        .where(_r.id.in_(sorted(set(ids))), _r.state == RunState.succeeded, VISIBLE)
         .with_for_update(read=True)  # Left out on SQLite.
     )
 
@@ -70,7 +80,7 @@ def copy_summaries(experiment_id: int) -> Insert:
 
 def source_of_run(id: int) -> Select[Any]:
     """The run whose figures a run shows: another that it reuses, or itself."""
-    return select(func.coalesce(_r.reused_from, _r.id)).where(_r.id == id)
+    return select(func.coalesce(_r.reused_from, _r.id)).where(_r.id == id, VISIBLE_RUN)
 
 
 def reused_runs(experiment_id: int) -> Select[Any]:
@@ -84,7 +94,7 @@ def reusers(experiment_id: int) -> Select[Any]:
     return (
         select(_r.experiment_id, _r.id, source.c.id)
         .join(source, source.c.id == _r.reused_from)
-        .where(source.c.experiment_id == experiment_id)
+        .where(source.c.experiment_id == experiment_id, VISIBLE_RUN)
         .order_by(_r.id)
         .limit(1)
     )
@@ -94,6 +104,6 @@ def reused_among(ids: Iterable[int]) -> Select[Any]:
     """(reused run, a run that reuses it) for those of these runs whose figures others show."""
     return (
         select(_r.reused_from, func.min(_r.id).label("user"))
-        .where(_r.reused_from.in_(sorted(ids)))
+        .where(_r.reused_from.in_(sorted(ids)), VISIBLE_RUN)
         .group_by(_r.reused_from)
     )

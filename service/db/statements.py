@@ -18,10 +18,10 @@ from sqlalchemy.sql.dml import Delete, Insert, ReturningUpdate
 
 from service.db.schema import (
     ACTIVE,
+    DELETED,
     QUEUED,
     SUMMARY_COLUMNS,
     Real,
-    attempt_usage,
     attempts,
     cell_specs,
     cluster_snapshots,
@@ -29,13 +29,9 @@ from service.db.schema import (
     experiment_specs,
     experiments,
     idempotency_keys,
-    latest_points,
     log_lines,
     measurements,
     metric_names,
-    placements,
-    point_extremes,
-    points,
     run_references,
     run_summaries,
     runs,
@@ -65,6 +61,12 @@ _a = attempts.c
 
 EXPERIMENT_COLUMNS = [_x[name] for name in Experiment.__dataclass_fields__]
 RUN_COLUMNS = [_r[name] for name in Run.__dataclass_fields__]
+
+
+VISIBLE = _x.deleted_s.is_(None)
+"""Experiments that no one has deleted."""
+VISIBLE_RUN = _r.experiment_id.not_in(select(_x.id).where(DELETED))
+"""Runs of such experiments."""
 
 
 def experiment_sources(target: ExperimentState) -> frozenset[ExperimentState]:
@@ -181,28 +183,28 @@ def run_ids(experiment_id: int) -> Select[Any]:
 
 def experiment_by_id(id: int) -> Select[Any]:
     """One experiment."""
-    return select(*EXPERIMENT_COLUMNS).where(_x.id == id)
+    return select(*EXPERIMENT_COLUMNS).where(_x.id == id, VISIBLE)
 
 
 def experiments_by_id(ids: Iterable[int]) -> Select[Any]:
     """Several experiments."""
-    return select(*EXPERIMENT_COLUMNS).where(_x.id.in_(list(ids)))
+    return select(*EXPERIMENT_COLUMNS).where(_x.id.in_(list(ids)), VISIBLE)
 
 
 def spec_of_experiment(id: int) -> Select[Any]:
     """The spec as submitted and in canonical form."""
     c = experiment_specs.c
-    return select(c.text, c.canonical).where(c.experiment_id == id)
+    return select(c.text, c.canonical).join(experiments, _x.id == c.experiment_id).where(_x.id == id, VISIBLE)
 
 
 def run_by_id(id: int) -> Select[Any]:
     """One run."""
-    return select(*RUN_COLUMNS).where(_r.id == id)
+    return select(*RUN_COLUMNS).where(_r.id == id, VISIBLE_RUN)
 
 
 def experiment_of_run(id: int) -> Select[Any]:
     """The id of a run's experiment."""
-    return select(_r.experiment_id).where(_r.id == id)
+    return select(_r.experiment_id).where(_r.id == id, VISIBLE_RUN)
 
 
 def spec_of_run(id: int) -> Select[Any]:
@@ -211,7 +213,7 @@ def spec_of_run(id: int) -> Select[Any]:
     return (
         select(c.canonical)
         .join(runs, (_r.experiment_id == c.experiment_id) & (_r.cell == c.cell))
-        .where(_r.id == id)
+        .where(_r.id == id, VISIBLE_RUN)
     )
 
 
@@ -229,11 +231,14 @@ def runs_by_experiment_and_state(experiment_ids: Iterable[int]) -> Select[Any]:
     )
 
 
-COUNT_EXPERIMENTS_BY_STATE = select(_x.state, func.count()).group_by(_x.state)
+COUNT_EXPERIMENTS_BY_STATE = select(_x.state, func.count()).where(VISIBLE).group_by(_x.state)
 """How many experiments are in each state."""
 
 COUNT_RUNS_BY_STATE = select(_r.state, func.count()).group_by(_r.state)
-"""How many runs are in each state, over all experiments."""
+"""How many runs are in each state, over all experiments, deleted ones included."""
+
+COUNT_DELETED_RUNS_BY_STATE = select(_r.state, func.count()).where(~VISIBLE_RUN).group_by(_r.state)
+"""How many of these are of deleted experiments."""
 
 
 def attempts_of_run(run_id: int) -> Select[Any]:
@@ -249,7 +254,8 @@ def measurements_of_run(run_id: int) -> Select[Any]:
 
 def summary_of_run(run_id: int) -> Select[Any]:
     """The whole summary of a run."""
-    return select(run_summaries.c.summary).where(run_summaries.c.run_id == run_id)
+    c = run_summaries.c
+    return select(c.summary).join(runs, _r.id == c.run_id).where(c.run_id == run_id, VISIBLE_RUN)
 
 
 def log_lines_of_run(run_id: int, *, after: tuple[int, int], attempt: int | None, limit: int) -> Select[Any]:
@@ -274,7 +280,7 @@ def references_of(experiment_ids: Iterable[int]) -> Select[Any]:
     c = run_references.c
     return (
         select(c.experiment_id, c.run_id, _r.state, _r.failure_class, _r.failure_message)
-        .outerjoin_from(run_references, runs, _r.id == c.run_id)
+        .outerjoin_from(run_references, runs, (_r.id == c.run_id) & VISIBLE_RUN)
         .where(c.experiment_id.in_(list(experiment_ids)))
         .order_by(c.experiment_id, c.run_id)
     )
@@ -308,7 +314,7 @@ def events_after(experiment_id: int, after: int, limit: int) -> Select[Any]:
 
 ADVANCE_EVENTS = (
     update(experiments)
-    .where(_x.id == bindparam("experiment"))
+    .where(_x.id == bindparam("experiment"), VISIBLE)
     .values(event_count=_x.event_count + bindparam("count"))
     .returning(
         _x.event_count,
@@ -802,20 +808,6 @@ CLUSTER = select(cluster_snapshots.c.snapshot).where(cluster_snapshots.c.id == 1
 """The last snapshot of the cluster."""
 
 # -- Deletion --------------------------------------------------------------------------------
-
-
-def delete_experiment(id: int) -> list[Delete]:
-    """All rows of an experiment, children first; its idempotency key is kept, so that none takes it again."""
-    mine = select(_r.id).where(_r.experiment_id == id)
-    by_run = [points, point_extremes, latest_points, log_lines, measurements, run_summaries, attempts]
-    by_experiment = [
-        attempt_usage, runs, placements, run_references, cell_specs, experiment_specs, events,
-    ]  # fmt: skip
-    return [
-        *(sa.delete(table).where(table.c.run_id.in_(mine)) for table in by_run),
-        *(sa.delete(table).where(table.c.experiment_id == id) for table in by_experiment),
-        sa.delete(experiments).where(_x.id == id, _x.state.in_(sorted(TERMINAL_EXPERIMENT_STATES))),
-    ]
 
 
 def metric_ids(names: Iterable[str]) -> Select[Any]:

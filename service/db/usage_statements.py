@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import Insert, Select, Update, bindparam, func, select, update
 
 from service.db.schema import Real, attempt_usage, attempts, measurements, placements, runs
+from service.db.statements import VISIBLE_RUN
 from trainers.errors import FAILURES_OF_MACHINES
 from trainers.telemetry.energy import J_PER_KWH
 
@@ -110,7 +111,7 @@ def experiments_with_usage() -> Select[Any]:
     """Experiments with an attempt, the newest first."""
     return (
         select(_r.experiment_id)
-        .where(_r.attempt > 0, _r.reused_from.is_(None))
+        .where(_r.attempt > 0, _r.reused_from.is_(None), VISIBLE_RUN)
         .distinct()
         .order_by(_r.experiment_id.desc())
     )

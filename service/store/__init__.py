@@ -2,9 +2,9 @@
 
 `Store` is one object per process, thread-safe. Its parts: `submission` (experiments come in),
 `reading` and `series` (lists, records, points), `accounting` (what was used), `requests` (what people
-ask of an experiment), `driving` (what the driver of an experiment does to it, fenced by attempts),
-`placing` (which devices it holds, and what its runs wait for) and `recording` (batches of points, logs
-and measurements).
+ask of an experiment), `removal` (what goes), `driving` (what the driver of an experiment does to it,
+fenced by attempts), `placing` (which devices it holds, and what its runs wait for) and `recording`
+(batches of points, logs and measurements).
 `service.scheduling.queue.Queue` claims from the same database.
 """
 
@@ -42,6 +42,7 @@ from service.store.recording import (
     RecordBatch,
     Recording,
 )
+from service.store.removal import Removal
 from service.store.requests import Requesting
 from service.store.series import Series
 from service.store.submission import Keyed, NewExperiment, Submission, body_sha256
@@ -76,7 +77,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-class Store(Submission, Reading, Accounting, Series, Requesting, Driving, Placing, Recording):
+class Store(Submission, Reading, Accounting, Series, Requesting, Removal, Driving, Placing, Recording):
     """The database of one installation.
 
     Args:

@@ -256,8 +256,10 @@ class Reading(StorePart):
         """How many experiments and how many runs are in each state, over everything."""
         with self.database.read() as connection:
             experiments = connection.execute(statements.COUNT_EXPERIMENTS_BY_STATE).all()
-            runs = connection.execute(statements.COUNT_RUNS_BY_STATE).all()
-        return {row[0]: row[1] for row in experiments}, {row[0]: row[1] for row in runs}
+            runs = {row[0]: row[1] for row in connection.execute(statements.COUNT_RUNS_BY_STATE)}
+            for state, count in connection.execute(statements.COUNT_DELETED_RUNS_BY_STATE):
+                runs[state] -= count
+        return {row[0]: row[1] for row in experiments}, runs
 
     def attempts(self, run_id: int) -> list[Attempt]:
         """All attempts at a run, or at the one that it reuses, oldest first.
@@ -326,9 +328,8 @@ class Reading(StorePart):
             NotFound: there is no such experiment.
         """
         with self.database.read() as connection:
+            read_experiment(connection, experiment_id)
             rows = connection.execute(statements.events_after(experiment_id, after, limit)).mappings().all()
-            if not rows:
-                read_experiment(connection, experiment_id)
         return [Event.from_row(row) for row in rows]
 
 

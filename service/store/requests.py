@@ -339,36 +339,6 @@ class Requesting(StorePart):
 
         return self.database.write(body)
 
-    def delete(self, experiment_id: int) -> None:
-        """Remove an ended experiment with all its rows; checkpoints on disk are not touched.
-
-        Raises:
-            NotFound: there is no such experiment.
-            Conflict: it has not ended, or another that has not ended starts from one of its runs,
-                or another reuses one.
-        """
-
-        def body(connection: Connection) -> None:
-            row = lock_experiment(connection, experiment_id)
-            if row.state not in TERMINAL_EXPERIMENT_STATES:
-                raise Conflict(f"experiment {experiment_id} is {row.state}; cancel it before deleting it")
-            dependent = connection.execute(statements.unfinished_dependents(experiment_id)).one_or_none()
-            if dependent is not None:
-                raise Conflict(
-                    f"experiment {dependent.experiment_id} starts from run {dependent.run_id} and has not "
-                    f"ended; cancel it, or delete experiment {experiment_id} once it has"
-                )
-            reuser = connection.execute(reuse_statements.reusers(experiment_id)).one_or_none()
-            if reuser is not None:
-                raise Conflict(
-                    f"experiment {reuser[0]} reuses run {reuser[2]}, as run {reuser[1]}; "
-                    f"delete experiment {reuser[0]} first"
-                )
-            for statement in statements.delete_experiment(experiment_id):
-                connection.execute(statement)
-
-        self.database.write(body)
-
     def request_cancel_run(self, run_id: int) -> Run:
         """Cancel a waiting run at once; ask the driver to cancel one that runs; leave an ended one.
 

@@ -32,6 +32,13 @@ def plans_of(runs: int, priority: int = 50, **fields: Any) -> tuple[Any, list[Ru
     return spec, list(spec.runs()), spec.canonical_json()
 
 
+def remove_deleted(store: Store) -> None:
+    """Do to the end what a service does bit by bit."""
+    for experiment_id in store.deleted_experiments():
+        for _ in store.removing(experiment_id):
+            pass
+
+
 def count(store: Store, table: str) -> int:
     """Rows of a table."""
     with store.database.read() as connection:

@@ -11,6 +11,7 @@ import pytest
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.store import Held, StaleAttempt, Store
+from tests.conformance.building import remove_deleted
 from tests.execution.conftest import placement
 
 Running = Callable[..., Any]
@@ -89,4 +90,5 @@ def test_a_deleted_experiment_leaves_no_placement(store: Store, running: Running
     store.record_placements(experiment.id, 1, [placement("g", placed_s=1.0, released_s=2.0)])
     store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
     store.delete(experiment.id)
+    remove_deleted(store)
     assert store.placements(experiment.id) == []

@@ -11,7 +11,7 @@ from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.store import Conflict, NotFound, Store
-from tests.conformance.building import Submit, count
+from tests.conformance.building import Submit, count, remove_deleted
 from trainers.errors import FailureClass
 
 Training = Callable[..., tuple[Experiment, Run, int]]
@@ -106,6 +106,7 @@ def test_references_go_with_their_experiment(store: Store, submit: Submit, train
     waiting = submit(1, model={"student": f"run:{run.id}"})
     store.request_cancel(waiting.id)
     store.delete(waiting.id)
+    remove_deleted(store)
     assert count(store, "run_references") == 0
 
 

@@ -26,7 +26,7 @@ from service.domain.states import (
 from service.scheduling.queue import Queue
 from service.spec.experiment import validate
 from service.store import Conflict, NotFound, PointBatch, RecordBatch, StaleAttempt, Store
-from tests.conformance.building import count
+from tests.conformance.building import count, remove_deleted
 from trainers.errors import FailureClass
 
 ACTORS = 4
@@ -193,6 +193,7 @@ def check(store: Store, told: Told) -> None:
             open_ones = [attempt.number for attempt in attempts if attempt.ended_s is None]
             active = run.state in (RunState.starting, RunState.running)
             assert open_ones == ([run.attempt] if active else []), "an old attempt is still open"
+        assert store.wrong_usage(id) == [], "running sums differ from what they sum up"
     for run, attempt, went in told.ended:
         if went in TERMINAL_RUN_STATES:
             kinds = [e.kind for e in store.events(store.run(run).experiment_id, limit=10_000)
@@ -241,4 +242,5 @@ def clear(store: Store) -> None:
             store.delete(experiment.id)
         except NotFound:
             continue
+    remove_deleted(store)
     assert count(store, "points") == count(store, "runs") == count(store, "events") == 0

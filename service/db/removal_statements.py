@@ -1,0 +1,182 @@
+"""Statements that remove rows bit by bit: of deleted experiments, and points that are not kept for ever.
+
+Large tables are walked along their key, so that no statement looks at rows that are gone already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Delete, Select, Update, bindparam, select, update
+
+from service.db.schema import (
+    BUCKET_STEPS,
+    DELETED,
+    Real,
+    attempt_usage,
+    attempts,
+    cell_specs,
+    events,
+    experiment_specs,
+    experiments,
+    latest_points,
+    log_lines,
+    measurements,
+    placements,
+    point_extremes,
+    points,
+    run_references,
+    run_summaries,
+    runs,
+)
+from service.domain.states import TERMINAL_EXPERIMENT_STATES
+
+_x, _r, _p, _e = experiments.c, runs.c, points.c, point_extremes.c
+
+OF_RUN = (
+    points, point_extremes, log_lines, measurements, latest_points, run_summaries, attempts,
+)  # fmt: skip
+"""Tables with rows of a run."""
+OF_EXPERIMENT = (attempt_usage, placements, run_references, cell_specs, events, experiment_specs)
+"""Tables with rows of an experiment, besides its runs."""
+
+DELETED_EXPERIMENTS = select(_x.id).where(DELETED).order_by(_x.id)
+"""Experiments whose rows are to be removed."""
+
+
+def mark_deleted(experiment_id: int, *, at_s: float) -> Update:
+    """Hide an ended experiment from everyone."""
+    return (
+        update(experiments)
+        .where(_x.id == experiment_id, _x.state.in_(sorted(TERMINAL_EXPERIMENT_STATES)))
+        .values(deleted_s=at_s)
+    )
+
+
+def runs_of(experiment_id: int) -> Select[Any]:
+    """Ids of an experiment's runs, in order."""
+    return select(_r.id).where(_r.experiment_id == experiment_id).order_by(_r.id)
+
+
+def lock_run(run_id: int) -> Select[Any]:
+    """Lock a run against recorders that began before its experiment was deleted."""
+    return select(_r.id).where(_r.id == run_id).with_for_update()  # Left out on SQLite.
+
+
+def key_of(table: sa.Table, owner: str) -> list[sa.ColumnElement[Any]]:
+    """The columns of a table's key that follow its owner's."""
+    return [column for column in table.primary_key if column.name != owner]
+
+
+def nth_key(table: sa.Table, owner: str, id: int, after: tuple[Any, ...] | None, n: int) -> Select[Any]:
+    """The n-th key of an owner's rows that follow a key; no row when there are fewer."""
+    key = key_of(table, owner)
+    return select(*key).where(*_following(table, owner, id, after)).order_by(*key).offset(n - 1).limit(1)
+
+
+def remove_rows(
+    table: sa.Table, owner: str, id: int, after: tuple[Any, ...] | None, until: tuple[Any, ...] | None
+) -> Delete:
+    """Remove an owner's rows that follow one key, up to another; None = to the last."""
+    bounds = _following(table, owner, id, after)
+    if until is not None:
+        bounds.append(_tuple(table, owner) <= _values(table, owner, until))
+    return sa.delete(table).where(*bounds)
+
+
+def _following(
+    table: sa.Table, owner: str, id: int, after: tuple[Any, ...] | None
+) -> list[sa.ColumnElement[bool]]:
+    bounds: list[sa.ColumnElement[bool]] = [table.c[owner] == id]
+    if after is not None:
+        bounds.append(_tuple(table, owner) > _values(table, owner, after))
+    return bounds
+
+
+def _tuple(table: sa.Table, owner: str) -> Any:
+    return sa.tuple_(*key_of(table, owner))
+
+
+def _values(table: sa.Table, owner: str, values: tuple[Any, ...]) -> Any:
+    columns = key_of(table, owner)
+    return sa.tuple_(*(sa.literal(v, column.type) for v, column in zip(values, columns, strict=True)))
+
+
+def remove_run(run_id: int) -> Delete:
+    """Remove a run whose other rows are gone."""
+    return sa.delete(runs).where(_r.id == run_id)
+
+
+def remove_experiment(experiment_id: int) -> Delete:
+    """Remove a deleted experiment whose other rows are gone."""
+    return sa.delete(experiments).where(_x.id == experiment_id, DELETED)
+
+
+# -- Points that are not kept for ever ---------------------------------------------------------
+
+
+def to_prune(*, ended_before_s: float, keep_every: int) -> Select[Any]:
+    """(id, end) of ended experiments whose points have not been thinned this far since."""
+    return (
+        select(_x.id, _x.ended_s)
+        .where(
+            _x.state.in_(sorted(TERMINAL_EXPERIMENT_STATES)),
+            _x.ended_s < ended_before_s,
+            _x.deleted_s.is_(None),
+            sa.or_(_x.pruned_s.is_(None), _x.pruned_s < _x.ended_s, _x.kept_every < keep_every),
+        )
+        .order_by(_x.id)
+    )
+
+
+def series_of(run_id: int) -> Select[Any]:
+    """(name, attempt) of all series of a run."""
+    names, numbers = latest_points.c, attempts.c
+    return (
+        select(names.name_id, numbers.number)
+        .join(attempts, numbers.run_id == names.run_id)
+        .where(names.run_id == run_id)
+        .order_by(names.name_id, numbers.number)
+    )
+
+
+_series = (_p.run_id == bindparam("run"), _p.name_id == bindparam("name"), _p.attempt == bindparam("number"))
+NTH_STEP = (
+    select(_p.step)
+    .where(*_series, _p.step > bindparam("after"))
+    .order_by(_p.step)
+    .offset(bindparam("n", type_=sa.Integer()) - 1)
+    .limit(1)
+)
+"""The n-th step of a series that follows a step; no row when there are fewer."""
+
+_kept_extreme = (
+    select(_e.bucket)
+    .where(
+        _e.run_id == _p.run_id,
+        _e.name_id == _p.name_id,
+        _e.attempt == _p.attempt,
+        _e.bucket == _p.step // BUCKET_STEPS,
+        sa.or_(_e.low_step == _p.step, _e.high_step == _p.step, _e.nan_step == _p.step),
+    )
+    .exists()
+)
+PRUNE = sa.delete(points).where(
+    *_series,
+    _p.step > bindparam("after"),
+    _p.step <= bindparam("until"),
+    _p.step % bindparam("keep_every", type_=sa.BigInteger()) != 0,
+    _p.step.not_in([bindparam("first", type_=sa.BigInteger()), bindparam("last", type_=sa.BigInteger())]),
+    ~_kept_extreme,
+)
+"""Remove points of a series whose step is no multiple of `keep_every`, except its ends and extremes."""
+
+
+def note_pruned(experiment_id: int, *, ended_s: float, at_s: float, keep_every: int) -> Update:
+    """Note how far points are thinned, unless the experiment was queued again meanwhile."""
+    return (
+        update(experiments)
+        .where(_x.id == experiment_id, _x.ended_s == sa.literal(ended_s, Real))
+        .values(pruned_s=at_s, kept_every=keep_every)
+    )

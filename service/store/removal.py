@@ -1,0 +1,199 @@
+"""Rows and files that go: of deleted experiments, and points that are not kept for ever.
+
+Both go in transactions of a few milliseconds, so that others write in between, and both can be begun again
+after a crash: what is left to do is read from the rows themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from service.db import point_statements, removal_statements, reuse_statements, schema, statements
+from service.db.errors import Conflict
+from service.domain.states import TERMINAL_EXPERIMENT_STATES
+from service.spec.models import experiment_folder
+from service.store.base import StorePart, lock_experiment
+
+logger = logging.getLogger(__name__)
+
+ROWS_AT_A_TIME = 2_000
+"""Rows that one transaction removes at most."""
+STATEMENTS_AT_A_TIME = 50
+"""Tables of runs that one transaction looks at."""
+
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of one owner in one table."""
+
+    table: sa.Table
+    owner: str
+    """Column with the owner's id."""
+    id: int
+
+    def remove(self, connection: Connection, after: Key | None, most: int) -> tuple[int, Key | None]:
+        """Remove rows that follow a key; returns how many, and the key of the last unless none is left."""
+        if self.table in (schema.runs, schema.experiments):
+            gone = (
+                removal_statements.remove_run(self.id)
+                if self.table is schema.runs
+                else removal_statements.remove_experiment(self.id)
+            )
+            return connection.execute(gone).rowcount, None
+        until: Key | None = None
+        if removal_statements.key_of(self.table, self.owner):
+            row = connection.execute(
+                removal_statements.nth_key(self.table, self.owner, self.id, after, most)
+            ).one_or_none()
+            until = None if row is None else tuple(row)
+        removed = connection.execute(
+            removal_statements.remove_rows(self.table, self.owner, self.id, after, until)
+        )
+        return removed.rowcount, until
+
+
+class Removal(StorePart):
+    """The part of the store that removes."""
+
+    def delete(self, experiment_id: int) -> None:
+        """Delete an ended experiment: no one sees it from now on; `removing` frees what it takes.
+
+        Its idempotency key is kept, so that none takes it again.
+
+        Raises:
+            NotFound: there is no such experiment.
+            Conflict: it has not ended, or another that has not ended starts from one of its runs,
+                or another reuses one.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> None:
+            row = lock_experiment(connection, experiment_id)
+            if row.state not in TERMINAL_EXPERIMENT_STATES:
+                raise Conflict(f"experiment {experiment_id} is {row.state}; cancel it before deleting it")
+            dependent = connection.execute(statements.unfinished_dependents(experiment_id)).one_or_none()
+            if dependent is not None:
+                raise Conflict(
+                    f"experiment {dependent.experiment_id} starts from run {dependent.run_id} and has not "
+                    f"ended; cancel it, or delete experiment {experiment_id} once it has"
+                )
+            reuser = connection.execute(reuse_statements.reusers(experiment_id)).one_or_none()
+            if reuser is not None:
+                raise Conflict(
+                    f"experiment {reuser[0]} reuses run {reuser[2]}, as run {reuser[1]}; "
+                    f"delete experiment {reuser[0]} first"
+                )
+            connection.execute(removal_statements.mark_deleted(experiment_id, at_s=now))
+
+        self.database.write(body)
+
+    def deleted_experiments(self) -> list[int]:
+        """Ids of deleted experiments that are not removed yet."""
+        with self.database.read() as connection:
+            return list(connection.execute(removal_statements.DELETED_EXPERIMENTS).scalars())
+
+    def removing(self, experiment_id: int) -> Iterator[int]:
+        """Remove files and rows of a deleted experiment; yields the rows gone after each transaction.
+
+        Files go first: as long as one is left, so is the experiment, and the next call tries again.
+
+        Raises:
+            OSError: a file cannot be removed.
+            StoreUnavailable: as of any write.
+        """
+        folder = experiment_folder(self.settings, experiment_id)
+        if folder.exists():  # Not on this machine, or gone already.
+            shutil.rmtree(folder)
+        with self.database.read() as connection:
+            run_ids = list(connection.execute(removal_statements.runs_of(experiment_id)).scalars())
+        parts = [
+            part
+            for run_id in run_ids
+            for part in (
+                *(_Part(table, "run_id", run_id) for table in removal_statements.OF_RUN),
+                _Part(schema.runs, "id", run_id),
+            )
+        ]
+        parts += [_Part(table, "experiment_id", experiment_id) for table in removal_statements.OF_EXPERIMENT]
+        parts.append(_Part(schema.experiments, "id", experiment_id))
+        place, after = 0, None
+
+        def body(connection: Connection) -> tuple[int, int, Key | None]:
+            rows, here, key = 0, place, after
+            locked: int | None = None
+            for _ in range(STATEMENTS_AT_A_TIME):
+                if here == len(parts) or rows >= ROWS_AT_A_TIME:
+                    break
+                part = parts[here]
+                if part.owner == "run_id" and part.id != locked:
+                    locked = part.id
+                    connection.execute(removal_statements.lock_run(part.id))
+                removed, key = part.remove(connection, key, ROWS_AT_A_TIME - rows)
+                rows += removed
+                here += key is None
+            return rows, here, key
+
+        while place < len(parts):
+            rows, place, after = self.database.write(body)
+            yield rows
+
+    def experiments_to_prune(self, *, ended_before_s: float, keep_every: int) -> list[tuple[int, float]]:
+        """(id, end) of experiments whose points are to be thinned."""
+        with self.database.read() as connection:
+            found = connection.execute(
+                removal_statements.to_prune(ended_before_s=ended_before_s, keep_every=keep_every)
+            )
+            return [(row.id, row.ended_s) for row in found]
+
+    def pruning(self, experiment_id: int, ended_s: float, keep_every: int) -> Iterator[int]:
+        """Thin the points of an ended experiment; yields the points gone after each transaction.
+
+        What is kept of each series: the steps that are multiples of `keep_every`, its first and last point,
+        and the least, the greatest and the first NaN value of each `BUCKET_STEPS` steps. Samples of it look
+        as before, and doing it twice changes nothing.
+
+        Args:
+            experiment_id: the experiment.
+            ended_s: when it ended; one that was queued again meanwhile is not noted as done.
+            keep_every: steps.
+        """
+        with self.database.read() as connection:
+            run_ids = list(connection.execute(removal_statements.runs_of(experiment_id)).scalars())
+        for run_id in run_ids:
+            yield from self._pruning_run(run_id, keep_every)
+        note = removal_statements.note_pruned(
+            experiment_id, ended_s=ended_s, at_s=self.clock(), keep_every=keep_every
+        )
+        self.database.write(lambda connection: connection.execute(note))
+
+    def _pruning_run(self, run_id: int, keep_every: int) -> Iterator[int]:
+        with self.database.read() as connection:
+            series = connection.execute(removal_statements.series_of(run_id)).all()
+        for name_id, number in series:
+            key = {"run": run_id, "name": name_id, "number": number}
+            with self.database.read() as connection:
+                first, last = connection.execute(
+                    point_statements.SERIES_BOUNDS, {**key, "low": 0, "high": (1 << 63) - 1}
+                ).one()
+            after = first
+            while after is not None and after < last:
+                bounds = {**key, "first": first, "last": last, "keep_every": keep_every, "after": after}
+                removed, after = self.database.write(partial(_prune, bounds=bounds))
+                yield removed
+
+
+def _prune(connection: Connection, bounds: dict[str, int]) -> tuple[int, int]:
+    """Thin the next points of a series; returns how many went, and the last step that was looked at."""
+    following = {name: bounds[name] for name in ("run", "name", "number", "after")}
+    found = connection.execute(removal_statements.NTH_STEP, {**following, "n": ROWS_AT_A_TIME}).scalar()
+    until: int = bounds["last"] if found is None else found
+    return connection.execute(removal_statements.PRUNE, {**bounds, "until": until}).rowcount, until

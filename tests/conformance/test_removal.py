@@ -1,0 +1,175 @@
+"""Deleted experiments disappear at once and go bit by bit; old points are thinned to what samples show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from service.config.settings import Settings
+from service.db import schema
+from service.domain.records import Experiment, LogLine, MeasurementRow, Run
+from service.domain.states import ExperimentState, RunState
+from service.spec.models import checkpoints_folder, experiment_folder
+from service.store import NotFound, PointBatch, RecordBatch, Store
+from service.store.removal import ROWS_AT_A_TIME
+from tests.conformance.building import Submit, count
+
+Training = Callable[..., tuple[Experiment, Run, int]]
+
+
+def points(run: Run, attempt: int, steps: range, name: str = "loss") -> PointBatch:
+    """A wave, one point a step."""
+    at = list(steps)
+    return PointBatch(run.id, attempt, name, at, [math.sin(step / 7) for step in at], [0.0] * len(at))
+
+
+def everything(run: Run, attempt: int, length: int) -> RecordBatch:
+    """Rows of every kind."""
+    return RecordBatch(
+        points=[points(run, attempt, range(length)), points(run, attempt, range(length), "accuracy")],
+        logs=[LogLine(run.id, attempt, n, 1.0, "info", "x") for n in range(length)],
+        measurements=[
+            MeasurementRow(
+                run.id, attempt, "window_energy_kwh", 0.1, "kWh", "counter", "all", n + 0.0, n + 1.0
+            )
+            for n in range(length)
+        ],
+    )
+
+
+def ended(store: Store, training: Training, length: int = 50) -> tuple[Experiment, Run]:
+    """An experiment that has ended with a result and rows of every kind."""
+    experiment, run, attempt = training()
+    store.record(everything(run, attempt, length))
+    store.finish_run(run.id, attempt, RunState.succeeded, summary={"accuracy": 0.5})
+    store.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
+    return experiment, run
+
+
+def test_a_deleted_experiment_is_gone_for_everyone_at_once(store: Store, training: Training) -> None:
+    experiment, run = ended(store, training)
+    store.delete(experiment.id)
+    assert count(store, "runs") == 1, "its rows are still there"
+    assert (store.experiments().items, store.runs().items) == ([], [])
+    assert store.state_counts() == ({}, {RunState.succeeded: 0})
+    for read in (
+        lambda: store.experiment(experiment.id),
+        lambda: store.experiment_spec(experiment.id),
+        lambda: store.experiment_totals(experiment.id),
+        lambda: store.ledger(experiment.id),
+        lambda: store.run_counts(experiment.id),
+        lambda: store.events(experiment.id),
+        lambda: store.runs(experiment_id=experiment.id),
+        lambda: store.retry(experiment.id),
+        lambda: store.delete(experiment.id),
+        lambda: store.run(run.id),
+        lambda: store.run_config(run.id),
+        lambda: store.attempts(run.id),
+        lambda: store.measurements(run.id),
+        lambda: store.summary(run.id),
+        lambda: store.logs(run.id),
+        lambda: store.points(run.id),
+        lambda: store.latest_points(run.id),
+        lambda: store.account(run.id),
+        lambda: store.retry_run(run.id),
+    ):
+        with pytest.raises(NotFound):
+            read()
+    assert store.find_run(run.id) is None
+
+
+def test_what_a_spool_delivers_to_a_deleted_experiment_is_refused(store: Store, training: Training) -> None:
+    experiment, run = ended(store, training)
+    store.delete(experiment.id)
+    before = count(store, "points")
+    assert store.record(everything(run, 1, 60)) == {(run.id, 1)}
+    assert count(store, "points") == before
+
+
+def test_rows_go_in_small_transactions_and_the_neighbours_stay(
+    store: Store, training: Training, submit: Submit
+) -> None:
+    experiment, _ = ended(store, training, 2 * ROWS_AT_A_TIME + 5)
+    kept, kept_run = ended(store, training, 3)
+    store.delete(experiment.id)
+    assert store.deleted_experiments() == [experiment.id]
+    gone = list(store.removing(experiment.id))
+    assert max(gone) <= ROWS_AT_A_TIME
+    assert sum(gone) > 8 * ROWS_AT_A_TIME
+    assert store.deleted_experiments() == []
+    for table in schema.metadata.sorted_tables:
+        column = next((table.c[name] for name in ("experiment_id", "run_id") if name in table.c), None)
+        if column is not None:
+            with store.database.read() as connection:
+                owners = set(connection.execute(sa.select(column)).scalars())
+            assert owners <= {kept.id, kept_run.id}, table.name
+    assert (count(store, "experiments"), count(store, "runs")) == (1, 1)
+    assert count(store, "points") == 6
+
+
+def test_removal_continues_after_a_crash(store: Store, settings: Settings, training: Training) -> None:
+    experiment, _ = ended(store, training, 2 * ROWS_AT_A_TIME)
+    store.delete(experiment.id)
+    next(store.removing(experiment.id))
+    assert count(store, "points") > 0
+    again = Store.open(settings)
+    (id,) = again.deleted_experiments()
+    for _ in again.removing(id):
+        pass
+    assert count(again, "experiments") == count(again, "runs") == count(again, "points") == 0
+    assert list(again.removing(id)), "a second process that removes it as well does no harm"
+    again.close()
+
+
+def test_checkpoints_and_other_files_go_too(
+    store: Store, settings: Settings, training: Training, tmp_path: Path
+) -> None:
+    experiment, run = ended(store, training)
+    checkpoint = checkpoints_folder(settings, experiment.id, run.id) / "step-10" / "weights"
+    other = experiment_folder(settings, experiment.id + 1) / "weights"
+    for file in (checkpoint, other):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"x")
+    store.delete(experiment.id)
+    for _ in store.removing(experiment.id):
+        pass
+    assert not experiment_folder(settings, experiment.id).exists()
+    assert other.exists()
+
+
+def test_pruned_points_leave_every_sample_as_it_was(store: Store, training: Training) -> None:
+    store.clock = lambda: 1_000.0
+    experiment, run, attempt = training()
+    length = 2 * ROWS_AT_A_TIME + 300
+    batch = points(run, attempt, range(3, length))
+    batch.values[777] = math.nan
+    sparse = points(run, attempt, range(5, length, 200), "accuracy")
+    store.record(RecordBatch(points=[batch, sparse]))
+    store.finish_run(run.id, attempt, RunState.succeeded)
+    store.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
+    before = store.sampled_points(run.id, max_points=24)["loss"]
+    assert store.experiments_to_prune(ended_before_s=1_000.0, keep_every=10) == []
+    for _ in range(2):  # The second time as after a crash: nothing more goes.
+        for id, ended_s in store.experiments_to_prune(ended_before_s=1_001.0, keep_every=10):
+            assert sum(store.pruning(id, ended_s, 10)) > 0.8 * length
+        store.database.write(lambda c: c.execute(sa.text("UPDATE experiments SET pruned_s = 1500")))
+        kept = [point.step for point in store.points(run.id)["loss"]]
+        assert {3, length - 1, 777 + 3, *range(10, length, 10)} <= set(kept)
+        assert len(kept) < 0.15 * length
+    after = store.sampled_points(run.id, max_points=24)["loss"]
+    assert [(p.step, repr(p.value)) for p in after.points] == [(p.step, repr(p.value)) for p in before.points]
+    assert len(store.points(run.id)["accuracy"]) == len(sparse.steps)
+    assert store.experiments_to_prune(ended_before_s=1_001.0, keep_every=10) == []
+    assert store.experiments_to_prune(ended_before_s=1_001.0, keep_every=100) == [(experiment.id, 1_000.0)]
+
+
+def test_pruning_twice_removes_nothing_more(store: Store, training: Training) -> None:
+    experiment, _ = ended(store, training, 500)
+    ended_s = store.experiment(experiment.id).ended_s
+    assert ended_s is not None
+    assert sum(store.pruning(experiment.id, ended_s, 10)) > 0
+    assert sum(store.pruning(experiment.id, ended_s, 10)) == 0
