@@ -332,10 +332,14 @@ class RunSource:
             for first in range(0, len(names), _METRICS_PER_READ):
                 some = names[first : first + _METRICS_PER_READ]
                 last = max(steps[name] for name in some)
-                series = self.store.points(
+                found = self.store.sampled_points(
                     self.run_id, some, min_step=after + 1, max_step=last, max_points=MAX_POINTS
                 )
-                if fresh := {name: NewSeries.of(rows) for name, rows in series.items() if rows}:
+                if fresh := {
+                    name: NewSeries.of(one.points, one.bucket_steps)
+                    for name, one in found.items()
+                    if one.points
+                }:
                     yield fresh
 
 

@@ -12,6 +12,11 @@ figures are left out and a line says why. Milliseconds are the 99th percentile.
 - `heartbeat_commits_per_s_100_active`: commits of 100 drivers and a scheduler while nothing happens.
 - `followers_500_cpu_share`: CPU seconds per second of an API process whose 500 clients follow one running
   experiment of four runs, each of which reports four times a second.
+- `experiment_get_ms_10k_runs_60_windows`: GET of an experiment whose 10,000 runs reported 60 windows each.
+- `points_get_2m_ms`, `points_get_2m_rss_mib`: GET of the points of a run that has two million, and by how
+  much the API's memory grows.
+- `delete_experiment_longest_write_ms`: the longest of a recorder's writes while an experiment with ten
+  million points is deleted and removed.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from benchmarks import growth
 from benchmarks.followers import followers
 from benchmarks.options import Benchmark
 from benchmarks.postgresql import NoPostgreSQL, PostgreSQLServer
@@ -218,6 +224,9 @@ MEASURES = (
     Measure({"queue_position_ms_100k": 20.0}, queue_position),
     Measure({"heartbeat_commits_per_s_100_active": 15.0}, heartbeats),
     Measure({"followers_500_cpu_share": 0.5}, followers),
+    Measure({"experiment_get_ms_10k_runs_60_windows": 50.0}, growth.experiment_get),
+    Measure({"points_get_2m_ms": 500.0, "points_get_2m_rss_mib": 64.0}, growth.points_get),
+    Measure({"delete_experiment_longest_write_ms": 50.0}, growth.delete_experiment),
 )
 TARGETS = {name: target for each in MEASURES for name, target in each.targets.items()}
 BENCHMARK = Benchmark("scale", __doc__, fields=tuple(f"sqlite.{name}" for name in TARGETS))

@@ -1,16 +1,19 @@
-"""Commands that look after an installation: doctor, db upgrade, db check."""
+"""Commands that look after an installation: doctor, db upgrade, db check, db prune, db recount."""
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from typing import Annotated
 
 import typer
 
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, console, print_json, say
 
-database = typer.Typer(no_args_is_help=True, help="Migrate and check the database.")
+database = typer.Typer(no_args_is_help=True, help="Migrate, check and thin the database.")
 
 
 def doctor(as_json: Json = False) -> None:
@@ -70,6 +73,67 @@ def check(as_json: Json = False) -> None:
     if problems:
         raise Failure(problems, ExitCode.not_succeeded)
     _report(settings.resolved_database_url(), as_json)
+
+
+_SECONDS = {"h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def _age_s(text: str) -> float:
+    """Seconds of an age such as 90d.
+
+    Raises:
+        BadParameter: it is not one.
+    """
+    found = re.fullmatch(r"(\d{1,6})([hdw])", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not an age; write hours, days or weeks as 12h, 90d or 8w")
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+@database.command()
+def prune(
+    older_than: Annotated[
+        float,
+        typer.Option(parser=_age_s, metavar="AGE", help="Time since an experiment ended: 12h, 90d, 8w."),
+    ],
+    keep_every: Annotated[
+        int, typer.Option(min=2, help="Keep the points at every so many steps, the extremes and the ends.")
+    ] = 10,
+    as_json: Json = False,
+) -> None:
+    """Thin the points of old experiments, and remove what is left of deleted ones.
+
+    Others may write meanwhile. Figures, logs, ledgers and checkpoints stay, and curves look as before.
+    """
+    from service.cli.connection import read_settings
+    from service.scheduling.upkeep import Upkeep
+    from service.store import Store
+
+    settings, go_on = read_settings(), threading.Event()
+    with _as_failure(), closing(Store.open(settings)) as store:
+        upkeep = Upkeep(store, settings.model_copy(update={"prune_after_days": None}))
+        upkeep.run_once(go_on)
+        experiments, points = upkeep.prune(older_than, keep_every, go_on)
+    if as_json:
+        print_json({"experiments": experiments, "points_removed": points})
+    else:
+        say(f"removed {points} points of {experiments} experiment{'' if experiments == 1 else 's'}")
+
+
+@database.command()
+def recount(as_json: Json = False) -> None:
+    """Add up again what experiments have used, where the running sums differ from their rows."""
+    from service.cli.connection import read_settings
+    from service.store import Store
+
+    with _as_failure(), closing(Store.open(read_settings())) as store:
+        wrong = [id for id in store.experiments_with_usage() if store.wrong_usage(id)]
+        for id in wrong:
+            store.recount(id)
+    if as_json:
+        print_json({"recounted": wrong})
+    else:
+        say(f"recounted {len(wrong)} experiment{'' if len(wrong) == 1 else 's'}")
 
 
 @contextmanager

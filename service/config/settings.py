@@ -49,6 +49,10 @@ class Settings(BaseSettings):
     """How long a claim lasts without a heartbeat, in seconds: 3 heartbeats."""
     max_concurrent_experiments: int = Field(default=4, ge=1)
     """Experiments that run at a time."""
+    prune_after_days: float | None = Field(default=None, ge=0)
+    """Days after its end at which an experiment's points are thinned; unset = never."""
+    prune_keep_every: int = Field(default=10, ge=2)
+    """Of thinned points, those at every so many steps are kept, and extremes and ends."""
     offline: bool = False
     """Never ask the hub for models or datasets."""
 

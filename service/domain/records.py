@@ -442,11 +442,16 @@ class NewSeries(Serializable):
     """Values at those steps."""
     at_s: list[float]
     """When each was measured."""
+    bucket_steps: int | None = None
+    """Null: these are all new points. Else, as in an answer of points, the extremes of buckets of so many
+    steps."""
 
     @classmethod
-    def of(cls, rows: Sequence[PointRow]) -> Self:
+    def of(cls, rows: Sequence[PointRow], bucket_steps: int | None = None) -> Self:
         """The points of one metric, in the order of their steps."""
-        return cls([row.step for row in rows], [row.value for row in rows], [row.at_s for row in rows])
+        return cls(
+            [row.step for row in rows], [row.value for row in rows], [row.at_s for row in rows], bucket_steps
+        )
 
 
 @dataclass(frozen=True, slots=True)

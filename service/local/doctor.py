@@ -14,6 +14,7 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -140,6 +141,7 @@ def _database(settings: Settings) -> Iterator[Finding]:
     yield Finding("database", Health.ok, f"{shown}: {whole}, migrations current")
     if not is_file:  # SQLite has no clock but this machine's.
         yield _clock(settings)
+    yield from _running_sums(settings)
 
 
 def _clock(settings: Settings) -> Finding:
@@ -161,6 +163,24 @@ def _clock(settings: Settings) -> Finding:
         f"{abs(ahead_s):.1f} s {word} the database's: dates and durations of runs are wrong; leases are not",
         "synchronise this machine and the database's (systemd-timesyncd, chrony)",
     )
+
+
+def _running_sums(settings: Settings) -> Iterator[Finding]:
+    from service.store import Store
+
+    with closing(Store.open(settings)) as store:
+        experiments = store.experiments_with_usage()
+        wrong = [id for id in experiments if store.wrong_usage(id)]
+    if wrong:
+        named = ", ".join(map(str, wrong[:10])) + (", ..." if len(wrong) > 10 else "")
+        yield Finding(
+            "running sums",
+            Health.broken,
+            f"what experiments {named} have used differs from their attempts and measurements",
+            "run `stillhouse db recount`",
+        )
+    elif experiments:
+        yield Finding("running sums", Health.ok, f"of {len(experiments)} experiments equal what they add up")
 
 
 def _compiler(settings: Settings) -> Iterator[Finding]:

@@ -46,6 +46,7 @@ from service.scheduling.ray_jobs import (
     RayUnavailable,
     RayUnreachable,
 )
+from service.scheduling.upkeep import Upkeep
 from service.store import Conflict, StaleAttempt, Store, StoreOutage
 from trainers.errors import FailureClass
 
@@ -389,7 +390,11 @@ def main(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     store = Store.open(settings)
+    upkeep = threading.Thread(target=Upkeep(store, settings).run, args=(stop,), name="upkeep")
+    upkeep.start()
     try:
         Scheduler(store, Queue(store), DashboardRayJobs(settings.ray_dashboard_url), settings).run(stop)
     finally:
+        stop.set()
+        upkeep.join()
         store.close()

@@ -41,10 +41,11 @@ class Accounting(StorePart):
         Raises:
             NotFound: there is no such experiment.
         """
+        now = self.clock()
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
             parts = connection.execute(
-                usage_statements.TOTALS, {"experiment": experiment_id, "now": self.clock()}
+                usage_statements.TOTALS, {"experiment": experiment_id, "now": now}
             ).all()
         device_s, cost, energy_kwh, overhead = (
             math.fsum(value or 0.0 for value in column) for column in zip(*parts, strict=True)

@@ -112,7 +112,7 @@ class Series(StorePart):
         with self.database.read() as connection:
             run = _Run.of(connection, run_id, min_step, max_step)
             chosen = run.chosen(names)
-            each = min(max_points, MOST_POINTS // max(1, len(chosen)))
+            each = max(_FEWEST_POINTS, min(max_points, MOST_POINTS // max(1, len(chosen))))
             return {name: run.sample(connection, name, each) for name in chosen}
 
     def points_page(
@@ -198,15 +198,14 @@ class _Run:
 
     def sample(self, connection: Connection, name: str, max_points: int) -> SampledSeries:
         """About `max_points` points of a metric: both ends, and the extremes of each bucket of steps."""
+        rows = self.rows(connection, name, max_points + 1)
+        if len(rows) <= max_points:
+            return SampledSeries(rows, None)
         bounds = [
-            (segment, first, last)
-            for segment, key in self._keys(name)
-            for first, last in connection.execute(point_statements.SERIES_BOUNDS, key)
-            if first is not None
+            connection.execute(point_statements.SERIES_BOUNDS, key).one() for _, key in self._keys(name)
         ]
-        if not bounds:
-            return SampledSeries([], None)
-        first, last = min(bound[1] for bound in bounds), max(bound[2] for bound in bounds)
+        first = rows[0].step
+        last = max(bound.last for bound in bounds if bound.last is not None)
         buckets = _buckets(max_points)
         # Kept extremes are taken where they give at least half of the buckets that are asked for.
         kept = last - first >= BUCKET_STEPS * max(1, buckets // 2)
@@ -225,8 +224,6 @@ class _Run:
                     _add_extremes(steps, values, row)
         # The first of equal steps is that of the newest attempt.
         visible, places = np.unique(np.frombuffer(steps, dtype=np.int64), return_index=True)
-        if not kept and len(visible) <= max(_FEWEST_POINTS, max_points):
-            return SampledSeries(self.rows(connection, name), None)
         chosen = thin(visible, np.frombuffer(values)[places], max_points)
         at = sorted({first, last, *visible[chosen].tolist()})
         width = _width(first, last, buckets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,12 @@ from typer.testing import CliRunner
 from service.cli.app import app
 from service.config.settings import Settings
 from service.db import migrate
+from service.domain.records import MeasurementRow
+from service.domain.states import ExperimentState, RunState
 from service.local.doctor import Health, examine
+from service.scheduling.queue import Queue
+from service.spec.experiment import validate
+from service.store import PointBatch, RecordBatch, Store
 
 ROOT = Path(__file__).parents[3]
 
@@ -149,3 +155,55 @@ def test_the_database_commands_make_and_check_it(tmp_path: Path) -> None:
     assert run("db", "upgrade", **environment).exit_code == 0
     assert run("db", "upgrade", **environment).exit_code == 0
     assert run("db", "check", **environment).exit_code == 0
+
+
+@pytest.fixture
+def used(tmp_path: Path) -> Settings:
+    """An installation with an experiment that ended 100 days ago, with points and energy."""
+    settings = Settings(data_dir=tmp_path)
+    begin = time.time() - 100 * 86_400
+    store = Store.open(settings, migrate=True, clock=lambda: begin)
+    spec = validate({"name": "old", "task": {"name": "imdb"}})
+    store.submit(spec, list(spec.runs()), spec_text="", owner="ada")
+    (experiment,) = Queue(store).claim("scheduler", lease_s=60)
+    store.driver_started(experiment.id, 1, "node", 1)
+    (run,) = store.runs().items
+    store.open_attempt(run.id, 1)
+    steps = list(range(1_000))
+    store.record(
+        RecordBatch(
+            points=[PointBatch(run.id, 1, "loss", steps, [float(n) for n in steps], [0.0] * 1_000)],
+            measurements=[
+                MeasurementRow(run.id, 1, "window_energy_kwh", 1.0, "kWh", "counter", "all", 0.0, 9.0)
+            ],
+        )
+    )
+    store.finish_run(run.id, 1, RunState.succeeded)
+    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    store.close()
+    return settings
+
+
+def test_old_points_are_pruned_on_request(used: Settings) -> None:
+    environment = {"STILLHOUSE_DATA_DIR": str(used.data_dir)}
+    young = run("db", "prune", "--older-than", "15w", **environment)
+    assert (young.exit_code, young.stdout) == (0, "removed 0 points of 0 experiments\n")
+    old = run("db", "prune", "--older-than", "90d", "--keep-every", "10", "--json", **environment)
+    assert orjson.loads(old.stdout) == {"experiments": 1, "points_removed": 886}
+    wrong = run("db", "prune", "--older-than", "soon", **environment)
+    assert wrong.exit_code == 2
+    assert "12h, 90d or 8w" in " ".join(wrong.stderr.split())
+
+
+def test_the_doctor_finds_wrong_sums_and_recount_corrects_them(used: Settings) -> None:
+    def health() -> Health:
+        return {finding.subject: finding for finding in examine(used)}["running sums"].health
+
+    assert health() is Health.ok
+    store = Store.open(used)
+    store.database.write(lambda c: c.exec_driver_sql("UPDATE attempt_usage SET covered_s = 1"))
+    store.close()
+    assert health() is Health.broken
+    recounted = run("db", "recount", "--json", STILLHOUSE_DATA_DIR=str(used.data_dir))
+    assert orjson.loads(recounted.stdout) == {"recounted": [1]}
+    assert health() is Health.ok

@@ -1,0 +1,90 @@
+"""What a service does for its own database: the rows of deleted experiments go, old points are thinned."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from service.config.settings import Settings
+from service.db.errors import StoreError
+from service.store import Store
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 5.0
+"""Time between two looks for what people have deleted."""
+PRUNE_EVERY_S = 3600.0
+"""Time between two looks for points that have become old."""
+PAUSE_S = 0.01
+"""Time between two transactions, in which others write."""
+_DAY_S = 86_400.0
+
+
+class Upkeep:
+    """Removes what people have deleted, and thins points that are older than the settings keep them.
+
+    Several processes may do this at the same time, and one may die at any moment: what is left to do is read
+    from the database.
+
+    Args:
+        store: of the installation.
+        settings: how long points are kept.
+        pause_s: time between two transactions.
+    """
+
+    def __init__(self, store: Store, settings: Settings, *, pause_s: float = PAUSE_S) -> None:
+        self._store = store
+        self._settings = settings
+        self._pause_s = pause_s
+        self._pruned_s = float("-inf")
+
+    def run(self, stop: threading.Event) -> None:
+        """Looks again and again until `stop` is set."""
+        while not stop.is_set():
+            try:
+                self.run_once(stop)
+            except StoreError as error:
+                logger.warning("upkeep waits for the database: %s", error)
+            stop.wait(EVERY_S)
+
+    def run_once(self, stop: threading.Event) -> None:
+        """Removes and thins what there is to remove and to thin now; `stop` interrupts it."""
+        for experiment_id in self._store.deleted_experiments():
+            try:
+                for _ in self._store.removing(experiment_id):
+                    if stop.wait(self._pause_s):
+                        return
+            except OSError as error:
+                logger.warning("experiment %d stays until its files can be removed: %s", experiment_id, error)
+            else:
+                logger.info("experiment %d is removed", experiment_id)
+        now_s, days = self._store.clock(), self._settings.prune_after_days
+        if days is None or 0.0 <= now_s - self._pruned_s < PRUNE_EVERY_S:
+            return
+        self.prune(days * _DAY_S, self._settings.prune_keep_every, stop)
+        if not stop.is_set():
+            self._pruned_s = now_s
+
+    def prune(self, older_than_s: float, keep_every: int, stop: threading.Event) -> tuple[int, int]:
+        """Thins the points of experiments that ended longer ago than this.
+
+        Args:
+            older_than_s: seconds since their end.
+            keep_every: steps; the points of multiples of it are kept, and those that samples show.
+            stop: interrupts it; the next call continues.
+
+        Returns:
+            How many experiments were thinned, and how many points went.
+        """
+        experiments = points = 0
+        for experiment_id, ended_s in self._store.experiments_to_prune(
+            ended_before_s=self._store.clock() - older_than_s, keep_every=keep_every
+        ):
+            for gone in self._store.pruning(experiment_id, ended_s, keep_every):
+                points += gone
+                if stop.wait(self._pause_s):
+                    return experiments, points
+            experiments += 1
+        if experiments:
+            logger.info("%d points of %d old experiments are removed", points, experiments)
+        return experiments, points
