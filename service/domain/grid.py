@@ -249,7 +249,8 @@ def _count(axes: Listed, conditions: Conditions, enough: int) -> int:
     Only axes that decide about others are walked through; the others multiply.
     """
     deciding = {other for needs in conditions.values() for other in needs}
-    names = list(axes)
+    names = [name for name in axes if name in deciding or name in conditions]
+    free = math.prod(len(values) for name, values in axes.items() if name not in names)
 
     def count(first: int, chosen: Point) -> int:
         """Points of the axes from position `first` on."""
@@ -264,12 +265,12 @@ def _count(axes: Listed, conditions: Conditions, enough: int) -> int:
             total = 0
             for value in axes[name]:
                 total += count(place + 1, {**chosen, name: value})
-                if total * factor >= enough:
+                if total * factor * free >= enough:
                     break
             return total * factor
         return factor
 
-    return count(0, {})
+    return free * count(0, {})
 
 
 def _drawn_numbers(total: int, samples: int, drawn: random.Random) -> Iterable[int]:

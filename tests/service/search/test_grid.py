@@ -234,3 +234,20 @@ def test_few_axes_may_depend_on_each_other():
     when = {name: {other: [0]} for other, name in itertools.pairwise(axes)}
     with pytest.raises(SpecError, match="when involves 40 axes, more than the limit of 16"):
         spec(f"search: {{axes: {json.dumps(axes)}, when: {json.dumps(when)}}}")
+
+
+def test_counting_walks_only_through_axes_that_conditions_name(monkeypatch):
+    asked = 0
+    holds = grid.holds
+
+    def counted(*arguments):
+        nonlocal asked
+        asked += 1
+        return holds(*arguments)
+
+    monkeypatch.setattr(grid, "holds", counted)
+    decided = {f"decided{number}": [1, 2] for number in range(12)}
+    when = {name: {other: [1, 2]} for other, name in itertools.pairwise(decided)}
+    assert grid.cardinality(decided | product(70, 2), 1, 5000, when) == 5000
+    assert grid.cardinality(decided | product(70, 1), 1, None, when) == 2**12
+    assert asked < 3 * 2**12
