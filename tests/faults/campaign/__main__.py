@@ -38,6 +38,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the campaign; 1 when anything was found."""
     options = _options(arguments)
+    if options.sum is not None:
+        print(json.dumps(_sum(options.sum, options.databases)))
+        return 0
     rounds = _interleaved(
         [
             rounds_of(options.seed, database, kind, getattr(options, kind))
@@ -74,6 +77,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--keep", type=Path, help="folder for the files of rounds in which something is wrong"
     )
     parser.add_argument("--plan", action="store_true", help="print the events and do nothing")
+    parser.add_argument("--sum", type=Path, help="add up the results in a folder and do nothing else")
     options = parser.parse_args(arguments)
     options.databases = options.databases.split(",")
     if unknown := set(options.databases) - {"sqlite", "postgresql"}:
@@ -218,6 +222,21 @@ def _summary(options: argparse.Namespace, outcomes: Sequence[Outcome], wall_s: f
 def _counted(outcomes: Sequence[Outcome]) -> dict[str, int]:
     counts = {"count": sum(outcome.count for outcome in outcomes)}
     return counts | {fault: sum(len(each.findings.lines[fault]) for each in outcomes) for fault in FAULTS}
+
+
+def _sum(folder: Path, databases: Sequence[str]) -> dict[str, Any]:
+    """The counts of earlier campaigns, `campaign-*.json`, together."""
+    answers = [json.loads(path.read_text()) for path in sorted(folder.glob("campaign-*.json"))]
+    total: dict[str, Any] = {"campaigns": len(answers)}
+    for kind in KINDS:
+        parts = {name: [each[kind][name] for each in answers if name in each[kind]] for name in databases}
+        total[kind] = _added([each[kind] for each in answers])
+        total[kind] |= {name: _added(counted) for name, counted in parts.items()}
+    return total
+
+
+def _added(counted: Sequence[dict[str, int]]) -> dict[str, int]:
+    return {name: sum(each[name] for each in counted) for name in ("count", *FAULTS)}
 
 
 def _commit() -> str:

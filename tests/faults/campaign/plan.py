@@ -135,7 +135,7 @@ class Round:
         if self.kind == "histories" and chance.random() < 0.3:
             seeds = [*seeds, DIVERGING_SEED]
             document["search"] = {"stop_diverging": 5.0}
-            document["length"] = {"steps": chance.randrange(60, 90)}
+            document["length"] = {"steps": chance.randrange(40, 60)}
         return json.dumps(document | {"seeds": seeds}).encode()
 
 
