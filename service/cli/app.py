@@ -108,6 +108,8 @@ app.command(rich_help_panel=_START)(serving.api)
 app.command(rich_help_panel=_START)(serving.scheduler)
 app.command(rich_help_panel=_START)(serving.demo)
 app.command(rich_help_panel=_START)(upkeep.doctor)
+app.command(rich_help_panel=_START)(upkeep.backup)
+app.command(rich_help_panel=_START)(upkeep.restore)
 app.add_typer(upkeep.database, name="db", rich_help_panel=_START)
 
 app.command(rich_help_panel=_SUBMIT)(submitting.validate)

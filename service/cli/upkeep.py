@@ -1,4 +1,4 @@
-"""Commands that look after an installation: doctor, db upgrade, db check, db prune, db recount."""
+"""Commands that look after an installation: doctor, backup, restore, and the `db` group."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, console, print_json, say
+
+if TYPE_CHECKING:
+    from service.db.dump import Contents
 
 database = typer.Typer(no_args_is_help=True, help="Migrate, check and thin the database.")
 
@@ -47,6 +51,44 @@ def doctor(as_json: Json = False) -> None:
         say("everything required works" if not broken else f"{broken} broken; see the lines marked ->")
     if broken:
         raise typer.Exit(ExitCode.not_succeeded)
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="Tar archive to write.")],
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Include checkpoints, predictions and traces.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Back up the database, on request with all checkpoints, while the service runs."""
+    from service.cli.connection import read_settings
+    from service.db.backup import back_up
+
+    with _as_failure():
+        made = back_up(read_settings(), file, checkpoints=checkpoints)
+    if as_json:
+        print_json(made)
+    else:
+        say(f"{file}: {_counted(made.contents)}, {made.files} files, {made.size_bytes / 2**20:.1f} MiB")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="Archive written by `stillhouse backup`.")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Restore although the installation has experiments.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Verify a backup and put it in the place of this installation, which must be stopped."""
+    from service.cli.connection import read_settings
+    from service.db.backup import restore as restore_backup
+
+    with _as_failure():
+        restored = restore_backup(read_settings(), file, replace=replace)
+    if as_json:
+        print_json(restored)
+    else:
+        say(f"restored {_counted(restored.contents)}; check with: stillhouse db check")
 
 
 @database.command()
@@ -139,14 +181,20 @@ def recount(as_json: Json = False) -> None:
 @contextmanager
 def _as_failure() -> Iterator[None]:
     """What the store refuses becomes one line; a database that cannot be used is a failed check."""
-    from service.db.errors import StoreError, StoreUnavailable
+    from service.db.errors import Conflict, StoreError, StoreUnavailable
 
     try:
         yield
     except StoreUnavailable as error:
         raise Failure(str(error), ExitCode.unreachable) from None
+    except Conflict as error:
+        raise Failure(str(error), ExitCode.conflict) from None
     except StoreError as error:
         raise Failure(str(error), ExitCode.not_succeeded) from None
+
+
+def _counted(contents: Contents) -> str:
+    return f"{contents.experiments} experiments with {contents.runs} runs"
 
 
 def _report(url: str, as_json: bool) -> None:

@@ -71,7 +71,7 @@ def _upgrade_sqlite(connection: Connection) -> None:
 
 
 def _run_migrations(connection: Connection) -> None:
-    if _revision(connection) == newest_revision():
+    if revision_of(connection) == newest_revision():
         return
     _refuse_newer(connection)
     command.upgrade(_config(connection), "head")
@@ -180,7 +180,7 @@ def same_type(
 
 def _form_problems(connection: Connection) -> list[str]:
     problems = _revision_problems(connection)
-    if not problems and _revision(connection) == newest_revision():
+    if not problems and revision_of(connection) == newest_revision():
         problems += [
             f"the tables differ from this program's schema: {found}" for found in differences(connection)
         ]
@@ -200,30 +200,31 @@ def missing_triggers(connection: Connection) -> list[str]:
 
 
 def _revision_problems(connection: Connection) -> list[str]:
-    current, newest = _revision(connection), newest_revision()
+    current, newest = revision_of(connection), newest_revision()
     if current is None:
         return ["the database has no tables; run: stillhouse db upgrade"]
-    if current == newest or _is_newer(current):
+    if current == newest or is_newer(current):
         refusal = writers.refusal(connection)
         return [] if refusal is None else [refusal]
     return [f"the tables are at revision {current}, this program needs {newest}; run: stillhouse db upgrade"]
 
 
 def _refuse_newer(connection: Connection) -> None:
-    current = _revision(connection)
-    if current is not None and _is_newer(current):
+    current = revision_of(connection)
+    if current is not None and is_newer(current):
         raise UnusableDatabase(
             f"the tables are at revision {current}, which is newer than this program; use a newer Stillhouse"
         )
 
 
-def _is_newer(revision: str) -> bool:
-    """Whether this program does not know a revision."""
+def is_newer(revision: str) -> bool:
+    """Whether a form of the tables is unknown to this program, which knows all earlier ones."""
     known = {script.revision for script in ScriptDirectory.from_config(_config(None)).walk_revisions()}
     return revision not in known
 
 
-def _revision(connection: Connection) -> str | None:
+def revision_of(connection: Connection) -> str | None:
+    """Returns the form of the tables in a database; None = it has none."""
     return MigrationContext.configure(connection).get_current_revision()
 
 

@@ -23,6 +23,9 @@ FIELDS = ("model.student", "model.teacher")
 """Where a spec may name one."""
 Which = Literal["best", "last"]
 
+EXPERIMENTS = "experiments"
+"""Folder of the data folder in which experiments keep their files."""
+
 _REFERENCE = re.compile(r"run:([1-9][0-9]{0,17})")
 
 FindRun = Callable[[int], Run | None]
@@ -148,9 +151,14 @@ def hopeless(references: Iterable[Reference]) -> str | None:
     return f"{'; '.join(reasons)}; runs that start from it will fail with bad_spec" if reasons else None
 
 
+def experiments_folder(settings: Settings) -> Path:
+    """Returns where experiments keep their files."""
+    return settings.data_dir.resolve() / EXPERIMENTS
+
+
 def experiment_folder(settings: Settings, experiment_id: int) -> Path:
     """Where an experiment keeps its files."""
-    return settings.data_dir.resolve() / "experiments" / str(experiment_id)
+    return experiments_folder(settings) / str(experiment_id)
 
 
 def checkpoints_folder(settings: Settings, experiment_id: int, run_id: int, first_attempt: int = 1) -> Path:

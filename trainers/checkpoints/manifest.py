@@ -89,6 +89,12 @@ def attempt_folder(folder: Path, attempt: int) -> Path:
     return folder / f"attempt-{attempt:06d}"
 
 
+def attempt_number(path: Path) -> int | None:
+    """Returns the attempt whose folder a path is; None = it is not one."""
+    match = _ATTEMPT.match(path.name)
+    return None if match is None else int(match[1])
+
+
 def attempts_in(folder: Path, last: int | None = None) -> list[int]:
     """Returns the attempts that have left files, the newest first.
 

@@ -207,3 +207,28 @@ def test_the_doctor_finds_wrong_sums_and_recount_corrects_them(used: Settings) -
     recounted = run("db", "recount", "--json", STILLHOUSE_DATA_DIR=str(used.data_dir))
     assert orjson.loads(recounted.stdout) == {"recounted": [1]}
     assert health() is Health.ok
+
+
+def test_a_backup_is_made_and_restored(tmp_path: Path) -> None:
+    environment = {"STILLHOUSE_DATA_DIR": str(tmp_path / "data")}
+    archive = str(tmp_path / "backup.tar")
+    missing = run("backup", archive, **environment)
+    assert (missing.exit_code, missing.stderr.count("\n")) == (1, 1)
+    assert "does not exist; there is nothing to back up" in missing.stderr
+    assert run("db", "upgrade", **environment).exit_code == 0
+    made = run("backup", archive, "--json", **environment)
+    assert made.exit_code == 0
+    assert orjson.loads(made.stdout)["contents"]["experiments"] == 0
+    again = run("backup", archive, **environment)
+    assert (again.exit_code, again.stderr.count("\n")) == (1, 1)
+    elsewhere = {"STILLHOUSE_DATA_DIR": str(tmp_path / "elsewhere")}
+    restored = run("restore", archive, **elsewhere)
+    assert (restored.exit_code, restored.stdout.strip()) == (
+        0,
+        "restored 0 experiments with 0 runs; check with: stillhouse db check",
+    )
+    assert run("db", "check", **elsewhere).exit_code == 0
+    (tmp_path / "elsewhere" / "experiments" / "1").mkdir(parents=True)
+    refused = run("restore", archive, **elsewhere)
+    assert refused.exit_code == 4
+    assert "give --replace" in refused.stderr

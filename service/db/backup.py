@@ -1,0 +1,386 @@
+"""Backups: an installation as one tar file, checksummed, made while it runs; and restoring one.
+
+The archive holds the database's dump, `hardware.yaml`, on request the files of all experiments, and last
+`manifest.json` with size and SHA-256 of each: an archive that was cut off has none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from service.config.settings import Settings
+from service.db import dump, migrate, schema
+from service.db.clock import database_time
+from service.db.dump import Contents
+from service.db.engine import Database
+from service.db.errors import Conflict, StoreError, UnusableDatabase
+from service.db.schema import ACTIVE
+from service.spec.models import EXPERIMENTS, experiments_folder
+from trainers.checkpoints.manifest import DRAFT, MANIFEST, attempt_number
+from trainers.data.cache import sync
+
+FORMAT = 1
+_MANIFEST = "manifest.json"
+_DUMP = "database"
+_HARDWARE = "hardware.yaml"
+_TRANSIENT = ("ray", "spool")
+"""Folders of an experiment that belong to its running processes."""
+_CHUNK_BYTES = 1 << 20
+
+
+class BackupError(StoreError):
+    """A backup cannot be made or restored; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """What a backup holds.
+
+    Attributes:
+        file: of the archive.
+        created_s: when it was begun, Unix time.
+        release: of the program that made it.
+        database: `sqlite` or `postgresql`.
+        contents: of the database.
+        checkpoints: whether the files of experiments are in it.
+        files: how many there are, the database's included.
+        size_bytes: of all of them.
+    """
+
+    file: Path
+    created_s: float
+    release: str
+    database: str
+    contents: Contents
+    checkpoints: bool
+    files: int
+    size_bytes: int
+
+
+def back_up(settings: Settings, file: Path, *, checkpoints: bool) -> Backup:
+    """Writes a backup of a running or stopped installation: whole, or not at all.
+
+    Args:
+        settings: of the installation.
+        file: of the archive; does not exist yet.
+        checkpoints: include checkpoints, predictions and traces.
+
+    Raises:
+        BackupError: the file exists or cannot be written.
+        StoreError: the database cannot be read.
+    """
+    if file.exists():
+        raise BackupError(f"{file} exists; give another name or remove it")
+    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.partial")
+    copy = draft.with_suffix(".database")
+    database = Database(settings.resolved_database_url(), statement_timeout_s=None)
+    try:
+        created_s = time.time()
+        # The database first: each checkpoint that it knows of and that is still there is in the archive.
+        found = dump.dump(database, copy)
+        with tarfile.open(draft, "x") as archive:
+            files = {_DUMP: _add(archive, _DUMP, copy)}
+            copy.unlink()
+            for name, path in _files(settings, checkpoints=checkpoints):
+                with suppress(FileNotFoundError):  # Pruned meanwhile: a newer one follows it.
+                    files[name] = _add(archive, name, path)
+            made = Backup(
+                file,
+                created_s,
+                version("stillhouse"),
+                database.url.get_backend_name(),
+                found,
+                checkpoints,
+                len(files),
+                sum(sealed["size"] for sealed in files.values()),
+            )
+            _add_manifest(archive, {**asdict(made), "file": file.name, "format": FORMAT, "sealed": files})
+        sync(draft)
+        os.rename(draft, file)
+        sync(file.parent)
+        return made
+    except OSError as error:
+        raise BackupError(f"{file} cannot be written ({error.strerror or error})") from None
+    finally:
+        database.close()
+        for left in (draft, copy):
+            left.unlink(missing_ok=True)
+
+
+def restore(settings: Settings, file: Path, *, replace: bool) -> Backup:
+    """Puts a backup in the place of an installation, which must not be running.
+
+    The archive is unpacked and verified before anything is changed. Files of experiments, runs and attempts
+    that the restored database does not have are moved to `<data_dir>/set-aside-<time>`, because their numbers
+    will be used again.
+
+    Args:
+        settings: of the installation.
+        file: written by `back_up`.
+        replace: do so although there are experiments already.
+
+    Raises:
+        BackupError: the archive is damaged, or of another kind of database or a newer release.
+        Conflict: there are experiments already, or the service is running.
+        StoreError: the database cannot be written.
+    """
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    staging = settings.data_dir / f".restore-{uuid.uuid4().hex[:8]}"
+    database = Database(settings.resolved_database_url(), statement_timeout_s=None)
+    try:
+        _refuse_live(database, replace=replace)
+        _refuse_files(settings, replace=replace)
+        staging.mkdir()
+        backup = _unpack(file, staging)
+        kind = database.url.get_backend_name()
+        if backup.database != kind:
+            raise BackupError(
+                f"{file} holds a {backup.database} database, but this installation uses {kind}; set "
+                f"STILLHOUSE_DATABASE_URL to a {backup.database} database"
+            )
+        if backup.contents.revision is not None and migrate.is_newer(backup.contents.revision):
+            raise BackupError(
+                f"{file} was made by release {backup.release}; restore it with that release or a newer one"
+            )
+        found = dump.load(database, staging / _DUMP)
+        if found != backup.contents:
+            raise BackupError(f"{file}: restored {found}, but the backup has {backup.contents}")
+        _place_files(settings, database, staging, checkpoints=backup.checkpoints)
+        return backup
+    except OSError as error:
+        raise BackupError(
+            f"{file} cannot be restored to {settings.data_dir} ({error.strerror or error}); free space or "
+            "make it writable"
+        ) from None
+    finally:
+        database.close()
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _files(settings: Settings, *, checkpoints: bool) -> Iterator[tuple[str, Path]]:
+    """Name in the archive and place of each file; the manifest of a checkpoint after its other files."""
+    hardware = settings.data_dir / _HARDWARE
+    if hardware.is_file():
+        yield _HARDWARE, hardware
+    if not checkpoints:
+        return
+    root = experiments_folder(settings)
+    for folder, folders, names in os.walk(root):
+        inner = Path(folder)
+        depth = len(inner.relative_to(root).parts)
+        folders[:] = sorted(
+            name for name in folders if not name.endswith(DRAFT) and not (depth == 1 and name in _TRANSIENT)
+        )
+        for name in sorted(names, key=lambda name: (name == MANIFEST, name)):
+            path = inner / name
+            if path.is_file() and not path.is_symlink() and not name.endswith((DRAFT, ".lock")):
+                yield str(PurePosixPath(EXPERIMENTS, *path.relative_to(root).parts)), path
+
+
+def _add(archive: tarfile.TarFile, name: str, path: Path) -> dict[str, Any]:
+    with path.open("rb") as stream:
+        status = os.fstat(stream.fileno())
+        member = tarfile.TarInfo(name)
+        member.size, member.mtime = status.st_size, int(status.st_mtime)
+        reader = _Hashed(stream)
+        archive.addfile(member, reader)  # type: ignore[arg-type]
+    return {"size": status.st_size, "sha256": reader.digest.hexdigest()}
+
+
+def _add_manifest(archive: tarfile.TarFile, document: Mapping[str, Any]) -> None:
+    text = json.dumps(document, indent=1).encode()
+    member = tarfile.TarInfo(_MANIFEST)
+    member.size = len(text)
+    archive.addfile(member, io.BytesIO(text))
+
+
+class _Hashed:
+    """A file whose bytes are hashed while they are read."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        """Returns the next bytes."""
+        chunk = self._stream.read(size)
+        self.digest.update(chunk)
+        return chunk
+
+
+def _unpack(file: Path, folder: Path) -> Backup:
+    """Writes the archive's files to a folder and verifies them.
+
+    Raises:
+        BackupError: it is not a backup, or damaged.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    document: dict[str, Any] | None = None
+    try:
+        with tarfile.open(file) as archive:
+            for member in archive:
+                stream = archive.extractfile(member) if member.isfile() else None
+                if stream is None or document is not None:
+                    raise BackupError(f"{file} holds '{member.name}', which no backup has there")
+                if member.name == _MANIFEST:
+                    document = json.loads(stream.read())
+                    continue
+                path = folder / _inside(file, member.name)
+                found[member.name] = _write(stream, path)
+                os.utime(path, (member.mtime, member.mtime))  # Heartbeats are read from it.
+        if document is None:
+            raise BackupError(f"{file} is cut off: it has no {_MANIFEST}; use another backup")
+        if document["format"] != FORMAT:
+            raise BackupError(
+                f"{file} has format {document['format']}, not {FORMAT}; restore it with release "
+                f"{document['release']}"
+            )
+        sealed = document["sealed"]
+        differs = sorted(name for name in {*sealed, *found} if sealed.get(name) != found.get(name))
+        if differs:
+            raise BackupError(
+                f"{file} is damaged: {differs[0]} does not match its {_MANIFEST}; use another backup"
+            )
+        return Backup(
+            file,
+            float(document["created_s"]),
+            str(document["release"]),
+            str(document["database"]),
+            Contents(**document["contents"]),
+            bool(document["checkpoints"]),
+            int(document["files"]),
+            int(document["size_bytes"]),
+        )
+    except FileNotFoundError:
+        raise BackupError(f"{file} does not exist") from None
+    except (tarfile.TarError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BackupError(f"{file} cannot be read as a backup ({error}); use another") from None
+
+
+def _inside(file: Path, name: str) -> Path:
+    path = PurePosixPath(name)
+    known = path.parts[:1] in ((_DUMP,), (_HARDWARE,), (EXPERIMENTS,))
+    if not known or ".." in path.parts:
+        raise BackupError(f"{file} holds '{name}', which no backup has")
+    return Path(*path.parts)
+
+
+def _write(stream: Any, path: Path) -> dict[str, Any]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"size": size, "sha256": digest.hexdigest()}
+
+
+def _refuse_live(database: Database, *, replace: bool) -> None:
+    """Raises for a database that someone works with or that holds experiments."""
+    if database.path is not None and not database.path.exists():
+        return
+    try:
+        with database.read() as connection:
+            held = dump.contents(connection)
+            lease_until_s = _latest_lease(connection) if held.revision is not None else None
+            now_s = database_time(connection)
+    except UnusableDatabase:
+        if replace:
+            return  # It is damaged: that is why it is replaced.
+        raise
+    if lease_until_s is not None and lease_until_s > now_s:
+        raise Conflict(
+            f"a driver holds an experiment for another {lease_until_s - now_s:.0f} s; stop the service and "
+            "its Ray cluster, then restore"
+        )
+    if held.experiments and not replace:
+        raise Conflict(f"the database holds {held.experiments} experiments; give --replace to lose them")
+
+
+def _latest_lease(connection: Connection) -> float | None:
+    latest: float | None = connection.execute(
+        sa.select(sa.func.max(schema.experiments.c.lease_until_s)).where(ACTIVE)
+    ).scalar_one()
+    return latest
+
+
+def _refuse_files(settings: Settings, *, replace: bool) -> None:
+    root = experiments_folder(settings)
+    if not replace and root.is_dir() and any(root.iterdir()):
+        raise Conflict(f"{root} holds files of experiments; give --replace to set them aside")
+
+
+def _place_files(settings: Settings, database: Database, staging: Path, *, checkpoints: bool) -> None:
+    """Moves restored files into place, and aside what the restored database does not know."""
+    aside = settings.data_dir / time.strftime("set-aside-%Y%m%d-%H%M%S")
+    root, hardware = experiments_folder(settings), settings.data_dir / _HARDWARE
+    if (staging / _HARDWARE).is_file():
+        if hardware.exists() and hardware.read_bytes() != (staging / _HARDWARE).read_bytes():
+            _move(hardware, aside / _HARDWARE)
+        os.replace(staging / _HARDWARE, hardware)
+    if checkpoints:
+        if root.exists() and any(root.iterdir()):
+            _move(root, aside / EXPERIMENTS)
+        elif root.exists():
+            root.rmdir()
+        if (staging / EXPERIMENTS).exists():
+            os.rename(staging / EXPERIMENTS, root)
+    with database.read() as connection:
+        unknown = list(_unknown(connection, root))
+    for path in unknown:
+        _move(path, aside / EXPERIMENTS / path.relative_to(root))
+    sync(settings.data_dir)
+
+
+def _unknown(connection: Connection, root: Path) -> Iterator[Path]:
+    """Folders of experiments, runs and attempts that the database does not have."""
+    runs = {
+        (row.experiment_id, row.id): row.attempt
+        for row in connection.execute(
+            sa.select(schema.runs.c.experiment_id, schema.runs.c.id, schema.runs.c.attempt)
+        )
+    }
+    experiments = set(connection.execute(sa.select(schema.experiments.c.id)).scalars())
+    for experiment in _numbered(root):
+        if int(experiment.name) not in experiments:
+            yield experiment
+            continue
+        for run in _numbered(experiment / "runs"):
+            last = runs.get((int(experiment.name), int(run.name)))
+            if last is None:
+                yield run
+                continue
+            for attempt in sorted(run.glob("*/*")):
+                number = attempt_number(attempt)
+                if number is not None and number > last:
+                    yield attempt
+
+
+def _numbered(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
+
+
+def _move(path: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    os.rename(path, to)
