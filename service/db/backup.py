@@ -199,7 +199,7 @@ def _add(archive: tarfile.TarFile, name: str, path: Path) -> dict[str, Any]:
         member = tarfile.TarInfo(name)
         member.size, member.mtime = status.st_size, int(status.st_mtime)
         reader = _Hashed(stream)
-        archive.addfile(member, reader)  # type: ignore[arg-type]
+        archive.addfile(member, reader)
     return {"size": status.st_size, "sha256": reader.digest.hexdigest()}
 
 
@@ -233,7 +233,7 @@ def _unpack(file: Path, folder: Path) -> Backup:
     found: dict[str, dict[str, Any]] = {}
     document: dict[str, Any] | None = None
     try:
-        with tarfile.open(file) as archive:
+        with tarfile.open(file, "r:") as archive:
             for member in archive:
                 stream = archive.extractfile(member) if member.isfile() else None
                 if stream is None or document is not None:
@@ -270,7 +270,8 @@ def _unpack(file: Path, folder: Path) -> Backup:
     except FileNotFoundError:
         raise BackupError(f"{file} does not exist") from None
     except (tarfile.TarError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BackupError(f"{file} cannot be read as a backup ({error}); use another") from None
+        reason = str(error).partition("\n")[0]
+        raise BackupError(f"{file} cannot be read as a backup ({reason}); use another") from None
 
 
 def _inside(file: Path, name: str) -> Path:

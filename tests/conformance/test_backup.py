@@ -79,7 +79,7 @@ def test_every_acknowledged_run_is_there_after_a_restore(
     begun, enough = threading.Event(), threading.Event()
 
     def keep_submitting() -> None:
-        while not enough.is_set() and len(acknowledged) < 200:
+        while not enough.is_set() and len(acknowledged) < 100:
             spec, plans, written = plans_of(3, 50)
             acknowledged.append(store.submit(spec, plans, spec_text=written, owner="ada")[0])
             begun.set()
@@ -98,7 +98,7 @@ def test_every_acknowledged_run_is_there_after_a_restore(
     try:
         for experiment in before:
             assert restored.experiment(experiment.id).spec_sha256 == experiment.spec_sha256
-        known = {experiment.id for experiment in restored.experiments(limit=500).items}
+        known = {experiment.id for experiment in restored.experiments(page_size=200).items}
         assert len(known) == made.contents.experiments
         for id in known - {worked.experiment.id}:
             assert len(restored.runs(experiment_id=id).items) == 3  # Whole, or not there.
