@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -185,18 +185,17 @@ def heartbeats(settings: Settings, smoke: bool) -> dict[str, float]:
         assert len(claimed) == drivers
         for id in claimed:
             store.driver_started(id, 1, "bench", 0)
-        renewals = [_renewal(store, id, settings.lease_s) for id in claimed]
         stop = threading.Event()
         passes = threading.Thread(target=scheduler.run, args=(stop,))
-        for each in (passes, *renewals):
-            each.start()
-        time.sleep(seconds / 3)  # Past the first of them.
-        before, begin = database.commits, time.perf_counter()
-        time.sleep(seconds)
-        commits, took_s = database.commits - before, time.perf_counter() - begin
-        stop.set()
-        for renewal in renewals:
-            renewal.stop()
+        with ExitStack() as renewals:
+            for id in claimed:
+                renewals.enter_context(_renewal(store, id, settings.lease_s))
+            passes.start()
+            renewals.callback(stop.set)
+            time.sleep(seconds / 3)  # Past the first of them.
+            before, begin = database.commits, time.perf_counter()
+            time.sleep(seconds)
+            commits, took_s = database.commits - before, time.perf_counter() - begin
         passes.join()
         assert all(experiment.attempt == 1 for experiment in Queue(store).active()), "a lease was lost"
     return {"heartbeat_commits_per_s_100_active": commits / took_s}
