@@ -19,7 +19,7 @@ from service.store import (
     Store,
     body_sha256,
 )
-from tests.conformance.building import Submit, count, plans_of
+from tests.conformance.building import Submit, count, plans_of, remove_deleted
 
 
 def test_submission_stores_experiment_runs_specs_and_event(store: Store) -> None:
@@ -127,6 +127,7 @@ def test_the_key_of_a_deleted_experiment_stays_used(store: Store, submit: Submit
         submit(key="k")
     (answer,) = store.replays([Keyed("ada", "k", body_sha256(plans_of(1)[2].encode()))])
     assert isinstance(answer, Conflict)
+    remove_deleted(store)
     assert count(store, "experiments") == 0
 
 
