@@ -465,4 +465,4 @@ def test_no_interleaving_strands_a_run(store: Store) -> None:
 
 @pytest.mark.slow
 def test_none_of_many_interleavings_strands_a_run(store: Store) -> None:
-    interleave(store, 300)
+    interleave(store, 100)
