@@ -376,8 +376,11 @@ RUNS_TO_CANCEL = select(_r.id).where(
 
 
 def lapsed(now: float) -> sa.ColumnElement[bool]:
-    """Whether a lease ran out, or ends later than any lease can: the database's clock was set back."""
-    return (_x.lease_until_s < now) | (_x.lease_until_s > now + _x.lease_s)
+    """Whether a lease ran out, or ends so late that the database's clock must have been set back.
+
+    Twice its length, because it may be renewed between the moment of `now` and the reading of the row.
+    """
+    return (_x.lease_until_s < now) | (_x.lease_until_s > now + 2 * _x.lease_s)
 
 
 def adopt_lapsed(

@@ -151,3 +151,16 @@ def test_the_doctor_warns_of_a_clock_that_differs_from_the_databases(
         assert said is not None
         assert float(said[1]) == pytest.approx(abs(ahead_s), abs=5)
         assert found.health is Health.note
+
+
+def test_a_lease_renewed_while_it_is_judged_has_not_lapsed(
+    store: Store, queue: Queue, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment, _ = running()
+
+    def renewed_meanwhile(connection: sa.Connection) -> float:
+        return database_time(connection) - 1
+
+    monkeypatch.setattr(store, "database_time", renewed_meanwhile)
+    assert [lease.lapsed for lease in queue.leases()] == [False]
+    assert not queue.adopt(experiment.id, 1, "s2", 30)
