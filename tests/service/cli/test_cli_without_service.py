@@ -169,6 +169,7 @@ def used(tmp_path: Path) -> Settings:
     store.driver_started(experiment.id, 1, "node", 1)
     (run,) = store.runs().items
     store.open_attempt(run.id, 1)
+    store.run_started(run.id, 1, total_steps=1_000, resumed_from_step=0, facts={})
     steps = list(range(1_000))
     store.record(
         RecordBatch(
