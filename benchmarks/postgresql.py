@@ -119,9 +119,9 @@ class PostgreSQLServer:
         """SQLAlchemy URL of a database of this server."""
         return f"postgresql://stillhouse@/{database}?host={self._folder}"
 
-    def create_database(self, name: str) -> str:
-        """Create an empty database; returns its URL."""
-        self._execute("postgres", f'CREATE DATABASE "{name}" TEMPLATE template0')
+    def create_database(self, name: str, template: str = "template0") -> str:
+        """Create a database, empty or as a copy of another that nobody uses; returns its URL."""
+        self._execute("postgres", f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         return self.url(name)
 
     def drop_database(self, name: str) -> None:

@@ -185,8 +185,7 @@ def test_the_same_seed_plans_the_same_events() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.postgresql
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
 def test_a_slice_of_the_campaign_finds_nothing(database: str, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(10**6)
     command = [sys.executable, "-m", "tests.faults.campaign", "--kills", "30", "--freezes", "12",

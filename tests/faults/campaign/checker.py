@@ -115,6 +115,7 @@ class Checker:
             id: (experiment, state, attempt)
             for id, experiment, state, attempt in rows("SELECT id, experiment_id, state, attempt FROM runs")
         }
+        self._total_steps = dict(rows("SELECT id, total_steps FROM runs"))
         self._events: dict[int, list[_Event]] = defaultdict(list)
         for experiment, number, run, attempt, kind in rows(
             "SELECT experiment_id, number, run_id, attempt, kind FROM events ORDER BY experiment_id, number"
@@ -287,25 +288,19 @@ class Checker:
         if state == "succeeded" and max(visible, default=0) != total:
             self.findings.add("lost", f"run {run} succeeded at step {max(visible, default=0)} of {total}")
 
-    @property
-    def _total_steps(self) -> dict[int, int]:
-        if not hasattr(self, "_totals"):
-            self._totals = dict(self._rows("SELECT id, total_steps FROM runs"))
-        return self._totals
-
     def _requests(self) -> None:
         for id, events in self._events.items():
             kinds = Counter(event.kind for event in events)
-            for act, kind in (("retry", "experiment.retried"),):
-                by_runs = sum(
-                    self._told.possible("retry_run", run)
-                    for run, (experiment, _, _) in self._runs.items()
-                    if experiment == id
-                )
-                if kinds[kind] < self._told.requests[act, id]:
-                    self.findings.add("lost", f"experiment {id}: {act} was acknowledged, and has no event")
-                if kinds[kind] > self._told.possible(act, id) + by_runs:
-                    self.findings.add("duplicated", f"experiment {id}: {kinds[kind]} x {kind}")
+            by_runs = sum(
+                self._told.possible("retry_run", run)
+                for run, (experiment, _, _) in self._runs.items()
+                if experiment == id
+            )
+            retried = kinds["experiment.retried"]
+            if retried < self._told.requests["retry", id]:
+                self.findings.add("lost", f"experiment {id}: retry was acknowledged, and has no event")
+            if retried > self._told.possible("retry", id) + by_runs:
+                self.findings.add("duplicated", f"experiment {id}: {retried} x experiment.retried")
             for act in ("cancel", "pause"):
                 asked = self._told.requests[act, id]
                 if asked and not any(kind.startswith(f"experiment.{act}") for kind in kinds):

@@ -106,13 +106,13 @@ class PostgreSQLDatabase(CampaignDatabase):
 
     name = "postgresql"
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         # What is committed has left the server's memory, which is what kill -9 takes; a power cut is no part
         # of the campaign, so that nothing waits for the disk.
         self._server = PostgreSQLServer(options=["fsync=off", "shared_buffers=32MB", "checkpoint_timeout=60"])
         self._server.__enter__()
         url = self._server.create_database("template")
-        migrate.upgrade(Settings(data_dir=Path(os.devnull).parent, database_url=url))
+        migrate.upgrade(Settings(data_dir=folder, database_url=url))
         self._round = 0
         self._connection: psycopg.Connection[Any] | None = None
 
@@ -126,14 +126,13 @@ class PostgreSQLDatabase(CampaignDatabase):
         if self._round:
             self._server.drop_database(self._name)
         self._round += 1
-        self._server._execute("postgres", f"CREATE DATABASE {self._name} TEMPLATE template")
-        return self._server.url(self._name)
+        return self._server.create_database(self._name, template="template")
 
     def rows(self, statement: str) -> Rows:
         """Asks over one connection, which is opened again when the server has restarted."""
         try:
             if self._connection is None:
-                self._connection = psycopg.connect(self._server._conninfo(self._name), autocommit=True)
+                self._connection = psycopg.connect(self._server.url(self._name), autocommit=True)
             return self._connection.execute(statement.encode()).fetchall()
         except psycopg.OperationalError as error:
             self._disconnect()
@@ -172,7 +171,7 @@ def open_database(name: str, folder: Path) -> CampaignDatabase:
     Raises:
         NoPostgreSQL: no server can be started here.
     """
-    return SQLiteDatabase(folder) if name == "sqlite" else PostgreSQLDatabase()
+    return SQLiteDatabase(folder) if name == "sqlite" else PostgreSQLDatabase(folder)
 
 
 def strike(pid: int, number: signal.Signals) -> bool:
