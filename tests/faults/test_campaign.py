@@ -186,11 +186,14 @@ def test_the_same_seed_plans_the_same_events() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
-def test_a_slice_of_the_campaign_finds_nothing(database: str, tmp_path: Path) -> None:
+def test_a_slice_of_the_campaign_finds_nothing(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seed = random.SystemRandom().randrange(10**6)
     command = [sys.executable, "-m", "tests.faults.campaign", "--kills", "30", "--freezes", "12",
                "--histories", "3", "--databases", database, "--seed", str(seed)]  # fmt: skip
-    print(" ".join(command[1:]))
+    with capsys.disabled():
+        print(f"\npython {' '.join(command[1:])}")
     done = subprocess.run(
         [*command, "--keep", str(tmp_path)], capture_output=True, text=True, timeout=600, check=False
     )
