@@ -239,7 +239,7 @@ def test_followers_of_a_run_share_what_is_read(
     experiment = driver.submit()
     (run,) = driver.start(experiment)
     reads: list[str] = []
-    for name in ("logs", "points"):
+    for name in ("logs", "sampled_points"):
         real = getattr(store, name)
 
         def counted(*arguments: Any, _name: str = name, _real: Any = real, **named: Any) -> Any:
@@ -257,7 +257,7 @@ def test_followers_of_a_run_share_what_is_read(
     for stream in streams:
         assert next(stream)[0] == "run"
         assert next(stream)[0] == "points"
-    assert reads.count("points") == 1
+    assert reads.count("sampled_points") == 1
     driver.finish(experiment, [run])
     for stream, context, client in zip(streams, contexts, clients, strict=True):
         assert [name for name, _, _ in stream][-1] == "end"
