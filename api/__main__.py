@@ -11,7 +11,7 @@ from service.db.errors import StoreError
 
 
 def main() -> int:
-    """Run until stopped; 2 when the settings or the database do not allow it."""
+    """Runs until stopped; 2 when the settings or the database do not allow it."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         serve(Settings())

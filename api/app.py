@@ -24,7 +24,7 @@ from service.store import Store
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application over the store that the settings name; migrations must be current.
+    """Yields the application over the store that the settings name; migrations must be current.
 
     Raises:
         UnusableDatabase: when the database cannot be used as it is.

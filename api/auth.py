@@ -33,7 +33,7 @@ class Principal:
 
 
 async def current_user(request: Request) -> Principal:
-    """The principal of a request.
+    """Returns the principal of a request.
 
     Raises:
         ProblemError: `unauthenticated` without the configured token, `invalid-parameter` for an
@@ -60,14 +60,14 @@ async def current_user(request: Request) -> Principal:
 
 
 def bears(request: Request, token: str) -> bool:
-    """Whether the request carries the token; takes as long whatever it carries."""
+    """Returns whether the request carries the token; takes as long whatever it carries."""
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     return hmac.compare_digest(given.strip().encode(), token.encode()) and scheme.lower() == "bearer"
 
 
 @lru_cache(maxsize=1)
 def own_name() -> str:
-    """Name of the operating system's user that the service runs as, or `local`."""
+    """Returns the name of the operating system's user that the service runs as, or `local`."""
     try:
         name = getpass.getuser()
     except (OSError, KeyError):  # a container's user without a name

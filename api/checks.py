@@ -21,14 +21,14 @@ class Checks:
         self._heavy = ThreadPoolExecutor(HEAVY_AT_A_TIME, thread_name_prefix="checks")
 
     async def light(self, check: Callable[[], Result]) -> Result:
-        """Run what takes milliseconds; never waits for what takes longer."""
+        """Runs what takes milliseconds; never waits for what takes longer."""
         return await asyncio.get_running_loop().run_in_executor(self._light, check)
 
     async def heavy(self, check: Callable[[], Result]) -> Result:
-        """Run what may take seconds; waits until one of few threads is free."""
+        """Runs what may take seconds; waits until one of few threads is free."""
         return await asyncio.get_running_loop().run_in_executor(self._heavy, check)
 
     def close(self) -> None:
-        """Let running checks end; those that wait are given up."""
+        """Lets running checks end; those that wait are given up."""
         for pool in (self._light, self._heavy):
             pool.shutdown(wait=False, cancel_futures=True)

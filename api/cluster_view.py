@@ -20,7 +20,7 @@ class ClusterView:
         self._read_s = float("-inf")
 
     def read(self, now_s: float) -> ClusterSnapshot | None:
-        """The snapshot, None when no scheduler ever wrote one.
+        """Returns the snapshot, None when no scheduler ever wrote one.
 
         Raises:
             StoreUnavailable: when it must be read and the database is unavailable.

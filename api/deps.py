@@ -55,7 +55,7 @@ async def _checks(request: Request) -> Checks:
 
 
 async def known_parameters(request: Request) -> None:
-    """Refuse query parameters that the operation does not have: a misspelt filter is not ignored.
+    """Refuses query parameters that the operation does not have: a misspelt filter is not ignored.
 
     Raises:
         ProblemError: `invalid-parameter`, naming the nearest known one.

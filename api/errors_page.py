@@ -82,7 +82,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _attribute_docstrings(kind: type[StrEnum]) -> dict[str, str]:
-    """The docstring below each member, by the member's name; Python itself does not keep them."""
+    """Returns the docstring below each member, by the member's name; Python itself does not keep them."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     found = {}

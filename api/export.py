@@ -64,11 +64,11 @@ def answer(
     filter: str | None,
     order_by: str | None,
 ) -> StreamingResponse:
-    """The export as a streamed answer; the first page is read at once, so that a bad filter is told.
+    """Returns the export as a streamed answer; the first page is read at once, so that a bad filter is told.
 
     Args:
-        store: where the runs are.
-        format: how the table is written.
+        store: Store with the runs.
+        format: Format of the table.
         name: the file's name without suffix.
         experiment_id: runs of this experiment only; None = all.
         filter: conditions in MLflow's grammar.
@@ -121,7 +121,7 @@ def _columns(axes: Sequence[str] | None) -> list[str]:
 
 
 def guarded(cell: object) -> object:
-    """A cell that no spreadsheet runs: text that looks like a formula begins with an apostrophe."""
+    """Returns a cell that no spreadsheet runs: text that looks like a formula begins with an apostrophe."""
     if isinstance(cell, str) and cell.startswith(_FORMULA):
         return "'" + cell
     if isinstance(cell, float):
@@ -196,7 +196,7 @@ def _parquet(pages: Iterator[list[Row]], axes: Sequence[str] | None) -> Iterator
 
 
 def _quoted(value: object, *, text: bool) -> str:
-    """A value for `pyarrow.csv`: nothing is null, text is quoted; in a text column all is text."""
+    """Returns a value for `pyarrow.csv`: nothing is null, text is quoted; in a text column all is text."""
     if value is None:
         return ""
     if text and not isinstance(value, str):
@@ -224,7 +224,7 @@ class _Chunks(io.RawIOBase):
         return self._position
 
     def drain(self) -> bytes:
-        """What was written since the last time."""
+        """Returns what was written since the last time."""
         chunk = b"".join(self._chunks)
         self._chunks.clear()
         return chunk

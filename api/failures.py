@@ -53,7 +53,7 @@ _HTTP_PROBLEMS = {404: "not-found", 405: "method-not-allowed", 413: "body-too-la
 
 
 def install(app: FastAPI) -> None:
-    """Make the application answer every error with a problem document."""
+    """Makes the application answer every error with a problem document."""
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(SpecError, _on_spec_error)
     app.add_exception_handler(StoreError, _on_store_error)
@@ -65,7 +65,7 @@ def install(app: FastAPI) -> None:
 
 
 def from_store_error(error: StoreError) -> ProblemError:
-    """The problem of something that the store refused or could not do."""
+    """Returns the problem of something that the store refused or could not do."""
     for kind in type(error).__mro__:
         if kind in _STORE_PROBLEMS:
             return ProblemError(_STORE_PROBLEMS[kind], str(error), headers=_retry_after(error))

@@ -130,7 +130,7 @@ class Guard:
 
 
 def allowed_hosts(settings: Settings) -> frozenset[str] | None:
-    """Names that the server answers to; None = any.
+    """Returns the names that the server answers to; None = any.
 
     A server that listens on every address cannot know its names; it has a token then, which no
     rebound page can send.
@@ -141,7 +141,7 @@ def allowed_hosts(settings: Settings) -> frozenset[str] | None:
 
 
 def _netloc(origin: str) -> str | None:
-    """The authority in an Origin header; None when it names none, as that of a sandboxed page."""
+    """Returns the authority in an Origin header; None when it names none, as that of a sandboxed page."""
     try:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:
@@ -149,7 +149,7 @@ def _netloc(origin: str) -> str | None:
 
 
 def _host(authority: str) -> str:
-    """The name in a Host header, without port and brackets; empty when it cannot be read."""
+    """Returns the name in a Host header, without port and brackets; empty when it cannot be read."""
     try:
         return (urlsplit("//" + authority).hostname or "").lower()
     except ValueError:

@@ -43,7 +43,7 @@ class _Request:
     )
 
     def new(self, admission: Admission) -> NewExperiment:
-        """What the store takes."""
+        """Returns what the store takes."""
         return NewExperiment(
             admission.spec,
             admission.plans,
@@ -78,7 +78,7 @@ class Intake:
         self._worker: asyncio.Task[None] | None = None
 
     async def submit(self, text: bytes, owner: str, idempotency_key: str | None) -> tuple[Experiment, bool]:
-        """Check a spec and store it; returns after the commit.
+        """Checks a spec and stores it; returns after the commit.
 
         Returns:
             The experiment, and whether it was created now (or replayed).
@@ -131,7 +131,7 @@ class Intake:
         return [answers[position] for position in range(len(batch))]
 
     def _replays(self, batch: Sequence[_Request]) -> dict[int, tuple[Experiment, bool] | BaseException]:
-        """The answers to requests whose keys were used before, by position."""
+        """Returns the answers to requests whose keys were used before, by position."""
         keyed = {
             position: Keyed(request.owner, request.idempotency_key, body_sha256(request.text))
             for position, request in enumerate(batch)
@@ -181,7 +181,7 @@ class Intake:
 
 
 def _is_light(spec: ExperimentSpec) -> bool:
-    """Whether it has few grid points to check, and reuses nothing."""
+    """Returns whether it has few grid points to check, and reuses nothing."""
     if spec.reuse or spec.run_count() > LIGHT_RUNS:
         return False
     probes = spec.search.probes() if spec.search.info.suggests else ()

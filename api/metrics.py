@@ -35,7 +35,7 @@ class RequestMetrics:
         )
 
     def observe(self, method: str, route: object, status: int, elapsed_s: float) -> None:
-        """Count one answered request under its route's template, never under its raw path."""
+        """Counts one answered request under its route's template, never under its raw path."""
         path = getattr(route, "path", "none")
         method = method if method in _METHODS else "other"
         self._requests.labels(method, path, str(status)).inc()
@@ -68,7 +68,7 @@ class ServiceCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The figures as gauges."""
+        """Yields the figures as gauges."""
         figures = self._read()
         yield GaugeMetricFamily(
             "stillhouse_store_up", "Whether the database answered this scrape.", int(figures is not None)

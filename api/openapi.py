@@ -47,7 +47,7 @@ DESCRIPTION: dict[str, Any] = {
 
 
 def install(app: FastAPI) -> None:
-    """Make `app.openapi()` give the finished document."""
+    """Makes `app.openapi()` give the finished document."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -58,7 +58,7 @@ def install(app: FastAPI) -> None:
 
 
 def build(app: FastAPI) -> dict[str, Any]:
-    """Derive the document from the routes."""
+    """Derives the document from the routes."""
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -152,7 +152,7 @@ def _move_problem(status: str, answer: dict[str, Any]) -> None:
 
 
 def _spec_schema(schemas: dict[str, Any]) -> dict[str, Any]:
-    """The spec's JSON Schema as a component, its definitions among the other components."""
+    """Returns the spec's JSON Schema as a component, its definitions among the other components."""
     schema = json_schema()
     definitions = schema.pop("$defs", {})
     names = {name: f"Spec{name}" for name in definitions}

@@ -245,7 +245,7 @@ class ProblemError(Exception):
 
 
 def from_spec_error(error: SpecError) -> ProblemError:
-    """The problem of a refused spec: of the errors' own type when they share one."""
+    """Returns the problem of a refused spec: of the errors' own type when they share one."""
     slugs = {problem.type for problem in error.problems}
     slug = slugs.pop() if len(slugs) == 1 else "invalid-spec"
     if slug == "too-large":
@@ -257,7 +257,7 @@ def from_spec_error(error: SpecError) -> ProblemError:
 
 
 def respond(error: ProblemError, instance: str) -> Response:
-    """The problem as an HTTP response."""
+    """Returns the problem as an HTTP response."""
     body: dict[str, Any] = {
         "type": f"/problems/{error.kind.slug}",
         "title": error.kind.title,

@@ -29,7 +29,7 @@ class _Server(uvicorn.Server):
     """Ends live streams before it waits for connections to end."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, end streams, then wait for what is in progress."""
+        """Stops accepting, ends streams, then waits for what is in progress."""
         application = self.config.loaded_app
         while not hasattr(application, "state") and hasattr(application, "app"):
             application = application.app
@@ -38,7 +38,7 @@ class _Server(uvicorn.Server):
 
 
 def serve(settings: Settings, *, listener: socket.socket | None = None) -> None:
-    """Run the API in this process until it is told to stop (SIGINT, SIGTERM).
+    """Runs the API in this process until it is told to stop (SIGINT, SIGTERM).
 
     Args:
         settings: address, port, token and database.
@@ -71,7 +71,7 @@ def serve(settings: Settings, *, listener: socket.socket | None = None) -> None:
 
 
 def refuse_unsafe(settings: Settings) -> None:
-    """Check the address and the token.
+    """Checks the address and the token.
 
     Raises:
         UnsafeAddress: with one line that says what to set.
@@ -92,7 +92,7 @@ def refuse_unsafe(settings: Settings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Returns whether only this machine can reach the address."""
     if host.lower() == "localhost":
         return True
     try:

@@ -106,7 +106,7 @@ class Streams:
         )
 
     def follow_run(self, run_id: int, place: Place) -> AsyncGenerator[bytes, None]:
-        """The run as it changes, log lines and points after a place, then `end`.
+        """Returns the run as it changes, log lines and points after a place, then `end`.
 
         A point is identified by name and step. When a new attempt resumes from step n, a `run` event says so
         and the points after n come again. A reconnect may repeat the points of its last step, never leave
@@ -175,7 +175,7 @@ class ExperimentSource:
             after = page[-1].number
 
     def _views(self, before: Mapping[int, RunView], named: set[int]) -> dict[int, RunView]:
-        """The runs that are active, were active a poll ago, or that an event names."""
+        """Returns the runs that are active, were active a poll ago, or that an event names."""
         store = self.store
         page = store.runs(
             experiment_id=self.experiment_id,
@@ -206,7 +206,7 @@ class Place:
 
     @classmethod
     def parse(cls, text: str | None) -> Place:
-        """The place that a Last-Event-ID names.
+        """Returns the place that a Last-Event-ID names.
 
         Raises:
             ProblemError: `invalid-parameter` when it is not one of ours.
@@ -223,11 +223,11 @@ class Place:
         return f"{self.attempt}-{self.step}-{self.line}"
 
     def step_of(self, name: str) -> int:
-        """The last step that the follower has of a metric; -1 = none."""
+        """Returns the last step that the follower has of a metric; -1 = none."""
         return self.step - 1 if self.steps is None else self.steps.get(name, -1)
 
     def resumed(self, attempts: list[Attempt]) -> Place:
-        """The place once newer attempts have taken back what they do again."""
+        """Returns the place once newer attempts have taken back what they do again."""
         place = self
         for attempt in attempts:
             # Where an attempt continues from is known once it has begun; until then it has no points.
@@ -243,7 +243,7 @@ class Place:
         return place
 
     def with_points(self, fresh: Mapping[str, NewSeries]) -> Place:
-        """The place after points."""
+        """Returns the place after points."""
         steps = {**(self.steps or {}), **{name: series.steps[-1] for name, series in fresh.items()}}
         return replace(self, step=max([self.step, *steps.values()]), steps=steps)
 
@@ -344,14 +344,14 @@ class RunSource:
 
 
 def _visible_steps(latest: list[PointRow], attempts: list[Attempt]) -> dict[str, int]:
-    """The last step of each metric that no newer attempt does again."""
+    """Returns the last step of each metric that no newer attempt does again."""
     return {
         point.name: Place(attempt=point.attempt, step=point.step).resumed(attempts).step for point in latest
     }
 
 
 def parse_event_number(text: str | None) -> int:
-    """The event number in a Last-Event-ID of an experiment's stream; 0 = from the beginning.
+    """Returns the event number in a Last-Event-ID of an experiment's stream; 0 = from the beginning.
 
     Raises:
         ProblemError: `invalid-parameter` when it is no number.
@@ -372,7 +372,7 @@ def _foreign_id() -> ProblemError:
 
 
 def _frame(event: str, data: str, id: str | None = None) -> bytes:
-    """One server-sent event; JSON has no line breaks, so its data is one line."""
+    """Returns one server-sent event; JSON has no line breaks, so its data is one line."""
     last = "" if id is None else f"id: {id}\n"
     return f"event: {event}\ndata: {data}\n{last}\n".encode()
 

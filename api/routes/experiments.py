@@ -46,7 +46,7 @@ _STEER = declared("not-found", "conflict", "storage-full")
 
 
 async def existing(experiment_id: ExperimentId, store: StoreDep) -> int:
-    """The id of an experiment that exists; a stream has no status once it has begun."""
+    """Returns the id of an experiment that exists; a stream has no status once it has begun."""
     return (await run_in_threadpool(store.experiment, experiment_id)).id
 
 

@@ -52,7 +52,7 @@ Step = Annotated[int | None, Query(ge=0, le=MAX_ID)]
 
 
 async def existing(run_id: RunId, store: StoreDep) -> int:
-    """The id of a run that exists; a stream has no status once it has begun."""
+    """Returns the id of a run that exists; a stream has no status once it has begun."""
     return (await run_in_threadpool(store.run, run_id)).id
 
 

@@ -126,7 +126,7 @@ async def preview_spec(
 
 
 def _start(token: str | None) -> int:
-    """The first position of a page; a grid does not change, so its token is a position."""
+    """Returns the first position of a page; a grid does not change, so its token is a position."""
     if token is None:
         return 0
     if token[:1] == "r" and token[1:].isascii() and token[1:].isdigit() and len(token) < 8:

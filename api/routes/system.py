@@ -111,7 +111,7 @@ async def explain_problem(
 
 
 def figures(store: Store, queue: Queue) -> ServiceFigures | None:
-    """What the store says of the service as a whole; None while it is unavailable."""
+    """Returns what the store says of the service as a whole; None while it is unavailable."""
     try:
         experiments, runs = store.state_counts()
         return ServiceFigures(

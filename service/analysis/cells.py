@@ -29,14 +29,14 @@ def cells_of(runs: Sequence[Run]) -> list[list[int]]:
 def configurations(
     runs: Sequence[Run], cells: Sequence[Sequence[int]], metrics: Sequence[str], columns: Columns
 ) -> list[Configuration]:
-    """What each cell's runs say.
+    """Returns what each cell's runs say.
 
     Only runs that trained their whole length count: a stopped run's time and cost are not those
     of the configuration. What failed is kept as a reason, and a run without a figure by its number.
     Where a seed ran more than once, as over several experiments, its mean counts.
 
     Args:
-        runs: of one experiment, or of several with the same axes.
+        runs: Runs of one experiment, or of several with the same axes.
         cells: positions of the runs of each cell.
         metrics: names of figures, for instance `cost_usd`.
         columns: gives a figure of all runs; NaN where a run has none.
@@ -115,10 +115,10 @@ class Side:
     def unit_scores(
         self, metric: str, read: Callable[[int], Mapping[str, float] | None]
     ) -> dict[int, Mapping[str, float]]:
-        """Mean score of each test unit by seed, weighed as the values are.
+        """Returns the mean score of each test unit by seed, weighed as the values are.
 
         Args:
-            metric: whose runs.
+            metric: Metric that the runs must have.
             read: scores of a run by its id; None where they are not known.
 
         Returns:
@@ -153,7 +153,7 @@ def sides(
 
     Args:
         configurations: the cells.
-        axes: which axes tell the sides apart.
+        axes: Axes that distinguish the sides.
         metrics: figures that are wanted.
 
     Returns:

@@ -64,12 +64,12 @@ def compare(
     resolution: Resolution | None = None,
     scores: tuple[UnitScores, UnitScores] | None = None,
 ) -> Claim:
-    """Test A against B.
+    """Tests A against B.
 
     Args:
         metric: name of the metric, with its unit.
         a, b: values by seed, in the metric's unit.
-        better: which direction wins.
+        better: Winning direction.
         margin: largest difference that counts as none, in the metric's unit.
         alpha: error rate of each claim.
         resolution: the figure's steps; None = by the metric's name, its number of examples not known.
@@ -99,7 +99,7 @@ def compare_pairs(
     resolution: Resolution | None = None,
     scores: Mapping[str, UnitScores] | None = None,
 ) -> dict[tuple[str, str], Claim | AnalysisError]:
-    """Test some pairs of sides, with p-values (of difference, and of equivalence) corrected by Holm.
+    """Tests some pairs of sides, with p-values (of difference, and of equivalence) corrected by Holm.
 
     A pair that cannot be tested has its error in the place of a claim; the others are corrected
     for as many claims as were tested. `scores` are of the sides that have them; the rest is as for
@@ -159,8 +159,8 @@ class _Sample:
     Attributes:
         a, b: values of the seeds that count (S_a,) and (S_b,), in one order where they are paired.
         pairs: seeds that are paired; 0 = none are.
-        uncertainty: of the difference.
-        examples: that the sides are compared over; 0 = seeds alone.
+        uncertainty: Uncertainty of the difference.
+        examples: Examples that the sides are compared over; 0 = seeds alone.
         resolution: least standard deviation of one run's figure.
         at_resolution: whether seeds spread less than that.
     """
@@ -240,7 +240,7 @@ def _rows(scores: _Scores, seeds: Sequence[int], figures: Values) -> Values | No
 
 
 def _over_examples(seeds: Uncertainty, a: Values, b: Values, *, paired: bool) -> Uncertainty:
-    """The uncertainty from seeds, with that from examples (S_a, n) and (S_b, n)."""
+    """Returns the uncertainty from seeds, with that from examples (S_a, n) and (S_b, n)."""
     between = a.mean(axis=0) - b.mean(axis=0)
     residual = _residual(a - b) if paired else _residual(a) + _residual(b)
     return with_examples(
@@ -259,7 +259,7 @@ def _residual(table: Values) -> Values:
 
 
 def _tested(metric: str, sample: _Sample, margin: float | None, alpha: float) -> tuple[Claim, Uncertainty]:
-    """The claim before correction and verdict."""
+    """Returns the claim before correction and verdict."""
     uncertainty, difference = sample.uncertainty, sample.difference
     reach = float(uncertainty.reach(alpha))
     mean_b = float(sample.b.mean())
@@ -291,7 +291,7 @@ def _tested(metric: str, sample: _Sample, margin: float | None, alpha: float) ->
 
 
 def _equivalence(uncertainty: Uncertainty, difference: float, margin: float) -> float:
-    """The larger of the two one-sided p-values: that of the margin's nearer end."""
+    """Returns the larger of the two one-sided p-values: that of the margin's nearer end."""
     room = margin - abs(difference)
     one_sided = uncertainty.p_value(room) / 2
     return one_sided if room > 0 else 1.0 - one_sided

@@ -63,8 +63,8 @@ class Row:
         finished: runs with a result (succeeded, or stopped early).
         planned: runs in all.
         incomplete: runs with a result that ended early.
-        failures: how many runs failed, by failure class.
-        energy_provenance: how the row's energy came to be; `mixed` leaves the energy out,
+        failures: Number of failed runs by failure class.
+        energy_provenance: Origin of the row's energy; `mixed` leaves the energy out,
             because measured and modelled energy never share a number.
     """
 
@@ -102,10 +102,10 @@ def compare(
     metrics: Sequence[str | Metric] = DEFAULT_METRICS,
     column: Column | None = None,
 ) -> Comparison:
-    """Set runs side by side.
+    """Sets runs side by side.
 
     Args:
-        runs: of one experiment or of several, in grid order.
+        runs: Runs of one experiment or of several, in grid order.
         by: axes that make the rows; None = all axes that any run has.
         metrics: names out of `METRICS`, or metrics that `column` knows.
         column: gives a figure of all runs (N,) by name, NaN where a run has none; None = the
@@ -139,7 +139,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _column(runs: Sequence[ComparedRun], name: str) -> Figures:
-    """A figure of all runs (N,); NaN where a run has none."""
+    """Returns a figure of all runs (N,); NaN where a run has none."""
     import numpy as np
 
     return np.array([getattr(run, name) for run in runs], dtype=float)

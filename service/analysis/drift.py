@@ -29,7 +29,7 @@ class Drift:
 
     Attributes:
         runs: finished reference runs.
-        hours: from the middle of the first to the middle of the last.
+        hours: Hours from the middle of the first run to the middle of the last.
         slope_pct: change of the time per example, in percent per hour; positive = slower; None with fewer
             than `FEWEST` runs, or when all ran at once.
         low_pct, high_pct: its 95% interval.
@@ -56,7 +56,7 @@ class Drift:
         return self.low_pct is not None and self.high_pct is not None and self.low_pct * self.high_pct > 0
 
     def sentence(self) -> str:
-        """The finding in one line."""
+        """Returns the finding in one line."""
         if self.slope_pct is None or self.total_pct is None or self.spread_pct is None:
             return (
                 f"{self.runs} reference run{'s' * (self.runs != 1)} finished; measuring drift takes {FEWEST}"
@@ -69,16 +69,16 @@ class Drift:
         )
 
     def notes(self) -> list[str]:
-        """What a reader of a comparison must know."""
+        """Returns what a reader of a comparison must know."""
         return [f"drift: {self.sentence()}"] if self.proven else []
 
 
 def drift(middles_s: Sequence[float], seconds: Sequence[float]) -> Drift:
-    """The trend of repeated measurements.
+    """Returns the trend of repeated measurements.
 
     Args:
         middles_s: when each was taken, Unix time.
-        seconds: what each took, positive.
+        seconds: Positive duration of each.
     """
     if not middles_s:
         return Drift(0, 0.0, None, None, None, None)
@@ -104,7 +104,7 @@ def drift(middles_s: Sequence[float], seconds: Sequence[float]) -> Drift:
 
 
 def drifts(runs: Iterable[Run]) -> list[tuple[int, Drift]]:
-    """What the finished reference runs of each experiment say, by experiment; none without any."""
+    """Returns what the finished reference runs of each experiment say, by experiment; none without any."""
     found: dict[int, list[tuple[float, float]]] = {}
     for run in runs:
         if not run.is_reference:

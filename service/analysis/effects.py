@@ -46,7 +46,7 @@ def effects(
     alpha: float = 0.05,
     resolution: Resolution | None = None,
 ) -> Effects:
-    """Fit the model and test every axis and every pair of axes.
+    """Fits the model and tests every axis and every pair of axes.
 
     Args:
         metric: name of the metric, with its unit.
@@ -97,7 +97,7 @@ def effects(
 
 
 def _least_noise(observations: Sequence[Observation], resolution: Resolution, scale: Scale) -> float:
-    """Variance that the figure's steps alone cause, on the model's scale."""
+    """Returns the variance that the figure's steps alone cause, on the model's scale."""
     figures = np.array([observation.value for observation in observations], dtype=float)
     least = float(resolution.run_variance(figures))
     return least / float(figures.mean()) ** 2 if scale == "ratio" else least
@@ -220,7 +220,7 @@ def _design(
 def _full_design(
     cells: _Cells, axes: Mapping[str, list[Any]], rows: int
 ) -> tuple[_Design, tuple[tuple[str, str], ...]]:
-    """All axes and as many two-way interactions as keep the matrix of full rank."""
+    """Returns all axes and as many two-way interactions as keep the matrix of full rank."""
     design = _design(cells.points, axes, [])
     if not _is_full_rank(design.matrix):
         raise AnalysisError("two axes always change together; their effects cannot be separated")
@@ -273,7 +273,7 @@ def _level(
     scale: Scale,
     alpha: float,
 ) -> LevelEffect:
-    """Difference of least-squares means; with sum coding all other terms average to zero."""
+    """Returns the difference of least-squares means; with sum coding all other terms average to zero."""
     contrast = np.zeros(len(coefficients))
     baseline = axes[axis][0]
     coding = _coding(len(axes[axis]))
@@ -337,7 +337,7 @@ def _unlike_spread(cells: _Cells, residuals: Matrix) -> float:
 
 
 def sentences(model: Effects, *, alpha: float = 0.05) -> tuple[str, ...]:
-    """The level effects in words, such as "precision=bf16 takes 60% less total_time_s than fp32"."""
+    """Returns the level effects in words, such as "precision=bf16 takes 60% less total_time_s than fp32"."""
     return tuple(_sentence(model, level, alpha) for level in model.levels)
 
 

@@ -13,7 +13,7 @@ class BadQuestion(AnalysisError):
     """The question itself is wrong, whatever the rows are.
 
     Attributes:
-        parameter: which part of the question, for instance `by` or `weight`.
+        parameter: Part of the question, such as `by` or `weight`.
     """
 
     def __init__(self, parameter: str, message: str) -> None:

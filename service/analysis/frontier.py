@@ -27,11 +27,11 @@ class Frontier:
 
 
 def frontier(candidates: Sequence[Candidate], metrics: Mapping[str, Better]) -> Frontier:
-    """The Pareto set of `candidates` over `metrics`; equal configurations are all members.
+    """Returns the Pareto set of `candidates` over `metrics`; equal configurations are all members.
 
     Args:
         candidates: configurations.
-        metrics: which direction wins, by metric name.
+        metrics: Winning direction by metric name.
 
     Raises:
         AnalysisError: naming the configurations that lack a metric.

@@ -11,7 +11,7 @@ from service.search.protocol import Samples
 
 
 def next_seeds(used: Iterable[int], count: int) -> list[int]:
-    """The smallest seeds that were not used yet."""
+    """Returns the smallest seeds that were not used yet."""
     taken = set(used)
     return list(itertools.islice((seed for seed in itertools.count() if seed not in taken), count))
 
@@ -19,11 +19,11 @@ def next_seeds(used: Iterable[int], count: int) -> list[int]:
 def further_spec(
     spec: Mapping[str, Any], seeds: Sequence[int], points: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """The same experiment with other seeds.
+    """Returns the same experiment with other seeds.
 
     Args:
         spec: canonical document of the experiment.
-        seeds: to run.
+        seeds: Seeds to run.
         points: axis values that are asked about. A search whose runs the axes alone decide keeps only
             those; none = all that it has.
     """

@@ -30,8 +30,8 @@ class Share:
         """Returns the share of each run.
 
         Args:
-            total: of the experiment's ledger.
-            counts: how many of its runs are in each state.
+            total: Total of the experiment's ledger.
+            counts: Number of its runs in each state.
         """
         results = max(1, sum(counts.get(state, 0) for state in RUN_STATES_WITH_RESULT))
         return cls(total.overhead_s / results, total.overhead_usd / results)

@@ -144,7 +144,7 @@ class Question(Rows):
     def claims_against(
         self, label: str, metrics: Sequence[str], *, margins: Mapping[str, float] | None = None
     ) -> tuple[TestedPair, ...]:
-        """One configuration against each other one, corrected for that many claims."""
+        """Returns one configuration against each other one, corrected for that many claims."""
         chosen = self._metrics(metrics)
         every, _ = sides(self._cells(chosen), self.axes, [metric.name for metric in chosen])
         pairs = [(label, side.label) for side in every if side.label != label]
@@ -285,7 +285,7 @@ class Question(Rows):
         )
 
     def frontier(self, *, metrics: Sequence[str] = ()) -> FrontierAnswer:
-        """What nothing else beats on every metric at once.
+        """Returns what nothing else beats on every metric at once.
 
         Raises:
             BadQuestion: there is no such metric.
@@ -317,11 +317,11 @@ class Question(Rows):
         at_most: Mapping[str, float] | None = None,
         at_least: Mapping[str, float] | None = None,
     ) -> Recommendation:
-        """The best configuration on `objective` that meets every constraint, and how sure that is.
+        """Returns the best configuration on `objective` that meets every constraint, and how sure that is.
 
         Args:
             objective: metric to be best on.
-            within: how much worse than the best mean is allowed, by metric; None = `NO_LOSS` of
+            within: Allowed distance from the best mean, by metric; None = `NO_LOSS` of
                 the metric by which the task is judged.
             at_most, at_least: bounds by metric.
 
@@ -359,7 +359,7 @@ class Question(Rows):
     # -- Effects and speed-ups -------------------------------------------------------------
 
     def effects(self, *, metrics: Sequence[str] = (), alpha: float = 0.05) -> EffectsAnswer:
-        """What each axis does to each metric, by a factorial model with its checks.
+        """Returns what each axis does to each metric, by a factorial model with its checks.
 
         Raises:
             BadQuestion: there is no such metric.
@@ -395,7 +395,7 @@ class Question(Rows):
         curves: Curves | None = None,
         target: tuple[str, float] | None = None,
     ) -> SpeedupAnswer:
-        """Every configuration against a named baseline, and how soon each reaches a target.
+        """Returns every configuration against a named baseline, and how soon each reaches a target.
 
         Args:
             baseline: axis values that name one configuration; None = the first of the grid.
@@ -487,7 +487,7 @@ class Question(Rows):
 
 
 def claim_words(a: str, b: str, claim: Claim) -> str:
-    """A verdict with its numbers in one line."""
+    """Returns a verdict with its numbers in one line."""
     if claim.verdict == "undecided":
         verdict = "undecided"
         if claim.more_seeds is not None:

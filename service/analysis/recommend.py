@@ -31,7 +31,7 @@ class Configuration:
         runs: ids of the runs behind each value, by metric, then by seed.
         failures: failures in words by seed, for instance `does not fit (out_of_memory)`.
         absent: ids of the runs that finished without a metric, by metric.
-        energy_provenance: how its energy came to be; `mixed` leaves the energy out.
+        energy_provenance: Origin of its energy; `mixed` leaves the energy out.
     """
 
     label: str
@@ -43,7 +43,7 @@ class Configuration:
     energy_provenance: str | None = None
 
     def mean(self, metric: str) -> float | None:
-        """Mean over seeds; None when no seed has the metric."""
+        """Returns the mean over seeds; None when no seed has the metric."""
         values = self.figures.get(metric)
         return statistics.fmean(values.values()) if values else None
 
@@ -56,8 +56,8 @@ class Constraint:
         metric: name, with its unit.
         kind: `at_most` and `at_least` bound by `value`; `within_of_best` allows `value` less
             than the best mean among all configurations (more, where lower is better).
-        value: in the metric's unit.
-        better: which direction wins; used by `within_of_best`.
+        value: Value in the metric's unit.
+        better: Winning direction; used by `within_of_best`.
     """
 
     metric: str
@@ -85,12 +85,12 @@ def recommend(
     resolutions: Mapping[str, Resolution] | None = None,
     scores: Callable[[Configuration, str], UnitScores | None] = lambda configuration, metric: None,
 ) -> Recommendation:
-    """Choose the best configuration on `objective` among those that meet every constraint.
+    """Chooses the best configuration on `objective` among those that meet every constraint.
 
     Args:
         configurations: the cells.
         objective: metric to be best on.
-        better: which direction of it wins.
+        better: Its winning direction.
         constraints: bounds that the choice must meet.
         alpha: error rate of each claim.
         resolutions: steps of the metrics; one that is missing goes by its name.
@@ -153,7 +153,7 @@ def recommend(
 
 
 def _bound(constraint: Constraint, configurations: Sequence[Configuration]) -> float:
-    """The value that a mean must reach (or stay under)."""
+    """Returns the value that a mean must reach (or stay under)."""
     if constraint.kind != "within_of_best":
         return constraint.value
     means = [mean for c in configurations if (mean := c.mean(constraint.metric)) is not None]
@@ -165,7 +165,7 @@ def _bound(constraint: Constraint, configurations: Sequence[Configuration]) -> f
 def _exclusion(
     configuration: Configuration, objective: str, bounds: Sequence[tuple[Constraint, float]]
 ) -> str | None:
-    """Why the configuration cannot be recommended; None when it can."""
+    """Returns why the configuration cannot be recommended; None when it can."""
     if configuration.mean(objective) is None:
         if configuration.failures:
             return "; ".join(sorted(set(configuration.failures.values())))
@@ -214,7 +214,7 @@ def _against_best(
     constraints: Sequence[Constraint],
     test: _Tested,
 ) -> tuple[tuple[Claim, ...], list[str]]:
-    """Whether the winner's mean is within the best one's by more than luck, and that in words."""
+    """Returns whether the winner's mean is within the best one's by more than luck, and that in words."""
     claims: list[Claim] = []
     words: list[str] = []
     for constraint in constraints:

@@ -37,16 +37,16 @@ class Resolution:
     """What a figure's steps are.
 
     Attributes:
-        examples: how many examples it is a share of; None = it is not a share.
+        examples: Number of examples it is a share of; None = not a share.
     """
 
     examples: int | None
 
     def run_variance(self, values: Values, difference: Values | float = 0.0) -> Values:
-        """Least variance of one run's figure between seeds, in the metric's unit squared, (...).
+        """Returns the least variance of one run's figure between seeds, in the metric's unit squared, (...).
 
         Args:
-            values: of the runs that are compared (..., R), in the metric's unit.
+            values: Values of the compared runs (..., R), in the metric's unit.
             difference: between the two sides' means (...).
         """
         if self.examples is not None:
@@ -58,12 +58,12 @@ class Resolution:
 
 
 def resolution_of(metric: str, *, headline: str | None = None, examples: float | None = None) -> Resolution:
-    """The steps of a metric, by its name.
+    """Returns the steps of a metric, by its name.
 
     Args:
         metric: name of a figure.
-        headline: what `score` and `best_score` are values of.
-        examples: that the part has; None or NaN = not known.
+        headline: Metric that `score` and `best_score` are values of.
+        examples: Number of examples in the part; None or NaN = unknown.
     """
     figure = figure_of(metric, headline)
     if figure is None or figure.share is None:

@@ -59,7 +59,7 @@ class Rows:
     # -- Words of the question ---------------------------------------------------------------
 
     def metric(self, text: str) -> Metric:
-        """Read the name of a metric.
+        """Reads the name of a metric.
 
         Raises:
             BadQuestion: there is none of that name.
@@ -108,7 +108,7 @@ class Rows:
         return tuple(dict.fromkeys(self._axis(name, "by") for name in by)) if by else self.axes
 
     def _axis(self, name: str, parameter: str) -> str:
-        """The axis of that name, or of that last part where only one has it."""
+        """Returns the axis of that name, or of that last part where only one has it."""
         known = self.axes
         if name in known:
             return name
@@ -118,7 +118,7 @@ class Rows:
         raise BadQuestion(parameter, f"unknown axis '{name[:100]}'; axes: {', '.join(known) or 'none'}")
 
     def _point(self, text: str, parameter: str) -> dict[str, Any]:
-        """Read `precision=fp32, batch.global_size=16` in the order of the axes."""
+        """Reads `precision=fp32, batch.global_size=16` in the order of the axes."""
         found: dict[str, Any] = {}
         for part in text.split(","):
             name, separator, written = part.partition("=")
@@ -182,7 +182,7 @@ class Rows:
         return cells_of(self.run_table.runs)
 
     def _column(self, name: str) -> Column:
-        """A figure of all runs; NaN where a run has none."""
+        """Returns a figure of all runs; NaN where a run has none."""
         if name not in self._columns:
             self._columns[name] = self.run_table.column(name)
         return self._columns[name]
@@ -226,7 +226,7 @@ class Rows:
         return bool(self._having(name))
 
     def _some_lack(self, name: str) -> bool:
-        """Whether a configuration has finished runs and none with the figure."""
+        """Returns whether a configuration has finished runs and none with the figure."""
         having = set(self._having(name))
         return any(
             any(self._is_finished[at] for at in cell) and having.isdisjoint(cell) for cell in self._positions
@@ -257,7 +257,7 @@ class Rows:
         return candidates, left_out, points
 
     def _notes(self, metrics: Sequence[Metric]) -> list[str]:
-        """What a reader must know: missing figures, mixed energy, runs without a result, one seed."""
+        """Returns what a reader must know: missing figures, mixed energy, runs without a result, one seed."""
         finished = self._finished
         notes = self._part_notes(metrics)
         for metric in metrics:
@@ -285,7 +285,7 @@ class Rows:
         return notes
 
     def _part_notes(self, metrics: Sequence[Metric]) -> list[str]:
-        """Which part of the data the runs are judged on, and why not the test part."""
+        """Returns which part of the data the runs are judged on, and why not the test part."""
         finished = self._finished
         if not finished:
             return []
@@ -347,7 +347,7 @@ class Rows:
         return notes
 
     def _unlike_company(self, of_cells: Mapping[str, Sequence[Run]]) -> str | None:
-        """Which configurations ran next to their own experiment's runs, where others ran alone."""
+        """Returns which configurations ran next to their own experiment's runs, where others ran alone."""
         column = of_time(Neighbour.same_experiment)
         beside: dict[bool, list[str]] = {True: [], False: []}
         for label, runs in of_cells.items():
@@ -365,7 +365,7 @@ class Rows:
 
 
 def is_at(point: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a configuration has these values, given as text."""
+    """Returns whether a configuration has these values, given as text."""
     return all(axis in point and axis_value(point[axis]) == written for axis, written in wanted.items())
 
 

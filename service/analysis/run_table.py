@@ -38,11 +38,11 @@ class RunTable:
     """Runs as read from the store, with everything needed to judge them.
 
     Attributes:
-        experiments: where the runs come from.
-        runs: in grid order; where several experiments differ in a field outside their axes, it is
+        experiments: Experiments of the runs.
+        runs: Runs in grid order; where several experiments differ in a field outside their axes, it is
             an axis of the points here.
         summaries: all that each run ended with, by run id.
-        data: what each run was trained and judged on, by run id; runs that never started have none.
+        data: Data each run was trained and judged on, by run id; runs that never started have none.
         environments: distinct machines and versions, each with the ids of its runs.
         shared: ids of runs whose device other runs might use at the same time.
         disturbed: who disturbed runs while they were measured, by run id; of all runs that were asked for.
@@ -65,7 +65,7 @@ class RunTable:
     unit_scores: UnitScores = no_scores
 
     def column(self, name: str) -> Column:
-        """A figure of all runs (N,), in the metric's unit; NaN where a run has no finite one."""
+        """Returns a figure of all runs (N,), in the metric's unit; NaN where a run has no finite one."""
         if name in Run.__dataclass_fields__:
             values = [getattr(run, name) for run in self.runs]
         else:
@@ -84,7 +84,7 @@ class RunTable:
         return column
 
     def figure_names(self) -> dict[str, None]:
-        """Names of all numeric figures that some run has, in order of appearance."""
+        """Returns the names of all numeric figures that some run has, in order of appearance."""
         found: dict[str, None] = {}
         for summary in self.summaries.values():
             for name in summary.keys() - found.keys():
@@ -103,7 +103,7 @@ class RunTable:
         return tuple(dict.fromkeys(name for run in self.runs for name in run.point))
 
     def check_comparable(self) -> None:
-        """Refuse runs that answer different questions.
+        """Refuses runs that answer different questions.
 
         Raises:
             AnalysisError: there is no run.

@@ -32,12 +32,12 @@ def read_run_table(
     *,
     unit_scores: UnitScores = no_scores,
 ) -> RunTable:
-    """The runs of experiments with everything that judges them.
+    """Returns the runs of experiments with everything that judges them.
 
     Args:
-        store: where they are.
+        store: Store with the runs.
         experiment_ids: one, or several to be answered together.
-        selection: which of their runs.
+        selection: Selection among their runs.
         unit_scores: reads a run's scores of the test part's units.
 
     Raises:
@@ -137,7 +137,7 @@ def with_differing_fields(
 
 
 def _axis_value(value: Any) -> AxisValue:
-    """A field's value as a point can hold it: a list, such as `model.layers`, as its JSON."""
+    """Returns a field's value as a point can hold it: a list, such as `model.layers`, as its JSON."""
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 

@@ -94,7 +94,7 @@ def normalised(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -
 
 
 def rank(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> list[Ranked]:
-    """All configurations, the best (lowest score) first; ties keep their order.
+    """Returns all configurations, the best (lowest score) first; ties keep their order.
 
     Raises:
         AnalysisError: for weights that say nothing, or values that are missing.

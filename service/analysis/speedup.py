@@ -29,11 +29,11 @@ def ratio(
     alpha: float = 0.05,
     resolution: Resolution = _REPEATABLE,
 ) -> Ratio | None:
-    """How many times better `other` is than `baseline`; None without positive values on both sides.
+    """Returns how many times better `other` is than `baseline`; None without positive values on both sides.
 
     Args:
         baseline, other: values by seed, in one unit.
-        better: which direction wins.
+        better: Winning direction.
         alpha: 1 - confidence of the interval.
         resolution: the figure's steps.
     """
@@ -58,7 +58,7 @@ def ratio(
 
 
 def times_to_target(times: Mapping[str, Sequence[float | None]], baseline: str) -> tuple[TimeToTarget, ...]:
-    """Mean time to a target by configuration.
+    """Returns the mean time to a target by configuration.
 
     Args:
         times: by label, one time in seconds per run; None where the target was never reached.

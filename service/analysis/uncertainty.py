@@ -52,10 +52,10 @@ class Uncertainty:
     Attributes:
         seeds: between seeds, with what the residual adds.
         freedom: degrees of freedom of `seeds`.
-        interaction: what examples add to that; 0 = seeds alone.
+        interaction: Variance added by examples; 0 = seeds alone.
         examples: between examples alone, if the sides are equal; 0 = seeds alone.
         example_freedom: degrees of freedom of both.
-        step: what the mean over examples moves by when one of them goes the other way; 0 = seeds alone.
+        step: Change of the mean over examples when one of them flips; 0 = seeds alone.
     """
 
     seeds: Values
@@ -134,7 +134,7 @@ def with_examples(
     """Seeds and examples.
 
     Args:
-        seeds: what seeds alone say.
+        seeds: Uncertainty from seeds alone.
         difference: between the sides' means (...).
         squares: sum over examples of the squared difference between the sides' means over seeds (...).
         residual: squared standard error that seed and example together cause (...), from `residual_square`.

@@ -11,7 +11,7 @@ from service.domain.metrics import METRICS, Metric, better_of
 
 
 def assignments(texts: Iterable[str] | None, parameter: str) -> dict[str, float]:
-    """Read NAME=NUMBER, each name once.
+    """Reads NAME=NUMBER, each name once.
 
     Raises:
         BadQuestion: for anything else.
@@ -34,7 +34,7 @@ def assignments(texts: Iterable[str] | None, parameter: str) -> dict[str, float]
 
 
 def one_assignment(texts: Iterable[str] | None, parameter: str) -> tuple[str, float] | None:
-    """Read at most one NAME=NUMBER.
+    """Reads at most one NAME=NUMBER.
 
     Raises:
         BadQuestion: for more than one, or anything else.
@@ -48,13 +48,13 @@ def one_assignment(texts: Iterable[str] | None, parameter: str) -> tuple[str, fl
 def metric_of(
     text: str, known: Mapping[str, object], parameter: str = "metric", headline: str | None = None
 ) -> Metric:
-    """Read `cost_usd`, or `noise_scale:lower` where no direction is declared.
+    """Reads `cost_usd`, or `noise_scale:lower` where no direction is declared.
 
     Args:
         text: a name, with an optional direction.
         known: names of the figures that any run has, besides the columns of a run.
-        parameter: which part of the question is read, for the error.
-        headline: by which the runs are judged.
+        parameter: Part of the question being read, for the error.
+        headline: Metric by which the runs are judged.
 
     Raises:
         BadQuestion: for a name that no run has, or a direction that is none or not known.
@@ -80,7 +80,7 @@ def metric_of(
 
 
 def test_words(claim: Claim) -> str:
-    """The test and what it went over: `paired two-way test over 3 seeds and 12,500 examples`."""
+    """Returns the test and what it went over: `paired two-way test over 3 seeds and 12,500 examples`."""
     seeds = str(claim.seeds_a)
     if claim.seeds_a != claim.seeds_b:
         seeds += f" and {claim.seeds_b}"
@@ -89,5 +89,5 @@ def test_words(claim: Claim) -> str:
 
 
 def steps_words(claim: Claim) -> str:
-    """What is to be said where seeds agree more closely than the figure can tell; else nothing."""
+    """Returns what is to be said where seeds agree more closely than the figure can tell; else nothing."""
     return ", whose spread is below the figure's resolution" if claim.at_resolution else ""

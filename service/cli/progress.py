@@ -33,7 +33,7 @@ class Board:
     """What is known of an experiment while it is followed.
 
     Attributes:
-        experiment: as last heard.
+        experiment: Latest state of the experiment.
         runs: by number, in grid order.
         latest: last value of each metric, by run number and metric name.
     """
@@ -74,7 +74,7 @@ class Board:
 
         Args:
             width, height: room, in characters and lines.
-            now_s: for the elapsed time.
+            now_s: Current time, for the elapsed time.
         """
         room = max(3, height - 5)
         shown = self._most_interesting(room)

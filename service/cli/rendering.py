@@ -249,7 +249,7 @@ def experiment_story(
         experiment: with its totals.
         runs: all of them; a long list is cut, with a note.
         events: all of them.
-        console: where to print.
+        console: Console to print to.
         every_event: also what happens to every run that goes well.
     """
     console.print(

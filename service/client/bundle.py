@@ -53,9 +53,9 @@ class Verification:
     """What a check found.
 
     Attributes:
-        experiment_id: whose bundle it is; None when that cannot be read.
+        experiment_id: Experiment of the bundle; None when unreadable.
         files: files that the checksums name.
-        differences: what differs, one entry each; empty when nothing does.
+        differences: One entry per difference; empty when there are none.
     """
 
     experiment_id: int | None
@@ -72,8 +72,8 @@ def write_bundle(client: Client, experiment_id: int, path: Path) -> list[str]:
     """Write the bundle of an experiment; nothing is left of it when that fails.
 
     Args:
-        client: where the experiment is.
-        experiment_id: which one.
+        client: Client of the service with the experiment.
+        experiment_id: Id of the experiment.
         path: the archive.
 
     Returns:

@@ -157,9 +157,9 @@ class ExperimentCalls(Wire):
         """Write runs as a table to a file; nothing is left of it when the answer breaks off.
 
         Args:
-            path: where to write.
+            path: File to write.
             experiment_id: runs of this experiment; None = all.
-            format: how the table is written.
+            format: Format of the table.
             filter: conditions in MLflow's grammar.
             order_by: order of the rows.
         """

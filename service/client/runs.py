@@ -113,7 +113,7 @@ class RunCalls(Wire):
         Args:
             id: the run.
             folder: does not exist yet, or is empty.
-            checkpoint: of the best evaluation, or the newest.
+            checkpoint: Checkpoint of the best evaluation, or the newest.
 
         Returns:
             The manifest: run, checkpoint, step, and each file's size and SHA-256.

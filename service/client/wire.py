@@ -63,9 +63,9 @@ class Wire:
 
     Args:
         url: base URL of the API.
-        token: what the server asks for; None = it asks for nothing.
+        token: Token required by the server; None = none required.
         timeout_s: longest wait for an answer.
-        attempts: how often a call that can be repeated is tried.
+        attempts: Number of tries for a repeatable call.
         transport: another way to the server, for tests.
     """
 

@@ -48,14 +48,14 @@ class Refused(Exception):
 
 
 def integer(digits: str) -> int | float:
-    """A decimal integer; a float where it exceeds 64 bits, as most readers of JSON have it."""
+    """Returns a decimal integer; a float where it exceeds 64 bits, as most readers of JSON have it."""
     if len(digits) <= _LONGEST_INTEGER and -(2**63) <= (number := int(digits)) < 2**63:
         return number
     return float(digits)
 
 
 def plain(text: str) -> JsonValue:
-    """The value of a scalar without quotes or tag."""
+    """Returns the value of a scalar without quotes or tag."""
     if text in _WORDS:
         return _WORDS[text]
     if text[0] not in _FIRST:
@@ -71,7 +71,7 @@ def plain(text: str) -> JsonValue:
 
 
 def load(text: str, *, max_depth: int, max_values: int) -> JsonValue:
-    """The one document of a text; None when it is empty.
+    """Returns the one document of a text; None when it is empty.
 
     Args:
         text: YAML.
@@ -131,7 +131,7 @@ def _key(event: yaml.NodeEvent, section: dict[str, JsonValue]) -> str:
 
 
 def _value(event: yaml.NodeEvent) -> JsonValue:
-    """The value of a scalar, or an empty collection."""
+    """Returns the value of a scalar, or an empty collection."""
     if isinstance(event, yaml.ScalarEvent):
         return _scalar(event)
     if isinstance(event, yaml.MappingStartEvent):

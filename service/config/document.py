@@ -59,7 +59,7 @@ class Problem(Serializable):
 
 
 def shortened(text: str, characters: int = 80) -> str:
-    """The text, cut where it is longer; a user's own words in a message are."""
+    """Returns the text, cut where it is longer; a user's own words in a message are."""
     return text if len(text) <= characters else text[: characters - 3] + "..."
 
 
@@ -87,7 +87,7 @@ class SpecError(ValueError):
         super().__init__("; ".join(self.lines()))
 
     def lines(self) -> list[str]:
-        """One line per problem, and one if others are not listed."""
+        """Returns one line per problem, and one if others are not listed."""
         lines = [str(problem) for problem in self.problems]
         return [*lines, "there are more problems; fix these first"] if self.more else lines
 
@@ -98,12 +98,12 @@ def first_problems(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def refusal(kind: str, message: str) -> SpecError:
-    """The error for a document that is refused as a whole."""
+    """Returns the error for a document that is refused as a whole."""
     return SpecError([Problem(kind, "", message)])
 
 
 def parse(text: bytes) -> dict[str, JsonValue]:
-    """Turn the bytes of a mapping, YAML or JSON, into plain values.
+    """Turns the bytes of a mapping, YAML or JSON, into plain values.
 
     Raises:
         SpecError: with one problem of type `too-large`, `not-utf-8`, `yaml-alias`, `too-deep`,

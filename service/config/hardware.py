@@ -77,16 +77,16 @@ class Hardware(BaseModel):
         )
 
     def lacks(self, precision: Precision) -> str | None:
-        """Why the device cannot compute in a precision; None when it can."""
+        """Returns why the device cannot compute in a precision; None when it can."""
         if precision in self.precisions:
             return None
         return f"{self.name} does not support {precision}; it supports {', '.join(self.precisions)}"
 
     def pricing(self, cpus_per_worker: int, *, shared: bool = False) -> DevicePricing:
-        """The part of this entry that a worker needs.
+        """Returns the part of this entry that a worker needs.
 
         Args:
-            cpus_per_worker: that it reserves.
+            cpus_per_worker: CPUs reserved by each worker.
             shared: other runs may use the device at the same time.
 
         Raises:
@@ -143,7 +143,7 @@ class HardwareEntry(Serializable):
 
     @classmethod
     def of(cls, hardware: Hardware, catalogue: Mapping[str, Hardware]) -> HardwareEntry:
-        """The entry of one device, with the names that stand for it in this catalogue."""
+        """Returns the entry of one device, with the names that stand for it in this catalogue."""
         names = {field.name for field in fields(cls)}
         return cls(
             **hardware.model_dump(mode="json", include=names),
@@ -181,19 +181,19 @@ def _gpu(
     label: str | None = None,
     reported_as: str | None = None,
 ) -> Hardware:
-    """A GPU of NVIDIA, from the figures that its data sheet prints.
+    """Returns a GPU of NVIDIA, from the figures that its data sheet prints.
 
     Args:
         name: used in specs.
         sheet: name of the data sheet.
-        memory: in GB as printed, which are GiB.
-        bandwidth: in GB/s.
-        tdp: in W; the largest, where a range is printed.
+        memory: Memory in GB as printed, which are GiB.
+        bandwidth: Bandwidth in GB/s.
+        tdp: TDP in W; the largest of a printed range.
         fp32: peak outside the matrix units, in TFLOP/s.
         half: peak of the matrix units in fp16, and from Ampere on in bf16.
-        tf32: from Ampere on.
+        tf32: Peak in TF32; from Ampere on.
         sparse: the peaks of the matrix units are printed with sparsity, twice the dense ones.
-        price: of an hour, and its source.
+        price: Price per hour, and its source.
         label: Ray's accelerator type; None = the name.
         reported_as: name that the driver gives the device; None = the name.
     """
@@ -307,7 +307,7 @@ class Alias:
 
     Attributes:
         entry: name of the catalogue's entry.
-        meaning: which variant it is, and why that one.
+        meaning: Variant it stands for, and the reason.
     """
 
     entry: str
@@ -322,19 +322,19 @@ ALIASES: Mapping[str, Alias] = {
 
 
 def find(name: str, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Hardware | None:
-    """The entry that a name or an alias stands for; None when there is none."""
+    """Returns the entry that a name or an alias stands for; None when there is none."""
     if name in catalogue or name not in ALIASES:
         return catalogue.get(name)
     return catalogue.get(ALIASES[name].entry)
 
 
 def aliases_of(name: str, catalogue: Mapping[str, Hardware] = CATALOGUE) -> list[str]:
-    """Short names that stand for an entry."""
+    """Returns the short names that stand for an entry."""
     return [alias for alias in ALIASES if alias not in catalogue and ALIASES[alias].entry == name]
 
 
 def lookup(name: str, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Hardware:
-    """The entry that a name or an alias stands for.
+    """Returns the entry that a name or an alias stands for.
 
     Raises:
         ValueError: naming the nearest known name.

@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     """Never ask the hub for models or datasets."""
 
     def resolved_database_url(self) -> str:
-        """The database URL, with the default filled in."""
+        """Returns the database URL, with the default filled in."""
         return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'stillhouse.db'}"
 
     def resolved_spool_dir(self) -> Path:
@@ -74,7 +74,7 @@ class Settings(BaseSettings):
         return tuple(Path(part).resolve() for part in text.split(os.pathsep) if part) or (Path.cwd(),)
 
     def catalogue(self) -> Mapping[str, Hardware]:
-        """The hardware catalogue with the entries of `<data_dir>/hardware.yaml` merged over it.
+        """Returns the hardware catalogue with the entries of `<data_dir>/hardware.yaml` merged over it.
 
         Raises:
             ValueError: naming the entry and what is wrong with it.

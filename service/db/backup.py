@@ -77,7 +77,7 @@ def back_up(settings: Settings, file: Path, *, checkpoints: bool) -> Backup:
     """Writes a backup of a running or stopped installation: whole, or not at all.
 
     Args:
-        settings: of the installation.
+        settings: Settings of the installation.
         file: of the archive; does not exist yet.
         checkpoints: include checkpoints, predictions and traces.
 
@@ -131,7 +131,7 @@ def restore(settings: Settings, file: Path, *, replace: bool) -> Backup:
     will be used again.
 
     Args:
-        settings: of the installation.
+        settings: Settings of the installation.
         file: written by `back_up`.
         replace: do so although there are experiments already.
 
@@ -174,7 +174,7 @@ def restore(settings: Settings, file: Path, *, replace: bool) -> Backup:
 
 
 def _files(settings: Settings, *, checkpoints: bool) -> Iterator[tuple[str, Path]]:
-    """Name in the archive and place of each file; the manifest of a checkpoint after its other files."""
+    """Names in the archive and place of each file; the manifest of a checkpoint after its other files."""
     hardware = settings.data_dir / _HARDWARE
     if hardware.is_file():
         yield _HARDWARE, hardware

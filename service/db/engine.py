@@ -99,7 +99,7 @@ class Database:
             yield connection
 
     def write(self, body: Callable[[Connection], Result]) -> Result:
-        """Run `body` in one transaction and commit it; what it raises rolls everything back.
+        """Runs `body` in one transaction and commits it; what it raises rolls everything back.
 
         `body` may be run more than once: it touches nothing but the connection.
 
@@ -156,7 +156,7 @@ class Database:
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """Close all connections."""
+        """Closes all connections."""
         if self.path is not None and not self.path.parent.exists():
             return  # Nothing was ever opened, and the lock's files have no place to be.
         with self.lock.held() if self.lock is not None else nullcontext():
@@ -168,7 +168,7 @@ class Database:
 
 
 def driver_connection(connection: Connection) -> Any:
-    """The driver's own connection: `sqlite3.Connection` or `psycopg.Connection`."""
+    """Returns the driver's own connection: `sqlite3.Connection` or `psycopg.Connection`."""
     return connection.connection.driver_connection
 
 
@@ -220,7 +220,7 @@ def translated(database: Path | None) -> Iterator[None]:
 
 
 def _translation(error: BaseException | None, database: Path | None) -> StoreError | None:
-    """The store's error for a driver's; None = the statement or its values are wrong."""
+    """Returns the store's error for a driver's; None = the statement or its values are wrong."""
     if _sqlstate(error) == _OUT_OF_RANGE:
         return OutOfRange()
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -251,7 +251,7 @@ def _disk_is_full(database: Path | None) -> bool:
 
 
 def has_room(database: Path) -> bool:
-    """Whether the disk of a SQLite file takes more of it."""
+    """Returns whether the disk of a SQLite file takes more of it."""
     try:
         with tempfile.TemporaryFile(dir=database.parent) as file:
             os.posix_fallocate(file.fileno(), 0, _SPARE_BYTES)

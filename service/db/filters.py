@@ -124,7 +124,7 @@ class Order:
 
 
 def parse_filter(text: str, names: Mapping[str, Kind], *, axes: bool = True) -> Condition | None:
-    """Parse a filter.
+    """Parses a filter.
 
     Args:
         text: the filter; blank = none.
@@ -146,7 +146,7 @@ def parse_filter(text: str, names: Mapping[str, Kind], *, axes: bool = True) -> 
 
 
 def parse_order(text: str | None, names: Mapping[str, Kind], *, default: Order) -> tuple[Order, ...]:
-    """Parse `name`, `name asc` or `name desc`, several of them separated by commas.
+    """Parses `name`, `name asc` or `name desc`, several of them separated by commas.
 
     Raises:
         FilterError: a column is unknown, given twice, or one too many.

@@ -31,7 +31,7 @@ class GroupCommit(Generic[Item, Answer]):
             asks for the group by calling what it is given: best where it has its turn at the
             database, so that who comes while it waits for that is still in the group. A further
             call gives the same group.
-        weight: what an item counts towards `limit`.
+        weight: Returns what an item counts towards `limit`.
         limit: heaviest group.
     """
 
@@ -68,7 +68,7 @@ class GroupCommit(Generic[Item, Answer]):
         return ticket.answer
 
     def _lead(self) -> None:
-        """Commit a group, which holds one's own item, then leave the lead to the first who waits."""
+        """Commits a group, which holds one's own item, then leaves the lead to the first who waits."""
         group: list[_Ticket[Item, Answer]] = []
 
         def take() -> list[Item]:

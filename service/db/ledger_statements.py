@@ -16,7 +16,7 @@ _is_finite = measurements.c.value.between(-sys.float_info.max, sys.float_info.ma
 
 
 def attempts_for_ledger(chosen: sa.ColumnElement[bool]) -> Select[Any]:
-    """All attempts at chosen runs, with what their devices cost and draw.
+    """Returns all attempts at chosen runs, with what their devices cost and draw.
 
     The run has those of its newest attempt; another attempt may have had another number of workers.
     """

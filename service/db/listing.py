@@ -36,7 +36,7 @@ _OPERATORS = {
 
 
 def names_of(table: Table, hidden: Sequence[str] = ()) -> Mapping[str, Kind]:
-    """Columns of a table that a filter may name."""
+    """Returns columns of a table that a filter may name."""
     kinds: dict[str, Kind] = {}
     for column in table.columns:
         if column.name in hidden:
@@ -69,7 +69,7 @@ class Listing:
 def read_page(
     connection: Connection, listing: Listing, page_size: int, page_token: str | None
 ) -> tuple[list[sa.RowMapping], str | None]:
-    """One page of rows, and the token of the next.
+    """Returns one page of rows, and the token of the next.
 
     Raises:
         BadPageToken: the token was not made for this list.
@@ -138,7 +138,7 @@ class _Place:
 
 
 def _fits(listing: Listing, order: Order, value: object) -> bool:
-    """Whether a column can hold the value, in either database."""
+    """Returns whether a column can hold the value, in either database."""
     if value is None:
         return _nullable(listing, order)
     if _kind(listing, order) is Kind.text:
@@ -179,7 +179,7 @@ def _selected(connection: Connection, listing: Listing) -> sa.Select[Any]:
 def _by_one_column(
     statement: sa.Select[Any], listing: Listing, place: _Place | None, *, without_value: bool
 ) -> sa.Select[Any]:
-    """The rows after a place along the column's index: those with a value in it, or those without."""
+    """Returns the rows after a place along the column's index: those with a value in it, or those without."""
     (column,) = listing.order
     key = _key(listing, column)
     keys: list[ColumnElement[Any]] = [listing.table.c.id]
@@ -231,7 +231,7 @@ def _after(listing: Listing, columns: Sequence[Order], values: Sequence[Any]) ->
 
 
 def condition_sql(condition: Condition, table: Table, dialect: str) -> ColumnElement[bool]:
-    """A parsed filter as an SQL expression; every literal is a bound parameter."""
+    """Returns a parsed filter as an SQL expression; every literal is a bound parameter."""
     match condition:
         case filters.All(parts):
             return sa.and_(*(condition_sql(part, table, dialect) for part in parts))
@@ -287,7 +287,7 @@ def _operand(
 
 
 def _axis(name: str, table: Table, dialect: str, value: filters.Value | None) -> ColumnElement[Any]:
-    """The value of an axis, as text or as a number by what it is compared with; else NULL."""
+    """Returns the value of an axis, as text or as a number by what it is compared with; else NULL."""
     text: ColumnElement[Any] = sa.type_coerce(table.c.point, sa.Text())
     if dialect == "sqlite":
         path = "$." + json.dumps(name)

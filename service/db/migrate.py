@@ -32,7 +32,7 @@ MIGRATIONS = Path(__file__).with_name("migrations")
 
 
 def upgrade(settings: Settings) -> None:
-    """Create the tables, or bring them to the newest form; does nothing when they have it.
+    """Creates the tables, or bring them to the newest form; does nothing when they have it.
 
     Processes that start at once take turns; the step is one transaction, so that a process that
     dies in it leaves the old form.
@@ -116,13 +116,13 @@ def readiness_problems(database: Database) -> list[str]:
 
 
 def differences(connection: Connection) -> list[Any]:
-    """What the tables in the database have and `service.db.schema` has not, or the reverse."""
+    """Returns what the tables in the database have and `service.db.schema` has not, or the reverse."""
     context = MigrationContext.configure(connection, opts={"compare_type": same_type})
     return list(compare_metadata(context, metadata))
 
 
 def refuse_unusable(settings: Settings) -> None:
-    """Check at start what can be checked in moments; `check` does the rest.
+    """Checks at start what can be checked in moments; `check` does the rest.
 
     Raises:
         UnusableDatabase: with the first problem, and what to do.
@@ -158,7 +158,7 @@ def _report_log_damage(path: Path) -> None:
 
 
 def newest_revision() -> str:
-    """The form of the tables that this program works with."""
+    """Returns the form of the tables that this program works with."""
     return _newest_revision(MIGRATIONS)
 
 
@@ -191,7 +191,7 @@ def _form_problems(connection: Connection) -> list[str]:
 
 
 def missing_triggers(connection: Connection) -> list[str]:
-    """Names of the triggers that the schema declares and the database does not have."""
+    """Returns the names of the triggers that the schema declares and the database does not have."""
     names = {
         "sqlite": "SELECT name FROM sqlite_master WHERE type = 'trigger'",
         "postgresql": "SELECT tgname FROM pg_trigger WHERE NOT tgisinternal AND tgenabled <> 'D'",
@@ -218,7 +218,7 @@ def _refuse_newer(connection: Connection) -> None:
 
 
 def is_newer(revision: str) -> bool:
-    """Whether a form of the tables is unknown to this program, which knows all earlier ones."""
+    """Returns whether a form of the tables is unknown to this program, which knows all earlier ones."""
     known = {script.revision for script in ScriptDirectory.from_config(_config(None)).walk_revisions()}
     return revision not in known
 

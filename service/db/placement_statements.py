@@ -15,7 +15,7 @@ _p, _r = placements.c, runs.c
 
 
 def placements_of(experiment_id: int) -> Select[Any]:
-    """All placements of an experiment, oldest first."""
+    """Returns all placements of an experiment, oldest first."""
     return select(placements).where(_p.experiment_id == experiment_id).order_by(_p.placed_s, _p.id)
 
 
@@ -30,7 +30,7 @@ def devices_held_by_others(experiment_id: int) -> Select[Any]:
 
 
 def close_placements(experiment_id: int, *, before_attempt: int | None = None) -> Update:
-    """End placements that are still open when they were last seen: their driver is gone.
+    """Ends placements that are still open when they were last seen: their driver is gone.
 
     Args:
         experiment_id: the experiment.
@@ -43,7 +43,7 @@ def close_placements(experiment_id: int, *, before_attempt: int | None = None) -
 
 
 def clear_waiting(experiment_id: int) -> Update:
-    """Remove what an experiment's runs wait for: its driver is gone, and the next one looks anew."""
+    """Removes what an experiment's runs wait for: its driver is gone, and the next one looks anew."""
     return (
         update(runs)
         .where(_r.experiment_id == experiment_id, _r.waits_for.is_not(None))
@@ -52,7 +52,7 @@ def clear_waiting(experiment_id: int) -> Update:
 
 
 def set_waiting(experiment_id: int, reasons: Mapping[int, str | None]) -> Update:
-    """Set what queued runs wait for."""
+    """Sets what queued runs wait for."""
     return (
         update(runs)
         .where(_r.experiment_id == experiment_id, _r.state == RunState.queued, _r.id.in_(list(reasons)))

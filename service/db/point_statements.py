@@ -87,7 +87,7 @@ _WIDER_EXTREMES = f"""
 
 
 def add_rows(connection: Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Insert rows of `points`, `log_lines` or `measurements`; one that is there is left as it is."""
+    """Inserts rows of `points`, `log_lines` or `measurements`; one that is there is left as it is."""
     copyable = table == "points" and len(rows) >= FEWEST_COPIED and connection.dialect.name == "postgresql"
     if copyable and _copied(connection, rows):
         return
@@ -95,12 +95,12 @@ def add_rows(connection: Connection, table: str, rows: Sequence[tuple[Any, ...]]
 
 
 def raise_latest(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Replace the latest point of (run, name) by a newer one; at most one row per (run, name)."""
+    """Replaces the latest point of (run, name) by a newer one; at most one row per (run, name)."""
     _insert(connection, "latest_points", _TABLES["points"], rows, _NEWER_POINT)
 
 
 def widen_extremes(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Take new points into the extremes of their buckets; at most one row per bucket.
+    """Takes new points into the extremes of their buckets; at most one row per bucket.
 
     Points that are written a second time change nothing, in whatever order batches come.
     """
@@ -132,7 +132,7 @@ def _insert(
 
 
 def _copied(connection: Connection, points: Sequence[tuple[Any, ...]]) -> bool:
-    """Copy points; False, and nothing is changed, when one of them is there already.
+    """Copies points; False, and nothing is changed, when one of them is there already.
 
     COPY takes a third of the time of an INSERT that asks for conflicts, and that a batch is
     written twice is rare.
@@ -229,7 +229,7 @@ for _entry in _BINARY.values():
 
 
 def lock_attempts(connection: Connection, run_ids: Iterable[int]) -> dict[int, sa.Row[Any]]:
-    """Lock runs in the order of their ids; (id, experiment, attempt, state) of each that exists."""
+    """Locks runs in the order of their ids; (id, experiment, attempt, state) of each that exists."""
     statement = (
         select(runs.c.id, runs.c.experiment_id, runs.c.attempt, runs.c.state)
         .where(runs.c.id.in_(sorted(run_ids)), VISIBLE_RUN)
@@ -317,7 +317,7 @@ def resumptions(run_id: int) -> Select[Any]:
 
 
 def names_of_run(run_id: int) -> Select[Any]:
-    """Names that a run has points of."""
+    """Returns the names that a run has points of."""
     return (
         select(metric_names.c.name, metric_names.c.id)
         .join(latest_points, latest_points.c.name_id == metric_names.c.id)
@@ -327,7 +327,7 @@ def names_of_run(run_id: int) -> Select[Any]:
 
 
 def latest_of_run(run_id: int) -> Select[Any]:
-    """The latest point of each name of a run."""
+    """Returns the latest point of each name of a run."""
     c = latest_points.c
     return (
         select(metric_names.c.name, c.step, c.attempt, c.at_s, c.value)

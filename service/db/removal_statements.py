@@ -60,17 +60,17 @@ def runs_of(experiment_id: int) -> Select[Any]:
 
 
 def lock_run(run_id: int) -> Select[Any]:
-    """Lock a run against recorders that began before its experiment was deleted."""
+    """Locks a run against recorders that began before its experiment was deleted."""
     return select(_r.id).where(_r.id == run_id).with_for_update()  # Left out on SQLite.
 
 
 def key_of(table: sa.Table, owner: str) -> list[sa.ColumnElement[Any]]:
-    """The columns of a table's key that follow its owner's."""
+    """Returns the columns of a table's key that follow its owner's."""
     return [column for column in table.primary_key if column.name != owner]
 
 
 def nth_key(table: sa.Table, owner: str, id: int, after: tuple[Any, ...] | None, n: int) -> Select[Any]:
-    """The n-th key of an owner's rows that follow a key; no row when there are fewer."""
+    """Returns the n-th key of an owner's rows that follow a key; no row when there are fewer."""
     key = key_of(table, owner)
     return select(*key).where(*_following(table, owner, id, after)).order_by(*key).offset(n - 1).limit(1)
 
@@ -78,7 +78,7 @@ def nth_key(table: sa.Table, owner: str, id: int, after: tuple[Any, ...] | None,
 def remove_rows(
     table: sa.Table, owner: str, id: int, after: tuple[Any, ...] | None, until: tuple[Any, ...] | None
 ) -> Delete:
-    """Remove an owner's rows that follow one key, up to another; None = to the last."""
+    """Removes an owner's rows that follow one key, up to another; None = to the last."""
     bounds = _following(table, owner, id, after)
     if until is not None:
         bounds.append(_tuple(table, owner) <= _values(table, owner, until))
@@ -104,12 +104,12 @@ def _values(table: sa.Table, owner: str, values: tuple[Any, ...]) -> Any:
 
 
 def remove_run(run_id: int) -> Delete:
-    """Remove a run whose other rows are gone."""
+    """Removes a run whose other rows are gone."""
     return sa.delete(runs).where(_r.id == run_id)
 
 
 def remove_experiment(experiment_id: int) -> Delete:
-    """Remove a deleted experiment whose other rows are gone."""
+    """Removes a deleted experiment whose other rows are gone."""
     return sa.delete(experiments).where(_x.id == experiment_id, DELETED)
 
 

@@ -44,7 +44,7 @@ def equal_runs(hashes: Iterable[str]) -> Select[Any]:
 
 
 def reusable_runs(ids: Iterable[int]) -> Select[Any]:
-    """Lock runs that have succeeded and their experiments, and read what a reused run takes over."""
+    """Locks runs that have succeeded and their experiments, and reads what a reused run takes over."""
     return (
         select(_r.id, _r.experiment_id, *(_r[name] for name in REUSED_COLUMNS))
         .join(experiments, experiments.c.id == _r.experiment_id)
@@ -54,7 +54,7 @@ def reusable_runs(ids: Iterable[int]) -> Select[Any]:
 
 
 def reuse_run(experiment_id: int, *, ended_s: float) -> Update:
-    """End a run that has just been inserted with the figures of another."""
+    """Ends a run that has just been inserted with the figures of another."""
     return (
         update(runs)
         .where(_r.experiment_id == experiment_id, _r.index == bindparam("position"))
@@ -68,7 +68,7 @@ def reuse_run(experiment_id: int, *, ended_s: float) -> Update:
 
 
 def copy_summaries(experiment_id: int) -> Insert:
-    """Give each reused run of an experiment the summary of the run that it reuses."""
+    """Gives each reused run of an experiment the summary of the run that it reuses."""
     c = run_summaries.c
     found = (
         select(_r.id, sa.literal(0), c.summary)
@@ -79,12 +79,12 @@ def copy_summaries(experiment_id: int) -> Insert:
 
 
 def source_of_run(id: int) -> Select[Any]:
-    """The run whose figures a run shows: another that it reuses, or itself."""
+    """Returns the run whose figures a run shows: another that it reuses, or itself."""
     return select(func.coalesce(_r.reused_from, _r.id)).where(_r.id == id, VISIBLE_RUN)
 
 
 def reused_runs(experiment_id: int) -> Select[Any]:
-    """How many runs of an experiment are reused."""
+    """Returns how many runs of an experiment are reused."""
     return select(func.count()).where(_r.experiment_id == experiment_id, _r.reused_from.is_not(None))
 
 

@@ -13,7 +13,7 @@ _r = runs.c
 
 
 def summaries(experiment_ids: Iterable[int]) -> Select[Any]:
-    """What each run ended with, as (run id, summary)."""
+    """Returns what each run ended with, as (run id, summary)."""
     return (
         select(run_summaries.c.run_id, run_summaries.c.summary)
         .join(runs, _r.id == run_summaries.c.run_id)
@@ -22,7 +22,7 @@ def summaries(experiment_ids: Iterable[int]) -> Select[Any]:
 
 
 def current_facts(experiment_ids: Iterable[int]) -> Select[Any]:
-    """The record of each run's current attempt, or of the run that it reuses, as (run id, facts)."""
+    """Returns the record of each run's current attempt, or of the run that it reuses, as (run id, facts)."""
     a = attempts.c
     source = runs.alias("source")
     return (
@@ -35,6 +35,6 @@ def current_facts(experiment_ids: Iterable[int]) -> Select[Any]:
 
 
 def resolved_specs(experiment_ids: Iterable[int]) -> Select[Any]:
-    """Each cell's spec with its axis values written in, as (experiment id, cell, canonical JSON)."""
+    """Returns each cell's spec with its axis values written in, as (experiment id, cell, canonical JSON)."""
     c = cell_specs.c
     return select(c.experiment_id, c.cell, c.canonical).where(c.experiment_id.in_(list(experiment_ids)))

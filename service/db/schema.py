@@ -78,7 +78,7 @@ def dump_document(value: object) -> str:
 
 
 def load_document(text: str) -> Any:
-    """The inverse of `dump_document`."""
+    """Returns the inverse of `dump_document`."""
     return json.loads(text, object_hook=_untagged if _TAG in text else None)
 
 

@@ -94,7 +94,7 @@ class WriterLock:
         return self._files
 
     def close(self) -> None:
-        """Close the lock's files."""
+        """Closes the lock's files."""
         with self._threads:
             if self._owner_pid == os.getpid():
                 for descriptor in self._files:
@@ -116,13 +116,13 @@ def _lock(descriptor: int, deadline: float) -> None:
 
 
 def prepare_reader(connection: sqlite3.Connection) -> None:
-    """Set up a connection that never writes."""
+    """Sets up a connection that never writes."""
     _prepare(connection)
     connection.execute("PRAGMA query_only = ON")
 
 
 def prepare_writer(connection: sqlite3.Connection) -> None:
-    """Set up the connection that writes: durable commits, checkpoints only by `Checkpoints`."""
+    """Sets up the connection that writes: durable commits, checkpoints only by `Checkpoints`."""
     _prepare(connection)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -237,7 +237,7 @@ def _unreadable_frames(log: Path, page_size: int, readable: int) -> int:
 
 
 def version_warning(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> str | None:
-    """What is to be said about this version of SQLite, if anything."""
+    """Returns what is to be said about this version of SQLite, if anything."""
     if version >= _FIXED_VERSION:
         return None
     ours, fixed = (".".join(map(str, of)) for of in (version, _FIXED_VERSION))
@@ -249,7 +249,7 @@ def version_warning(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> s
 
 
 def file_system_problem(database: Path) -> str | None:
-    """Why the database must not lie where it lies: write-ahead logging needs shared memory."""
+    """Returns why the database must not lie where it lies: write-ahead logging needs shared memory."""
     folder = database.resolve().parent
     best = ""
     kind = ""
@@ -266,7 +266,7 @@ def file_system_problem(database: Path) -> str | None:
 
 
 def integrity_problems(connection: sqlite3.Connection) -> list[str]:
-    """What `PRAGMA quick_check` finds; empty when the database is sound."""
+    """Returns what `PRAGMA quick_check` finds; empty when the database is sound."""
     try:
         rows = connection.execute("PRAGMA quick_check(10)").fetchall()
         found = [line for (text,) in rows for line in str(text).splitlines() if not line.startswith("***")]
@@ -276,7 +276,7 @@ def integrity_problems(connection: sqlite3.Connection) -> list[str]:
 
 
 def refuse_unsafe_place(database: Path) -> None:
-    """Raise `UnusableDatabase` for a file system on which SQLite is not safe."""
+    """Raises `UnusableDatabase` for a file system on which SQLite is not safe."""
     problem = file_system_problem(database)
     if problem is not None:
         raise UnusableDatabase(problem)

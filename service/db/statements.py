@@ -120,7 +120,7 @@ def insert_rows(connection: sa.Connection, table: sa.Table, rows: Sequence[Mappi
 def _driver_insert(
     dialect: sa.Dialect, table: sa.Table, names: tuple[str, ...]
 ) -> tuple[str, list[tuple[str, Callable[[Any], Any] | None]]]:
-    """The statement, and how the values of each column are bound."""
+    """Returns the statement, and how the values of each column are bound."""
     quoted = dialect.identifier_preparer
     columns = ", ".join(quoted.format_column(table.c[name]) for name in names)
     marks = ", ".join(["?" if dialect.paramstyle == "qmark" else "%s"] * len(names))
@@ -134,7 +134,7 @@ def _driver_insert(
 
 
 def reserve_ids(connection: sa.Connection, table: sa.Table, count: int) -> range | list[int]:
-    """Take `count` fresh ids of a table; on SQLite only inside a write transaction."""
+    """Takes `count` fresh ids of a table; on SQLite only inside a write transaction."""
     if connection.dialect.name == "sqlite":
         last = connection.execute(
             sa.text("SELECT seq FROM sqlite_sequence WHERE name = :name"), {"name": table.name}
@@ -157,7 +157,7 @@ def idempotency_rows(keys: Iterable[tuple[str, str]]) -> Select[Any]:
 
 
 def queued_runs(experiment_id: int, now: float) -> Select[Any]:
-    """What decides about the turns of an experiment's queued runs: the fields of `QueuedRun`."""
+    """Returns what decides about the turns of an experiment's queued runs: the fields of `QueuedRun`."""
     return select(_r.id, _r.index, _r.cell, _r.not_before_s - now, _r.started_s.is_not(None)).where(
         _r.experiment_id == experiment_id, _r.state == RunState.queued
     )
@@ -182,7 +182,7 @@ def run_ids(experiment_id: int) -> Select[Any]:
 
 
 def experiment_by_id(id: int) -> Select[Any]:
-    """One experiment."""
+    """Returns one experiment."""
     return select(*EXPERIMENT_COLUMNS).where(_x.id == id, VISIBLE)
 
 
@@ -192,23 +192,23 @@ def experiments_by_id(ids: Iterable[int]) -> Select[Any]:
 
 
 def spec_of_experiment(id: int) -> Select[Any]:
-    """The spec as submitted and in canonical form."""
+    """Returns the spec as submitted and in canonical form."""
     c = experiment_specs.c
     return select(c.text, c.canonical).join(experiments, _x.id == c.experiment_id).where(_x.id == id, VISIBLE)
 
 
 def run_by_id(id: int) -> Select[Any]:
-    """One run."""
+    """Returns one run."""
     return select(*RUN_COLUMNS).where(_r.id == id, VISIBLE_RUN)
 
 
 def experiment_of_run(id: int) -> Select[Any]:
-    """The id of a run's experiment."""
+    """Returns the id of a run's experiment."""
     return select(_r.experiment_id).where(_r.id == id, VISIBLE_RUN)
 
 
 def spec_of_run(id: int) -> Select[Any]:
-    """The resolved spec of a run, shared by the seeds of its cell."""
+    """Returns the resolved spec of a run, shared by the seeds of its cell."""
     c = cell_specs.c
     return (
         select(c.canonical)
@@ -218,12 +218,12 @@ def spec_of_run(id: int) -> Select[Any]:
 
 
 def runs_by_state(experiment_id: int) -> Select[Any]:
-    """How many runs of an experiment are in each state."""
+    """Returns how many runs of an experiment are in each state."""
     return select(_r.state, func.count()).where(_r.experiment_id == experiment_id).group_by(_r.state)
 
 
 def runs_by_experiment_and_state(experiment_ids: Iterable[int]) -> Select[Any]:
-    """How many runs of each of these experiments are in each state."""
+    """Returns how many runs of each of these experiments are in each state."""
     return (
         select(_r.experiment_id, _r.state, func.count())
         .where(_r.experiment_id.in_(list(experiment_ids)))
@@ -242,24 +242,24 @@ COUNT_DELETED_RUNS_BY_STATE = select(_r.state, func.count()).where(~VISIBLE_RUN)
 
 
 def attempts_of_run(run_id: int) -> Select[Any]:
-    """All attempts at a run, oldest first."""
+    """Returns all attempts at a run, oldest first."""
     return select(attempts).where(_a.run_id == run_id).order_by(_a.number)
 
 
 def measurements_of_run(run_id: int) -> Select[Any]:
-    """All measurements of a run."""
+    """Returns all measurements of a run."""
     c = measurements.c
     return select(measurements).where(c.run_id == run_id).order_by(c.attempt, c.start_s, c.name, c.scope)
 
 
 def summary_of_run(run_id: int) -> Select[Any]:
-    """The whole summary of a run."""
+    """Returns the whole summary of a run."""
     c = run_summaries.c
     return select(c.summary).join(runs, _r.id == c.run_id).where(c.run_id == run_id, VISIBLE_RUN)
 
 
 def log_lines_of_run(run_id: int, *, after: tuple[int, int], attempt: int | None, limit: int) -> Select[Any]:
-    """Log lines that follow (attempt, number), in order."""
+    """Logs lines that follow (attempt, number), in order."""
     c = log_lines.c
     statement = select(log_lines).where(
         c.run_id == run_id, sa.tuple_(c.attempt, c.number) > sa.tuple_(*after)
@@ -270,7 +270,7 @@ def log_lines_of_run(run_id: int, *, after: tuple[int, int], attempt: int | None
 
 
 def last_log_line(run_id: int) -> Select[Any]:
-    """The newest log line of a run."""
+    """Returns the newest log line of a run."""
     c = log_lines.c
     return select(log_lines).where(c.run_id == run_id).order_by(c.attempt.desc(), c.number.desc()).limit(1)
 
@@ -334,7 +334,7 @@ ADVANCE_EVENTS = (
 def move_experiment(
     id: int, target: ExperimentState, *, sources: Iterable[ExperimentState] | None = None, **values: Any
 ) -> Update:
-    """Move an experiment to `target` from the states that allow it, and set columns."""
+    """Moves an experiment to `target` from the states that allow it, and sets columns."""
     allowed = experiment_sources(target) if sources is None else experiment_sources(target) & set(sources)
     return (
         update(experiments).where(_x.id == id, _x.state.in_(sorted(allowed))).values(state=target, **values)
@@ -342,7 +342,7 @@ def move_experiment(
 
 
 def set_experiment(id: int, **values: Any) -> Update:
-    """Set columns that are no transition."""
+    """Sets columns that are no transition."""
     return update(experiments).where(_x.id == id).values(**values)
 
 
@@ -376,7 +376,7 @@ RUNS_TO_CANCEL = select(_r.id).where(
 
 
 def lapsed(now: float) -> sa.ColumnElement[bool]:
-    """Whether a lease ran out, or ends so late that the database's clock must have been set back.
+    """Returns whether a lease ran out, or ends so late that the database's clock must have been set back.
 
     Twice its length, because it may be renewed between the moment of `now` and the reading of the row.
     """
@@ -386,7 +386,7 @@ def lapsed(now: float) -> sa.ColumnElement[bool]:
 def adopt_lapsed(
     id: int, attempt: int, owner: str, *, now: float, lease_s: float, driver_is_silent: bool
 ) -> Update:
-    """Take over a lease that ran out, unless somebody else did first."""
+    """Takes over a lease that ran out, unless somebody else did first."""
     return (
         update(experiments)
         .where(
@@ -405,7 +405,7 @@ def adopt_lapsed(
 
 
 def withdraw_lapsed(id: int, attempt: int, *, now: float) -> Update:
-    """End a lease that lapsed again after it was adopted: its driver cannot renew it any more."""
+    """Ends a lease that lapsed again after it was adopted: its driver cannot renew it any more."""
     return (
         update(experiments)
         .where(
@@ -430,7 +430,7 @@ def move_run(
     sources: Iterable[RunState] | None = None,
     **values: Any,
 ) -> Update:
-    """Move one run to `target` from the states that allow it; with `attempt`, fenced by it."""
+    """Moves one run to `target` from the states that allow it; with `attempt`, fenced by it."""
     allowed = run_sources(target) if sources is None else run_sources(target) & set(sources)
     statement = update(runs).where(_r.id == id, _r.state.in_(sorted(allowed)))
     if attempt is not None:
@@ -439,7 +439,7 @@ def move_run(
 
 
 def move_runs(experiment_id: int, target: RunState, *, sources: Iterable[RunState], **values: Any) -> Update:
-    """Move all runs of an experiment that are in `sources` to `target`."""
+    """Moves all runs of an experiment that are in `sources` to `target`."""
     allowed = run_sources(target) & set(sources)
     return (
         update(runs)
@@ -449,7 +449,7 @@ def move_runs(experiment_id: int, target: RunState, *, sources: Iterable[RunStat
 
 
 def results(experiment_id: int) -> Select[Any]:
-    """The runs of an experiment with a result, without those that only repeat the first cell."""
+    """Returns the runs of an experiment with a result, without those that only repeat the first cell."""
     return select(*RUN_COLUMNS).where(
         _r.experiment_id == experiment_id,
         _r.state.in_(sorted(RUN_STATES_WITH_RESULT)),
@@ -458,7 +458,7 @@ def results(experiment_id: int) -> Select[Any]:
 
 
 def keep_summaries(run_ids: Iterable[int]) -> Update:
-    """Leave what runs ended with at the attempts that it came from."""
+    """Leaves what runs ended with at the attempts that it came from."""
     s = run_summaries.c
     ids = sorted(run_ids)
     found = select(s.summary).where(s.run_id == _a.run_id, s.attempt == _a.number)
@@ -466,17 +466,17 @@ def keep_summaries(run_ids: Iterable[int]) -> Update:
 
 
 def forget_summaries(run_ids: Iterable[int]) -> Delete:
-    """Remove what runs ended with, because they are measured again."""
+    """Removes what runs ended with, because they are measured again."""
     return sa.delete(run_summaries).where(run_summaries.c.run_id.in_(sorted(run_ids)))
 
 
 def set_run(id: int, **values: Any) -> Update:
-    """Set columns of a run that are no transition."""
+    """Sets columns of a run that are no transition."""
     return update(runs).where(_r.id == id).values(**values)
 
 
 def set_runs(experiment_id: int, indices: Iterable[int], **values: Any) -> Update:
-    """Set columns of runs by their positions; no transition."""
+    """Sets columns of runs by their positions; no transition."""
     return update(runs).where(_r.experiment_id == experiment_id, _r.index.in_(list(indices))).values(**values)
 
 
@@ -491,7 +491,7 @@ def active_attempts(experiment_id: int) -> Select[Any]:
 
 
 def open_attempt(run_id: int, number: int) -> Select[Any]:
-    """The run's newest attempt, when it has this number and is still open."""
+    """Returns the run's newest attempt, when it has this number and is still open."""
     return (
         select(_a.experiment_attempt)
         .join(runs, (_a.run_id == _r.id) & (_a.number == _r.attempt))
@@ -500,7 +500,7 @@ def open_attempt(run_id: int, number: int) -> Select[Any]:
 
 
 def unfinished_runs(experiment_id: int) -> Select[Any]:
-    """How many runs of an experiment have not ended."""
+    """Returns how many runs of an experiment have not ended."""
     return (
         select(func.count())
         .select_from(runs)
@@ -509,7 +509,7 @@ def unfinished_runs(experiment_id: int) -> Select[Any]:
 
 
 def end_attempt(run_id: int, number: int, state: RunState, **values: Any) -> Update:
-    """Close an attempt that is still open."""
+    """Closes an attempt that is still open."""
     return (
         update(attempts)
         .where(_a.run_id == run_id, _a.number == number, _a.ended_s.is_(None))
@@ -518,23 +518,23 @@ def end_attempt(run_id: int, number: int, state: RunState, **values: Any) -> Upd
 
 
 def end_open_attempts(experiment_id: int, state: RunState, **values: Any) -> Update:
-    """Close all open attempts of an experiment's runs."""
+    """Closes all open attempts of an experiment's runs."""
     mine = select(_r.id).where(_r.experiment_id == experiment_id)
     return update(attempts).where(_a.run_id.in_(mine), _a.ended_s.is_(None)).values(state=state, **values)
 
 
 def set_attempt(run_id: int, number: int, **values: Any) -> Update:
-    """Set columns of an attempt."""
+    """Sets columns of an attempt."""
     return update(attempts).where(_a.run_id == run_id, _a.number == number).values(**values)
 
 
 def summary_values(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The typed columns of a summary."""
+    """Returns the typed columns of a summary."""
     return {name: summary[name] for name in SUMMARY_COLUMNS if name in summary}
 
 
 def failure_counter(failure: FailureClass) -> dict[str, Any]:
-    """The counter that a failure raises; preemption raises none."""
+    """Returns the counter that a failure raises; preemption raises none."""
     if failure is FailureClass.preempted:
         return {}
     if failure in FAILURES_OF_MACHINES:
@@ -683,7 +683,7 @@ ALONG_THE_INDEX = sa.text(
 
 
 def _claim(chosen: sa.ColumnElement[bool]) -> ReturningUpdate[Any]:
-    """Claim chosen experiments; no row for one that is not queued any more, or that somebody is changing."""
+    """Claims chosen experiments; no row for one that is not queued any more, or that somebody is changing."""
     mine = select(_x.id).where(chosen, QUEUED).with_for_update(skip_locked=True)  # Left out on SQLite.
     return (
         update(experiments)
@@ -762,7 +762,7 @@ def leases(now: float) -> Select[Any]:
 
 
 def queued_in_order_of_age() -> Select[Any]:
-    """What the order of claims depends on, for everything queued."""
+    """Returns what the order of claims depends on, for everything queued."""
     return (
         select(_x.id, _x.owner, _x.priority, _x.queued_s, _x.not_before_s)
         .where(QUEUED)
@@ -771,18 +771,18 @@ def queued_in_order_of_age() -> Select[Any]:
 
 
 def active_by_owner() -> Select[Any]:
-    """How many experiments each owner has starting or running."""
+    """Returns how many experiments each owner has starting or running."""
     return select(_x.owner, func.count()).where(ACTIVE).group_by(_x.owner)
 
 
 def canonical_specs(experiment_ids: Iterable[int]) -> Select[Any]:
-    """Canonical specs by experiment."""
+    """Returns the canonical specs by experiment."""
     c = experiment_specs.c
     return select(c.experiment_id, c.canonical).where(c.experiment_id.in_(list(experiment_ids)))
 
 
 def scheduler_heartbeat(connection: sa.Connection) -> Insert:
-    """A scheduler's sign of life; its first one dates its start."""
+    """Returns a scheduler's sign of life; its first one dates its start."""
     dialect: Any = sqlite_dialect if connection.dialect.name == "sqlite" else postgresql
     statement = dialect.insert(schedulers)
     again = statement.on_conflict_do_update(
@@ -793,7 +793,7 @@ def scheduler_heartbeat(connection: sa.Connection) -> Insert:
 
 
 def forget_scheduler(name: str) -> Delete:
-    """Drop one scheduler."""
+    """Drops one scheduler."""
     return sa.delete(schedulers).where(schedulers.c.name == name)
 
 
@@ -803,7 +803,7 @@ def live_schedulers(since: float) -> Select[Any]:
 
 
 def forget_schedulers(before: float) -> Delete:
-    """Drop schedulers that have long been silent."""
+    """Drops schedulers that have long been silent."""
     return sa.delete(schedulers).where(schedulers.c.heartbeat_s < before)
 
 

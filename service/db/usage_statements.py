@@ -29,7 +29,7 @@ def _smallest(left: Any, right: Any) -> sa.ColumnElement[Any]:
 
 
 def open_usage(run_id: int, number: int, *, placement: str | None, started_s: float) -> Insert:
-    """The row of an attempt that has just been opened; its devices are those of its run."""
+    """Returns the row of an attempt that has just been opened; its devices are those of its run."""
     return sa.insert(attempt_usage).from_select(
         ["experiment_id", "run_id", "number", "placement", "devices", "price_usd_per_hour", "power_w",
          "started_s"],
@@ -56,7 +56,7 @@ _charged_until = (
 
 
 def settle_attempts(experiment_id: int, attempts: Iterable[tuple[int, int]]) -> Update:
-    """Take over when attempts, by (run, number), ended or were last known to be alive."""
+    """Takes over when attempts, by (run, number), ended or were last known to be alive."""
     return (
         update(attempt_usage)
         .where(_u.experiment_id == experiment_id, sa.tuple_(_u.run_id, _u.number).in_(sorted(attempts)))
@@ -65,7 +65,7 @@ def settle_attempts(experiment_id: int, attempts: Iterable[tuple[int, int]]) -> 
 
 
 def settle_open_attempts(experiment_id: int) -> Update:
-    """Take over the end of every attempt of an experiment that was open so far."""
+    """Takes over the end of every attempt of an experiment that was open so far."""
     return (
         update(attempt_usage)
         .where(_u.experiment_id == experiment_id, _u.until_s.is_(None))
@@ -92,18 +92,18 @@ MEASUREMENT_KEY = ("run_id", "attempt", "name", "scope", "start_s", "end_s")
 
 
 def stored_measurements(keys: Iterable[tuple[Any, ...]]) -> Select[Any]:
-    """Which of these keys, in the order of `MEASUREMENT_KEY`, are stored already."""
+    """Returns which of these keys, in the order of `MEASUREMENT_KEY`, are stored already."""
     key = [measurements.c[name] for name in MEASUREMENT_KEY]
     return select(*key).where(sa.tuple_(*key).in_(list(keys)))
 
 
 def usage_of(experiment_id: int) -> Select[Any]:
-    """All usage rows of an experiment."""
+    """Returns all usage rows of an experiment."""
     return select(attempt_usage).where(_u.experiment_id == experiment_id)
 
 
 def forget_usage(experiment_id: int) -> sa.Delete:
-    """Remove an experiment's usage rows, to be counted again."""
+    """Removes an experiment's usage rows, to be counted again."""
     return sa.delete(attempt_usage).where(_u.experiment_id == experiment_id)
 
 

@@ -41,12 +41,12 @@ class RetryDecision:
 def decide_retry(
     failure: FailureClass, counts: FailureCounts, *, max_restarts: int, progressed: bool
 ) -> RetryDecision:
-    """Decide whether a failed attempt is followed by another.
+    """Decides whether a failed attempt is followed by another.
 
     Args:
         failure: class of the failure that just happened.
         counts: failures so far, this one included.
-        max_restarts: how many failures of its own the spec allows a run to recover from.
+        max_restarts: Failures of its own that the spec lets a run recover from.
         progressed: whether the attempt got further than the one before; a run that
             moves on between machine failures is retried without delay.
     """
@@ -72,7 +72,7 @@ def decide_retry(
 
 
 def retry_rule(failure: FailureClass) -> str:
-    """How often a failure of this class is retried, in words."""
+    """Returns how often a failure of this class is retried, in words."""
     if failure is FailureClass.preempted:
         return "yes, not counted"
     if failure in FAILURES_OF_MACHINES:
@@ -81,5 +81,5 @@ def retry_rule(failure: FailureClass) -> str:
 
 
 def backoff_s(failures: int) -> float:
-    """Delay before the retry that follows the n-th failure: doubling from 1 s to 300 s."""
+    """Returns the delay before the retry that follows the n-th failure: doubling from 1 s to 300 s."""
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 30))

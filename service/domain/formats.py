@@ -19,7 +19,7 @@ class Scale:
 
     Attributes:
         unit: shown once, in the heading; empty for plain numbers.
-        factor: what a value is multiplied by.
+        factor: Factor applied to a value.
         decimals: digits after the point, the same in the whole column.
     """
 
@@ -28,11 +28,11 @@ class Scale:
     decimals: int
 
     def text(self, value: float) -> str:
-        """One value."""
+        """Returns one value."""
         return f"{value * self.factor:,.{self.decimals}f}"
 
     def spread(self, spread: Spread | None) -> str:
-        """Mean and standard deviation; the mean alone for one seed; a dash for nothing."""
+        """Returns the mean and standard deviation; the mean alone for one seed; a dash for nothing."""
         if spread is None:
             return "-"
         if spread.sd is None:
@@ -70,7 +70,7 @@ _SHORT = {"batch.global_size": "batch", "optimizer.name": "optimizer", "task.nam
 
 
 def scale_for(name: str, values: Iterable[float]) -> Scale:
-    """The scale in which a column of this metric is read most easily.
+    """Returns the scale in which a column of this metric is read most easily.
 
     Args:
         name: metric with its unit, such as `energy_kwh`.
@@ -98,7 +98,7 @@ def _decimals(largest: float, most: int = 4) -> int:
 
 
 def figure(name: str, value: float | int | str | None) -> str:
-    """One figure with its unit: `12.3 s`."""
+    """Returns one figure with its unit: `12.3 s`."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -114,7 +114,7 @@ def figure(name: str, value: float | int | str | None) -> str:
 
 
 def title(name: str) -> str:
-    """A metric's heading, without its unit."""
+    """Returns a metric's heading, without its unit."""
     return _TITLES.get(name, name.replace("_", " "))
 
 
@@ -132,7 +132,7 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(at_s: float | None, now_s: float | None = None) -> str:
-    """How long ago: `12 s ago`."""
+    """Returns how long ago: `12 s ago`."""
     if at_s is None:
         return "-"
     return f"{duration(max(0.0, (time.time() if now_s is None else now_s) - at_s))} ago"
@@ -147,18 +147,18 @@ def clock(at_s: float) -> str:
 
 
 def utc(at_s: float) -> str:
-    """Date and time for a document that is read anywhere: `2026-11-21 14:05 UTC`."""
+    """Returns the date and time for a document that is read anywhere: `2026-11-21 14:05 UTC`."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_s))
 
 
 def short_names(axes: Sequence[str]) -> dict[str, str]:
-    """The last part of each dotted name, unless two axes would then share it."""
+    """Returns the last part of each dotted name, unless two axes would then share it."""
     last = [_SHORT.get(axis, axis.rsplit(".", 1)[-1]) for axis in axes]
     return {axis: short if last.count(short) == 1 else axis for axis, short in zip(axes, last, strict=True)}
 
 
 def axis_value(value: Any) -> str:
-    """A value of an axis as the spec writes it."""
+    """Returns a value of an axis as the spec writes it."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value)

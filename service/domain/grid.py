@@ -50,7 +50,7 @@ class Range(Section):
         return self
 
     def at(self, share: float) -> float:
-        """The value at a share in [0, 1] of the way, rounded: people read it."""
+        """Returns the value at a share in [0, 1] of the way, rounded: people read it."""
         if self.log:
             value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
         else:
@@ -58,7 +58,7 @@ class Range(Section):
         return self.rounded(value)
 
     def rounded(self, value: float) -> float:
-        """A value in the range with six significant digits; an end stays as it is."""
+        """Returns a value in the range with six significant digits; an end stays as it is."""
         return min(max(float(f"{value:.6g}"), self.low), self.high)
 
 
@@ -67,13 +67,13 @@ Listed: TypeAlias = Mapping[str, Sequence[AxisValue]]
 
 
 def cardinality(axes: Axes, seeds: int, samples: int | None, conditions: Conditions | None = None) -> int:
-    """Number of runs, without expanding anything.
+    """Returns the number of runs, without expanding anything.
 
     Args:
         axes: values by dotted name.
         seeds: number of seeds; each grid point runs once per seed.
         samples: grid points drawn by a search; None = all of them.
-        conditions: of axes that vary only where others have certain values.
+        conditions: Conditions of axes that vary only where others have certain values.
 
     Returns:
         The number; beyond `MAX_RUNS` any number beyond it.
@@ -86,7 +86,7 @@ def cardinality(axes: Axes, seeds: int, samples: int | None, conditions: Conditi
 
 
 def grid_points(axes: Listed, conditions: Conditions | None = None) -> Iterator[Point]:
-    """All grid points in product order, the first axis varying slowest.
+    """Yields all grid points in product order, the first axis varying slowest.
 
     An axis whose condition does not hold is absent from the point: the field keeps the spec's value.
     """
@@ -127,7 +127,7 @@ def sampled_points(
 
 
 def blocked_order(cells: int, seeds: int, seed: int) -> list[int]:
-    """The order in which runs are measured: one block per seed, every cell once in it, reshuffled.
+    """Returns the order in which runs are measured: one block per seed, every cell once in it, reshuffled.
 
     Whatever drifts over a sweep (clocks, heat, neighbours) then meets every cell alike, and a sweep
     that is cut short has whole blocks to compare.
@@ -135,7 +135,7 @@ def blocked_order(cells: int, seeds: int, seed: int) -> list[int]:
     Args:
         cells: number of grid points.
         seeds: number of seeds.
-        seed: of the shuffles.
+        seed: Seed of the shuffles.
 
     Returns:
         Run indices (in product order, seeds fastest) by place in the order of measurement.
@@ -153,7 +153,7 @@ def reference_places(runs: int, every: int | None) -> list[int]:
     """Before how many of the grid's runs each reference run is measured: 0, `every`, ..., and last of all.
 
     Args:
-        runs: of the grid.
+        runs: Number of runs in the grid.
         every: so many runs lie between two reference runs; None = there are none.
     """
     if every is None:
@@ -162,7 +162,7 @@ def reference_places(runs: int, every: int | None) -> list[int]:
 
 
 def with_axis_values(document: Mapping[str, object], point: Mapping[str, AxisValue]) -> dict[str, object]:
-    """A copy of a spec document with the dotted names of `point` set.
+    """Returns a copy of a spec document with the dotted names of `point` set.
 
     Raises:
         ValueError: when a name runs through something that is not a section.
@@ -182,7 +182,7 @@ def with_axis_values(document: Mapping[str, object], point: Mapping[str, AxisVal
 
 
 def ordered(names: Iterable[str], conditions: Conditions) -> list[str]:
-    """The axes as they are listed, but each after those that its condition asks for.
+    """Returns the axes as they are listed, but each after those that its condition asks for.
 
     Args:
         names: of the axes, each once.
@@ -217,7 +217,7 @@ def ordered(names: Iterable[str], conditions: Conditions) -> list[str]:
 
 
 def holds(name: str, conditions: Conditions, chosen: Point) -> bool:
-    """Whether an axis varies, given the values of the axes before it."""
+    """Returns whether an axis varies, given the values of the axes before it."""
     return all(
         other in chosen and chosen[other] in values for other, values in conditions.get(name, {}).items()
     )
@@ -236,7 +236,7 @@ def _extend(names: list[str], axes: Listed, conditions: Conditions, chosen: Poin
 
 
 def _as_sets(conditions: Conditions) -> Conditions:
-    """The conditions with values that are looked up at once, however many there are."""
+    """Returns the conditions with values that are looked up at once, however many there are."""
     return {
         name: {other: frozenset(values) for other, values in needs.items()}
         for name, needs in conditions.items()
@@ -244,7 +244,7 @@ def _as_sets(conditions: Conditions) -> Conditions:
 
 
 def _count(axes: Listed, conditions: Conditions, enough: int) -> int:
-    """Number of points; stops counting at `enough`.
+    """Returns the number of points; stops counting at `enough`.
 
     Only axes that decide about others are walked through; the others multiply.
     """

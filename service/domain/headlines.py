@@ -82,6 +82,6 @@ def _on_test(name: str) -> str:
 
 
 def shared_headline(runs: Iterable[Judged]) -> str | None:
-    """The headline that all runs have in common; None when they are judged by different ones."""
+    """Returns the headline that all runs have in common; None when they are judged by different ones."""
     names = {headline(run) for run in runs}
     return names.pop() if len(names) == 1 else None

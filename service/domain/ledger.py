@@ -49,7 +49,7 @@ class Measured:
         covered_s: time that windows of energy cover.
         energy_kwh: by provenance.
         utilisation_pct: mean over the time of its windows; None = not told.
-        utilisation_provenance: how that came to be.
+        utilisation_provenance: Origin of the utilisation.
         overhead_s: by part, the time that no configuration causes.
     """
 
@@ -65,18 +65,18 @@ class AttemptUsage:
     """An attempt as it is stored, with what its run's devices cost and draw.
 
     Attributes:
-        run_id, number: which attempt.
-        run_state: of its run.
-        state: of the attempt.
+        run_id, number: Run and number of the attempt.
+        run_state: State of its run.
+        state: State of the attempt.
         failure_class: why it failed.
         started_s, ended_s, seen_s: opened, ended (or found dead), last known to be alive; Unix time.
         resumed_from_s: when the checkpoint was taken that it went on from; None = from the beginning, or
             not told.
-        resumed_from_step, last_step: how far it began and came.
-        devices: that it held.
-        price_usd_per_hour, power_w: of all of them.
+        resumed_from_step, last_step: First and last step.
+        devices: Number of devices held.
+        price_usd_per_hour, power_w: Price and power of all its devices.
         placement: id of the devices; None = not known.
-        measured: what it reported.
+        measured: Figures it reported.
     """
 
     run_id: int
@@ -205,7 +205,7 @@ class Ledger(Serializable):
 
 
 def counts_towards_usage(measurement: MeasurementRow) -> bool:
-    """Whether a measurement adds to the energy or the overhead of its attempt."""
+    """Returns whether a measurement adds to the energy or the overhead of its attempt."""
     if measurement.name == OVERHEAD_TIME:
         return measurement.scope in OVERHEAD  # Other scopes are sums, which a run ends with.
     return measurement.name == WINDOW_ENERGY
@@ -217,10 +217,10 @@ def ledger(
     """Returns the ledger of an experiment.
 
     Args:
-        experiment_id: which one.
+        experiment_id: Id of the experiment.
         used: all attempts at its runs.
         placements: the devices that it held.
-        now_s: what has not ended is charged until then, Unix time.
+        now_s: Unix time up to which open attempts are charged.
     """
     used, by_run = list(used), dict[int, list[AttemptUsage]]()
     for attempt in used:
@@ -301,7 +301,7 @@ def _by_part(stretches: Sequence[_Stretch]) -> tuple[Overhead, ...]:
 
 
 def account(run_id: int, state: RunState, used: Sequence[AttemptUsage], *, now_s: float) -> Account:
-    """The account of one run out of all attempts at it."""
+    """Returns the account of one run out of all attempts at it."""
     ordered = sorted(used, key=lambda attempt: attempt.number)
     charges = tuple(
         _charge(attempt, _kept_until_s(attempt, ordered[place + 1 :]), now_s)

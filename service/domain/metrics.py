@@ -45,16 +45,16 @@ DEFAULT_METRICS = ("total_time_s", "cost_usd", "energy_kwh", "accuracy")
 
 
 def default_metrics(runs: Iterable[Ended]) -> tuple[str, ...]:
-    """The project's question in the words of the runs' tasks: their headline metrics for accuracy."""
+    """Returns the project's question in the words of the runs' tasks: their headline metrics for accuracy."""
     headlines = answer_headlines(runs) or ("accuracy",)
     return (*(name for name in DEFAULT_METRICS if name != "accuracy"), *headlines)
 
 
 def evaluation_metrics(runs: Sequence[Ended], known: Container[str]) -> tuple[str, ...]:
-    """What runs that only evaluate are compared by: accuracy, what an example takes, and memory.
+    """Returns what runs that only evaluate are compared by: accuracy, what an example takes, and memory.
 
     Args:
-        runs: that are compared.
+        runs: Runs being compared.
         known: names of the figures that some run has.
     """
     names = dict.fromkeys(("validation_loss", "accuracy", "mrr", *answer_headlines(runs)))
@@ -91,22 +91,22 @@ class Spread(Serializable):
 
 
 def better_of(name: str, headline: str | None = None) -> Better | None:
-    """Which direction wins, as the trainers declare it; None = they declare none.
+    """Returns which direction wins, as the trainers declare it; None = they declare none.
 
     Args:
-        name: of a figure, score or point.
-        headline: by which the runs are judged: what `score` and `best_score` are values of.
+        name: Name of a figure, score or point.
+        headline: Metric by which the runs are judged: `score` and `best_score` are its values.
     """
     figure = figure_of(name, headline)
     return None if figure is None else figure.better
 
 
 def figure_of(name: str, headline: str | None = None) -> Figure | None:
-    """What the trainers declare of a figure; None = nothing.
+    """Returns what the trainers declare of a figure; None = nothing.
 
     Args:
-        name: of a figure, score or point; `test_` before a score means the test part.
-        headline: by which the runs are judged: what `score`, `best_score` and `test_score` are values of.
+        name: Name of a figure, score or point; `test_` before a score means the test part.
+        headline: Metric by which the runs are judged: `score`, `best_score` and `test_score` are its values.
     """
     if name in DECLARED:
         return DECLARED[name]
@@ -123,7 +123,7 @@ def scale_of(name: str) -> Literal["ratio", "difference"]:
 
 
 def finite(value: object) -> float | None:
-    """A figure that can be calculated with; None for anything else, NaN included."""
+    """Returns a figure that can be calculated with; None for anything else, NaN included."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)

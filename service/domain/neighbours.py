@@ -49,7 +49,7 @@ def of_time(kind: Neighbour) -> str:
 
 
 def of_cpus(kind: Neighbour) -> str:
-    """Name of the measurement: mean share of the node's CPUs that they used."""
+    """Returns the name of the measurement: mean share of the node's CPUs that they used."""
     return f"neighbours_{kind}_cpu_pct"
 
 
@@ -103,7 +103,7 @@ def _noticed(run: MeasuredRun) -> list[Neighbour]:
 
 
 def counted(causes: Iterable[Sequence[Neighbour]]) -> dict[str, int]:
-    """How many runs each neighbour disturbed, out of what disturbed each run."""
+    """Returns how many runs each neighbour disturbed, out of what disturbed each run."""
     count = Counter(kind for of_run in causes for kind in of_run)
     return {str(kind): count[kind] for kind in Neighbour if count[kind]}
 
@@ -113,8 +113,8 @@ def in_words(disturbed: int, runs: int, by: Mapping[str, int]) -> str:
 
     Args:
         disturbed: runs that were.
-        runs: of how many.
-        by: how many runs each neighbour disturbed.
+        runs: Total number of runs.
+        by: Number of runs disturbed by each neighbour.
     """
     parts = [
         Neighbour(kind).words + (f" ({count})" if count != disturbed or len(by) > 1 else "")

@@ -26,7 +26,7 @@ class StoredRecord(Serializable):
 
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:
-        """Build the record from a row that has a column for each field."""
+        """Builds the record from a row that has a column for each field."""
         return cls(**{field.name: row[field.name] for field in fields(cls)})
 
 
@@ -260,8 +260,8 @@ class Placement(StoredRecord):
         id: Ray's id of the placement group.
         hardware: catalogue entry of the devices.
         workers: processes on them.
-        devices: how many are held.
-        price_usd_per_hour, power_w: of all of them.
+        devices: Number of devices held.
+        price_usd_per_hour, power_w: Price and power of all its devices.
         placed_s: Ray reserved them, Unix time.
         ready_s: the worker processes could take their first run; None = not yet, or they never could.
         released_s: Ray had them back; None = they are held.
@@ -410,7 +410,7 @@ class MetricSeries(Serializable):
 
     @classmethod
     def of(cls, rows: Sequence[PointRow], bucket_steps: int | None = None) -> Self:
-        """The points of one metric, in the order of their steps."""
+        """Returns the points of one metric, in the order of their steps."""
         return cls(
             steps=[row.step for row in rows],
             values=[row.value for row in rows],
@@ -448,7 +448,7 @@ class NewSeries(Serializable):
 
     @classmethod
     def of(cls, rows: Sequence[PointRow], bucket_steps: int | None = None) -> Self:
-        """The points of one metric, in the order of their steps."""
+        """Returns the points of one metric, in the order of their steps."""
         return cls(
             [row.step for row in rows], [row.value for row in rows], [row.at_s for row in rows], bucket_steps
         )
@@ -495,7 +495,7 @@ class ExperimentStatus(Experiment):
 
     @classmethod
     def of(cls, experiment: Experiment, run_counts: Mapping[RunState, int], **more: Any) -> Self:
-        """An experiment with how many of its runs are in each state, and what a subclass adds."""
+        """Returns an experiment with how many of its runs are in each state, and what a subclass adds."""
         record = {field.name: getattr(experiment, field.name) for field in fields(Experiment)}
         return cls(**record, run_states={state: n for state, n in run_counts.items() if n}, **more)
 

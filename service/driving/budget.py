@@ -13,7 +13,7 @@ class BudgetLimit:
     """The budget under one attempt at an experiment.
 
     Args:
-        context: of the sweep.
+        context: Context of the sweep.
     """
 
     def __init__(self, context: SweepContext) -> None:

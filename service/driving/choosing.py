@@ -57,10 +57,10 @@ class RunChooser:
     """Chooses among the queued runs; those that cannot run at all fail here.
 
     Args:
-        context: of the sweep.
+        context: Context of the sweep.
         live: runs that have their turn.
-        room: in the cluster.
-        budget: of the experiment.
+        room: Room in the cluster.
+        budget: Budget of the experiment.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class RunChooser:
         self._relist = False
 
     def _decides(self, run: Run) -> tuple[object, ...]:
-        """What decides whether a run can start: that of all runs of a group is the same."""
+        """Returns what decides whether a run can start: that of all runs of a group is the same."""
         return (
             (self._suggestions.pending(run), self._suggestions.refused(run)),
             (run.student, run.teacher),

@@ -107,8 +107,8 @@ class Driver:
 
     Args:
         store: the database.
-        settings: of the installation.
-        settings_path: where the experiment's actor reads them.
+        settings: Settings of the installation.
+        settings_path: File from which the experiment's actor reads them.
         experiment_id: the experiment.
         attempt: the experiment's attempt.
     """
@@ -127,7 +127,7 @@ class Driver:
         self._asked_s: float | None = None
 
     def run(self) -> None:
-        """Carry the attempt through to its end.
+        """Carries the attempt through to its end.
 
         Raises:
             StaleAttempt: another attempt is current; nothing was written after that.
@@ -194,7 +194,7 @@ class Driver:
         return actor, self._sweep
 
     def _carry_out(self, actor: ExperimentActorClient, sweep: Sweep, early: EarlyStops, number: int) -> None:
-        """Run until no run is left that may start."""
+        """Runs until no run is left that may start."""
         assert self._stops is not None
         stops = self._stops
         watch = PlacementWatch(
@@ -272,7 +272,7 @@ class Driver:
         self._stops.ask(everything, requests.cancel_runs)
 
     def _give_up(self) -> bool:
-        """Whether runs have not stopped long after they were asked to."""
+        """Returns whether runs have not stopped long after they were asked to."""
         return self._asked_s is not None and time.monotonic() - self._asked_s > GRACE_S
 
     def _lost(self) -> None:
@@ -304,7 +304,7 @@ def end_failed_attempt(store: Store, experiment_id: int, attempt: int, error: Ex
 
 
 def main() -> int:
-    """The process: 0 when the experiment was brought to an end, or belongs to another attempt."""
+    """Returns the process: 0 when the experiment was brought to an end, or belongs to another attempt."""
     parser = argparse.ArgumentParser(prog="python -m service.driving.driver", description=__doc__)
     parser.add_argument("--experiment", type=int, required=True)
     parser.add_argument("--attempt", type=int, required=True)

@@ -28,7 +28,7 @@ class EarlyStops:
     Args:
         store: the database.
         experiment_id: the experiment.
-        spec: of the experiment.
+        spec: Spec of the experiment.
         note: tells people something.
     """
 
@@ -64,7 +64,7 @@ class EarlyStops:
         return frozenset(self._stopped.keys() & live.keys())
 
     def _retried(self, run_id: int, attempt: int) -> bool:
-        """Whether people have retried a run since it was stopped."""
+        """Returns whether people have retried a run since it was stopped."""
         asked = self._stopped.get(run_id, attempt)
         return asked != attempt and any(
             one.number >= asked and one.state is RunState.stopped for one in self._store.attempts(run_id)

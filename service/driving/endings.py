@@ -32,7 +32,7 @@ class Endings:
     """Writes the endings of attempts.
 
     Args:
-        context: of the sweep.
+        context: Context of the sweep.
     """
 
     def __init__(self, context: SweepContext) -> None:
@@ -115,7 +115,7 @@ def experiment_outcome(
     """Returns how an experiment ends whose runs have ended, or will not be started.
 
     Args:
-        runs: of the experiment.
+        runs: Runs of the experiment.
         budget_reached: the limit that keeps queued runs from starting, in words; None = none.
     """
     ended = [run for run in runs if run.state is not RunState.queued]

@@ -17,7 +17,7 @@ class LiveTurn:
 
     Attributes:
         turn: its turn.
-        run: as it was when it got its turn.
+        run: Run as it was when its turn came.
         since_s: when that was, by the monotonic clock.
         assignment: its attempt, once its workers are ready.
     """

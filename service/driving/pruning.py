@@ -35,11 +35,11 @@ def memory_key(spec: ExperimentSpec) -> str:
 
 
 def does_not_fit(spec: ExperimentSpec, failed: ExperimentSpec) -> str | None:
-    """Why a run cannot fit into memory, given one that did not; None when it may.
+    """Returns why a run cannot fit into memory, given one that did not; None when it may.
 
     Args:
-        spec: of a queued run.
-        failed: of the run that ran out of memory.
+        spec: Spec of a queued run.
+        failed: Spec of the run that ran out of memory.
     """
     if memory_key(spec) != memory_key(failed) or spec.micro_size < failed.micro_size:
         return None
@@ -47,11 +47,11 @@ def does_not_fit(spec: ExperimentSpec, failed: ExperimentSpec) -> str | None:
 
 
 def diverges(losses: Sequence[float], factor: float) -> bool:
-    """Whether a loss has risen for good: its newest window's mean is `factor` times the lowest one's.
+    """Returns whether a loss has risen for good: its newest window's mean is `factor` times the lowest one's.
 
     Args:
         losses: by step, in order.
-        factor: how much higher counts, above 1.
+        factor: Ratio above which a loss counts as diverging, above 1.
     """
     if len(losses) < 2 * WINDOW:
         return False

@@ -30,7 +30,7 @@ class QueuedRuns:
     """Queued runs without a turn, as they were listed last.
 
     Args:
-        context: of the sweep.
+        context: Context of the sweep.
         live: runs that have their turn.
         decides: what decides whether the runs of a cell can start.
     """

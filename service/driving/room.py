@@ -23,7 +23,7 @@ class RoomLeft:
     What other experiments hold is not counted: Ray places a run once they have released it.
 
     Args:
-        nodes: of the cluster.
+        nodes: Nodes of the cluster.
         held: shapes of the runs.
     """
 
@@ -48,7 +48,7 @@ class ClusterRoom:
     """The cluster as it was a moment ago, and the shapes that runs may have on it.
 
     Args:
-        context: of the sweep.
+        context: Context of the sweep.
         look: looks at the cluster.
     """
 

@@ -15,7 +15,7 @@ class SourceModels:
     """Finds checkpoints by `run:12`; each is verified once.
 
     Args:
-        context: of the sweep.
+        context: Context of the sweep.
     """
 
     def __init__(self, context: SweepContext) -> None:

@@ -34,7 +34,7 @@ class Suggestions:
         store: the database.
         experiment_id: the experiment.
         attempt: the experiment's attempt.
-        spec: of the experiment.
+        spec: Spec of the experiment.
         catalogue: known hardware.
     """
 
@@ -52,7 +52,7 @@ class Suggestions:
         self._refused: dict[str, str | None] = {}
 
     def pending(self, run: Run) -> bool:
-        """Whether the run has no axis values yet."""
+        """Returns whether the run has no axis values yet."""
         return self._spec.search.info.suggests and not run.point
 
     def refused(self, run: Run) -> str | None:
@@ -64,11 +64,11 @@ class Suggestions:
         return self._refused[run.cell]
 
     def give(self, index: int, runs: Sequence[Run]) -> None:
-        """Suggest the axis values of a run and of those that differ from it by seed; stored at once.
+        """Suggests the axis values of a run and of those that differ from it by seed; stored at once.
 
         Args:
             index: position in the grid of a run without axis values.
-            runs: of the experiment.
+            runs: Runs of the experiment.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
@@ -100,7 +100,7 @@ class Suggestions:
             return self._spec.at({}, self._catalogue, infeasible=True), str(error)
 
     def _outcome(self, group: Sequence[Run]) -> Suggestion:
-        """What became of a suggestion, over its seeds."""
+        """Returns what became of a suggestion, over its seeds."""
         point = group[0].point
         if any(run.state not in TERMINAL_RUN_STATES for run in group):
             return Suggestion(point, Outcome.running)
@@ -119,7 +119,7 @@ class Suggestions:
         return Suggestion(point, Outcome.valued, mean)
 
     def _value(self, run: Run) -> float | None:
-        """The metric at the run's end; read once."""
+        """Returns the metric at the run's end; read once."""
         key = (run.id, run.attempt)
         if key not in self._values:
             metric = self._spec.search.metric

@@ -45,7 +45,7 @@ class Sweep:
         settings: folders for the runs' configurations.
         experiment_id: the experiment.
         attempt: the experiment's attempt; the fence of all that is written here.
-        spec: of the experiment.
+        spec: Spec of the experiment.
         catalogue: known hardware.
         capacity: looks at the cluster.
         note: adds an event to the experiment.
@@ -100,7 +100,7 @@ class Sweep:
         return self.stopping is not None or self._budget.reached is not None
 
     def recover(self) -> None:
-        """Take back every turn, because no trial is left; runs with an open attempt are queued again.
+        """Takes back every turn, because no trial is left; runs with an open attempt are queued again.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
@@ -114,7 +114,7 @@ class Sweep:
         )
 
     def next_turn(self) -> Turn | Wait:
-        """Give the next run that the cluster could hold a turn.
+        """Gives the next run that the cluster could hold a turn.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
@@ -134,10 +134,10 @@ class Sweep:
             return Wait.later
 
     def open(self, turn: Turn, ready: Ready) -> Assignment | None:
-        """Open the attempt of a run whose workers are ready; waits for the database when it is unavailable.
+        """Opens the attempt of a run whose workers are ready; waits for the database when it is unavailable.
 
         Args:
-            turn: of the run.
+            turn: Turn of the run.
             ready: its workers' report.
 
         Returns:
@@ -150,7 +150,7 @@ class Sweep:
         return wait_out(lambda: self._open(turn, ready), "a run's attempt")
 
     def wanted(self, turn: Turn) -> bool:
-        """Whether a run that is not placed yet is still to run, where its turn says."""
+        """Returns whether a run that is not placed yet is still to run, where its turn says."""
         live = self._live.of(turn)
         if self._closed or live is None:
             return False
@@ -158,14 +158,14 @@ class Sweep:
         return not (waited and self._room.misplaced(live.run, turn.shape))
 
     def drop(self, turn: Turn) -> None:
-        """Take a turn back that has led to no attempt; the run stays as it is."""
+        """Takes a turn back that has led to no attempt; the run stays as it is."""
         live = self._live.of(turn)
         if live is not None and live.assignment is None:
             self._live.remove(turn)
             self._chooser.relist()
 
     def tell_waiting(self, starting: Iterable[Shape]) -> None:
-        """Store what runs without room wait for, and behind whom; called from time to time.
+        """Stores what runs without room wait for, and behind whom; called from time to time.
 
         Args:
             starting: shapes of workers that are placed and not ready yet: their runs have room.
@@ -187,7 +187,7 @@ class Sweep:
             logger.warning("the database is unavailable; cannot store what runs are waiting for: %s", error)
 
     def ended(self, turn: Turn, ending: Ending) -> None:
-        """Write what became of a turn; waits for the database when it is unavailable.
+        """Writes what became of a turn; waits for the database when it is unavailable.
 
         Workers that fail before they are ready get an attempt that ends at once: failures are counted there.
 
@@ -209,7 +209,7 @@ class Sweep:
             wait_out(lambda: self._chooser.prune(live.run), "what does not fit into memory")
 
     def final_state(self) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
-        """Where the experiment goes, now that nothing is live and nothing will be handed out."""
+        """Returns where the experiment goes, now that nothing is live and nothing will be handed out."""
         if self.stopping is StopReason.pause:
             return ExperimentState.paused, None
         if self.stopping is StopReason.cancel:
@@ -219,7 +219,7 @@ class Sweep:
         return experiment_outcome(self._context.runs(), self._budget.reached)
 
     def conclude(self) -> ExperimentState | None:
-        """End the experiment; None = people asked for more since the sweep was over: carry on.
+        """Ends the experiment; None = people asked for more since the sweep was over: carry on.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.

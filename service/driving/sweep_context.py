@@ -22,7 +22,7 @@ class SweepContext:
         settings: folders for the runs' configurations.
         experiment_id: the experiment.
         attempt: the experiment's attempt; the fence of all that the sweep writes.
-        spec: of the experiment.
+        spec: Spec of the experiment.
         catalogue: known hardware.
         note: adds an event to the experiment.
     """

@@ -55,7 +55,7 @@ class OnlyHere(Generic[Kept]):
     Tune saves copies of what it is given, for a restart that never happens here; those hold nothing.
 
     Args:
-        value: what is kept.
+        value: Value to keep.
     """
 
     def __init__(self, value: Kept) -> None:
@@ -78,13 +78,13 @@ def run_sweep(
     reuse: bool,
     give_up: Callable[[], bool],
 ) -> None:
-    """Run until the sweep gives no more turns and every trial has ended.
+    """Runs until the sweep gives no more turns and every trial has ended.
 
     Args:
-        sweep: what to run.
-        actor: of the experiment.
-        watch: of the devices that the trials hold.
-        folder: for Tune's and Train's own files.
+        sweep: Sweep to run.
+        actor: Actor of the experiment.
+        watch: Watch of the devices held by the trials.
+        folder: Folder for Tune's and Train's own files.
         name: unique among all sweeps in the folder.
         reuse: whether runs of one shape may use the same process in turn.
         give_up: asked between steps; True ends all trials at once.
@@ -133,7 +133,7 @@ def run_sweep(
 
 
 def _failure_of(trial: Any) -> tuple[FailureClass, str]:
-    """Why a trial ended that has reported no ending, from the error that Tune has kept in a file."""
+    """Returns why a trial ended that has reported no ending, from the error that Tune has kept in a file."""
     from ray import cloudpickle
 
     path = trial.pickled_error_file
@@ -204,7 +204,7 @@ def _searcher(
                 sweep.value.ended(turn, Ending("failed", failure=_failure_of(trial)))
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-            """Tune gives up a trial whose process it cannot reuse without telling the searcher."""
+            """Tunes gives up a trial whose process it cannot reuse without telling the searcher."""
             missing = len(self.given)
             for trial in reversed(trials):
                 if not missing:
@@ -218,7 +218,7 @@ def _searcher(
                 sweep.value.tell_waiting(watch.value.starting())
 
         def remind(self) -> None:
-            """Repeat all grants: an actor that was restarted knows none."""
+            """Repeats all grants: an actor that was restarted knows none."""
             self.reminded_s = time.monotonic()
             try:
                 actor.value.grant(self.grants)
@@ -265,7 +265,7 @@ def _searcher(
             # After an error without an ending, `Steps` finds out why next.
 
         def forget(self, trial_id: str) -> Turn | None:
-            """Take a trial off the books."""
+            """Takes a trial off the books."""
             turn = self.given.pop(trial_id, None)
             if turn is not None:
                 self.grants.pop(turn.name, None)

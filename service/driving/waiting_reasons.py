@@ -14,7 +14,7 @@ class WaitingReasons:
     """Stores the reasons as they change.
 
     Args:
-        context: of the sweep.
+        context: Context of the sweep.
     """
 
     def __init__(self, context: SweepContext) -> None:
@@ -47,8 +47,8 @@ def waits_for(shape: Shape, others: Sequence[Held]) -> str:
     """Returns what a run waits for, and behind whom.
 
     Args:
-        shape: of the run.
-        others: what other experiments hold.
+        shape: Shape of the run.
+        others: Resources held by other experiments.
     """
     what = in_words(dict(shape.resources))
     if shape.workers > 1:

@@ -43,10 +43,10 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        subject: what was looked at, in a word or two.
-        health: how it stands.
-        detail: what was found, in one line.
-        fix: what to do; empty when nothing is to be done.
+        subject: Subject of the check, in a word or two.
+        health: Result of the check.
+        detail: Finding, in one line.
+        fix: What to do; empty when nothing is needed.
     """
 
     subject: str
@@ -56,7 +56,7 @@ class Finding:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """All findings, the cheap ones first; a check that fails itself is a finding too."""
+    """Yields all findings, the cheap ones first; a check that fails itself is a finding too."""
     checks: tuple[tuple[str, Callable[[Settings], Iterator[Finding]]], ...] = (
         ("python", _python),
         ("data folder", _data_folder),

@@ -43,10 +43,10 @@ class LocalRay:
 
     Attributes:
         address: `host:port` of the head (GCS), for `ray.init`.
-        dashboard_url: for people, and for submitting jobs.
+        dashboard_url: Address for people, and for submitting jobs.
         environment: variables that a process needs to reach this Ray; `start` has put them into
             `os.environ` already, so child processes have them.
-        token: what the dashboard asks for once; None on a cluster that was not started here.
+        token: Token that the dashboard asks for once; None on a cluster that was not started here.
     """
 
     address: str
@@ -61,7 +61,7 @@ class LocalRay:
     def start(
         cls, settings: Settings, num_cpus: int | None = None, *, include_dashboard: bool = True
     ) -> LocalRay:
-        """Start Ray on this machine and wait until it can take jobs (about 7 s).
+        """Starts Ray on this machine and waits until it can take jobs (about 7 s).
 
         Call it before the first `import ray`: Ray reads its authentication mode once.
 
@@ -173,7 +173,7 @@ class LocalRay:
         return self._head is None or self._head.poll() is None
 
     def stop(self) -> None:
-        """End every process of a Ray that was started here; leaves an existing cluster alone."""
+        """Ends every process of a Ray that was started here; leaves an existing cluster alone."""
         if self._head is None:
             return
         assert self._head.stdin is not None

@@ -43,7 +43,7 @@ class Addresses:
     Attributes:
         api_url: base URL of the API and of its documentation pages.
         ray_dashboard_url: dashboard of the Ray that does the work.
-        ray_token: what that dashboard asks for once; None on a cluster that was there before.
+        ray_token: Token that the dashboard asks for once; None on a cluster that was already running.
         ray_was_there: the cluster was named by `RAY_ADDRESS` and is left running.
         logs: folder with the log of each part.
     """
@@ -81,7 +81,7 @@ class LocalService:
         """Nothing is started yet.
 
         Args:
-            settings: of the installation; port 0 = any free port.
+            settings: Settings of the installation; port 0 = any free port.
             num_cpus: CPUs that a local Ray hands out; None = those of the machine.
             report: receives one line at each stage of starting and stopping.
         """
@@ -93,7 +93,7 @@ class LocalService:
         self._logs = settings.data_dir / "logs"
 
     def start(self) -> Addresses:
-        """Migrate, start Ray, the API and the scheduler, and wait until they serve.
+        """Migrates, starts Ray, the API and the scheduler, and waits until they serve.
 
         Raises:
             ServiceStartError: after everything that had started was ended again.
@@ -165,7 +165,7 @@ class LocalService:
         )
 
     def died(self) -> str | None:
-        """Which part ended by itself, with the end of its log; None while all of them live."""
+        """Returns which part ended by itself, with the end of its log; None while all of them live."""
         for part in self._parts:
             code = part.process.poll()
             if code is not None:
@@ -178,7 +178,7 @@ class LocalService:
         return None
 
     def stop(self) -> None:
-        """End every part that was started: the scheduler first, Ray last. Safe to call twice."""
+        """Ends every part that was started: the scheduler first, Ray last. Safe to call twice."""
         while self._parts:
             part = self._parts[-1]
             _end(part.process)
@@ -197,7 +197,7 @@ class LocalService:
 
 
 def end_with_parent(stream: IO[bytes], end: Callable[[], None]) -> None:
-    """Call `end` when the parent's end of a pipe closes, however the parent ended."""
+    """Calls `end` when the parent's end of a pipe closes, however the parent ended."""
 
     def watch() -> None:
         while stream.read(1024):
@@ -208,7 +208,7 @@ def end_with_parent(stream: IO[bytes], end: Callable[[], None]) -> None:
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """The `STILLHOUSE_` variables from which a child process reads the same settings."""
+    """Returns the `STILLHOUSE_` variables from which a child process reads the same settings."""
     variables = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)
@@ -232,7 +232,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Say that a port is taken before anything is started."""
+    """Says that a port is taken before anything is started."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -253,7 +253,7 @@ def _free_port(host: str) -> int:
 
 
 def _reachable(host: str) -> str:
-    """An address that this machine can connect to, for one that is listened on."""
+    """Returns an address that this machine can connect to, for one that is listened on."""
     if host in ("0.0.0.0", ""):
         return "127.0.0.1"
     if host == "::":

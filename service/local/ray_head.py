@@ -26,7 +26,7 @@ _GRACE_S = 3.0
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command until it ends or the parent does; the exit status says which (0 = the parent)."""
+    """Runs the command until it ends or the parent does; the exit status says which (0 = the parent)."""
     folder, command = Path(arguments[0]), arguments[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
 
 
 def end_descendants() -> None:
-    """Ask every process below this one to end, then kill those that stay."""
+    """Asks every process below this one to end, then kill those that stay."""
     me = psutil.Process()
     for process in me.children():
         process.terminate()

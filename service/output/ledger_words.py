@@ -24,7 +24,7 @@ def energy(parts: Mapping[str, float]) -> str:
 
 
 def time(charge: Charge) -> str:
-    """How long the attempt is charged for."""
+    """Returns how long the attempt is charged for."""
     return ("~" if charge.until == "its last heartbeat" else "") + duration(charge.time_s)
 
 
@@ -58,7 +58,7 @@ def sentences(total: Sum, overhead: Sequence[Overhead] = ()) -> list[str]:
     """Returns the sum in words, and what of it was retries, lost work or overhead.
 
     Args:
-        total: of an experiment or a run.
+        total: Total of an experiment or a run.
         overhead: its parts; only an experiment has them.
     """
     said = [

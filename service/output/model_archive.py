@@ -22,7 +22,7 @@ class BrokenModel(Exception):
 
 
 def unpack(chunks: Iterable[bytes], folder: Path) -> dict[str, Any]:
-    """Write a model that comes as a tar archive to a folder: whole and verified, or not at all.
+    """Writes a model that comes as a tar archive to a folder: whole and verified, or not at all.
 
     Args:
         chunks: the archive, as it comes.

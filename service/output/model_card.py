@@ -35,13 +35,13 @@ class Told:
     Attributes:
         run: the run.
         which: `best` or `last`, of its checkpoints.
-        step: of the checkpoint.
-        score: of the best checkpoint, by the headline; None when it is not known.
+        step: Step of the checkpoint.
+        score: Headline score of the best checkpoint; None when unknown.
         spec: the run's spec without axes, as a document.
         spec_sha256: hash of the experiment's canonical spec.
         summary: figures by name; empty until the run has ended.
         measurements: with unit and provenance.
-        facts: of the attempt that trained last.
+        facts: Facts of the last attempt that trained.
     """
 
     run: Run
@@ -56,7 +56,7 @@ class Told:
 
 
 def model_card(told: Told) -> str:
-    """The card as Markdown with YAML front matter, in the form that the Hugging Face hub reads."""
+    """Returns the card as Markdown with YAML front matter, in the form that the Hugging Face hub reads."""
     front = yaml.safe_dump(_front_matter(told), sort_keys=False, allow_unicode=True).rstrip()
     parts = [f"---\n{front}\n---", *_sections(told)]
     return "\n\n".join(parts) + "\n"
@@ -107,7 +107,7 @@ def _test_scores(told: Told) -> dict[str, float]:
 
 
 def _scores_of_this_checkpoint(told: Told) -> dict[str, float]:
-    """What is known of the exported weights, not of those that the run ended with."""
+    """Returns what is known of the exported weights, not of those that the run ended with."""
     found: dict[str, float] = {}
     if told.which == "best" and told.score is not None:
         found[headline(told.run)] = told.score
@@ -227,5 +227,5 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that stays in its cell and its line."""
+    """Returns text that stays in its cell and its line."""
     return " ".join(text.split()).replace("|", "\\|")

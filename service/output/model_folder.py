@@ -44,8 +44,8 @@ class ModelFolder:
     """The files of a model, open: a checkpoint that is pruned meanwhile is still read to its end.
 
     Attributes:
-        name: for the folder.
-        files: in the order in which they are sent, the manifest first.
+        name: Name of the folder.
+        files: Files in the order in which they are sent, the manifest first.
     """
 
     name: str
@@ -57,7 +57,7 @@ class ModelFolder:
         return sum(512 + -(-file.size // 512) * 512 for file in self.files) + 1024
 
     def tar(self) -> Iterator[bytes]:
-        """The files as an uncompressed tar archive."""
+        """Yields the files as an uncompressed tar archive."""
         try:
             for file in self.files:
                 header = tarfile.TarInfo(file.name)
@@ -76,19 +76,19 @@ class ModelFolder:
             self.close()
 
     def close(self) -> None:
-        """Close the files; `tar` does so at its end."""
+        """Closes the files; `tar` does so at its end."""
         for file in self.files:
             file.content.close()
 
 
 def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> ModelFolder:
-    """The model of a run's best or last checkpoint.
+    """Returns the model of a run's best or last checkpoint.
 
     Args:
-        store: where the run's record is.
-        settings: where its checkpoints lie.
+        store: Store with the run's record.
+        settings: Settings that locate its checkpoints.
         run_id: the run.
-        which: of its checkpoints.
+        which: Checkpoint to open.
 
     Raises:
         NotFound: there is no such run.
@@ -134,7 +134,7 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
 
 
 def tokenizer_files(tokenizer: bytes, max_length: int) -> dict[str, bytes]:
-    """What `AutoTokenizer` reads, from the one file that says all of it."""
+    """Returns what `AutoTokenizer` reads, from the one file that says all of it."""
     document = json.loads(tokenizer)
     vocabulary: Mapping[str, int] = document["model"]["vocab"]
     normalizer = document.get("normalizer") or {}

@@ -19,7 +19,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def predictions_file(store: Store, settings: Settings, run_id: int) -> Path:
-    """The Parquet file of a run's predictions, or of the run that it reuses.
+    """Returns the Parquet file of a run's predictions, or of the run that it reuses.
 
     Raises:
         NotFound: there is no such run.
@@ -42,10 +42,10 @@ def predictions_file(store: Store, settings: Settings, run_id: int) -> Path:
 
 
 def unit_scores(settings: Settings, source: Run) -> Mapping[str, float]:
-    """Each test unit's share of a run's headline, by the unit's name.
+    """Returns each test unit's share of a run's headline, by the unit's name.
 
     Args:
-        settings: where runs keep their files.
+        settings: Settings that locate the runs' files.
         source: the run that was trained: of one that reuses another, that one (`Store.source_of`).
 
     Raises:
@@ -62,7 +62,7 @@ def unit_scores(settings: Settings, source: Run) -> Mapping[str, float]:
 
 
 def known_scores(store: Store, settings: Settings, run: Run) -> Mapping[str, float] | None:
-    """The same of any run; None where there are none on this machine."""
+    """Returns the same of any run; None where there are none on this machine."""
     try:
         return unit_scores(settings, store.source_of(run))
     except NoPredictions:
@@ -70,7 +70,7 @@ def known_scores(store: Store, settings: Settings, run: Run) -> Mapping[str, flo
 
 
 def json_lines(file: Path) -> Iterator[bytes]:
-    """The predictions of a file as JSON lines: `unit`, `score`, `prediction`, `truth`.
+    """Yields the predictions of a file as JSON lines: `unit`, `score`, `prediction`, `truth`.
 
     Raises:
         NoPredictions: it cannot be read.
@@ -81,7 +81,7 @@ def json_lines(file: Path) -> Iterator[bytes]:
 
 
 def raw(file: Path) -> Iterator[bytes]:
-    """The file's bytes in pieces.
+    """Yields the file's bytes in pieces.
 
     Raises:
         NoPredictions: it cannot be read.

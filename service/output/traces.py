@@ -22,7 +22,7 @@ class NoTrace(Exception):
 
 
 def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
-    """A run's timeline as it lies on the disk: a document in Chrome's trace-event format.
+    """Returns a run's timeline as it lies on the disk: a document in Chrome's trace-event format.
 
     Raises:
         NotFound: there is no such run.
@@ -44,7 +44,7 @@ def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
 
 
 def read_kernel_trace(store: Store, settings: Settings, run_id: int, rank: int) -> bytes:
-    """The profiler's trace of a worker's profiled steps, a document in Chrome's trace-event format.
+    """Returns the profiler's trace of a worker's profiled steps, a document in Chrome's trace-event format.
 
     Raises:
         NotFound: there is no such run.
@@ -79,8 +79,8 @@ class Bar:
 
     Attributes:
         row: name of the worker.
-        phase: what it did.
-        begin_ms, end_ms: from the beginning of the step.
+        phase: Phase of the step.
+        begin_ms, end_ms: Milliseconds from the beginning of the step.
         micro_batch: 0-based; None where there is none.
     """
 
@@ -98,7 +98,7 @@ class TracedStep:
     Attributes:
         step: 1-based.
         rows: names of the workers, by rank.
-        bars: of all rows.
+        bars: Bars of all rows.
     """
 
     step: int
@@ -107,7 +107,7 @@ class TracedStep:
 
 
 def typical_step(document: Mapping[str, Any]) -> TracedStep:
-    """The step of a trace that takes the median time.
+    """Returns the step of a trace that takes the median time.
 
     Raises:
         ValueError: the document is no trace of this service.
@@ -143,7 +143,7 @@ def typical_step(document: Mapping[str, Any]) -> TracedStep:
 
 
 def traced_step(settings: Settings, run: Run) -> TracedStep | None:
-    """A typical step of a run; None where it keeps no trace that can be read here."""
+    """Returns a typical step of a run; None where it keeps no trace that can be read here."""
     try:
         path = newest_file(checkpoints_of(settings, run), TRACE)
         return None if path is None else typical_step(json.loads(path.read_bytes()))

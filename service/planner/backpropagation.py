@@ -24,11 +24,11 @@ class Layer:
     """A layer, or a bucket of layers that is exchanged at once.
 
     Attributes:
-        name: for people.
+        name: Display name.
         compute_ms: its backward computation.
         communication_ms: the exchange of its gradients; 0 = it has none.
-        gradient_bytes: that are exchanged; only `into_buckets` uses them.
-        sent_bytes: of these after compression; likewise.
+        gradient_bytes: Bytes to exchange; only `into_buckets` uses them.
+        sent_bytes: The same after compression; likewise.
     """
 
     name: str
@@ -75,10 +75,10 @@ class BackwardEstimate:
 
 
 def predict(layers: Sequence[Layer], *, overhead_ms: float = OVERHEAD_MS) -> BackwardEstimate:
-    """Overlap the layers' exchanges with the computation of the layers after them.
+    """Overlaps the layers' exchanges with the computation of the layers after them.
 
     Args:
-        layers: in the order of the backward pass, the output's first.
+        layers: Layers in the order of the backward pass, the output's first.
         overhead_ms: constant added to the pass.
 
     Raises:
@@ -106,7 +106,7 @@ def into_buckets(layers: Sequence[Layer], first_bytes: int, bucket_bytes: int) -
     """Layers, or their tensors, as DDP exchanges them: gathered until a bucket is full.
 
     Args:
-        layers: in the order of the backward pass, with `gradient_bytes`.
+        layers: Layers in the order of the backward pass, with `gradient_bytes`.
         first_bytes: capacity of the first bucket.
         bucket_bytes: capacity of the others.
 
@@ -140,13 +140,13 @@ def into_buckets(layers: Sequence[Layer], first_bytes: int, bucket_bytes: int) -
 def ring_all_reduce_ms(
     size_bytes: float, workers: int, *, bandwidth_gb_s: float, latency_ms: float = 0.0
 ) -> float:
-    """Time of a ring all-reduce: each worker sends 2(N-1)/N of the bytes, in 2(N-1) turns.
+    """Returns the time of a ring all-reduce: each worker sends 2(N-1)/N of the bytes, in 2(N-1) turns.
 
     Args:
-        size_bytes: of the gradients.
+        size_bytes: Size of the gradients.
         workers: N; with one there is nothing to send.
-        bandwidth_gb_s: of one worker's link, in GB/s.
-        latency_ms: of one turn.
+        bandwidth_gb_s: Bandwidth of one worker's link, in GB/s.
+        latency_ms: Latency of one turn.
 
     Raises:
         ValueError: fewer than one worker, or no bandwidth.
@@ -162,7 +162,7 @@ def ring_all_reduce_ms(
 
 
 def compute_ms(flops: float, *, tflops: float) -> float:
-    """Time of so many floating-point operations at an achieved rate, in TFLOP/s.
+    """Returns the time of so many floating-point operations at an achieved rate, in TFLOP/s.
 
     Raises:
         ValueError: no rate.

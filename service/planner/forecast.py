@@ -45,7 +45,7 @@ class Likeness:
     """A tier of similarity.
 
     Attributes:
-        words: what is the same beyond the rule's fields.
+        words: What is the same beyond the rule's fields.
         floor: least factor between the estimate and an end of its interval.
     """
 
@@ -68,7 +68,7 @@ class Past:
     Attributes:
         spec: with its axis values written in.
         steps: optimizer updates.
-        total_time_s, setup_time_s: of its summary.
+        total_time_s, setup_time_s: Times from its summary.
         energy_kwh: None = not told.
     """
 
@@ -105,9 +105,9 @@ class RunForecast:
     """One run of a cell.
 
     Attributes:
-        time_s: from opening to end.
-        cost_usd, energy_kwh, device_hours: what it takes.
-        basis: in words.
+        time_s: Time from opening to end.
+        cost_usd, energy_kwh, device_hours: Resources used.
+        basis: Basis of the forecast, in words.
         from_history: whether finished runs are behind it.
     """
 
@@ -153,7 +153,7 @@ class Cell:
 
     Attributes:
         spec: with the axis values written in.
-        runs: how many it stands for.
+        runs: Number of runs it stands for.
         encoder: size of its student; None = not known unread.
     """
 
@@ -165,10 +165,10 @@ class Cell:
 def forecast(
     spec: ExperimentSpec, cells: Sequence[Cell], past: Sequence[Past], catalogue: Mapping[str, Hardware]
 ) -> GridForecast:
-    """What a grid will take.
+    """Returns what a grid will take.
 
     Args:
-        spec: of the experiment, for its budget and its search.
+        spec: Spec of the experiment, for its budget and its search.
         cells: all grid points, or a sample of them that stands for all.
         past: finished runs.
         catalogue: known hardware.
@@ -218,7 +218,7 @@ def forecast_run(
     past: Sequence[Past],
     catalogue: Mapping[str, Hardware],
 ) -> RunForecast | str:
-    """One run of a resolved spec; or why it cannot be forecast.
+    """Returns one run of a resolved spec; or why it cannot be forecast.
 
     Args:
         spec: without axes.

@@ -30,11 +30,11 @@ def forecast_of(
     *,
     reused: Collection[int] = (),
 ) -> GridForecast:
-    """What a spec's whole grid will take, out of what this installation has run.
+    """Returns what a spec's whole grid will take, out of what this installation has run.
 
     Args:
         spec: valid, axes included.
-        store: where finished runs are.
+        store: Store with finished runs.
         catalogue: known hardware.
         reused: positions of runs that are taken over instead of trained.
     """
@@ -51,7 +51,7 @@ def budget_problems(spec: ExperimentSpec, store: Store, catalogue: Mapping[str, 
 
 
 def read_past(store: Store, specs: list[ExperimentSpec]) -> list[Past]:
-    """The newest finished runs of the same tasks, students and hardware."""
+    """Returns the newest finished runs of the same tasks, students and hardware."""
     statement = history_statements.finished_like(
         {str(spec.task.name) for spec in specs},
         {spec.model.student for spec in specs},

@@ -97,7 +97,7 @@ class Validated(Serializable):
 
     @classmethod
     def of(cls, spec: ExperimentSpec) -> Validated:
-        """The answer about a spec that passed every check."""
+        """Returns the answer about a spec that passed every check."""
         return cls(True, spec.name, spec.sha256(), spec.run_count(), json.loads(spec.canonical_json()))
 
 
@@ -109,7 +109,7 @@ def planned_runs(
     start: int = 0,
     limit: int | None = None,
 ) -> Iterator[PlannedRun]:
-    """The runs from position `start` on, in product order, each judged on its own.
+    """Yields the runs from position `start` on, in product order, each judged on its own.
 
     Args:
         spec: the spec with its axes.

@@ -70,7 +70,7 @@ def assumed_compression(parallel: Parallel, *, bandwidth_gb_s: float) -> Compres
 
     Args:
         parallel: section of the run.
-        bandwidth_gb_s: of a worker's memory.
+        bandwidth_gb_s: Bandwidth of a worker's memory.
     """
     ms_per_mib = MIB / (bandwidth_gb_s * 1e6)
     pack, unpack = TRAITS[parallel.compression].passes

@@ -24,8 +24,8 @@ class Gradient:
     """The gradient of a tensor.
 
     Attributes:
-        size_bytes: in the format of the backward pass.
-        sent_bytes: of the all-reduce that sends as much as its exchange.
+        size_bytes: Size in the format of the backward pass.
+        sent_bytes: Size of the all-reduce that sends as much as its exchange.
     """
 
     size_bytes: int
@@ -37,10 +37,10 @@ class LayerCost:
     """A part of the model, for one micro-batch.
 
     Attributes:
-        name: for people.
+        name: Display name.
         forward_ms, backward_ms: its computation.
-        gradient_bytes: that are exchanged.
-        gradients: of its tensors, in the order of the backward pass; empty = one, sent whole.
+        gradient_bytes: Bytes to exchange.
+        gradients: Gradients of its tensors, in the order of the backward pass; empty = one, sent whole.
     """
 
     name: str
@@ -69,10 +69,10 @@ class Step:
     """A step of one worker that exchanges nothing.
 
     Attributes:
-        layers: in the order of the forward pass, for one micro-batch.
-        rest_ms: what the step takes besides its layers, whatever the number of examples.
-        micro_batches: of the step.
-        examples: of the step.
+        layers: Layers in the order of the forward pass, for one micro-batch.
+        rest_ms: Time of the step outside its layers, independent of the number of examples.
+        micro_batches: Micro-batches per step.
+        examples: Examples per step.
     """
 
     layers: tuple[LayerCost, ...]
@@ -95,8 +95,8 @@ class Link:
     """What an all-reduce goes through.
 
     Attributes:
-        bandwidth_gb_s: of one worker.
-        latency_ms: of one turn of the ring.
+        bandwidth_gb_s: Bandwidth of one worker.
+        latency_ms: Latency of one turn of the ring.
         taken: share of an exchange's time that it takes from a worker that computes meanwhile: the
             processor time that it needs, where no core is idle; 0 = exchanges cost computation nothing.
     """
@@ -107,12 +107,12 @@ class Link:
 
     @classmethod
     def measured(cls, workers: int, *, message_ms: float, ms_per_mib: float, taken: float) -> Link:
-        """The link on which exchanges between so many workers take what was measured.
+        """Returns the link on which exchanges between so many workers take what was measured.
 
         Args:
-            workers: that took part; at least 2.
-            message_ms: of an exchange, whatever its size.
-            ms_per_mib: of its size.
+            workers: Participating workers; at least 2.
+            message_ms: Fixed time of an exchange.
+            ms_per_mib: Time per MiB of a message.
             taken: see `Link`.
         """
         turns = 2 * (workers - 1)
@@ -150,10 +150,10 @@ class Estimate:
         compute_ms: layers and rest.
         communication_ms: all exchanges of gradients.
         compression_ms: packing and unpacking.
-        exposed_ms: what of these, and of the computation that they delay, lengthens the step.
+        exposed_ms: Part of these, and of the computation that they delay, that lengthens the step.
         sent_bytes: gradients of a step after compression.
-        buckets: of a step.
-        speed_up: of one worker's step with the same global batch by this one.
+        buckets: Buckets of a step.
+        speed_up: Speed-up over one worker's step with the same global batch.
     """
 
     workers: int
@@ -176,15 +176,15 @@ def estimate(
     micro_batches: int = 1,
     exchange: Exchange | None = None,
 ) -> Estimate:
-    """The step of a data-parallel run.
+    """Returns the step of a data-parallel run.
 
     Args:
         step: measured or assumed, of one worker with any number of examples.
         link: between the workers.
-        workers: that divide the global batch.
+        workers: Workers that divide the global batch.
         global_size: examples of all of them.
-        micro_batches: of each worker's share.
-        exchange: of gradients; None = in buckets of 25 MiB, whole.
+        micro_batches: Micro-batches of each worker's share.
+        exchange: Gradient exchange; None = uncompressed buckets of 25 MiB.
 
     Raises:
         ValueError: fewer than one worker.
@@ -268,8 +268,8 @@ class Rates:
     """What a worker's device is assumed to achieve.
 
     Attributes:
-        tflops: in matrix products.
-        bandwidth_gb_s: of its memory.
+        tflops: TFLOP/s in matrix products.
+        bandwidth_gb_s: Bandwidth of its memory.
     """
 
     tflops: float
@@ -281,7 +281,7 @@ def assumed(
     examples: int, optimizer_passes: int, rates: Rates,
     payload: Callable[[Sequence[int]], float] | None = None,
 ) -> Step:  # fmt: skip
-    """A step of a BERT that no one has measured: arithmetic by its rate, bytes by theirs.
+    """Returns a step of a BERT that no one has measured: arithmetic by its rate, bytes by theirs.
 
     Forward of a layer on S tokens: 2S (4H^2 + 2HF) + 4 S^2 H operations, backward twice that. The
     embeddings look up their rows, and their gradient is dense: it is written and read once. The rest
@@ -289,11 +289,11 @@ def assumed(
     products, and everything else that a step does are not in it: a step takes longer than that.
 
     Args:
-        layers, hidden, feed_forward, vocabulary, positions: of the model.
-        tokens: of each example.
-        examples: of the step, in one micro-batch.
+        layers, hidden, feed_forward, vocabulary, positions: Sizes of the model.
+        tokens: Tokens per example.
+        examples: Examples of the step, in one micro-batch.
         optimizer_passes: times that the optimizer moves the parameters' bytes: `States.passes`.
-        rates: what the device achieves.
+        rates: Rates achieved by the device.
         payload: bytes sent of a gradient, by its shape; None = its own, fp32.
 
     Raises:

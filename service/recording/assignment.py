@@ -17,11 +17,11 @@ class Turn:
     """A run whose turn has come: it gets a place in the cluster, and only there an attempt.
 
     Attributes:
-        number: of this turn in its sweep.
+        number: Number of this turn in its sweep.
         run_id: the run.
         attempt: number that its next attempt will have.
-        config: what to train.
-        shape: what it takes from the cluster.
+        config: Configuration to train.
+        shape: Resources taken from the cluster.
         isolated: it has processes of its own, used for nothing before or after it.
     """
 
@@ -56,7 +56,7 @@ class Assignment:
     """One attempt at one run, opened for workers that are ready.
 
     Attributes:
-        turn: what to train, and where.
+        turn: What to train, and where.
         attempt: the attempt that was opened for it.
         clock: when the run was submitted and the attempt opened.
     """
@@ -86,7 +86,7 @@ class Grant:
     """The driver's answer to `Ready`.
 
     Attributes:
-        assignment: what to train; None = the run is not wanted any more.
+        assignment: Assignment to train; None = the run is no longer wanted.
     """
 
     assignment: Assignment | None
@@ -98,7 +98,7 @@ class Ending:
 
     Attributes:
         kind: trained to its length, stopped at a step boundary, or failed.
-        stop_reason: for `stopped`.
+        stop_reason: Reason of `stopped`.
         summary: final figures, for `completed` and `stopped`.
         failure: class and one line, for `failed`.
     """

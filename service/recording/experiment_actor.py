@@ -56,7 +56,7 @@ class ExperimentActor:
         self._recorder.request_stops(everything, runs)
 
     async def trouble(self) -> str | None:
-        """Why points on this node's disk wait for the database; None when none does."""
+        """Returns why points on this node's disk wait for the database; None when none does."""
         return self._recorder.trouble
 
     async def ask(self, group: str, order: WorkOrder) -> Ending | None:
@@ -108,7 +108,7 @@ class ExperimentActorClient:
 
     @classmethod
     def start(cls, settings_path: Path, experiment_id: int, attempt: int) -> ExperimentActorClient:
-        """Start the actor on this node."""
+        """Starts the actor on this node."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -188,7 +188,7 @@ class ExperimentActorClient:
         self._call("forget", group)
 
     def close(self) -> None:
-        """Write what waits; nothing is accepted afterwards. An actor that dies meanwhile is waited for."""
+        """Writes what waits; nothing is accepted afterwards. An actor that dies meanwhile is waited for."""
         patiently(lambda: self._call("close"))
 
     def _call(self, method: str, *arguments: Any) -> Any:
@@ -198,7 +198,7 @@ class ExperimentActorClient:
 
 
 def patiently(ask: Callable[[], Answered], patience_s: float = 120.0) -> Answered:
-    """Ask the experiment's actor, over a restart of it.
+    """Asks the experiment's actor, over a restart of it.
 
     Raises:
         RayError: it has not answered for that long.

@@ -33,11 +33,11 @@ class WorkerAddress:
     """Where a worker of a group runs.
 
     Attributes:
-        rank: of the worker.
+        rank: Rank of the worker.
         node: Ray's id of its node.
         host: name of the machine.
         pid: its process there.
-        address: of its node in the cluster.
+        address: Address of its node in the cluster.
         port: free there when it arrived.
         placement: Ray's id of the devices that the group holds.
     """
@@ -66,17 +66,17 @@ class Mailbox:
         self._grants = dict(grants)
 
     def granted(self, trial: str) -> Grant | None:
-        """The trial's side: the driver's answer, once there is one."""
+        """Returns the trial's side: the driver's answer, once there is one."""
         return self._grants.get(trial)
 
     def ask(self, group: str, order: WorkOrder) -> Ending | None:
-        """The trial's side: this is wanted; what came of it, once that is known."""
+        """Returns the trial's side: this is wanted; what came of it, once that is known."""
         self._orders[group] = order
         delivery = self._deliveries.get(group)
         return delivery.ending if delivery is not None and delivery.number == order.number else None
 
     def ready(self, group: str) -> tuple[WorkerAddress, ...]:
-        """The trial's side: where those workers run that wait for orders, by rank."""
+        """Returns the trial's side: where those workers run that wait for orders, by rank."""
         ready = self._ready.get(group, {})
         return tuple(ready[rank] for rank in sorted(ready))
 
@@ -86,10 +86,10 @@ class Mailbox:
         """The worker's side: `done` came of the last order; the order after `number`, once there is one.
 
         Args:
-            group: of the worker.
+            group: Group of the worker.
             worker: this one; it is ready from its first call on.
-            done: from rank 0, the last delivery, repeated until an order follows; None from others.
-            number: of the last order that this worker has carried out.
+            done: Last delivery of rank 0, repeated until an order follows; None from others.
+            number: Number of the last order carried out by this worker.
         """
         self._ready.setdefault(group, {})[worker.rank] = worker
         if done is not None:
@@ -98,7 +98,7 @@ class Mailbox:
         return order if order is not None and order.number > number else None
 
     def arrive(self, group: str, worker: WorkerAddress) -> tuple[WorkerAddress, ...]:
-        """The worker's side: it runs here; where those run that have arrived, by rank."""
+        """Returns the worker's side: it runs here; where those run that have arrived, by rank."""
         workers = self._arrived.setdefault(group, {})
         workers[worker.rank] = worker
         return tuple(workers[rank] for rank in sorted(workers))

@@ -37,7 +37,7 @@ class Repeated:
     Args:
         step: the function. `StaleAttempt` ends the repetition.
         every_s: pause between two calls.
-        name: of the thread, and in the log.
+        name: Name of the thread, and in the log.
         on_stale: called when `step` has raised `StaleAttempt`.
     """
 

@@ -35,7 +35,7 @@ class PlacementGroup:
         id: Ray's.
         created_s: when they were reserved, Unix time.
         bundles: amounts by resource, one mapping per worker.
-        labels: of the node of the first bundle.
+        labels: Labels of the node of the first bundle.
     """
 
     id: str
@@ -44,7 +44,7 @@ class PlacementGroup:
     labels: Mapping[str, str]
 
     def holds(self, shape: Shape) -> bool:
-        """Whether it was reserved for workers of a shape."""
+        """Returns whether it was reserved for workers of a shape."""
         wanted = dict(shape.resources)
         return (
             len(self.bundles) == shape.workers
@@ -61,8 +61,8 @@ class PlacementWatch:
     """A thread that follows what the job holds. A context: what is held at its end counts as released.
 
     Args:
-        look: what Ray has reserved for the job now.
-        pricing: what the devices of a shape's workers cost and draw, for all shapes that may be held.
+        look: Returns what Ray has reserved for the job now.
+        pricing: Price and power of a shape's devices, for all shapes that may be held.
         record: stores placements as they are now.
         clock: Unix seconds.
     """
@@ -96,7 +96,7 @@ class PlacementWatch:
         wait_out(self._store, "the end of placements")
 
     def ready(self, ready: Ready) -> None:
-        """Take a trial's report that its workers could begin; the first of a placement counts."""
+        """Takes a trial's report that its workers could begin; the first of a placement counts."""
         if ready.placement is not None:
             with self._lock:
                 self._ready_s.setdefault(ready.placement, ready.at_s)
@@ -111,7 +111,7 @@ class PlacementWatch:
             ]
 
     def look(self) -> None:
-        """Compare what Ray has reserved with what is known, and store what is new."""
+        """Compares what Ray has reserved with what is known, and stores what is new."""
         groups = {group.id: group for group in self._look()}
         now = self._clock()
         with self._lock:

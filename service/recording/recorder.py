@@ -74,7 +74,7 @@ class Recorder:
         self._writer.start()
 
     def submit(self, report: Report) -> Future[Acknowledgement]:
-        """Take a report; the future resolves when its rows are safe."""
+        """Takes a report; the future resolves when its rows are safe."""
         future: Future[Acknowledgement] = Future()
         with self._lock:
             if report.empty or (report.run_id, report.attempt) in self._stale:
@@ -85,7 +85,7 @@ class Recorder:
         return future
 
     def request_stops(self, everything: StopReason | None, runs: Mapping[int, StopReason]) -> None:
-        """Replace what is asked to stop: all runs, or some by id."""
+        """Replaces what is asked to stop: all runs, or some by id."""
         with self._lock:
             self._stop_all = everything
             self._stop_runs = dict(runs)
@@ -96,7 +96,7 @@ class Recorder:
         return self._trouble
 
     def close(self) -> None:
-        """Write what waits, then end."""
+        """Writes what waits, then ends."""
         with self._lock:
             self._closing = True
             self._lock.notify()
@@ -155,7 +155,7 @@ class Recorder:
         return behind and now >= self._away_until_s
 
     def _keep(self, reports: list[Report]) -> bool:
-        """Make reports durable, in the database or on the disk; False when neither takes them."""
+        """Makes reports durable, in the database or on the disk; False when neither takes them."""
         if time.monotonic() >= self._away_until_s:
             try:
                 self._replay()
@@ -190,7 +190,7 @@ class Recorder:
     # -- From the disk to the database -----------------------------------------------------------
 
     def _replay(self) -> None:
-        """Bring what is on the disk into the database, oldest first."""
+        """Brings what is on the disk into the database, oldest first."""
         for spool in list(self._inherited):
             # The lock comes first: once it is held, nothing is added behind what is read.
             ended = spool.lock()
@@ -229,7 +229,7 @@ class Recorder:
             logger.info("stored %d records of %s in the database", spool.found.records - before, spool.path)
 
     def _set_aside_damaged(self, spool: SpoolReader) -> bool:
-        """Keep a damaged spool under another name, and say so in an event; False when it is sound."""
+        """Keeps a damaged spool under another name, and says so in an event; False when it is sound."""
         found = spool.found
         if found.torn_bytes:
             logger.warning("%s ends in %d bytes of an unfinished append", spool.path, found.torn_bytes)
@@ -281,7 +281,7 @@ class Recorder:
             begin({})  # The run has started, whatever is wrong with its facts.
 
     def _store_rows(self, batch: RecordBatch, splits: Iterable[int]) -> frozenset[tuple[int, int]]:
-        """Store a batch without the rows that the database refuses; (run, attempt) that are not current."""
+        """Stores a batch without the rows that the database refuses; (run, attempt) that are not current."""
         try:
             return self._connected().record(batch)
         except OutOfRange as error:
@@ -299,7 +299,7 @@ class Recorder:
     def _set_aside(
         self, attempts: list[tuple[int, int]], rows: Mapping[str, object], error: Exception
     ) -> None:
-        """Keep rows that the database refuses in a file, and say so in an event of their run.
+        """Keeps rows that the database refuses in a file, and says so in an event of their run.
 
         The event comes first: a database that refuses that as well refuses more than these rows.
         """
@@ -325,6 +325,6 @@ class Recorder:
 
 
 def _line(error: Exception) -> str:
-    """The first line of an error, without the statement that SQLAlchemy adds."""
+    """Returns the first line of an error, without the statement that SQLAlchemy adds."""
     lines = str(getattr(error, "orig", None) or error).strip().splitlines()
     return (lines or [type(error).__name__])[0][:300]

@@ -45,7 +45,7 @@ class Report:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Report:
-        """The inverse of `to_bytes`."""
+        """Returns the inverse of `to_bytes`."""
         document = json.loads(text)
         rows, started = document["rows"], document["started"]
         return cls(
@@ -81,7 +81,7 @@ class Acknowledgement:
 
 
 def merge(reports: list[Report]) -> RecordBatch:
-    """The rows of many reports as one batch, in their order."""
+    """Returns the rows of many reports as one batch, in their order."""
     batch = RecordBatch()
     for report in reports:
         batch.points.extend(report.rows.points)

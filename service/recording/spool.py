@@ -143,7 +143,7 @@ class SpoolReader:
         self.found.position = end
 
     def _is_torn(self, length: int | None, left: int) -> bool:
-        """Whether what is left, behind the last whole frame, is an append that was cut off."""
+        """Returns whether what is left, behind the last whole frame, is an append that was cut off."""
         if left < _HEADER_SIZE:
             return True
         if length is not None:

@@ -38,7 +38,7 @@ class Admission:
 
 
 def read_spec(text: bytes, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:
-    """Parse and validate.
+    """Parses and validate.
 
     Raises:
         SpecError: with the first problems found.
@@ -55,11 +55,11 @@ def admit(
     now_s: float,
     find_run: FindRun | None = None,
 ) -> Admission:
-    """Check a submission completely: fields, grid, paths and, with a fresh snapshot, capacity.
+    """Checks a submission completely: fields, grid, paths and, with a fresh snapshot, capacity.
 
     Args:
         text: the spec, YAML or JSON.
-        settings: where paths may lie.
+        settings: Settings with the allowed roots.
         catalogue: known hardware.
         snapshot: the cluster as the scheduler last saw it; None = not known.
         now_s: Unix time, to judge the snapshot's age.
@@ -83,7 +83,7 @@ def admit_spec(
     find_run: FindRun | None = None,
     find_equal: FindEqual | None = None,
 ) -> Admission:
-    """What `admit` does after the spec itself is known to be valid.
+    """Returns what `admit` does after the spec itself is known to be valid.
 
     Args:
         find_equal: looks up runs that may be reused; None = none is.
@@ -105,7 +105,7 @@ def admit_spec(
 def checked_plans(
     spec: ExperimentSpec, settings: Settings, catalogue: Mapping[str, Hardware], find_run: FindRun | None
 ) -> list[RunPlan]:
-    """The runs of a spec, checked in all that neither the cluster nor earlier runs' figures decide.
+    """Returns the runs of a spec, checked in all that neither the cluster nor earlier runs' figures decide.
 
     Raises:
         SpecError: with the first problems of the first kind that has any.
@@ -137,7 +137,7 @@ def _time_limit() -> Callable[[], None]:
 
 
 def fresh(snapshot: ClusterSnapshot | None, now_s: float) -> ClusterSnapshot | None:
-    """The snapshot when it can be relied on: the cluster answered, not long ago."""
+    """Returns the snapshot when it can be relied on: the cluster answered, not long ago."""
     if snapshot is None or not snapshot.reachable or now_s - snapshot.at_s > SNAPSHOT_AGE_S:
         return None
     return snapshot
@@ -146,7 +146,7 @@ def fresh(snapshot: ClusterSnapshot | None, now_s: float) -> ClusterSnapshot | N
 def _capacity_problems(
     plans: Sequence[RunPlan], snapshot: ClusterSnapshot, catalogue: Mapping[str, Hardware]
 ) -> Iterator[Problem]:
-    """One problem per kind of demand that the whole cluster could not meet.
+    """Yields one problem per kind of demand that the whole cluster could not meet.
 
     Where hardware is an axis and the cluster has some of it, the cells of the rest wait for nodes.
     """

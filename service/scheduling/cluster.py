@@ -43,7 +43,7 @@ class ClusterNode(Serializable):
     """What it is called, by Ray label name."""
 
     def has(self, labels: Mapping[str, str]) -> bool:
-        """Whether it answers and carries all these labels."""
+        """Returns whether it answers and carries all these labels."""
         return self.alive and all(
             (self.id if name == NODE_ID else self.labels.get(name)) == value for name, value in labels.items()
         )
@@ -61,8 +61,8 @@ class ClusterSnapshot:
     Attributes:
         at_s: when it was looked at, Unix seconds.
         reachable: whether Ray answered.
-        dashboard_url: for people, when there is a dashboard.
-        nodes: as Ray lists them.
+        dashboard_url: Address for people, when there is a dashboard.
+        nodes: Nodes as listed by Ray.
     """
 
     at_s: float
@@ -101,7 +101,7 @@ class ClusterSnapshot:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> ClusterSnapshot:
-        """The inverse of `to_document`."""
+        """Returns the inverse of `to_document`."""
         return cls(
             at_s=document["at_s"],
             reachable=document["reachable"],
@@ -129,7 +129,7 @@ class Cluster(Serializable):
 
     @classmethod
     def of(cls, snapshot: ClusterSnapshot | None, now_s: float) -> Cluster:
-        """The cluster in a scheduler's snapshot; None when no scheduler ever wrote one."""
+        """Returns the cluster in a scheduler's snapshot; None when no scheduler ever wrote one."""
         if snapshot is None:
             return cls(None, None, reachable=False, dashboard_url=None, nodes=(), totals={})
         return cls(
@@ -151,7 +151,7 @@ def _sum(parts: Any) -> dict[str, float]:
 
 
 def worker_resources(spec: ExperimentSpec, catalogue: Mapping[str, Hardware] = CATALOGUE) -> dict[str, float]:
-    """What one worker of a resolved spec reserves, by Ray's resource name.
+    """Returns what one worker of a resolved spec reserves, by Ray's resource name.
 
     Raises:
         ValueError: for hardware that is not in the catalogue.
@@ -176,8 +176,8 @@ class Hold:
 
     Attributes:
         workers: processes.
-        resources: of each of them, by Ray's resource name; together all that is to be held.
-        labels: of the nodes that they may run on.
+        resources: Resources of each, by Ray's resource name; together all that is to be held.
+        labels: Labels of the nodes that they may run on.
     """
 
     workers: int
@@ -195,7 +195,7 @@ def exclusive_holds(
 
     Args:
         spec: without axes, as in `RunPlan.spec`.
-        nodes: of the cluster.
+        nodes: Nodes of the cluster.
         catalogue: known hardware.
 
     Raises:
@@ -287,7 +287,7 @@ def unsatisfiable(
     snapshot: ClusterSnapshot | None,
     catalogue: Mapping[str, Hardware] = CATALOGUE,
 ) -> str | None:
-    """Why the present cluster could never run a resolved spec, even when idle; None when it could.
+    """Returns why the present cluster could never run a resolved spec, even when idle; None when it could.
 
     What is not known (no snapshot, Ray unreachable) is not held against the spec.
 
@@ -327,7 +327,7 @@ def fits(
     """Whether groups of workers find places next to each other, each worker on the first node that has room.
 
     Args:
-        wanted: what each worker of a group reserves, the labels that it asks for, and how many there are.
+        wanted: Resources of each worker of a group, required labels, and number of workers.
         nodes: with all that they have.
     """
     room = FreeRoom(nodes)
@@ -383,7 +383,7 @@ def _workers_on(node: Mapping[str, float], wanted: Mapping[str, float]) -> int:
 
 
 def _missing(wanted: Mapping[str, float], nodes: list[dict[str, float]], hardware: str) -> str:
-    """The resource that no node has enough of, or all when it is the combination."""
+    """Returns the resource that no node has enough of, or all when it is the combination."""
     for name, amount in reversed(list(wanted.items())):
         most = max(node.get(name, 0.0) for node in nodes)
         if most < amount:

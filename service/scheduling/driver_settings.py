@@ -16,7 +16,7 @@ _NAME = "driver-settings.json"
 
 
 def write(settings: Settings) -> Path:
-    """Write the settings, with all paths resolved, and return where they are."""
+    """Writes the settings, with all paths resolved, and returns where they are."""
     folder = settings.data_dir.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     document = settings.model_dump(mode="json", exclude={"token"}) | {
@@ -38,5 +38,5 @@ def write(settings: Settings) -> Path:
 
 
 def read(path: Path) -> Settings:
-    """The settings as written; the environment of the reader does not change them."""
+    """Returns the settings as written; the environment of the reader does not change them."""
     return Settings.model_validate(json.loads(path.read_text()))

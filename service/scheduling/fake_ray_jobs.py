@@ -21,7 +21,7 @@ class FakeRayJobs:
     """Jobs in memory: a job runs from the second look at it until `end` is called.
 
     Args:
-        nodes: what `cluster` answers.
+        nodes: Nodes returned by `cluster`.
     """
 
     def __init__(self, nodes: tuple[ClusterNode, ...] = ()) -> None:

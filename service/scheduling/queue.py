@@ -163,7 +163,7 @@ def explain(
     missing: str | None = None,
     last_failure: str | None = None,
 ) -> str:
-    """Why an experiment waits, in one line. Pure.
+    """Returns why an experiment waits, in one line. Pure.
 
     Args:
         now: Unix seconds.
@@ -171,9 +171,9 @@ def explain(
         not_before_s: end of its delay before a retry.
         scheduler_alive: whether any scheduler gave a sign of life.
         active: experiments starting or running.
-        max_concurrent: how many may run at a time.
+        max_concurrent: Number that may run at a time.
         waits_for: the runs that it starts from and that have not ended, in words.
-        missing: what the cluster lacks for it, from `unsatisfiable`.
+        missing: Resources the cluster lacks for it, from `unsatisfiable`.
         last_failure: why it is tried again.
     """
     if not scheduler_alive:
@@ -226,7 +226,7 @@ class Queue:
 
         Args:
             scheduler: name of the claimer.
-            lease_s: how long the claim lasts without renewal.
+            lease_s: Length of the claim without renewal.
             limit: most experiments.
             max_active: claim no more than leads to this many starting or running, over all
                 schedulers; None = no such limit.
@@ -266,7 +266,7 @@ class Queue:
         *,
         driver_is_silent: bool = True,
     ) -> bool:
-        """Take over an attempt whose lease ran out; False when somebody else did, or it was renewed.
+        """Takes over an attempt whose lease ran out; False when somebody else did, or it was renewed.
 
         Args:
             experiment_id: the experiment.
@@ -300,7 +300,7 @@ class Queue:
         return self._database.write(body)
 
     def withdraw(self, experiment_id: int, attempt: int) -> bool:
-        """End the lease of a silent driver for good; False when the driver has renewed it meanwhile."""
+        """Ends the lease of a silent driver for good; False when the driver has renewed it meanwhile."""
 
         def body(connection: Connection) -> bool:
             now = self._store.database_time(connection)
@@ -311,7 +311,7 @@ class Queue:
         return self._database.write(body)
 
     def entries(self, *, limit: int = 1000) -> list[QueueEntry]:
-        """The first `limit` waiting experiments in the order of claims, each with why it waits."""
+        """Returns the first `limit` waiting experiments in the order of claims, each with why it waits."""
         with self._database.read() as connection:
             waiting = [Waiting(*row) for row in connection.execute(statements.queued_in_order_of_age()).all()]
             active = _active_by_owner(connection)
@@ -325,7 +325,7 @@ class Queue:
         ]
 
     def position(self, experiment_id: int) -> QueuePosition:
-        """Where one waiting experiment stands.
+        """Returns where one waiting experiment stands.
 
         Raises:
             NotFound: it does not wait.
@@ -347,7 +347,7 @@ class Queue:
         return explained[0][1]
 
     def depth(self) -> int:
-        """How many experiments wait."""
+        """Returns how many experiments wait."""
         with self._database.read() as connection:
             return int(connection.execute(statements.COUNT_QUEUED).scalar_one())
 
@@ -423,7 +423,7 @@ class Queue:
         return [Scheduler.from_row(row) for row in rows]
 
     def put_cluster(self, snapshot: ClusterSnapshot) -> None:
-        """Store what the cluster has; replaces the snapshot before."""
+        """Stores what the cluster has; replaces the snapshot before."""
 
         def body(connection: Connection) -> None:
             connection.execute(
@@ -434,7 +434,7 @@ class Queue:
         self._database.write(body)
 
     def cluster(self) -> ClusterSnapshot | None:
-        """The last snapshot of the cluster; None when no scheduler has looked yet."""
+        """Returns the last snapshot of the cluster; None when no scheduler has looked yet."""
         with self._database.read() as connection:
             document = connection.execute(statements.CLUSTER).scalar()
         return None if document is None else ClusterSnapshot.from_document(document)
@@ -455,7 +455,7 @@ def _active_by_owner(connection: Connection) -> dict[str, int]:
 def _missing(
     canonical: str | None, cluster: ClusterSnapshot | None, catalogue: Mapping[str, Hardware] = CATALOGUE
 ) -> str | None:
-    """What the cluster lacks for every value of the axes that decide about resources."""
+    """Returns what the cluster lacks for every value of the axes that decide about resources."""
     if canonical is None or cluster is None:
         return None
     spec = read_stored(canonical)
@@ -467,7 +467,7 @@ def _missing(
 def _claim(
     connection: Connection, claims: Sequence[_Claim], now: float, at_s: float
 ) -> list[list[Experiment]]:
-    """What each of the claims gets, as if they had come one after the other.
+    """Returns what each of the claims gets, as if they had come one after the other.
 
     Args:
         connection: in a transaction.
@@ -502,7 +502,7 @@ def _claim(
 
 
 def _places(connection: Connection, claims: Sequence[_Claim]) -> list[int]:
-    """Which claim gets the first experiment, which the next: positions in `claims`, ascending."""
+    """Returns which claim gets the first experiment, which the next: positions in `claims`, ascending."""
     active = 0
     if any(claim.max_active is not None for claim in claims):
         active = connection.execute(statements.COUNT_ACTIVE).scalar_one()

@@ -64,9 +64,9 @@ class RayJob:
 
     Attributes:
         submission_id: chosen by whoever submitted it.
-        state: where it is.
+        state: State of the job.
         message: Ray's words about it, in one line; empty when it has none.
-        metadata: as submitted.
+        metadata: Metadata as submitted.
     """
 
     submission_id: str
@@ -79,7 +79,7 @@ class RayJobs(Protocol):
     """A cluster's jobs."""
 
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
-        """Start a job; does nothing when that id is known already, whatever became of it.
+        """Starts a job; does nothing when that id is known already, whatever became of it.
 
         Args:
             submission_id: decides which job this is.
@@ -93,7 +93,7 @@ class RayJobs(Protocol):
         ...
 
     def status(self, submission_id: str) -> RayJob | None:
-        """What became of a job; None when Ray knows none of that id.
+        """Returns what became of a job; None when Ray knows none of that id.
 
         Raises:
             RayUnreachable: Ray does not answer.
@@ -101,7 +101,7 @@ class RayJobs(Protocol):
         ...
 
     def stop(self, submission_id: str) -> None:
-        """Ask a job to end; does nothing when it has ended or is not known.
+        """Asks a job to end; does nothing when it has ended or is not known.
 
         Raises:
             RayUnreachable: Ray does not answer.
@@ -109,7 +109,7 @@ class RayJobs(Protocol):
         ...
 
     def logs(self, submission_id: str) -> str:
-        """The end of what the job's process has printed; empty when it is not known.
+        """Returns the end of what the job's process has printed; empty when it is not known.
 
         Raises:
             RayUnreachable: Ray does not answer.
@@ -117,7 +117,7 @@ class RayJobs(Protocol):
         ...
 
     def cluster(self, at_s: float) -> ClusterSnapshot:
-        """What the cluster has; `reachable` is False when Ray does not answer (raises nothing)."""
+        """Returns what the cluster has; `reachable` is False when Ray does not answer (raises nothing)."""
         ...
 
 
@@ -291,7 +291,7 @@ def _last_line(text: str) -> str:
 def wait_until_ended(
     jobs: RayJobs, submission_id: str, timeout_s: float, *, poll_s: float = 0.2
 ) -> RayJob | None:
-    """Wait until a job has ended or is not known any more; None in the latter case.
+    """Waits until a job has ended or is not known any more; None in the latter case.
 
     Raises:
         TimeoutError: it has not ended.

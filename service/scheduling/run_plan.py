@@ -22,9 +22,9 @@ class Shape:
 
     Attributes:
         workers: processes.
-        resources: what each of them reserves, by Ray's resource name, sorted.
+        resources: Resources of each worker, by Ray's resource name, sorted.
         device: kind of the devices.
-        labels: of the nodes that they may run on, by Ray's label name, sorted.
+        labels: Required node labels, by Ray's label name, sorted.
         exclusive: it holds all CPUs of its node, or those that belong to its devices.
     """
 
@@ -48,14 +48,14 @@ class Shape:
 def shapes_of(
     spec: ExperimentSpec, catalogue: Mapping[str, Hardware], nodes: Sequence[ClusterNode] = ()
 ) -> tuple[Shape, ...]:
-    """The shapes that an attempt at a run may have, the widest first; one, unless the run is elastic.
+    """Returns the shapes that an attempt at a run may have, the widest first; one, unless the run is elastic.
 
     A run that is measured alone has one for each node that it could hold.
 
     Args:
-        spec: of the run, with its axis values written in.
+        spec: Spec of the run, with its axis values written in.
         catalogue: known hardware.
-        nodes: of the cluster; they decide what `measure: exclusive` reserves.
+        nodes: Nodes of the cluster; they decide what `measure: exclusive` reserves.
 
     Raises:
         ValueError: for hardware that is not in the catalogue.
@@ -90,7 +90,7 @@ def run_config(
     catalogue: Mapping[str, Hardware],
     models: Mapping[str, Path] = MappingProxyType({}),
 ) -> RunConfig:
-    """What `trainers.entrypoint.train` gets for one run.
+    """Returns what `trainers.entrypoint.train` gets for one run.
 
     Not validated again: its sections were with the spec, and what is set here keeps them valid.
 
@@ -99,7 +99,7 @@ def run_config(
         experiment_id, run_id, first_attempt: decide where its checkpoints are: the same for all attempts of
             one measurement.
         seed: the run's seed.
-        workers: of this attempt; one of the spec's `worker_numbers`, by which the batch divides.
+        workers: Workers of this attempt; one of the spec's `worker_numbers`, by which the batch divides.
         cpus_held: CPUs that each worker reserves and is charged for; None = as many as it uses.
         settings: folders.
         catalogue: prices and power.

@@ -146,7 +146,7 @@ class Scheduler:
         logger.info("%s stopped; running experiments continue, and the next scheduler adopts them", self.name)
 
     def run_once(self) -> Pass:
-        """One pass.
+        """Returns one pass.
 
         Raises:
             StoreUnavailable: the database is unavailable; nothing is lost, call again.
@@ -187,7 +187,7 @@ class Scheduler:
             self._wait(lease.experiment, error, now, did)
 
     def _wait(self, experiment: Experiment, error: RayUnavailable, now: float, did: _Pass) -> None:
-        """Ask Ray again later, for this experiment alone: what it cannot do for one it may do for others."""
+        """Asks Ray again later, for this experiment alone: what it cannot do for one it may do for others."""
         did.ray_away = True
         key = _key(experiment)
         before_s = self._looks[key].pause_s if key in self._looks else 0.0
@@ -274,7 +274,7 @@ class Scheduler:
             self._stop(experiment, did)
 
     def _stop(self, experiment: Experiment, did: _Pass) -> None:
-        """End the job of an experiment whose lease was withdrawn, then its attempt."""
+        """Ends the job of an experiment whose lease was withdrawn, then its attempt."""
         assert experiment.submission_id is not None
         self._jobs.stop(experiment.submission_id)
         did.stopped.append(experiment.id)
@@ -300,7 +300,7 @@ class Scheduler:
         return f"the driver ended without a result (job {job.state}{said})"
 
     def _end(self, experiment: Experiment, why: str, did: _Pass) -> None:
-        """Queue the experiment for another attempt, or fail it when it was tried too often."""
+        """Queues the experiment for another attempt, or fail it when it was tried too often."""
         decision = decide_retry(
             FailureClass.infrastructure,
             FailureCounts(own=0, infrastructure=1 + lost_attempts(self._store, experiment.id)),
@@ -380,7 +380,7 @@ class _Pass:
 
 
 def main(settings: Settings) -> None:
-    """Run a scheduler until SIGTERM or SIGINT; the process' first function after reading settings.
+    """Runs a scheduler until SIGTERM or SIGINT; the process' first function after reading settings.
 
     Raises:
         UnusableDatabase: the database cannot be used.

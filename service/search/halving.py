@@ -48,7 +48,7 @@ class Halving:
     Attributes:
         first: share of a run's length at which it is judged first, in (0, 1).
         reduction: one of so many continues from a rung.
-        better: which direction of the metric wins.
+        better: Winning direction of the metric.
         values: by rung, then by run, the value that it was judged by.
     """
 

@@ -40,8 +40,8 @@ class Suggestion:
 
     Attributes:
         point: axis values.
-        outcome: what became of it.
-        value: of the metric, where it has one; the mean over its seeds.
+        outcome: Outcome of the suggestion.
+        value: Metric value, mean over its seeds; None without one.
     """
 
     point: Point
@@ -54,9 +54,9 @@ class Verdict:
     """Whether a running run ends early.
 
     Attributes:
-        value: of the metric, by which the run was judged.
+        value: Metric value by which the run was judged.
         stops: whether it ends here.
-        reason: in words, for the experiment's events.
+        reason: Reason in words, for the experiment's events.
     """
 
     value: float
@@ -73,7 +73,7 @@ class Judge(Protocol):
         Args:
             run: its id.
             series: (step, value) of the metric, ascending by step.
-            total_steps: of the run.
+            total_steps: Steps of the run.
 
         Returns:
             The verdict; None when there is nothing new to judge.

@@ -15,7 +15,7 @@ class SearchInfo:
 
     Attributes:
         name: value of `search.name`.
-        summary: which runs it has, in a few words.
+        summary: Description of its runs in a few words.
         section: subclass of `Search`: the spec's section with the algorithm's own fields.
         samples: whether it takes `search.samples`.
         suggests: its runs are stored without axis values, and get them from `Search.suggest` in turn.
@@ -35,6 +35,6 @@ SEARCHES: dict[str, SearchInfo] = {}
 
 
 def names(wanted: Callable[[SearchInfo], bool]) -> str:
-    """The names of some searches, for messages: `random, asha or tpe`; empty when there are none."""
+    """Returns the names of some searches, for messages: `random, asha or tpe`; empty when there are none."""
     found = [search.name for search in SEARCHES.values() if wanted(search)]
     return " or ".join(filter(None, [", ".join(found[:-1]), *found[-1:]]))

@@ -64,7 +64,7 @@ class Search(Rungs):
     @field_validator("axes", mode="before")
     @classmethod
     def _lists_or_ranges(cls, axes: Any) -> Any:
-        """One line for what pydantic would tell of each form that an axis may have."""
+        """Returns one line for what pydantic would tell of each form that an axis may have."""
         for name, values in axes.items() if isinstance(axes, Mapping) else ():
             if isinstance(values, Mapping | Range):
                 continue
@@ -130,7 +130,7 @@ class Search(Rungs):
         return self
 
     def settings(self, point: Mapping[str, AxisValue]) -> Point:
-        """All fields that a grid point decides: its values, and those of the axes that it leaves out.
+        """Returns all fields that a grid point decides: its values, and those of the axes that it leaves out.
 
         An empty point, which nothing is suggested for yet, leaves no axis out.
         """
@@ -176,7 +176,7 @@ class Search(Rungs):
         return SEARCHES[self.name]
 
     def ordered_axes(self) -> dict[str, list[AxisValue] | Range]:
-        """The axes as listed, but each after those that its condition names."""
+        """Returns the axes as listed, but each after those that its condition names."""
         return {name: self.axes[name] for name in grid.ordered(self.axes, self.when)}
 
     @property
@@ -185,7 +185,7 @@ class Search(Rungs):
         return 1.0
 
     def run_count(self, seeds: int) -> int:
-        """Number of runs; computed from lengths, without expanding."""
+        """Returns the number of runs; computed from lengths, without expanding."""
         return grid.cardinality(self.ordered_axes(), seeds, self.samples, self.when)
 
     def points(self) -> Iterator[Point]:
@@ -199,13 +199,13 @@ class Search(Rungs):
         return self._product() if self.info.suggests else self.points()
 
     def suggest(self, earlier: Sequence[Suggestion], better: Better) -> Point:
-        """The next configuration, one that was not suggested before; where it `suggests`.
+        """Returns the next configuration, one that was not suggested before; where it `suggests`.
 
         It follows from the section and the arguments alone, so that another driver can take over.
 
         Args:
             earlier: the suggestions before it, in their order.
-            better: which direction of `metric` wins.
+            better: Winning direction of `metric`.
 
         Raises:
             ValueError: all configurations have been suggested.
@@ -213,10 +213,10 @@ class Search(Rungs):
         raise NotImplementedError(f"search.name: {self.name} suggests nothing")
 
     def judge(self, better: Better) -> Judge | None:
-        """A new judge of running runs; None = none is ended early by the search.
+        """Returns a new judge of running runs; None = none is ended early by the search.
 
         Args:
-            better: which direction of `metric` wins.
+            better: Winning direction of `metric`.
         """
         return None
 

@@ -43,7 +43,7 @@ class Tpe(Search):
         return self
 
     def suggest(self, earlier: Sequence[Suggestion], better: Better) -> Point:
-        """The estimator's choice; the rest of the grid where it only repeats itself."""
+        """Returns the estimator's choice; the rest of the grid where it only repeats itself."""
         return suggest(self.ordered_axes(), self.when, earlier, better=better, seed=self.seed)
 
 
@@ -59,14 +59,14 @@ TPE = SearchInfo(
 def suggest(
     axes: Axes, conditions: Conditions, earlier: Sequence[Suggestion], *, better: Better, seed: int
 ) -> Point:
-    """The next configuration, one that was not suggested before.
+    """Returns the next configuration, one that was not suggested before.
 
     Args:
         axes: listed values and ranges, by name.
-        conditions: of axes that vary only where others have certain values.
+        conditions: Conditions of axes that vary only where others have certain values.
         earlier: the suggestions before it, in their order.
-        better: which direction of the metric wins.
-        seed: of the search.
+        better: Winning direction of the metric.
+        seed: Seed of the search.
 
     Raises:
         ValueError: all configurations have been suggested.

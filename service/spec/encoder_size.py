@@ -29,7 +29,7 @@ class EncoderSize:
 
 
 def encoder_size(student: str, roots: Sequence[Path]) -> EncoderSize | None:
-    """The size of `model.student`, before `model.layers` chooses some of it.
+    """Returns the size of `model.student`, before `model.layers` chooses some of it.
 
     Args:
         student: a preset, a folder, `hub:<id>` or `run:<id>`.
@@ -54,8 +54,8 @@ def layer_problems(models: Iterable[Model], settings: Settings) -> list[Problem]
     """Layers that a student does not have, where its size is known.
 
     Args:
-        models: of the runs of a grid, their paths checked.
-        settings: where the roots come from.
+        models: Models of the runs of a grid, their paths checked.
+        settings: Settings with the allowed roots.
     """
     roots = settings.roots("model")
     problems: dict[Problem, None] = {}

@@ -96,7 +96,7 @@ class ExperimentSpec(SpecFields):
     def runs(
         self, catalogue: Mapping[str, Hardware] = CATALOGUE, *, before_each: Callable[[], None] = nothing
     ) -> Iterator[RunPlan]:
-        """The runs, in product order, each validated as if it had been written out by hand.
+        """Yields the runs, in product order, each validated as if it had been written out by hand.
 
         A grid over hardware and precision has cells that a device cannot compute: they are runs too,
         which end at once with the reason, unless there are no others.
@@ -142,7 +142,7 @@ class ExperimentSpec(SpecFields):
 
 
 def cell_of(point: Mapping[str, AxisValue]) -> str:
-    """Short hash of axis values; runs that differ by seed alone share it."""
+    """Returns the short hash of axis values; runs that differ by seed alone share it."""
     return hashlib.sha256(canonical_json(point).encode()).hexdigest()[:12]
 
 
@@ -194,7 +194,7 @@ def validate(document: Mapping[str, object], catalogue: Mapping[str, Hardware] =
 
 @functools.cache
 def _part_of_spec(names: tuple[str, ...]) -> type[Section]:
-    """A model of some of a spec's fields, each validated alone."""
+    """Returns a model of some of a spec's fields, each validated alone."""
     fields: dict[str, Any] = {
         name: (field.annotation, field)
         for name, field in ExperimentSpec.model_fields.items()
@@ -204,7 +204,7 @@ def _part_of_spec(names: tuple[str, ...]) -> type[Section]:
 
 
 def _with_first_point(document: Mapping[str, object]) -> Mapping[str, object]:
-    """A field that is an axis takes the axis' first value, so that no default is judged unused.
+    """Returns a field that is an axis takes the axis' first value, so that no default is judged unused.
 
     A conditional axis takes it only where it varies with the first values of the axes that it asks for.
     What the document has for its field is kept as the value where it is left out.
@@ -242,7 +242,7 @@ def _with_first_point(document: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _varies(needs: object, chosen: Mapping[str, Any]) -> bool:
-    """Whether an axis with these conditions varies where others have the chosen values."""
+    """Returns whether an axis with these conditions varies where others have the chosen values."""
     return not isinstance(needs, Mapping) or all(
         other in chosen and isinstance(values, list) and chosen[other] in values
         for other, values in needs.items()
@@ -250,7 +250,7 @@ def _varies(needs: object, chosen: Mapping[str, Any]) -> bool:
 
 
 def _field_value(document: Mapping[str, object], name: str) -> object:
-    """What a document says for a dotted field, or the field's default."""
+    """Returns what a document says for a dotted field, or the field's default."""
     value: Any = document
     section: Any = ExperimentSpec
     for part in name.split("."):
@@ -264,7 +264,7 @@ def _field_value(document: Mapping[str, object], name: str) -> object:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a spec, as published at `/api/v1/spec.schema.json`."""
+    """Returns the JSON Schema of a spec, as published at `/api/v1/spec.schema.json`."""
     schema = ExperimentSpec.model_json_schema(mode="validation")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -136,11 +136,11 @@ class SpecFields(TrainingSections):
         return [*values, self.search.otherwise[field]] if field in self.search.otherwise else values
 
     def run_count(self) -> int:
-        """Number of runs, reference runs included; computed from lengths, without expanding."""
+        """Returns the number of runs, reference runs included; computed from lengths, without expanding."""
         return self.grid_count() + len(self._reference_places())
 
     def grid_count(self) -> int:
-        """Number of the grid's runs."""
+        """Returns the number of the grid's runs."""
         return self.search.run_count(len(self.seeds))
 
     def _reference_places(self) -> list[int]:
@@ -155,15 +155,15 @@ class SpecFields(TrainingSections):
         return found.pop() if len(found) == 1 else None
 
     def canonical_json(self) -> str:
-        """The spec with all defaults, keys sorted, no white space: what is hashed."""
+        """Returns the spec with all defaults, keys sorted, no white space: what is hashed."""
         return canonical_json(self.model_dump(mode="json"))
 
     def sha256(self) -> str:
-        """Hash of the canonical JSON."""
+        """Returns the hash of the canonical JSON."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
     def places(self) -> list[int]:
-        """Each run's place in the order of measurement, by index: blocks of seeds, shuffled.
+        """Returns each run's place in the order of measurement, by index: blocks of seeds, shuffled.
 
         Reference runs have the indices after the grid's, and their places between those.
         """

@@ -39,7 +39,7 @@ class Reference:
     Attributes:
         run_id: the run.
         state: None when it has been deleted.
-        failure_class, failure_message: of its last failure.
+        failure_class, failure_message: Class and message of its last failure.
     """
 
     run_id: int
@@ -72,7 +72,7 @@ class NoModel(Exception):
 
 
 def reference(text: str | None) -> int | None:
-    """The run that `run:12` names; None for everything that begins with something else.
+    """Returns the run that `run:12` names; None for everything that begins with something else.
 
     Raises:
         ValueError: it begins with `run:` and names none.
@@ -92,7 +92,7 @@ def referenced_runs(spec: ExperimentSpec) -> set[int]:
 
 
 def reference_problems(plans: Sequence[RunPlan], find: FindRun) -> list[Problem]:
-    """What is wrong with the runs that a grid starts from: the first problems.
+    """Returns what is wrong with the runs that a grid starts from: the first problems.
 
     Args:
         plans: the runs of the grid; of its references each is judged once.
@@ -137,7 +137,7 @@ def _problem(field: str, text: str, task: str, run: Run | None) -> Problem | Non
 
 
 def waits_for(references: Iterable[Reference]) -> str | None:
-    """What an experiment waits for, in words; None when every run that it starts from has ended."""
+    """Returns what an experiment waits for, in words; None when every run that it starts from has ended."""
     pending = [str(found.run_id) for found in references if found.pending]
     if not pending:
         return None
@@ -157,16 +157,16 @@ def experiments_folder(settings: Settings) -> Path:
 
 
 def experiment_folder(settings: Settings, experiment_id: int) -> Path:
-    """Where an experiment keeps its files."""
+    """Returns where an experiment keeps its files."""
     return experiments_folder(settings) / str(experiment_id)
 
 
 def checkpoints_folder(settings: Settings, experiment_id: int, run_id: int, first_attempt: int = 1) -> Path:
-    """Where a run's checkpoints are; the same for all attempts of one measurement.
+    """Returns where a run's checkpoints are; the same for all attempts of one measurement.
 
     Args:
         settings: folders.
-        experiment_id, run_id: whose.
+        experiment_id, run_id: Owner of the checkpoints.
         first_attempt: of the measurement: one that is made again does not resume from what the earlier left.
     """
     name = "checkpoints" if first_attempt == 1 else f"checkpoints-{first_attempt}"
@@ -174,16 +174,16 @@ def checkpoints_folder(settings: Settings, experiment_id: int, run_id: int, firs
 
 
 def checkpoints_of(settings: Settings, run: Run) -> Path:
-    """Where the checkpoints of a run's present measurement are."""
+    """Returns where the checkpoints of a run's present measurement are."""
     return checkpoints_folder(settings, run.experiment_id, run.id, run.first_attempt)
 
 
 def workspace_of(settings: Settings, *, checkpoints: str = "", models: Iterable[Path] = ()) -> Workspace:
-    """Where runs read and write.
+    """Returns where runs read and write.
 
     Args:
         settings: folders.
-        checkpoints: of one run; empty = nothing is trained.
+        checkpoints: Checkpoint folder of one run; empty = nothing is trained.
         models: checkpoint folders that may be read besides the configured folders.
     """
     return Workspace(
@@ -196,7 +196,7 @@ def workspace_of(settings: Settings, *, checkpoints: str = "", models: Iterable[
 
 
 def checkpoint_of(settings: Settings, run: Run, which: Which) -> Path:
-    """The folder of a run's best or last checkpoint, by what lies on the disk.
+    """Returns the folder of a run's best or last checkpoint, by what lies on the disk.
 
     Manifest and sizes are looked at; `trainers.checkpoints.manifest.verify` reads every byte.
 

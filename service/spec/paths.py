@@ -20,7 +20,7 @@ _FIELDS = ("task.path", *MODEL_FIELDS)
 
 
 def dataset_problem(text: str, roots: Sequence[Path]) -> Problem | None:
-    """What is wrong with `task.path`, or None."""
+    """Returns what is wrong with `task.path`, or None."""
     if text.startswith(HUB):
         return _id_problem(text, "dataset", "task.path")
     try:
@@ -94,11 +94,11 @@ def _id_problem(text: str, what: str, field: str) -> Problem | None:
 def path_problems(
     spec: ExperimentSpec, settings: Settings, *, before_each: Callable[[], None] = nothing
 ) -> list[Problem]:
-    """What is wrong with the paths that a spec or its search names: the first problems.
+    """Returns what is wrong with the paths that a spec or its search names: the first problems.
 
     Args:
         spec: the spec as submitted, axes included.
-        settings: where the roots come from.
+        settings: Settings with the allowed roots.
         before_each: called before each path is looked at; what it raises ends the check.
     """
     data_roots, model_roots = settings.roots("data"), settings.roots("model")
@@ -114,5 +114,5 @@ def path_problems(
 
 
 def _texts(spec: ExperimentSpec, field: str) -> list[str]:
-    """The paths that a field may have over the grid, each once."""
+    """Returns the paths that a field may have over the grid, each once."""
     return list(dict.fromkeys(value for value in spec.values_of(field) if isinstance(value, str)))

@@ -38,12 +38,12 @@ _PARTS = {
 
 
 def config_sha256(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> str:
-    """Hash of all that decides about a run's figures but its seed and its files.
+    """Returns the hash of all that decides about a run's figures but its seed and its files.
 
     The price and the power of its hardware are part of it: figures at other prices are not the same.
 
     Args:
-        spec: of the run, with its axis values written in.
+        spec: Spec of the run, with its axis values written in.
         catalogue: known hardware.
     """
     # Figures of a shared device are not those of one that was the run's alone.
@@ -92,7 +92,7 @@ class Reuse:
 def reusable(
     plans: Sequence[RunPlan], settings: Settings, catalogue: Mapping[str, Hardware], find: FindEqual
 ) -> Reuse:
-    """Find the runs of a grid that need not be trained.
+    """Finds the runs of a grid that need not be trained.
 
     Args:
         plans: the runs of the grid.
@@ -131,7 +131,7 @@ class _Inputs:
         self._found: dict[str, Mapping[str, str | int | float] | str] = {}
 
     def differ(self, spec: ExperimentSpec, run: Equal) -> str | None:
-        """Why the files are not known to be those that the run read; None = they are."""
+        """Returns why the files are not known to be those that the run read; None = they are."""
         now = self._now(spec)
         if isinstance(now, str):
             return now

@@ -29,7 +29,7 @@ def problems_of(
     """Returns what is wrong beyond the fields themselves: the first problems, and one that tells of more.
 
     Args:
-        spec: whose fields are valid.
+        spec: Spec with valid fields.
         catalogue: known hardware.
         point: axis values that are written into the spec.
         prefix: names that point.
@@ -92,7 +92,7 @@ def _axis_problems(spec: SpecFields) -> Iterator[Problem]:
 
 
 def _hardware_axis_problems(spec: SpecFields, catalogue: Mapping[str, Hardware]) -> Iterator[Problem]:
-    """A short name and the entry that it stands for would be two cells of the same runs."""
+    """Yields a short name and the entry that it stands for would be two cells of the same runs."""
     first: dict[str, str] = {}
     values = spec.search.axes.get("hardware", [])
     for name in map(str, values if isinstance(values, list) else ()):
@@ -127,7 +127,7 @@ def _distillation_problems(
 
 
 def _data_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
-    """Data that no worker can find; over an axis each grid point is judged."""
+    """Yields the data that no worker can find; over an axis each grid point is judged."""
     if {"task.name", "task.path"} & set(spec.search.axes):
         return
     if spec.task.path == "":
@@ -184,7 +184,7 @@ def _untrained_problems(spec: SpecFields) -> Iterator[Problem]:
 
 
 def _suggestion_problems(spec: SpecFields) -> Iterator[Problem]:
-    """What needs to know the runs at submission, where the search suggests them later."""
+    """Yields what needs to know the runs at submission, where the search suggests them later."""
     search = spec.search
     if not search.info.suggests:
         return

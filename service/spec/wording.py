@@ -72,7 +72,7 @@ def _problem(entry: Any, document: Mapping[str, object], prefix: str) -> Problem
 
 
 def _document_path(location: Sequence[str], document: Mapping[str, object]) -> str:
-    """The part of pydantic's location that exists in the document: union branches are dropped."""
+    """Returns the part of pydantic's location that exists in the document: union branches are dropped."""
     path: list[str] = []
     value: object = document
     for position, part in enumerate(location):

@@ -81,8 +81,8 @@ class Store(Submission, Reading, Accounting, Series, Requesting, Removal, Drivin
     """The database of one installation.
 
     Args:
-        database: where the rows are.
-        settings: of this installation; the catalogue prices the runs.
+        database: Database with the rows.
+        settings: Settings of this installation; the catalogue prices the runs.
         clock: Unix seconds of a simulation, in place of every clock; None = the real clocks.
     """
 
@@ -98,7 +98,7 @@ class Store(Submission, Reading, Accounting, Series, Requesting, Removal, Drivin
         """Connect, and check that the database can be used.
 
         Args:
-            settings: of this installation.
+            settings: Settings of this installation.
             migrate: bring the tables up to date first, and create them in an empty database.
             clock: see the class.
 
@@ -120,5 +120,5 @@ class Store(Submission, Reading, Accounting, Series, Requesting, Removal, Drivin
         return self.database.path
 
     def close(self) -> None:
-        """Close all connections."""
+        """Closes all connections."""
         self.database.close()

@@ -36,7 +36,7 @@ class Accounting(StorePart):
     """The part of the store that adds up time, money and energy."""
 
     def experiment_totals(self, experiment_id: int) -> Totals:
-        """What the experiment has used so far: the sum of its ledger.
+        """Returns what the experiment has used so far: the sum of its ledger.
 
         Raises:
             NotFound: there is no such experiment.
@@ -54,7 +54,7 @@ class Accounting(StorePart):
         return Totals(cost / 3600, energy_kwh, device_s / 3600, overhead / 3600)
 
     def ledger(self, experiment_id: int) -> Ledger:
-        """What every attempt at the experiment's runs is charged; open attempts count up to now.
+        """Returns what every attempt at the experiment's runs is charged; open attempts count up to now.
 
         Raises:
             NotFound: there is no such experiment.
@@ -67,7 +67,7 @@ class Accounting(StorePart):
         return ledger(experiment_id, used, placements, now_s=self.clock())
 
     def account(self, run_id: int) -> Account:
-        """What every attempt at a run is charged; an open one counts up to now.
+        """Returns what every attempt at a run is charged; an open one counts up to now.
 
         Raises:
             NotFound: there is no such run.
@@ -96,7 +96,7 @@ class Accounting(StorePart):
         )
 
     def recount(self, experiment_id: int) -> None:
-        """Add up the running sums of an experiment again from its attempts and measurements.
+        """Adds up the running sums of an experiment again from its attempts and measurements.
 
         Raises:
             NotFound: there is no such experiment.
@@ -114,7 +114,7 @@ class Accounting(StorePart):
 
 
 def _usage(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[AttemptUsage]:
-    """All attempts at chosen runs, with what their windows sum up to."""
+    """Returns all attempts at chosen runs, with what their windows sum up to."""
     told: dict[tuple[int, int], list[sa.Row[Any]]] = {}
     for row in connection.execute(ledger_statements.windows_for_ledger(chosen, WINDOWS)):
         told.setdefault((row.run_id, row.attempt), []).append(row)
@@ -146,7 +146,7 @@ def _measured(windows: Iterable[sa.Row[Any]]) -> Measured:
 
 
 def _usage_row(experiment_id: int, used: AttemptUsage) -> dict[str, Any]:
-    """The row of `attempt_usage` that an attempt should have."""
+    """Returns the row of `attempt_usage` that an attempt should have."""
     measured = used.measured
     return {
         "experiment_id": experiment_id,

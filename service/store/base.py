@@ -35,8 +35,8 @@ class StorePart:
     """Base of the parts of the store.
 
     Args:
-        database: where the rows are.
-        settings: of this installation.
+        database: Database with the rows.
+        settings: Settings of this installation.
         simulated: Unix seconds of a simulation, in place of every clock; None = the real clocks.
     """
 
@@ -67,7 +67,7 @@ class StorePart:
 
 
 def storable(text: str) -> str:
-    """Text that both databases accept: no NUL, no lone surrogate."""
+    """Returns text that both databases accept: no NUL, no lone surrogate."""
     if "\x00" in text:
         text = text.replace("\x00", "\ufffd")
     try:
@@ -78,7 +78,7 @@ def storable(text: str) -> str:
 
 
 def announce(connection: Connection, experiment_id: int, new: Sequence[NewEvent], now: float) -> sa.Row[Any]:
-    """Lock the experiment, number the events and store them; returns where the experiment stands.
+    """Locks the experiment, numbers the events and stores them; returns where the experiment stands.
 
     Every transition begins here: the lock on the experiment's row puts transitions of one
     experiment in an order, and makes that order the order of its events.
@@ -92,7 +92,7 @@ def announce(connection: Connection, experiment_id: int, new: Sequence[NewEvent]
 
 
 def lock_experiment(connection: Connection, experiment_id: int, event_count: int = 0) -> sa.Row[Any]:
-    """Lock the experiment's row and reserve the next event numbers.
+    """Locks the experiment's row and reserve the next event numbers.
 
     Raises:
         NotFound: when there is no such experiment.
@@ -108,7 +108,7 @@ def lock_experiment(connection: Connection, experiment_id: int, event_count: int
 def insert_events(
     connection: Connection, experiment_id: int, last_number: int, new: Sequence[NewEvent], now: float
 ) -> None:
-    """Store events whose numbers end at `last_number`."""
+    """Stores events whose numbers end at `last_number`."""
     first = last_number - len(new) + 1
     if new:
         connection.execute(
@@ -130,7 +130,7 @@ def insert_events(
 
 
 def read_experiment(connection: Connection, id: int) -> Experiment:
-    """One experiment.
+    """Returns one experiment.
 
     Raises:
         NotFound: when there is none.
@@ -142,7 +142,7 @@ def read_experiment(connection: Connection, id: int) -> Experiment:
 
 
 def read_run(connection: Connection, id: int) -> Run:
-    """One run.
+    """Returns one run.
 
     Raises:
         NotFound: when there is none.
@@ -154,7 +154,7 @@ def read_run(connection: Connection, id: int) -> Run:
 
 
 def source_of(connection: Connection, run_id: int) -> int:
-    """The run whose points, logs and record a run shows: another that it reuses, or itself.
+    """Returns the run whose points, logs and record a run shows: another that it reuses, or itself.
 
     Raises:
         NotFound: when there is no such run.
@@ -166,7 +166,7 @@ def source_of(connection: Connection, run_id: int) -> int:
 
 
 def experiment_id_of(connection: Connection, run_id: int) -> int:
-    """The experiment of a run.
+    """Returns the experiment of a run.
 
     Raises:
         NotFound: when there is no such run.

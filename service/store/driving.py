@@ -113,7 +113,7 @@ class Driving(StorePart):
         self.database.write(body)
 
     def renew_lease(self, experiment_id: int, attempt: int, lease_s: float) -> Requests:
-        """The driver's heartbeat: keep the experiment, and hear what people asked for.
+        """Returns the driver's heartbeat: keep the experiment, and hear what people asked for.
 
         Raises:
             StaleAttempt: the attempt is over, its lease was withdrawn, or the database takes no writers of
@@ -367,7 +367,7 @@ class Driving(StorePart):
         failure: tuple[FailureClass, str] | None = None,
         retry_delay_s: float | None = None,
     ) -> RunState:
-        """End an attempt: the one transition out of starting and running.
+        """Ends an attempt: the one transition out of starting and running.
 
         A cancellation that was requested beats retry and pause. A run that stopped for a request that was
         withdrawn meanwhile is queued again, with its checkpoint.
@@ -436,7 +436,7 @@ class Driving(StorePart):
         all_ended: bool = False,
         on_request: bool = False,
     ) -> ExperimentState:
-        """End an experiment's attempt: succeeded, failed, cancelled or paused.
+        """Ends an experiment's attempt: succeeded, failed, cancelled or paused.
 
         Runs that have not ended go with it: to stopped (a budget was reached), failed,
         cancelled or paused. People may have retried runs or withdrawn the pause since the caller looked:
@@ -485,7 +485,7 @@ class Driving(StorePart):
         delay_s: float,
         failure: tuple[FailureClass, str] | None = None,
     ) -> ExperimentState:
-        """Give the experiment back to the queue for another attempt.
+        """Gives the experiment back to the queue for another attempt.
 
         Its runs stay as they are: the next driver resets those of this attempt.
 
@@ -562,7 +562,7 @@ class Driving(StorePart):
         self.database.write(body)
 
     def reset_runs_of_dead_attempt(self, experiment_id: int, attempt: int) -> list[int]:
-        """Queue the runs again that an older attempt at the experiment left starting or running.
+        """Queues the runs again that an older attempt at the experiment left starting or running.
 
         Called by the next driver at its start. A run whose cancellation was requested is
         cancelled instead.
@@ -593,7 +593,7 @@ class Driving(StorePart):
     def reset_runs_without_worker(
         self, experiment_id: int, attempt: int, alive: Collection[int]
     ) -> list[int]:
-        """Queue the runs again that have an open attempt of this driver which no worker carries out.
+        """Queues the runs again that have an open attempt of this driver which no worker carries out.
 
         The answer of a transaction can be lost with the connection: the attempt is then open, and the driver
         does not know. A run whose cancellation was requested is cancelled instead.
@@ -628,7 +628,7 @@ def _active(connection: Connection, experiment_id: int) -> Sequence[sa.Row[Any]]
 def _queue_lost(
     connection: Connection, experiment_id: int, lost: Sequence[sa.Row[Any]], why: str, now: float
 ) -> None:
-    """Close open attempts as lost and queue their runs again, or cancel them where that was requested."""
+    """Closes open attempts as lost and queue their runs again, or cancel them where that was requested."""
     failure = (FailureClass.lost, why)
     for run in lost:
         target = RunState.queued if run.cancel_requested_s is None else RunState.cancelled
@@ -657,13 +657,13 @@ def _queue_lost(
 
 
 def _has_opened(connection: Connection, run_id: int, experiment_attempt: int, number: int) -> bool:
-    """Whether an attempt is open under this number already: the call is a repeated one."""
+    """Returns whether an attempt is open under this number already: the call is a repeated one."""
     found = connection.execute(statements.open_attempt(run_id, number)).one_or_none()
     return found is not None and found.experiment_attempt == experiment_attempt
 
 
 def _destination(wanted: RunState, row: sa.Row[Any], run: Run) -> RunState:
-    """Where a run goes, given what people ask for by now."""
+    """Returns where a run goes, given what people ask for by now."""
     cancelled = row.cancel_requested_s is not None or run.cancel_requested_s is not None
     if wanted in (RunState.queued, RunState.paused, RunState.cancelled) and cancelled:
         return RunState.cancelled
@@ -711,7 +711,7 @@ def _end_experiment(
     failure: tuple[FailureClass, str] | None,
     now: float,
 ) -> None:
-    """Move the experiment and what is left of its runs; the caller holds the lock."""
+    """Moves the experiment and what is left of its runs; the caller holds the lock."""
     left = _LEFT_OVER[target]
     run_failure = (
         (failure or (FailureClass.lost, "the experiment failed")) if left is RunState.failed else None
@@ -733,7 +733,7 @@ def _end_experiment(
 
 
 def _resized(had: int, has: int) -> dict[str, Any]:
-    """The columns of a run that follow the number of workers of its newest attempt."""
+    """Returns the columns of a run that follow the number of workers of its newest attempt."""
     columns = schema.runs.c
     return {
         "workers": has,

@@ -25,7 +25,7 @@ def leave_runs(
     *,
     failure: tuple[FailureClass, str] | None = None,
 ) -> None:
-    """Move every run that has not ended to `state`, and close what a driver left open.
+    """Moves every run that has not ended to `state`, and closes what a driver left open.
 
     Comes before the move of the experiment itself: the database refuses to end an experiment with a run that
     has not ended. The caller holds the experiment's lock.

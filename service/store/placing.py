@@ -33,7 +33,7 @@ class Placing(StorePart):
     """The part of the store that knows who holds which devices."""
 
     def record_placements(self, experiment_id: int, attempt: int, changed: Sequence[Placement]) -> None:
-        """Store placements as they are now; repeating a call changes nothing.
+        """Stores placements as they are now; repeating a call changes nothing.
 
         Args:
             experiment_id: the experiment.
@@ -58,7 +58,7 @@ class Placing(StorePart):
             self.database.write(body)
 
     def set_waiting(self, experiment_id: int, attempt: int, reasons: Mapping[int, str | None]) -> None:
-        """Store what queued runs wait for, by run, and announce it; None = nothing any more.
+        """Stores what queued runs wait for, by run, and announce it; None = nothing any more.
 
         Raises:
             StaleAttempt: another attempt is current, or this one has ended.
@@ -80,13 +80,13 @@ class Placing(StorePart):
             self.database.write(body)
 
     def placements(self, experiment_id: int) -> list[Placement]:
-        """All placements of an experiment, oldest first."""
+        """Returns all placements of an experiment, oldest first."""
         with self.database.read() as connection:
             rows = connection.execute(placement_statements.placements_of(experiment_id)).mappings()
             return [Placement.from_row(row) for row in rows]
 
     def held_by_others(self, experiment_id: int) -> list[Held]:
-        """What other experiments hold now, by experiment and hardware."""
+        """Returns what other experiments hold now, by experiment and hardware."""
         with self.database.read() as connection:
             rows = connection.execute(placement_statements.devices_held_by_others(experiment_id))
             return [Held(*row) for row in rows]

@@ -45,7 +45,7 @@ class Reading(StorePart):
     """The part of the store that reads records."""
 
     def experiment(self, id: int) -> Experiment:
-        """One experiment.
+        """Returns one experiment.
 
         Raises:
             NotFound: there is none with this id.
@@ -54,7 +54,7 @@ class Reading(StorePart):
             return read_experiment(connection, id)
 
     def experiment_spec(self, id: int) -> tuple[str, str]:
-        """The spec's text as submitted, and its canonical JSON.
+        """Returns the spec's text as submitted, and its canonical JSON.
 
         Raises:
             NotFound: there is no such experiment.
@@ -73,7 +73,7 @@ class Reading(StorePart):
         page_size: int = 50,
         page_token: str | None = None,
     ) -> Page[Experiment]:
-        """A page of experiments, newest first unless `order_by` says otherwise.
+        """Returns a page of experiments, newest first unless `order_by` says otherwise.
 
         Args:
             filter: grammar of `service.db.filters`, over the fields of `Experiment`.
@@ -97,7 +97,7 @@ class Reading(StorePart):
         return Page([Experiment.from_row(row) for row in rows], token)
 
     def run(self, id: int) -> Run:
-        """One run.
+        """Returns one run.
 
         Raises:
             NotFound: there is none with this id.
@@ -106,20 +106,20 @@ class Reading(StorePart):
             return read_run(connection, id)
 
     def find_run(self, id: int) -> Run | None:
-        """One run; None when there is none with this id."""
+        """Returns one run; None when there is none with this id."""
         with self.database.read() as connection:
             row = connection.execute(statements.run_by_id(id)).mappings().one_or_none()
         return None if row is None else Run.from_row(row)
 
     def source_of(self, run: Run) -> Run:
-        """The run whose checkpoints and figures a run has: the one that it reuses, or itself."""
+        """Returns the run whose checkpoints and figures a run has: the one that it reuses, or itself."""
         return run if run.reused_from is None else self.run(run.reused_from)
 
     def equal_runs(self, hashes: Collection[str]) -> list[Equal]:
         """Runs that have succeeded with any of these settings, the newest first.
 
         Args:
-            hashes: of settings, by `service.spec.reuse.config_sha256`.
+            hashes: Hashes of settings, by `service.spec.reuse.config_sha256`.
         """
         wanted, found = sorted(hashes), []
         with self.database.read() as connection:
@@ -129,18 +129,18 @@ class Reading(StorePart):
         return found
 
     def reused_count(self, experiment_id: int) -> int:
-        """How many runs of an experiment are reused: they were not started for it."""
+        """Returns how many runs of an experiment are reused: they were not started for it."""
         with self.database.read() as connection:
             return int(connection.execute(reuse_statements.reused_runs(experiment_id)).scalar_one())
 
     def references(self, experiment_id: int) -> list[Reference]:
-        """The runs that an experiment starts from, and how they stand."""
+        """Returns the runs that an experiment starts from, and how they stand."""
         with self.database.read() as connection:
             rows = connection.execute(statements.references_of([experiment_id])).all()
         return [Reference(*row[1:]) for row in rows]
 
     def last_log_line(self, run_id: int) -> LogLine | None:
-        """The newest line of a run's log; None when it has none."""
+        """Returns the newest line of a run's log; None when it has none."""
         with self.database.read() as connection:
             source = source_of(connection, run_id)
             row = connection.execute(statements.last_log_line(source)).mappings().one_or_none()
@@ -155,7 +155,7 @@ class Reading(StorePart):
         page_size: int = 100,
         page_token: str | None = None,
     ) -> Page[Run]:
-        """A page of runs: of one experiment in grid order, or of all, newest first.
+        """Returns a page of runs: of one experiment in grid order, or of all, newest first.
 
         Args:
             experiment_id: only runs of this experiment.
@@ -184,7 +184,7 @@ class Reading(StorePart):
         return Page([Run.from_row(row) for row in rows], token)
 
     def all_runs(self, experiment_id: int, filter: str | None = None) -> list[Run]:
-        """Every run of an experiment, in grid order.
+        """Returns every run of an experiment, in grid order.
 
         Raises:
             NotFound: there is no such experiment.
@@ -221,7 +221,7 @@ class Reading(StorePart):
         return found
 
     def run_config(self, id: int) -> str:
-        """Canonical JSON of the run's spec with its axis values written in.
+        """Returns the canonical JSON of the run's spec with its axis values written in.
 
         Raises:
             NotFound: there is no such run.
@@ -233,7 +233,7 @@ class Reading(StorePart):
         return found
 
     def run_counts(self, experiment_id: int) -> dict[RunState, int]:
-        """How many runs are in each state; every state is a key.
+        """Returns how many runs are in each state; every state is a key.
 
         Raises:
             NotFound: there is no such experiment.
@@ -244,7 +244,7 @@ class Reading(StorePart):
         return {state: found.get(state, 0) for state in RunState}
 
     def run_counts_of(self, experiment_ids: Sequence[int]) -> dict[int, dict[RunState, int]]:
-        """How many runs of each experiment are in each state that has any; for lists."""
+        """Returns how many runs of each experiment are in each state that has any; for lists."""
         counts: dict[int, dict[RunState, int]] = {id: {} for id in experiment_ids}
         if counts:
             with self.database.read() as connection:
@@ -253,7 +253,7 @@ class Reading(StorePart):
         return counts
 
     def state_counts(self) -> tuple[dict[ExperimentState, int], dict[RunState, int]]:
-        """How many experiments and how many runs are in each state, over everything."""
+        """Returns how many experiments and how many runs are in each state, over everything."""
         with self.database.read() as connection:
             experiments = connection.execute(statements.COUNT_EXPERIMENTS_BY_STATE).all()
             runs = {row[0]: row[1] for row in connection.execute(statements.COUNT_RUNS_BY_STATE)}
@@ -262,7 +262,7 @@ class Reading(StorePart):
         return {row[0]: row[1] for row in experiments}, runs
 
     def attempts(self, run_id: int) -> list[Attempt]:
-        """All attempts at a run, or at the one that it reuses, oldest first.
+        """Returns all attempts at a run, or at the one that it reuses, oldest first.
 
         Raises:
             NotFound: there is no such run.
@@ -273,7 +273,7 @@ class Reading(StorePart):
         return [Attempt.from_row(row) for row in rows]
 
     def measurements(self, run_id: int) -> list[MeasurementRow]:
-        """All measurements of a run, of all attempts; one that is not a number is NaN.
+        """Returns all measurements of a run, of all attempts; one that is not a number is NaN.
 
         Raises:
             NotFound: there is no such run.
@@ -284,7 +284,7 @@ class Reading(StorePart):
         return [MeasurementRow.from_row({**row, "value": as_float(row["value"])}) for row in rows]
 
     def summary(self, run_id: int) -> dict[str, float | int | str | None]:
-        """All figures that the run ended with; empty until then.
+        """Returns all figures that the run ended with; empty until then.
 
         Raises:
             NotFound: there is no such run.
@@ -298,7 +298,7 @@ class Reading(StorePart):
     def logs(
         self, run_id: int, *, after: int | None = None, limit: int = 1000, attempt: int | None = None
     ) -> list[LogLine]:
-        """Log lines of a run in order.
+        """Logs lines of a run in order.
 
         Args:
             run_id: the run.
@@ -334,7 +334,7 @@ class Reading(StorePart):
 
 
 def as_float(value: float | None) -> float:
-    """A stored figure: NULL stands for NaN."""
+    """Returns a stored figure: NULL stands for NaN."""
     return float("nan") if value is None else value
 
 

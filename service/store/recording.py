@@ -132,7 +132,7 @@ class RecordBatch:
         return parts
 
     def last_signs_of_life(self) -> dict[tuple[int, int], float]:
-        """The latest time of anything in the batch by (run, attempt), in Unix seconds."""
+        """Returns the latest time of anything in the batch by (run, attempt), in Unix seconds."""
         seen: dict[tuple[int, int], float] = {}
         for run_id, attempt, at_s in (
             *((row.run_id, row.attempt, max(row.at_s)) for row in self.points if row.at_s),
@@ -155,7 +155,7 @@ class Recording(StorePart):
         self._name_lock = threading.Lock()
 
     def record(self, batch: RecordBatch) -> frozenset[tuple[int, int]]:
-        """Write a batch, durable when this returns.
+        """Writes a batch, durable when this returns.
 
         Points, logs and measurements of an attempt that ended in the ordinary way are still taken
         (they may come late from a spool); progress and checkpoints are not.
@@ -301,7 +301,7 @@ def _count_measurements(
     stale: frozenset[tuple[int, int]],
     current: Mapping[int, sa.Row[Any]],
 ) -> None:
-    """Add what measurements tell that are not stored yet to the running sums of their attempts."""
+    """Adds what measurements tell that are not stored yet to the running sums of their attempts."""
     new: dict[tuple[Any, ...], MeasurementRow] = {}
     for row in measured:
         if (row.run_id, row.attempt) not in stale and counts_towards_usage(row):
@@ -373,7 +373,7 @@ def _write_measurements(
 def _write_neighbours(
     connection: Connection, measured: list[MeasurementRow], stale: frozenset[tuple[int, int]]
 ) -> None:
-    """Bring runs' shares of disturbed time up to date with all that their attempts told of it."""
+    """Brings runs' shares of disturbed time up to date with all that their attempts told of it."""
     told = {
         row.run_id
         for row in measured

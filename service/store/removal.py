@@ -41,7 +41,7 @@ class _Part:
     id: int
 
     def remove(self, connection: Connection, after: Key | None, most: int) -> tuple[int, Key | None]:
-        """Remove rows that follow a key; returns how many, and the key of the last unless none is left."""
+        """Removes rows that follow a key; returns how many, and the key of the last unless none is left."""
         if self.table in (schema.runs, schema.experiments):
             gone = (
                 removal_statements.remove_run(self.id)
@@ -65,7 +65,7 @@ class Removal(StorePart):
     """The part of the store that removes."""
 
     def delete(self, experiment_id: int) -> None:
-        """Delete an ended experiment: no one sees it from now on; `removing` frees what it takes.
+        """Deletes an ended experiment: no one sees it from now on; `removing` frees what it takes.
 
         Its idempotency key is kept, so that none takes it again.
 
@@ -102,7 +102,7 @@ class Removal(StorePart):
             return list(connection.execute(removal_statements.DELETED_EXPERIMENTS).scalars())
 
     def removing(self, experiment_id: int) -> Iterator[int]:
-        """Remove files and rows of a deleted experiment; yields the rows gone after each transaction.
+        """Removes files and rows of a deleted experiment; yields the rows gone after each transaction.
 
         Files go first: as long as one is left, so is the experiment, and the next call tries again.
 

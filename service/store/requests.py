@@ -53,7 +53,7 @@ class Requesting(StorePart):
     """The part of the store that takes people's requests."""
 
     def request_cancel(self, experiment_id: int) -> Experiment:
-        """Cancel at once what waits; ask the driver to cancel what runs; leave what has ended.
+        """Cancels at once what waits; asks the driver to cancel what runs; leaves what has ended.
 
         Raises:
             NotFound: there is no such experiment.
@@ -91,7 +91,7 @@ class Requesting(StorePart):
         return self.database.write(body)
 
     def request_pause(self, experiment_id: int) -> Experiment:
-        """Pause at once what waits in the queue; ask the driver to pause what runs.
+        """Pauses at once what waits in the queue; asks the driver to pause what runs.
 
         Raises:
             NotFound: there is no such experiment.
@@ -125,7 +125,7 @@ class Requesting(StorePart):
         return self.database.write(body)
 
     def resume(self, experiment_id: int) -> Experiment:
-        """Queue a paused experiment again; withdraw a pause that the driver has not carried out.
+        """Queues a paused experiment again; withdraw a pause that the driver has not carried out.
 
         Runs that have stopped for the pause already are queued again.
 
@@ -158,7 +158,7 @@ class Requesting(StorePart):
         return self.database.write(body)
 
     def retry(self, experiment_id: int) -> Experiment:
-        """Queue an ended experiment again with its failed, cancelled and stopped runs.
+        """Queues an ended experiment again with its failed, cancelled and stopped runs.
 
         Raises:
             NotFound: there is no such experiment.
@@ -189,7 +189,7 @@ class Requesting(StorePart):
         return self.database.write(body)
 
     def retry_disturbed(self, experiment_id: int) -> Experiment:
-        """Queue an ended experiment again with those of its results that neighbours disturbed.
+        """Queues an ended experiment again with those of its results that neighbours disturbed.
 
         They are measured from the beginning. Their figures stay with the attempts that they came from.
 
@@ -271,7 +271,7 @@ class Requesting(StorePart):
         runs: frozenset[RunState] | set[RunState],
         now: float,
     ) -> int:
-        """Queue the experiment and its runs in these states; returns how many runs."""
+        """Queues the experiment and its runs in these states; returns how many runs."""
         connection.execute(
             statements.move_experiment(
                 experiment_id,
@@ -292,7 +292,7 @@ class Requesting(StorePart):
     def _queue_runs(
         self, connection: Connection, experiment_id: int, runs: frozenset[RunState] | set[RunState]
     ) -> int:
-        """Queue the runs in these states; returns how many."""
+        """Queues the runs in these states; returns how many."""
         return connection.execute(
             statements.move_runs(
                 experiment_id,
@@ -308,7 +308,7 @@ class Requesting(StorePart):
         ).rowcount
 
     def set_priority(self, experiment_id: int, priority: int) -> Experiment:
-        """Move the experiment in the queue; higher goes first.
+        """Moves the experiment in the queue; higher goes first.
 
         Raises:
             NotFound: there is no such experiment.
@@ -340,7 +340,7 @@ class Requesting(StorePart):
         return self.database.write(body)
 
     def request_cancel_run(self, run_id: int) -> Run:
-        """Cancel a waiting run at once; ask the driver to cancel one that runs; leave an ended one.
+        """Cancels a waiting run at once; asks the driver to cancel one that runs; leaves an ended one.
 
         Raises:
             NotFound: there is no such run.
@@ -369,7 +369,7 @@ class Requesting(StorePart):
         return self.database.write(body)
 
     def retry_run(self, run_id: int) -> Run:
-        """Queue a failed, cancelled or stopped run again, and with it an experiment that has ended.
+        """Queues a failed, cancelled or stopped run again, and with it an experiment that has ended.
 
         Raises:
             NotFound: there is no such run.

@@ -44,7 +44,7 @@ class Series(StorePart):
     """The part of the store that reads points."""
 
     def latest_points(self, run_id: int) -> list[PointRow]:
-        """The latest point of each metric, by name.
+        """Returns the latest point of each metric, by name.
 
         Raises:
             NotFound: there is no such run.
@@ -161,7 +161,7 @@ class _Run:
         )
 
     def chosen(self, names: Sequence[str] | None) -> list[str]:
-        """The names that are asked for, each once."""
+        """Returns the names that are asked for, each once."""
         return list(self.names if names is None else dict.fromkeys(names))
 
     def _keys(self, name: str, **more: Any) -> Iterator[tuple[_Segment, dict[str, Any]]]:
@@ -171,7 +171,7 @@ class _Run:
                 yield segment, {**key, "low": segment.low, "high": segment.high, **more}
 
     def rows(self, connection: Connection, name: str, most: int | None = None) -> list[PointRow]:
-        """The visible points of a metric, or the first of them, in the order of steps."""
+        """Returns the visible points of a metric, or the first of them, in the order of steps."""
         statement, more = (
             (point_statements.SERIES, {}) if most is None else (point_statements.SERIES_PAGE, {"most": most})
         )
@@ -260,7 +260,7 @@ def _outside_buckets(segment: _Segment) -> Iterator[tuple[int, int]]:
 
 
 def _segments(resumptions: Sequence[tuple[int, int | None]], low: int, high: int) -> list[_Segment]:
-    """What is visible of each attempt, newest first."""
+    """Returns what is visible of each attempt, newest first."""
     segments: list[_Segment] = []
     ceiling = high
     for number, resumed_from_step in reversed(resumptions):

@@ -61,7 +61,7 @@ class Keyed:
 
 
 def body_sha256(text: bytes) -> str:
-    """What tells two submissions with the same key apart."""
+    """Returns what tells two submissions with the same key apart."""
     return hashlib.sha256(text).hexdigest()
 
 
@@ -131,7 +131,7 @@ class Submission(StorePart):
         idempotency_key: str | None = None,
         reuse: Reuse = _NOTHING_REUSED,
     ) -> tuple[Experiment, bool]:
-        """Store an experiment with all its runs, or nothing.
+        """Stores an experiment with all its runs, or nothing.
 
         Args:
             spec: the validated spec.
@@ -155,7 +155,7 @@ class Submission(StorePart):
     def submit_many(
         self, experiments: Sequence[NewExperiment]
     ) -> list[tuple[Experiment, bool] | BaseException]:
-        """Store several experiments in one transaction; each is answered as `submit` answers it.
+        """Stores several experiments in one transaction; each is answered as `submit` answers it.
 
         An exception in the list is what `submit` would have raised for that experiment alone; the
         others are stored.
@@ -180,7 +180,7 @@ class Submission(StorePart):
         return [answers[number] for number in range(len(experiments))]
 
     def replays(self, requests: Sequence[Keyed]) -> list[Experiment | StoreError | None]:
-        """What earlier submissions with the same keys were answered.
+        """Returns what earlier submissions with the same keys were answered.
 
         Returns:
             For each request its experiment, the error that `submit` raises for its key, or None when the
@@ -264,7 +264,7 @@ class Submission(StorePart):
         spec: ExperimentSpec,
         message: str,
     ) -> None:
-        """Give runs that were stored without axis values theirs.
+        """Gives runs that were stored without axis values theirs.
 
         Args:
             experiment_id: their experiment.
@@ -272,7 +272,7 @@ class Submission(StorePart):
             indices: their positions; they differ by seed.
             point: axis values.
             spec: the spec with the values written in.
-            message: what people are told.
+            message: Message for people.
 
         Raises:
             StaleAttempt: another attempt is current, or this one has ended.
@@ -295,7 +295,7 @@ class Submission(StorePart):
         self.database.write(body)
 
     def _typed_columns(self, spec: ExperimentSpec) -> dict[str, Any]:
-        """The columns that are known at submission."""
+        """Returns the columns that are known at submission."""
         hardware = lookup(spec.hardware, self._catalogue)
         workers = spec.worker_numbers[0]
         devices = workers * hardware.pricing(spec.resources.cpus_per_worker).devices_per_worker
@@ -317,7 +317,7 @@ class Submission(StorePart):
         }
 
     def _store(self, group: list[_Submitted]) -> list[tuple[Experiment, bool] | BaseException]:
-        """Commit a group; when the database refuses it, each on its own, so that one fails alone."""
+        """Commits a group; when the database refuses it, each on its own, so that one fails alone."""
         try:
             return self.database.write(lambda connection: _insert_group(connection, group, self.clock()))
         except StoreOutage:
@@ -367,7 +367,7 @@ def _insert_group(
 
 
 def _experiments_of(connection: Connection, keepers: Collection[Any]) -> dict[int, Experiment]:
-    """The experiments of stored keys that still exist, by id."""
+    """Returns the experiments of stored keys that still exist, by id."""
     if not keepers:
         return {}
     ids = {keeper.experiment_id for keeper in keepers}
@@ -376,7 +376,7 @@ def _experiments_of(connection: Connection, keepers: Collection[Any]) -> dict[in
 
 
 def _replay(keeper: Any, kept: Mapping[int, Experiment], sha256: str) -> Experiment | StoreError:
-    """The answer to a request whose key an earlier one holds."""
+    """Returns the answer to a request whose key an earlier one holds."""
     if keeper.body_sha256 != sha256:
         return IdempotencyMismatch(keeper.key)
     return kept.get(keeper.experiment_id) or ReplayOfDeleted(keeper.key, keeper.experiment_id)
@@ -458,7 +458,7 @@ def _insert_rows(connection: Connection, fresh: list[tuple[int, _Submitted]], no
 
 
 def _reuse_runs(connection: Connection, id: int, item: _Submitted, now: float) -> None:
-    """Give runs of a new experiment the figures of others, and say of whom."""
+    """Gives runs of a new experiment the figures of others, and says of whom."""
     asked = item.reuse.runs
     # Held until the commit, so that no one deletes them meanwhile.
     found = connection.execute(reuse_statements.reusable_runs(asked.values())).mappings()

@@ -41,7 +41,7 @@ def kind_of(owner: str | None, mark: str) -> Neighbour | None:
 
     Args:
         owner: see `Process.owner`.
-        mark: of the run's experiment; empty = not known.
+        mark: Mark of the run's experiment; empty = unknown.
     """
     if owner == SERVICE:
         return None
@@ -60,7 +60,7 @@ def cpu_by_kind(
 
     Args:
         before, after: the two looks.
-        mark: of the run's experiment.
+        mark: Mark of the run's experiment.
         roots: the run's workers; they and what they have started are not its neighbours.
     """
     if before.busy_s is None or after.busy_s is None:
@@ -110,7 +110,7 @@ class Company:
     """Neighbours over some time.
 
     Attributes:
-        time_s: that was looked at.
+        time_s: Observed time.
         noticed_s: time in which they used the node noticeably, by kind.
         used: CPU time / all CPU time of the machine, times `time_s`, by kind.
     """
@@ -122,11 +122,11 @@ class Company:
     def add(
         self, window_s: float, cpus: int, cpu_s: Mapping[Neighbour, float], on_device: Collection[Neighbour]
     ) -> None:
-        """Add one window.
+        """Adds one window.
 
         Args:
             window_s: its length.
-            cpus: of the machine.
+            cpus: CPUs of the machine.
             cpu_s: used by neighbours.
             on_device: who has processes on the run's GPU.
         """
@@ -154,7 +154,7 @@ class NeighbourWatch:
         report: takes measurements.
         device: kind of the devices of the run.
         roots: processes of the run's workers on this machine.
-        mark: of the run's experiment; None = as this process is marked.
+        mark: Mark of the run's experiment; None = the mark of this process.
         every_s: time between two looks.
         look: the machine now; tests have another.
     """
@@ -183,7 +183,7 @@ class NeighbourWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Look once more, and report the rest."""
+        """Looks once more, and reports the rest."""
         self._over.set()
         self._thread.join()
         self._advance()
@@ -225,13 +225,13 @@ class NeighbourWatch:
 def watcher(
     report: Callable[[Sequence[Measurement]], None], device: str, rank: int, workers: Sequence[WorkerAddress]
 ) -> NeighbourWatch | None:
-    """The watch of a worker: the first of its group on each machine has one.
+    """Returns the watch of a worker: the first of its group on each machine has one.
 
     Args:
         report: takes measurements.
         device: kind of the devices of the run.
-        rank: of the worker in its group.
-        workers: of the group, by rank; empty for a worker that is alone.
+        rank: Rank of the worker in its group.
+        workers: Workers of the group, by rank; empty for a single worker.
     """
     if not workers:
         return NeighbourWatch(report, device, roots=[os.getpid()])
@@ -243,7 +243,7 @@ def watcher(
 
 @functools.cache
 def _table() -> ProcessTable:
-    """One for all runs of this process: what it knows of the others costs the most to find out."""
+    """Returns one for all runs of this process: what it knows of the others costs the most to find out."""
     return ProcessTable()
 
 

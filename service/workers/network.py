@@ -24,12 +24,12 @@ GLOO, NCCL = interface_variable("gloo"), interface_variable("nccl")
 
 
 def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
-    """The interface that has an address; None when none has it, as behind address translation.
+    """Returns the interface that has an address; None when none has it, as behind address translation.
 
     Every address of the loopback network is the loopback interface's, which lists one of them.
 
     Args:
-        address: of the node.
+        address: Address of the node.
         interfaces: addresses by interface; IPv6 ones may carry a scope (`fe80::1%eth0`).
     """
     wanted = ipaddress.ip_address(address)
@@ -43,12 +43,12 @@ def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str |
 def variables_for(
     address: str, interfaces: Mapping[str, Sequence[str]], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """What to add to a worker's environment before its process group is opened.
+    """Returns what to add to a worker's environment before its process group is opened.
 
     Args:
-        address: by which Ray knows the worker's node.
+        address: Address by which Ray knows the worker's node.
         interfaces: addresses by interface.
-        environment: what the operator has set stays.
+        environment: Environment; what the operator has set stays.
     """
     name = interface_of(address, interfaces)
     if name is None:
@@ -60,7 +60,7 @@ def variables_for(
 
 
 def choose_interface() -> None:
-    """Set the environment of this worker process."""
+    """Sets the environment of this worker process."""
     import psutil
     import ray
 

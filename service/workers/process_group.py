@@ -51,7 +51,7 @@ def process_group(address: str, port: int, *, device: str) -> Iterator[None]:
     """This worker's part of the process group of its worker group, on its own device.
 
     Args:
-        address: of rank 0's node.
+        address: Address of rank 0's node.
         port: free there.
         device: kind of the device, which decides the backend.
 

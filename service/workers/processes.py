@@ -43,7 +43,7 @@ _SCRIPT = b"stillhouse"
 
 
 def mark_of(cluster: str, experiment_id: int) -> str:
-    """Value of `MARK` for an experiment.
+    """Returns the value of `MARK` for an experiment.
 
     Args:
         cluster: address of its Ray cluster: two clusters may share a machine, and number alike.
@@ -78,7 +78,7 @@ class Machine:
     Attributes:
         at_s: a clock that only grows, in s.
         busy_s: CPU time of all processes since the machine started; None = not known.
-        cpus: how many it has.
+        cpus: Number of CPUs.
         processes: by number; those that are known to be foreign may be left out.
     """
 
@@ -116,7 +116,7 @@ class ProcessTable:
         self._looks = 0
 
     def look(self) -> Machine:
-        """The machine now; without processes where there is no such folder."""
+        """Returns the machine now; without processes where there is no such folder."""
         if self._looks % _RECHECK_LOOKS == 0:
             self._foreign.clear()
         self._looks += 1
@@ -168,7 +168,7 @@ class ProcessTable:
         return SERVICE if _is_service(self._bytes(pid, "cmdline")) else None
 
     def _bytes(self, pid: int, name: str) -> bytes:
-        """A file of a process; empty when it has ended or is another user's."""
+        """Returns a file of a process; empty when it has ended or is another user's."""
         try:
             file = os.open(f"{self._proc}/{pid}/{name}", os.O_RDONLY)
         except OSError:
@@ -182,7 +182,7 @@ class ProcessTable:
 
 
 def _is_service(command: bytes) -> bool:
-    """Whether a command line is one of Ray's own or of this service's."""
+    """Returns whether a command line is one of Ray's own or of this service's."""
     if command.startswith(_RAY_TITLES):
         return True
     words = command.split(b"\0")

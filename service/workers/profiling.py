@@ -43,8 +43,8 @@ class ProfileOrder:
 
     Attributes:
         config: the run.
-        shape: of the worker group.
-        steps: that count.
+        shape: Shape of the worker group.
+        steps: Timed steps.
         warm_up: steps before these.
         check: train a data-parallel run too.
     """
@@ -89,8 +89,8 @@ def measure_on_cluster(jobs: RayJobs, order: ProfileOrder, *, timeout_s: float) 
     """Submits a job that measures, and waits for what it has measured.
 
     Args:
-        jobs: of the cluster.
-        order: what to measure.
+        jobs: Jobs of the cluster.
+        order: What to measure.
         timeout_s: longest wait; the job is stopped then.
 
     Raises:
@@ -126,7 +126,7 @@ def profile_in(log: str, message: str) -> Profile:
     """Returns the profile that a job's log has.
 
     Args:
-        log: what the job printed.
+        log: Output of the job.
         message: Ray's words about the job, for a log without a profile.
 
     Raises:

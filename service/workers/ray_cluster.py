@@ -9,7 +9,7 @@ from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 
 
 def look_at_cluster() -> ClusterSnapshot:
-    """The nodes of the cluster that this process is connected to."""
+    """Returns the nodes of the cluster that this process is connected to."""
     import ray
     from ray._private.state import available_resources_per_node
 
@@ -33,7 +33,7 @@ def look_at_cluster() -> ClusterSnapshot:
 
 
 def look_at_placements() -> tuple[PlacementGroup, ...]:
-    """The placement groups of this job that hold their resources now."""
+    """Returns the placement groups of this job that hold their resources now."""
     import ray
     from ray._private.state import state
     from ray.core.generated.gcs_pb2 import PlacementGroupTableData
@@ -61,7 +61,7 @@ def look_at_placements() -> tuple[PlacementGroup, ...]:
 
 
 def own_node_resource() -> str:
-    """The resource that Ray names after the node of this process."""
+    """Returns the resource that Ray names after the node of this process."""
     import ray
 
     own = ray.get_runtime_context().get_node_id()

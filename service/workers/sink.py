@@ -52,7 +52,7 @@ class RecorderSink:
             which case the same report is sent again.
         run_id: the run.
         attempt: its attempt.
-        rank: of this worker; those beyond 0 hear of stops and report their machine alone.
+        rank: Rank of this worker; those above 0 only poll for stops and report their machine.
         workers: this one and its peers, by rank; empty for a worker that is alone.
         on_stale: called once when another attempt has become the current one.
     """
@@ -96,7 +96,7 @@ class RecorderSink:
     # -- Stop ------------------------------------------------------------------------------------
 
     def requested(self) -> StopReason | None:
-        """Why to stop now; an attempt that is not the current one any more stops as well."""
+        """Returns why to stop now; an attempt that is not the current one any more stops as well."""
         return StopReason.preempted if self._stale else self._reason
 
     @property
@@ -112,7 +112,7 @@ class RecorderSink:
         return self._attempt
 
     def holds(self) -> bool:
-        """Whether no later attempt is known; asks the recorder again unless it has just answered.
+        """Returns whether no later attempt is known; asks the recorder again unless it has just answered.
 
         The clock runs on while a process is stopped: one that wakes up asks.
         """
@@ -163,7 +163,7 @@ class RecorderSink:
         self._add(lambda: self._measurements.append(self._row(measurement)))
 
     def of_machine(self, measurements: Sequence[Measurement]) -> None:
-        """Report what was measured on this worker's machine; any rank may."""
+        """Reports what was measured on this worker's machine; any rank may."""
         rows = [self._row(measurement) for measurement in measurements]
         self._add(lambda: self._measurements.extend(rows), any_rank=True)
 
@@ -209,7 +209,7 @@ class RecorderSink:
                 self._flushing = False
 
     def close(self) -> None:
-        """Stop reporting; what was not acknowledged is given up (flush first)."""
+        """Stops reporting; what was not acknowledged is given up (flush first)."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -266,7 +266,7 @@ class RecorderSink:
         return [AliveRow(self._run_id, self._attempt, now)]
 
     def _deliver(self, report: Report) -> bool:
-        """Send until acknowledged; False when the sink is closed before."""
+        """Sends until acknowledged; False when the sink is closed before."""
         while True:
             sent_s = time.monotonic()
             try:

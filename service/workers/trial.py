@@ -38,11 +38,11 @@ class ProcessNotClean(Exception):
 
 
 def run_trial(config: Mapping[str, Any], *, actor: ExperimentActorClient, storage: str, names: str) -> None:
-    """Get the workers ready, have an attempt opened, carry it out, and report its `Ending` to Tune.
+    """Gets the workers ready, has an attempt opened, carries it out, and reports its `Ending` to Tune.
 
     Args:
         config: holds the `Turn` under `turn`.
-        actor: of the experiment.
+        actor: Actor of the experiment.
         storage: folder for Ray Train's own files.
         names: beginning of the names of worker groups.
 
@@ -77,7 +77,7 @@ def run_trial(config: Mapping[str, Any], *, actor: ExperimentActorClient, storag
 
 
 def _granted(actor: ExperimentActorClient, turn: Turn) -> Assignment | None:
-    """Wait for the driver's answer; None = the run is not wanted any more."""
+    """Waits for the driver's answer; None = the run is not wanted any more."""
     while True:
         grant = patiently(lambda: actor.granted(turn.name))
         if grant is not None:
@@ -102,7 +102,7 @@ def _alone(actor: ExperimentActorClient, assignment: Assignment) -> Ending:
 
 
 def _group_ready(actor: ExperimentActorClient, turn: Turn, storage: Path, names: str) -> Ready:
-    """Open a group for the turn, unless one of its shape is open; returns once its workers wait for orders.
+    """Opens a group for the turn, unless one of its shape is open; returns once its workers wait for orders.
 
     Raises:
         WorkerGroupFailed: it could not be opened.

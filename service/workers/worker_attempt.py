@@ -30,13 +30,13 @@ def train_one(
     rank: int = 0,
     workers: Sequence[WorkerAddress] = (),
 ) -> TrainingOutcome:
-    """Train one assignment in this process; all that was reported is safe when this returns.
+    """Trains one assignment in this process; all that was reported is safe when this returns.
 
     Args:
-        actor: of the experiment.
-        assignment: what to train.
-        rank: of this worker in its group.
-        workers: of the group, by rank; empty for a worker that is alone.
+        actor: Actor of the experiment.
+        assignment: Assignment to train.
+        rank: Rank of this worker in its group.
+        workers: Workers of the group, by rank; empty for a single worker.
 
     Raises:
         Exception: whatever ended the training; its traceback is in the run's log.
@@ -76,7 +76,7 @@ def train_one(
 
 
 def ending_of(outcome: TrainingOutcome) -> Ending:
-    """An outcome as it travels to the driver."""
+    """Returns an outcome as it travels to the driver."""
     return Ending(outcome.status, outcome.stop_reason, dict(outcome.summary))
 
 
@@ -124,7 +124,7 @@ def failure_of_group(failures: Mapping[int, BaseException], parallel: Parallel) 
 
     Args:
         failures: by rank, of those that failed before the group was ended; not empty.
-        parallel: of the run.
+        parallel: Parallel settings of the run.
     """
 
     def order(rank: int) -> tuple[bool, int, int]:
@@ -139,7 +139,7 @@ def failure_of_group(failures: Mapping[int, BaseException], parallel: Parallel) 
 
 
 def _lost_a_peer(error: BaseException) -> bool:
-    """Whether an error only says that another worker, or the way to it, is gone."""
+    """Returns whether an error only says that another worker, or the way to it, is gone."""
     cause = _task_cause(error) or error
     lost = isinstance(cause, RuntimeError | ConnectionError | PipelineError)
     return lost and failure_of(cause)[0] is FailureClass.infrastructure and not _of_ray(cause)
@@ -150,7 +150,7 @@ def _of_ray(error: BaseException) -> bool:
 
 
 def _task_cause(error: Any) -> BaseException | None:
-    """What a remote call was ended by, when Ray has wrapped it."""
+    """Returns what a remote call was ended by, when Ray has wrapped it."""
     from ray.exceptions import RayTaskError
 
     cause: BaseException | None = error.cause if isinstance(error, RayTaskError) else None
@@ -158,7 +158,7 @@ def _task_cause(error: Any) -> BaseException | None:
 
 
 def _flush(sink: RecorderSink) -> None:
-    """Wait for the last acknowledgement, however long the recorder is unavailable: rows are not given up."""
+    """Waits for the last acknowledgement, however long the recorder is unavailable: rows are not given up."""
     while not sink.flush(_FLUSH_S):
         continue
 

@@ -77,8 +77,8 @@ class WorkerGroup:
     """A group of workers, open until `close` or a failure.
 
     Args:
-        actor: of the experiment.
-        shape: of the runs that it serves.
+        actor: Actor of the experiment.
+        shape: Shape of the runs that it serves.
         name: unique among all groups: Ray Train would resume a name it knows.
         storage: folder for Ray Train's own files.
     """
@@ -102,7 +102,7 @@ class WorkerGroup:
         return not self._ended.is_set()
 
     def wait_until_ready(self) -> Ready:
-        """Wait until all workers are placed, have found each other and wait for orders.
+        """Waits until all workers are placed, have found each other and waits for orders.
 
         Raises:
             WorkerGroupFailed: they never did; the group is closed.
@@ -121,7 +121,7 @@ class WorkerGroup:
             self._ended.wait(_LOOK_S)
 
     def train(self, assignment: Assignment) -> Ending:
-        """Train one run in the group.
+        """Trains one run in the group.
 
         Raises:
             WorkerGroupFailed: a worker failed or died; the group is closed.
@@ -147,7 +147,7 @@ class WorkerGroup:
             self._ended.wait(_LOOK_S)
 
     def close(self) -> bool:
-        """Let the workers end, and wait until Ray has its resources back.
+        """Lets the workers end, and waits until Ray has its resources back.
 
         Returns:
             Whether that is so; else the group ends when this process does.
@@ -264,7 +264,7 @@ def arriving(actor: ExperimentActorClient, group: str, own: WorkerAddress) -> Re
 def _meet(
     actor: ExperimentActorClient, group: str, storage: Path, own: WorkerAddress
 ) -> tuple[WorkerAddress, ...]:
-    """Wait for the group's other workers, and see that all of them share the storage.
+    """Waits for the group's other workers, and sees that all of them share the storage.
 
     Returns:
         Where all of them run, by rank.
@@ -290,13 +290,13 @@ def _meet(
 
 
 def see_mark(mark: Path, own: str, writer: str, patience_s: float) -> None:
-    """Wait until a file that rank 0 has written is visible here.
+    """Waits until a file that rank 0 has written is visible here.
 
     Args:
         mark: the file.
         own: host of this worker.
         writer: host of rank 0.
-        patience_s: how long that may take.
+        patience_s: Longest wait.
 
     Raises:
         BadSpecError: it never was: the nodes do not share the folder.
@@ -315,7 +315,7 @@ class _Room:
     """Notices when the cluster could not hold a group any more, which Ray would wait for without end.
 
     Args:
-        shape: of the group.
+        shape: Shape of the group.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -324,7 +324,7 @@ class _Room:
         self._looked_s = self._had_room_s = time.monotonic()
 
     def check(self) -> None:
-        """Look from time to time.
+        """Looks from time to time.
 
         Raises:
             WorkerGroupFailed: there has been no room for a while.

@@ -76,8 +76,8 @@ class Contents:
         curves: points by run id and name.
         steps: by run id, a step of the first run of each configuration that traced some.
         breakdown: mean seconds of each part of a run's time, by configuration.
-        caveats: what a reader must know before believing, in words.
-        ledgers: what the experiments were charged, all their runs included.
+        caveats: Caveats for the reader, in words.
+        ledgers: Ledgers of the experiments, all their runs included.
     """
 
     run_table: RunTable
@@ -105,12 +105,12 @@ def gather(
     traced: Callable[[Run], TracedStep | None] = lambda run: None,
     unit_scores: UnitScores = no_scores,
 ) -> Contents:
-    """Read and answer everything.
+    """Reads and answers everything.
 
     Args:
-        store: where the runs are.
+        store: Store with the runs.
         experiment_ids: one, or several that are answered together.
-        selection: which of their runs.
+        selection: Selection among their runs.
         traced: a step of a run, where it traced some.
         unit_scores: reads a run's scores of the test part's units.
 
@@ -129,7 +129,7 @@ def gather(
 
 
 def _steps(runs: Sequence[Run], traced: Callable[[Run], TracedStep | None]) -> dict[int, TracedStep]:
-    """A step of the first run of each configuration, as far as they are drawn."""
+    """Returns a step of the first run of each configuration, as far as they are drawn."""
     found: dict[int, TracedStep] = {}
     seen: set[str] = set()
     for run in runs:
@@ -151,13 +151,13 @@ def contents(
     made_at_s: float,
     steps: Mapping[int, TracedStep] = MappingProxyType({}),
 ) -> Contents:
-    """Answer everything. Pure.
+    """Answers everything. Pure.
 
     Args:
-        question: of the runs.
+        question: Question about the runs.
         specs: text of each experiment's spec.
         curves: points by run id and name.
-        ledgers: of the experiments.
+        ledgers: Ledgers of the experiments.
         made_at_s: now, in Unix seconds.
         steps: traced steps by run id.
     """
@@ -267,7 +267,7 @@ def _count(runs: Sequence[Run]) -> str:
 
 
 def description_of(spec: str) -> str:
-    """The spec's own words about what it is for; empty without any."""
+    """Returns the spec's own words about what it is for; empty without any."""
     try:
         document = yaml.safe_load(spec)
     except yaml.YAMLError:

@@ -57,7 +57,7 @@ class Figure:
 
     Attributes:
         id: word that names it in the page.
-        caption: what it shows and how to read it, in one or two sentences.
+        caption: What it shows and how to read it, in one or two sentences.
         data: plotly traces.
         layout: plotly layout without theme.
     """
@@ -69,7 +69,7 @@ class Figure:
 
 
 def figures(contents: Contents) -> list[Figure]:
-    """All plots that the contents have figures for, in the order of the report."""
+    """Returns all plots that the contents have figures for, in the order of the report."""
     found: list[Figure | None] = [
         *_curves(contents),
         *_trade_offs(contents),
@@ -82,7 +82,7 @@ def figures(contents: Contents) -> list[Figure]:
 
 
 def _curves(contents: Contents) -> Iterable[Figure]:
-    """Mean over seeds with a band of one standard deviation, per configuration."""
+    """Yields the mean over seeds with a band of one standard deviation, per configuration."""
     groups: dict[str, list[Run]] = {}
     for run in contents.run_table.finished:
         if run.id in contents.curves:
@@ -166,7 +166,7 @@ def _band(
 
 
 def _trade_offs(contents: Contents) -> Iterable[Figure]:
-    """Each cost against accuracy, with the frontier of the two as a line."""
+    """Yields each cost against accuracy, with the frontier of the two as a line."""
     answer = contents.frontier
     if isinstance(answer, Unanswered):
         return
@@ -224,7 +224,7 @@ def _trade_off(answer: FrontierAnswer, name: str, judged: str, *, higher: bool) 
 
 
 def _edge(points: Sequence[tuple[float, float]], *, higher: bool) -> list[tuple[float, float]]:
-    """The points that no cheaper one reaches, from the cheapest on."""
+    """Returns the points that no cheaper one reaches, from the cheapest on."""
     sign = 1.0 if higher else -1.0
     edge: list[tuple[float, float]] = []
     for point in sorted(points, key=lambda each: (each[0], -sign * each[1])):
@@ -363,7 +363,7 @@ def _timeline(contents: Contents) -> Figure | None:
 
 
 def _steps(contents: Contents) -> Iterable[Figure]:
-    """One step of a run: a row per worker, a bar per phase; what waits stands out."""
+    """Yields one step of a run: a row per worker, a bar per phase; what waits stands out."""
     runs = {run.id: run for run in contents.run_table.runs}
     for id, step in contents.steps.items():
         data: list[Trace] = []
@@ -403,7 +403,7 @@ def _steps(contents: Contents) -> Iterable[Figure]:
 
 
 def _with_legend(layout: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Room for the legend above the plot: about 100 characters of names fit into a line."""
+    """Returns the room for the legend above the plot: about 100 characters of names fit into a line."""
     longest = max((len(name) for name in names), default=0) + 8
     lines = math.ceil(len(names) / max(1, 120 // longest))
     layout["height"] += 22 * max(0, lines - 1)
@@ -447,5 +447,5 @@ def _faded(colour: str) -> str:
 
 
 def as_mapping(figure: Figure) -> Mapping[str, Any]:
-    """The figure as the page's script takes it."""
+    """Returns the figure as the page's script takes it."""
     return {"id": figure.id, "data": figure.data, "layout": figure.layout}

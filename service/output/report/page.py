@@ -37,7 +37,7 @@ class ReportPage:
 
 
 def html(contents: Contents) -> ReportPage:
-    """The whole report."""
+    """Returns the whole report."""
     parts = sections(contents)
     drawn = [as_mapping(b.figure) for part in parts for b in part.blocks if isinstance(b, Plot)]
     data = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

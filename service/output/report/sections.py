@@ -74,7 +74,7 @@ class ReportSection:
     Attributes:
         id: word that names it in links.
         title: heading.
-        blocks: what it says.
+        blocks: Content of the section.
     """
 
     id: str
@@ -83,7 +83,7 @@ class ReportSection:
 
 
 def sections(contents: Contents) -> list[ReportSection]:
-    """The whole report in order; a section without anything to say is left out."""
+    """Returns the whole report in order; a section without anything to say is left out."""
     drawn = {figure.id: Plot(figure) for figure in figures(contents)}
 
     def plots(prefix: str) -> list[Block]:
@@ -163,7 +163,7 @@ def _question(contents: Contents) -> Iterable[Block]:
 
 
 def _fixed(contents: Contents) -> dict[str, list[str]]:
-    """What the runs are, where no axis says it."""
+    """Returns what the runs are, where no axis says it."""
     axes = {axis.partition(".")[0] for axis in contents.run_table.axes}
     runs = contents.run_table.runs
     columns = {

@@ -10,7 +10,7 @@ from service.output.report.sections import Block, Bullets, Code, Paragraph, Plot
 
 
 def markdown(contents: Contents) -> str:
-    """The whole report."""
+    """Returns the whole report."""
     names = ", ".join(experiment.name for experiment in contents.run_table.experiments)
     lines = [f"# {_inline(names)}", "", f"Generated {utc(contents.made_at_s)}."]
     for section in sections(contents):
@@ -41,7 +41,7 @@ def _block(block: Block) -> Iterator[str]:
 
 
 def _inline(text: str) -> str:
-    """Text in which names of users cannot open a tag; stars and underscores read well enough."""
+    """Returns text in which names of users cannot open a tag; stars and underscores read well enough."""
     return " ".join(text.split()).replace("<", "&lt;").replace(" *", " \\*")
 
 

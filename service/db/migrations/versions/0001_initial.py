@@ -15,7 +15,7 @@ _REAL = sa.Float(53)
 
 
 def upgrade() -> None:
-    """Create everything."""
+    """Creates everything."""
     accepted_writers = op.create_table(
         "accepted_writers",
         sa.Column("oldest", sa.Integer(), autoincrement=False, nullable=False),
