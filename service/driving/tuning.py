@@ -42,6 +42,8 @@ _ENVIRONMENT = {
 }
 REMIND_S = 1.0
 """How often grants are repeated, and how often it is stored what runs wait for."""
+STORED_S = 60.0
+"""Longest wait, at the end of a run, for points that are on the recorder's disk."""
 _SLOT = 0.0001
 """Share of a node's own resource that the trial of a worker group takes: Ray's smallest amount."""
 
@@ -185,6 +187,16 @@ def _searcher(
     from ray.tune import Callback
     from ray.tune.search import Searcher
 
+    def end(turn: Turn, ending: Ending) -> None:
+        """Writes an ending once its points are stored: the run's next attempt shuts out what is spooled."""
+        try:
+            waiting = actor.value.wait_until_stored(STORED_S)
+        except RayError as error:
+            waiting = f"the experiment's actor does not respond: {error}"
+        if waiting is not None:
+            logger.warning("run %d ends before all its points are stored: %s", turn.run_id, waiting)
+        sweep.value.ended(turn, ending)
+
     class Steps(Callback):  # type: ignore[misc, unused-ignore]
         """What is done between Tune's steps: trials that ended and could not report how, and reminders.
 
@@ -201,7 +213,7 @@ def _searcher(
             turn = self.given.pop(trial.trial_id, None)
             if turn is not None:
                 self.grants.pop(turn.name, None)
-                sweep.value.ended(turn, Ending("failed", failure=_failure_of(trial)))
+                end(turn, Ending("failed", failure=_failure_of(trial)))
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
             """Tunes gives up a trial whose process it cannot reuse without telling the searcher."""
@@ -253,7 +265,7 @@ def _searcher(
                 self.steps.remind()
             if isinstance(ending := result.get("ending"), Ending):
                 self.forget(trial_id)
-                sweep.value.ended(turn, ending)
+                end(turn, ending)
 
         def on_trial_complete(
             self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
