@@ -228,7 +228,7 @@ for _entry in _BINARY.values():
     _register(_entry[0], _entry[3])
 
 
-def lock_attempts(connection: Connection, run_ids: Iterable[int]) -> dict[int, sa.Row[Any]]:
+def lock_attempts(connection: Connection, run_ids: Iterable[int]) -> dict[int, LockedRun]:
     """Locks runs in the order of their ids; (id, experiment, attempt, state) of each that exists."""
     statement = (
         select(runs.c.id, runs.c.experiment_id, runs.c.attempt, runs.c.state)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from service.config.settings import Settings
@@ -212,7 +211,7 @@ def _add_names(connection: Connection, names: Iterable[str]) -> dict[str, int]:
     return {name: ids[kept] for name, kept in stored.items()}
 
 
-def _accepted(run: sa.Row[Any] | None, attempt: int) -> bool:
+def _accepted(run: point_statements.LockedRun | None, attempt: int) -> bool:
     """Whether rows of an attempt are taken: it is the last one, and the run does not wait for another."""
     return run is not None and run.attempt == attempt and run.state is not RunState.queued
 
@@ -299,7 +298,7 @@ def _count_measurements(
     connection: Connection,
     measured: list[MeasurementRow],
     stale: frozenset[tuple[int, int]],
-    current: Mapping[int, sa.Row[Any]],
+    current: Mapping[int, point_statements.LockedRun],
 ) -> None:
     """Adds what measurements tell that are not stored yet to the running sums of their attempts."""
     new: dict[tuple[Any, ...], MeasurementRow] = {}
@@ -338,7 +337,9 @@ def _count_measurements(
 
 
 def _settle_ended(
-    connection: Connection, attempts: frozenset[tuple[int, int]], current: Mapping[int, sa.Row[Any]]
+    connection: Connection,
+    attempts: frozenset[tuple[int, int]],
+    current: Mapping[int, point_statements.LockedRun],
 ) -> None:
     """Charge attempts that have ended up to signs of life that came late."""
     ended: dict[int, list[tuple[int, int]]] = {}
