@@ -265,7 +265,8 @@ def extremes(steps: list[int], values: list[float], width: int) -> list[Extremes
         end = bisect.bisect_left(steps, (bucket + 1) * width, start)
         part, at = values[start:end], steps[start:end]
         start = end
-        total, nan_step = sum(part), None
+        total = sum(part)
+        nan_step: int | None = None
         if total != total:  # A NaN, or infinities of both signs.
             nan_step = next((step for step, value in zip(at, part, strict=True) if value != value), None)
             at = [step for step, value in zip(at, part, strict=True) if value == value]

@@ -125,7 +125,8 @@ class Removal(StorePart):
         ]
         parts += [_Part(table, "experiment_id", experiment_id) for table in removal_statements.OF_EXPERIMENT]
         parts.append(_Part(schema.experiments, "id", experiment_id))
-        place, after = 0, None
+        place = 0
+        after: Key | None = None
 
         def body(connection: Connection) -> tuple[int, int, Key | None]:
             rows, here, key = 0, place, after

@@ -172,9 +172,8 @@ class _Run:
 
     def rows(self, connection: Connection, name: str, most: int | None = None) -> list[PointRow]:
         """Returns the visible points of a metric, or the first of them, in the order of steps."""
-        statement, more = (
-            (point_statements.SERIES, {}) if most is None else (point_statements.SERIES_PAGE, {"most": most})
-        )
+        statement = point_statements.SERIES if most is None else point_statements.SERIES_PAGE
+        more: dict[str, Any] = {} if most is None else {"most": most}
         return self._merged(
             name, ((segment, connection.execute(statement, key)) for segment, key in self._keys(name, **more))
         )[:most]
