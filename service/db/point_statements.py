@@ -228,6 +228,10 @@ for _entry in _BINARY.values():
     _register(_entry[0], _entry[3])
 
 
+LockedRun: TypeAlias = "sa.Row[Any, Any, Any, Any]"
+"""Id, experiment, attempt and state of a locked run."""
+
+
 def lock_attempts(connection: Connection, run_ids: Iterable[int]) -> dict[int, LockedRun]:
     """Locks runs in the order of their ids; (id, experiment, attempt, state) of each that exists."""
     statement = (
