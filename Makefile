@@ -4,8 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Tests on one Ray cluster stay in one process (tests/conftest.py).
-PARALLEL := -n logical --maxprocesses 4 --dist loadgroup
+PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test test-all test-postgres smoke lint format docs bench clean
@@ -30,10 +29,13 @@ serve: $(READY) ## Start the service on this machine: database, Ray with dashboa
 	@$(BIN)/stillhouse up
 
 test: $(READY) ## Run the tests of every part, with Ray, PostgreSQL and a browser (about 10 minutes)
-	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not smoke"
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not ray and not slow and not smoke"
+	@$(BIN)/python -m pytest -m "ray and not slow and not smoke"
 
 test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs)
-	@$(BIN)/python -m pytest $(PARALLEL) -m "slow or smoke"
+	@$(BIN)/python -m pytest $(PARALLEL) -m "slow and not ray and not smoke"
+	@$(BIN)/python -m pytest -m "slow and ray and not smoke"
+	@$(MAKE) --no-print-directory smoke
 
 test-postgres: $(READY) ## Run the tests that need PostgreSQL
 	@$(BIN)/python -m pytest -m postgresql

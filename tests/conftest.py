@@ -26,12 +26,8 @@ hypothesis.settings.load_profile("project")
 _numbers = itertools.count()
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep what starts Ray in one process, so that all of it shares one cluster, and let it begin first."""
-    for item in items:
-        if item.get_closest_marker("ray"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+    """Let what starts Ray begin: Ray reads how it authenticates when it is imported."""
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
 
 

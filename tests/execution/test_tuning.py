@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from ray.exceptions import RayActorError
-
 from service.driving import tuning
 from service.driving.tuning import OnlyHere
 from service.recording.assignment import Ending
@@ -48,5 +46,8 @@ def test_a_run_ends_behind_its_points() -> None:
 
 
 def test_a_run_ends_although_its_points_cannot_be_stored() -> None:
+    # Ray reads how it authenticates when it is imported: not before the tests that start it.
+    from ray.exceptions import RayActorError
+
     assert calls_of_an_ending("the disk is full") == ["wait_until_stored", "ended"]
     assert calls_of_an_ending(RayActorError()) == ["wait_until_stored", "ended"]
