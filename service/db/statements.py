@@ -1,30 +1,27 @@
-"""Every statement that changes or reads experiments, runs and the queue, named by intent.
+"""Every statement that changes or reads experiments and runs, named by intent.
 
-Those of points, reuse, ledgers and forecasts are in modules of their own next to this one. The guards of
-transitions come from the tables in `service.domain.states`: an UPDATE that changes no row was refused.
+Those of the queue, points, reuse, ledgers and forecasts are in modules of their own next to this one. The
+guards of transitions come from the tables in `service.domain.states`: an UPDATE that changes no row was
+refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Select, Update, bindparam, func, select, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects import sqlite as sqlite_dialect
-from sqlalchemy.sql.dml import Delete, Insert, ReturningUpdate
+from sqlalchemy.sql.dml import Delete, Insert
 
 from service.db.schema import (
-    ACTIVE,
     DELETED,
-    QUEUED,
     SUMMARY_COLUMNS,
-    Real,
     attempts,
     cell_specs,
-    cluster_snapshots,
     events,
     experiment_specs,
     experiments,
@@ -35,9 +32,7 @@ from service.db.schema import (
     run_references,
     run_summaries,
     runs,
-    schedulers,
 )
-from service.domain.events import EventKind
 from service.domain.grid import REFERENCE_CELL
 from service.domain.records import Experiment, Run
 from service.domain.states import (
@@ -540,277 +535,6 @@ def failure_counter(failure: FailureClass) -> dict[str, Any]:
     if failure in FAILURES_OF_MACHINES:
         return {"infrastructure_failures": _r.infrastructure_failures + 1}
     return {"own_failures": _r.own_failures + 1}
-
-
-# -- Queue -----------------------------------------------------------------------------------
-
-_NEXT_TO_CLAIM = """
-    WITH RECURSIVE
-      top (priority) AS (
-        SELECT priority FROM experiments
-        WHERE state = 'queued' AND priority < :below
-        ORDER BY priority DESC LIMIT 1
-      ),
-      waiting (priority, owner) AS (
-        SELECT top.priority, (
-          SELECT min(first.owner) FROM experiments AS first
-          WHERE first.state = 'queued' AND first.priority = top.priority
-        )
-        FROM top
-        UNION ALL
-        SELECT waiting.priority, (
-          SELECT min(following.owner) FROM experiments AS following
-          WHERE following.state = 'queued' AND following.priority = waiting.priority
-            AND following.owner > waiting.owner
-        )
-        FROM waiting WHERE waiting.owner IS NOT NULL
-      ),
-      busy (owner, active) AS (
-        SELECT owner, count(*) FROM experiments
-        WHERE state IN ('starting', 'running') GROUP BY owner
-      )
-    SELECT priority, id
-    FROM (
-      SELECT waiting.priority, waiting.owner, head.id, head.queued_s,
-        coalesce(busy.active, 0)
-        + row_number() OVER (PARTITION BY waiting.owner ORDER BY head.queued_s, head.id) AS share
-      FROM waiting
-        LEFT JOIN busy ON busy.owner = waiting.owner
-        LEFT JOIN {heads}
-      WHERE waiting.owner IS NOT NULL
-    ) AS claimable
-    ORDER BY id IS NULL, share, queued_s, owner
-    LIMIT :count
-"""
-# It counts, because PostgreSQL would turn NOT EXISTS into a join, and might read all runs for it.
-_OLDEST = """
-    SELECT {columns} FROM experiments AS oldest
-    WHERE oldest.state = 'queued' AND oldest.priority = waiting.priority AND oldest.owner = waiting.owner
-      AND oldest.not_before_s <= :now {further}
-      AND (
-        SELECT count(*) FROM run_references AS reference JOIN runs AS source ON source.id = reference.run_id
-        WHERE reference.experiment_id = oldest.id
-          AND source.state NOT IN ('succeeded', 'failed', 'cancelled', 'stopped')
-      ) = 0
-    ORDER BY oldest.queued_s, oldest.id LIMIT :count
-"""
-_next_sqlite = sa.text(
-    _NEXT_TO_CLAIM.format(
-        heads=f"experiments AS head ON head.id IN ({_OLDEST.format(columns='oldest.id', further='')})"
-    )
-)
-_oldest_postgresql = _OLDEST.format(
-    columns="oldest.id, oldest.queued_s", further="AND oldest.id <> ALL(CAST(:passed_over AS bigint[]))"
-)
-_next_postgresql = sa.text(_NEXT_TO_CLAIM.format(heads=f"LATERAL ({_oldest_postgresql}) AS head ON true"))
-
-
-def next_to_claim(connection: sa.Connection) -> sa.TextClause:
-    """Up to `count` experiments at the highest priority under `below`, in the order of claims.
-
-    Rows are (priority, id); id is NULL in a row of an owner who has nothing that can be claimed `now`.
-    Walks the index from owner to owner, so that its cost grows with owners and `count`, not with
-    what is queued. The ids `passed_over` are left out, on PostgreSQL only: on SQLite no one else is
-    changing a row.
-    """
-    return _next_sqlite if connection.dialect.name == "sqlite" else _next_postgresql
-
-
-QUEUED_AROUND = sa.text(
-    """
-    WITH RECURSIVE
-      levels (priority) AS (
-        SELECT max(priority) FROM experiments WHERE state = 'queued'
-        UNION ALL
-        SELECT (
-          SELECT max(lower.priority) FROM experiments AS lower
-          WHERE lower.state = 'queued' AND lower.priority < levels.priority
-        )
-        FROM levels WHERE levels.priority > :priority
-      ),
-      waiting (priority, owner) AS (
-        SELECT levels.priority, (
-          SELECT min(first.owner) FROM experiments AS first
-          WHERE first.state = 'queued' AND first.priority = levels.priority
-        )
-        FROM levels WHERE levels.priority >= :priority
-        UNION ALL
-        SELECT waiting.priority, (
-          SELECT min(following.owner) FROM experiments AS following
-          WHERE following.state = 'queued' AND following.priority = waiting.priority
-            AND following.owner > waiting.owner
-        )
-        FROM waiting WHERE waiting.owner IS NOT NULL
-      ),
-      ties (priority, owner, tie) AS (
-        SELECT priority, owner, CASE
-          WHEN owner < :owner THEN 9223372036854775807 WHEN owner = :owner THEN :id ELSE 0
-        END
-        FROM waiting WHERE owner IS NOT NULL
-      )
-    SELECT priority, owner,
-      (
-        SELECT count(*) FROM experiments AS older
-        WHERE older.state = 'queued' AND older.priority = ties.priority AND older.owner = ties.owner
-          AND older.queued_s < :queued_s
-      ) + (
-        SELECT count(*) FROM experiments AS equal
-        WHERE equal.state = 'queued' AND equal.priority = ties.priority AND equal.owner = ties.owner
-          AND equal.queued_s = :queued_s AND equal.id < ties.tie
-      ) AS older,
-      (
-        SELECT count(*) FROM experiments AS younger
-        WHERE younger.state = 'queued' AND younger.priority = ties.priority AND younger.owner = ties.owner
-          AND younger.queued_s > :queued_s
-      ) + (
-        SELECT count(*) FROM experiments AS equal
-        WHERE equal.state = 'queued' AND equal.priority = ties.priority AND equal.owner = ties.owner
-          AND equal.queued_s = :queued_s AND equal.id >= ties.tie
-      ) AS younger
-    FROM ties
-    """
-)
-"""(priority, owner, older, younger): how many wait at each priority from one experiment's own upwards.
-
-`older` joined the queue before that experiment; where both did at the same time, owners and ids decide as
-in the order of claims. Each count is one range of the index, without a condition on its rows.
-"""
-
-ALONG_THE_INDEX = sa.text(
-    "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
-)
-"""PostgreSQL: count ranges of an index in the index itself, for the rest of the transaction."""
-
-
-def _claim(chosen: sa.ColumnElement[bool]) -> ReturningUpdate[Any]:
-    """Claims chosen experiments; no row for one that is not queued any more, or that somebody is changing."""
-    mine = select(_x.id).where(chosen, QUEUED).with_for_update(skip_locked=True)  # Left out on SQLite.
-    return (
-        update(experiments)
-        .where(_x.id.in_(mine))
-        .values(
-            state=ExperimentState.starting,
-            attempt=_x.attempt + 1,
-            submission_id=sa.literal("stillhouse-")
-            .concat(sa.cast(_x.id, sa.Text))
-            .concat("-")
-            .concat(sa.cast(_x.attempt + 1, sa.Text)),
-            lease_owner=bindparam("scheduler"),
-            lease_until_s=bindparam("until"),
-            lease_s=bindparam("lease"),
-            silent_since_s=None,
-            event_count=_x.event_count + 1,
-            failure_class=None,
-            failure_message=None,
-        )
-        .returning(*EXPERIMENT_COLUMNS, _x.event_count)
-    )
-
-
-def _claim_events(c: Any) -> Select[Any]:
-    number = sa.cast(c.attempt, sa.Text)
-    message = sa.literal("claimed by ").concat(c.lease_owner).concat(", attempt ").concat(number)
-    document = sa.literal('{"submission_id":"').concat(c.submission_id).concat('"}')
-    kind = sa.literal(str(EventKind.experiment_claimed))
-    return select(c.id, c.event_count, c.attempt, bindparam("now", type_=Real), kind, message, document)
-
-
-_CLAIM_EVENT_COLUMNS = ["experiment_id", "number", "attempt", "at_s", "kind", "message", "data"]
-CLAIM = _claim(_x.id.in_(bindparam("ids", expanding=True)))
-"""SQLite: claim chosen experiments."""
-
-NOTE_CLAIMS = sa.insert(events).from_select(
-    _CLAIM_EVENT_COLUMNS, _claim_events(_x).where(_x.id.in_(bindparam("ids", expanding=True)))
-)
-"""SQLite: the events of experiments that were claimed in this transaction."""
-
-_claimed = _claim(_x.id == sa.any_(bindparam("ids", type_=sa.ARRAY(sa.BigInteger)))).cte("claimed")
-CLAIM_AND_NOTE = select(_claimed).add_cte(
-    sa.insert(events).from_select(_CLAIM_EVENT_COLUMNS, _claim_events(_claimed.c)).cte("noted")
-)
-"""PostgreSQL: claim chosen experiments and note it, in one statement."""
-
-COUNT_QUEUED = select(func.count()).select_from(experiments).where(QUEUED)
-"""How many experiments wait."""
-
-COUNT_ACTIVE = select(func.count()).select_from(experiments).where(ACTIVE)
-"""How many experiments are starting or running."""
-
-CLAIMS_IN_TURN = sa.text(
-    "SELECT pg_advisory_xact_lock(7305411), set_config('plan_cache_mode', 'force_generic_plan', true), "
-    "set_config('enable_sort', 'off', true)"
-)
-"""PostgreSQL: who claims counts what is active, by owner and in all; not two at the same time.
-
-Planning `next_to_claim` takes longer than running it, so that it is planned once, and in the one way
-that does not depend on how much is queued: along the index, whose order is the order of claims.
-"""
-
-
-def active_experiments() -> Select[Any]:
-    """Experiments that are starting or running, oldest lease first."""
-    return select(*EXPERIMENT_COLUMNS).where(ACTIVE).order_by(_x.lease_until_s, _x.id)
-
-
-def leases(now: float) -> Select[Any]:
-    """Experiments that are starting or running, oldest lease first, with how their leases stand."""
-    return active_experiments().add_columns(
-        _x.lease_until_s.is_(None).label("withdrawn"),
-        func.coalesce(lapsed(now), sa.false()).label("lapsed"),
-        (now - _x.silent_since_s).label("silent_s"),
-    )
-
-
-def queued_in_order_of_age() -> Select[Any]:
-    """Returns what the order of claims depends on, for everything queued."""
-    return (
-        select(_x.id, _x.owner, _x.priority, _x.queued_s, _x.not_before_s)
-        .where(QUEUED)
-        .order_by(_x.priority.desc(), _x.owner, _x.queued_s, _x.id)
-    )
-
-
-def active_by_owner() -> Select[Any]:
-    """Returns how many experiments each owner has starting or running."""
-    return select(_x.owner, func.count()).where(ACTIVE).group_by(_x.owner)
-
-
-def canonical_specs(experiment_ids: Iterable[int]) -> Select[Any]:
-    """Returns the canonical specs by experiment."""
-    c = experiment_specs.c
-    return select(c.experiment_id, c.canonical).where(c.experiment_id.in_(list(experiment_ids)))
-
-
-def scheduler_heartbeat(connection: sa.Connection) -> Insert:
-    """Returns a scheduler's sign of life; its first one dates its start."""
-    dialect: Any = sqlite_dialect if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(schedulers)
-    again = statement.on_conflict_do_update(
-        index_elements=["name"],
-        set_={name: statement.excluded[name] for name in ("node", "pid", "heartbeat_s")},
-    )
-    return cast(Insert, again)
-
-
-def forget_scheduler(name: str) -> Delete:
-    """Drops one scheduler."""
-    return sa.delete(schedulers).where(schedulers.c.name == name)
-
-
-def live_schedulers(since: float) -> Select[Any]:
-    """Schedulers with a heartbeat since a time."""
-    return select(schedulers).where(schedulers.c.heartbeat_s >= since).order_by(schedulers.c.name)
-
-
-def forget_schedulers(before: float) -> Delete:
-    """Drops schedulers that have long been silent."""
-    return sa.delete(schedulers).where(schedulers.c.heartbeat_s < before)
-
-
-CLUSTER = select(cluster_snapshots.c.snapshot).where(cluster_snapshots.c.id == 1)
-"""The last snapshot of the cluster."""
-
-# -- Deletion --------------------------------------------------------------------------------
 
 
 def metric_ids(names: Iterable[str]) -> Select[Any]:

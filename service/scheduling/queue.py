@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from service.config.hardware import CATALOGUE, Hardware
-from service.db import schema, statements
+from service.db import queue_statements, schema, statements
 from service.db.errors import NotFound
 from service.db.group_commit import GroupCommit
 from service.domain.events import EventKind
@@ -236,7 +236,7 @@ class Queue:
     def _claim_group(self, take: Callable[[], list[_Claim]]) -> list[list[Experiment] | BaseException]:
         def body(connection: Connection) -> list[list[Experiment]]:
             if connection.dialect.name == "postgresql":
-                connection.execute(statements.CLAIMS_IN_TURN)
+                connection.execute(queue_statements.CLAIMS_IN_TURN)
             return _claim(connection, take(), self._store.database_time(connection), self._clock())
 
         return list(self._database.write(body))
@@ -244,14 +244,14 @@ class Queue:
     def active(self) -> list[Experiment]:
         """Experiments that are starting or running, the oldest lease first."""
         with self._database.read() as connection:
-            rows = connection.execute(statements.active_experiments()).mappings().all()
+            rows = connection.execute(queue_statements.active_experiments()).mappings().all()
         return [Experiment.from_row(row) for row in rows]
 
     def leases(self) -> list[Lease]:
         """Returns the leases of experiments that are starting or running, the oldest first."""
         with self._database.read() as connection:
             now = self._store.database_time(connection)
-            rows = connection.execute(statements.leases(now)).mappings().all()
+            rows = connection.execute(queue_statements.leases(now)).mappings().all()
         return [
             Lease(Experiment.from_row(row), bool(row["lapsed"]), bool(row["withdrawn"]), row["silent_s"])
             for row in rows
@@ -313,7 +313,9 @@ class Queue:
     def entries(self, *, limit: int = 1000) -> list[QueueEntry]:
         """Returns the first `limit` waiting experiments in the order of claims, each with why it waits."""
         with self._database.read() as connection:
-            waiting = [Waiting(*row) for row in connection.execute(statements.queued_in_order_of_age()).all()]
+            waiting = [
+                Waiting(*row) for row in connection.execute(queue_statements.queued_in_order_of_age()).all()
+            ]
             active = _active_by_owner(connection)
         view = self._view(active)
         ids = order(waiting, active)[:limit]
@@ -336,8 +338,8 @@ class Queue:
                 raise NotFound("queued experiment", experiment_id)
             its_own = {name: getattr(found, name) for name in ("id", "owner", "priority", "queued_s")}
             if not self._database.is_sqlite:
-                connection.execute(statements.ALONG_THE_INDEX)
-            rows = connection.execute(statements.QUEUED_AROUND, its_own)
+                connection.execute(queue_statements.ALONG_THE_INDEX)
+            rows = connection.execute(queue_statements.QUEUED_AROUND, its_own)
             waiting = [WaitingOfOwner(*row) for row in rows]
             active = _active_by_owner(connection)
         place = ahead(found.owner, found.priority, waiting, active) + 1
@@ -349,7 +351,7 @@ class Queue:
     def depth(self) -> int:
         """Returns how many experiments wait."""
         with self._database.read() as connection:
-            return int(connection.execute(statements.COUNT_QUEUED).scalar_one())
+            return int(connection.execute(queue_statements.COUNT_QUEUED).scalar_one())
 
     def _view(self, active: Mapping[str, int]) -> _View:
         with self._database.read() as connection:
@@ -362,7 +364,7 @@ class Queue:
         with self._database.read() as connection:
             rows = connection.execute(statements.experiments_by_id(ids)).mappings().all()
             specs: dict[int, str] = {
-                row[0]: row[1] for row in connection.execute(statements.canonical_specs(ids)).all()
+                row[0]: row[1] for row in connection.execute(queue_statements.canonical_specs(ids)).all()
             }
             references: dict[int, list[models.Reference]] = {}
             for row in connection.execute(statements.references_of(ids)).all():
@@ -395,9 +397,9 @@ class Queue:
 
         def body(connection: Connection) -> None:
             now = self._store.database_time(connection)
-            connection.execute(statements.forget_schedulers(now - FORGOTTEN_AFTER_S))
+            connection.execute(queue_statements.forget_schedulers(now - FORGOTTEN_AFTER_S))
             connection.execute(
-                statements.scheduler_heartbeat(connection),
+                queue_statements.scheduler_heartbeat(connection),
                 {
                     "name": storable(scheduler),
                     "node": storable(node),
@@ -412,14 +414,14 @@ class Queue:
     def leave(self, scheduler: str) -> None:
         """A scheduler ends in the ordinary way: it is not waited for."""
         self._database.write(
-            lambda connection: connection.execute(statements.forget_scheduler(storable(scheduler)))
+            lambda connection: connection.execute(queue_statements.forget_scheduler(storable(scheduler)))
         )
 
     def schedulers_alive(self) -> list[Scheduler]:
         """Schedulers that gave a sign of life within the length of a lease."""
         with self._database.read() as connection:
             since = self._store.database_time(connection) - self._settings.lease_s
-            rows = connection.execute(statements.live_schedulers(since)).mappings().all()
+            rows = connection.execute(queue_statements.live_schedulers(since)).mappings().all()
         return [Scheduler.from_row(row) for row in rows]
 
     def put_cluster(self, snapshot: ClusterSnapshot) -> None:
@@ -436,7 +438,7 @@ class Queue:
     def cluster(self) -> ClusterSnapshot | None:
         """Returns the last snapshot of the cluster; None when no scheduler has looked yet."""
         with self._database.read() as connection:
-            document = connection.execute(statements.CLUSTER).scalar()
+            document = connection.execute(queue_statements.CLUSTER).scalar()
         return None if document is None else ClusterSnapshot.from_document(document)
 
 
@@ -449,7 +451,7 @@ class _View:
 
 
 def _active_by_owner(connection: Connection) -> dict[str, int]:
-    return {row[0]: row[1] for row in connection.execute(statements.active_by_owner())}
+    return {row[0]: row[1] for row in connection.execute(queue_statements.active_by_owner())}
 
 
 def _missing(
@@ -481,7 +483,7 @@ def _claim(
     below = 1 << 30
     while places:
         found = connection.execute(
-            statements.next_to_claim(connection),
+            queue_statements.next_to_claim(connection),
             {"below": below, "now": now, "count": len(places), "passed_over": list(passed_over)},
         ).all()
         if not found:
@@ -505,7 +507,7 @@ def _places(connection: Connection, claims: Sequence[_Claim]) -> list[int]:
     """Returns which claim gets the first experiment, which the next: positions in `claims`, ascending."""
     active = 0
     if any(claim.max_active is not None for claim in claims):
-        active = connection.execute(statements.COUNT_ACTIVE).scalar_one()
+        active = connection.execute(queue_statements.COUNT_ACTIVE).scalar_one()
     places: list[int] = []
     for place, claim in enumerate(claims):
         room = claim.limit if claim.max_active is None else claim.max_active - active - len(places)
@@ -524,10 +526,10 @@ def _take(
     one_statement = connection.dialect.name == "postgresql"
     for (scheduler, lease_s), ids in leases.items():
         rows = connection.execute(
-            statements.CLAIM_AND_NOTE if one_statement else statements.CLAIM,
+            queue_statements.CLAIM_AND_NOTE if one_statement else queue_statements.CLAIM,
             {"ids": ids, "scheduler": scheduler, "until": now + lease_s, "lease": lease_s, "now": at_s},
         ).mappings()
         claimed.update((row["id"], Experiment.from_row(row)) for row in rows)
     if claimed and not one_statement:
-        connection.execute(statements.NOTE_CLAIMS, {"ids": list(claimed), "now": at_s})
+        connection.execute(queue_statements.NOTE_CLAIMS, {"ids": list(claimed), "now": at_s})
     return claimed
