@@ -109,6 +109,7 @@ def _write_mlm(folder: Path) -> None:
 
 
 _WRITERS: dict[str, Callable[[Path], None]] = {
+    "classification": lambda folder: write_corpus(folder, train=32, test=8, seed=0),
     "imdb": lambda folder: write_corpus(folder, train=32, test=8, seed=0),
     "squad_v2": lambda folder: write_squad(folder, train=12, dev=4, seed=0),
     "wikiqa": lambda folder: write_wikiqa(folder, train=12, dev=4, seed=0),
