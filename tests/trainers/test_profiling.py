@@ -125,7 +125,7 @@ def test_a_profiled_run_ends_where_another_ends(config_in, tmp_path, recorder):
     assert seen.series("loss") == recorder.series("loss")
     assert profiled.summary["train_loss"] == plain.summary["train_loss"]
     assert profiled.summary["profiling_time_s"] > 0.0 == plain.summary["profiling_time_s"]
-    kept = Path(config.workspace.checkpoints) / "kernels-0.json.gz"
+    kept = Path(config.workspace.checkpoints) / "attempt-000001" / "kernels-0.json.gz"
     assert json.loads(gzip.decompress(kept.read_bytes()))["traceEvents"]
     assert set(seen.series("samples_per_s")) == {1, 2, 3, 4, 5}  # the window is the last three steps
     operators = [m for m in seen.measurements if m.name == "operator_ms_per_step"]
