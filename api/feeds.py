@@ -79,7 +79,7 @@ class _Feed(Generic[SnapshotT]):
         self._finished = False
 
     async def run(self, interval_s: float) -> None:
-        """Polls until the thing has ended or is deleted, or a poll fails for a reason that no one foresaw."""
+        """Polls until the thing has ended or is deleted, or a poll fails with an unforeseen error."""
         try:
             while True:
                 try:

@@ -76,7 +76,7 @@ def measure(processes: int, marked: int, looks: int, settle_s: float) -> dict[st
 def main() -> None:
     """Measure, and print the figures as the last line."""
     parser = BENCHMARK.parser()
-    parser.size("--processes", 300, smoke=3, help="idle processes of nobody")
+    parser.size("--processes", 300, smoke=3, help="idle foreign processes")
     parser.size("--marked", 20, smoke=2, help="idle processes of an experiment")
     parser.size("--looks", 200, smoke=3, help="looks after the first")
     parser.size("--settle", 12.0, smoke=0.0, help="seconds before the looks that count")

@@ -120,7 +120,7 @@ class PostgreSQLServer:
         return f"postgresql://stillhouse@/{database}?host={self._folder}"
 
     def create_database(self, name: str, template: str = "template0") -> str:
-        """Create a database, empty or as a copy of another that nobody uses; returns its URL."""
+        """Create a database, empty or as a copy of another that is not in use; returns its URL."""
         self._execute("postgres", f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         return self.url(name)
 

@@ -186,7 +186,7 @@ class Evaluator:
                 if batch is None:
                     continue
                 batch = batch.to(self._device)
-                # The copy is no part of an example's time.
+                # The copy is not part of an example's time.
                 kind_of(self._device).backend.synchronize(self._device)
                 began_s = time.perf_counter()
                 said = self._forward(replica, batch)

@@ -6,7 +6,7 @@ The rules, stated so that they can be argued with:
   are at least two; a paired comparison removes what a seed does to both sides alike.
 - Paired: t-test of the differences. Unpaired: Welch's t-test. Both two-sided, with a variance between
   seeds that is at least what the figure's steps cause (`service.analysis.resolution`): seeds that
-  happen to agree are no evidence.
+  happen to agree are not evidence.
 - Where both sides' scores of each example are known, examples are a source of error besides seeds, and a
   claim needs both (`service.analysis.uncertainty`).
 - Interval: all differences that the same test would not refuse, so that it holds 0 exactly when

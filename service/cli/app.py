@@ -69,7 +69,8 @@ def _usage_error(error: typer.TyperException) -> int:
         return error.exit_code
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "stillhouse"
-    print(f"error: {message} See `{command} --help`.", file=sys.stderr)
+    end = "" if message.endswith((".", "?")) else "."
+    print(f"error: {message}{end} See `{command} --help`.", file=sys.stderr)
     return error.exit_code
 
 

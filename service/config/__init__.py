@@ -1,1 +1,1 @@
-"""What an installation is told: its settings, its hardware catalogue, and how documents are read."""
+"""Configuration of an installation: settings, hardware catalogue, and the reader of YAML and JSON."""

@@ -43,7 +43,7 @@ def close_placements(experiment_id: int, *, before_attempt: int | None = None) -
 
 
 def clear_waiting(experiment_id: int) -> Update:
-    """Removes what an experiment's runs wait for: its driver is gone, and the next one looks anew."""
+    """Removes what an experiment's runs wait for: its driver is gone, and the next one looks again."""
     return (
         update(runs)
         .where(_r.experiment_id == experiment_id, _r.waits_for.is_not(None))

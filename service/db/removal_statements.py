@@ -170,7 +170,7 @@ PRUNE = sa.delete(points).where(
     _p.step.not_in([bindparam("first", type_=sa.BigInteger()), bindparam("last", type_=sa.BigInteger())]),
     ~_kept_extreme,
 )
-"""Remove points of a series whose step is no multiple of `keep_every`, except its ends and extremes."""
+"""Remove points of a series whose step is not a multiple of `keep_every`, except its ends and extremes."""
 
 
 def note_pruned(experiment_id: int, *, ended_s: float, at_s: float, keep_every: int) -> Update:

@@ -192,7 +192,7 @@ class Checkpoints:
 def log_damage(database: Path) -> str | None:
     """Reads back the write-ahead log that a crash has left, and returns in one line what of it is unreadable.
 
-    SQLite drops the log from the first unreadable frame on without a word. Call under `WriterLock`, before
+    SQLite drops the log silently from the first unreadable frame on. Call under `WriterLock`, before
     the database is used: what was dropped is overwritten by the next commit, so a copy of the log is kept.
 
     Raises:

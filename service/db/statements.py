@@ -337,7 +337,7 @@ def move_experiment(
 
 
 def set_experiment(id: int, **values: Any) -> Update:
-    """Sets columns that are no transition."""
+    """Sets columns without a transition."""
     return update(experiments).where(_x.id == id).values(**values)
 
 
@@ -466,7 +466,7 @@ def forget_summaries(run_ids: Iterable[int]) -> Delete:
 
 
 def set_run(id: int, **values: Any) -> Update:
-    """Sets columns of a run that are no transition."""
+    """Sets columns of a run without a transition."""
     return update(runs).where(_r.id == id).values(**values)
 
 

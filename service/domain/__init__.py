@@ -1,1 +1,1 @@
-"""What the rest of the service speaks of: states, records, events, figures and the ledger. Pure."""
+"""Vocabulary of the whole service: states, records, events, figures and the ledger. Pure."""

@@ -1,1 +1,1 @@
-"""From a report to rows in the database: `mailbox`, `spool`, `recorder`, and the actor that has them."""
+"""From a report to rows in the database: `mailbox`, `spool`, `recorder`, and their actor."""

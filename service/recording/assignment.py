@@ -86,7 +86,7 @@ class Grant:
     """The driver's answer to `Ready`.
 
     Attributes:
-        assignment: Assignment to train; None = the run is no longer wanted.
+        assignment: Assignment to train; None = the run should no longer be trained.
     """
 
     assignment: Assignment | None

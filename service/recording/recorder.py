@@ -161,7 +161,7 @@ class Recorder:
                 self._replay()
                 self._write(reports)
             except Exception as error:
-                # Not even an error that nobody foresaw may lose rows or end this thread.
+                # Not even an unforeseen error may lose rows or end this thread.
                 self._away(error)
             else:
                 if self._trouble is not None:

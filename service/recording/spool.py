@@ -152,7 +152,7 @@ class SpoolReader:
         return not any(self._read(self.found.position, self.found.position + left))
 
     def _length_at(self, position: int) -> int | None:
-        """Length of the record whose header is at a position; None when there is no whole header."""
+        """Length of the record whose header is at a position; None when the header is incomplete."""
         header = self._read(position, position + _HEADER_SIZE)
         if len(header) < _HEADER_SIZE or not header.startswith(_MARK):
             return None

@@ -173,7 +173,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, int]]:
 def _cells(path: Path, name: str, column: Any) -> list[Any]:
     try:
         values: list[Any] = column.to_pylist()
-    except (ValueError, OverflowError, LookupError) as error:  # bytes that are no UTF-8, dates after 9999
+    except (ValueError, OverflowError, LookupError) as error:  # bytes that are not UTF-8, dates after 9999
         raise BadDataError(
             f"{path}, field {name}: cannot be read ({error}); repair the column or leave it out"
         ) from None

@@ -39,7 +39,7 @@ def train_wordpiece(texts: Sequence[str], size: int) -> Tokenizer:
             show_progress=False,
         ),
     )
-    # A fresh tokenizer, in which single characters are no special tokens.
+    # A fresh tokenizer, in which single characters are not special tokens.
     vocabulary = draft.get_vocab(with_added_tokens=False)
     return _framed(_bert(models.WordPiece(vocabulary, unk_token="[UNK]"), lowercase=True))
 

@@ -267,7 +267,7 @@ class _Logits(nn.Module):
     """The trained module with a tensor as its output.
 
     With a static graph the first exchange hangs on the output's tensors, and torch finds none in
-    a dataclass: gradients would then never be exchanged, without a word.
+    a dataclass: gradients would then silently never be exchanged.
     """
 
     def __init__(self, module: nn.Module) -> None:

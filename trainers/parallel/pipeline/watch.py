@@ -94,7 +94,7 @@ class StageWatch:
             if (sign := after[rank]) is not None and sign[1] not in _WAITING
         ]
         limit = f"longer than parallel.stage_timeout_s {self._timeout_s:g} allows"
-        return f"{' and '.join(busy) or 'nobody answers, and all say that they wait'}, {limit}"
+        return f"{' and '.join(busy) or 'no worker answers, and all report that they wait'}, {limit}"
 
     def _sign(self, rank: int) -> list[object] | None:
         key = self._key(rank)
