@@ -71,7 +71,9 @@ class Client:
     """
 
     def __init__(self, url: str, memory: Memory) -> None:
-        self._http = httpx.Client(base_url=f"{url}/api/v1/", timeout=_TIMEOUT_S, trust_env=False)
+        self._http = httpx.Client(
+            base_url=f"{url}/api/v1/", timeout=_TIMEOUT_S, trust_env=False, verify=False
+        )
         self._memory = memory
 
     def close(self) -> None:

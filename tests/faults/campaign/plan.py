@@ -15,9 +15,9 @@ Target = Literal["api", "scheduler", "driver", "recorder", "worker", "database"]
 
 TARGETS: tuple[Target, ...] = ("api", "scheduler", "driver", "recorder", "worker", "database")
 _WEIGHTS = (1, 1, 3, 3, 3, 1)
-PER_ROUND: dict[Kind, int] = {"kills": 120, "freezes": 80, "histories": 4}
+PER_ROUND: dict[Kind, int] = {"kills": 120, "freezes": 80, "histories": 6}
 """Faults, or histories, that share an installation."""
-GAP_S: dict[Kind, float] = {"kills": 0.06, "freezes": 0.06, "histories": 0.4}
+GAP_S: dict[Kind, float] = {"kills": 0.06, "freezes": 0.1, "histories": 0.3}
 """Mean pause between two faults of a round, in fair seconds, or before a request of a client."""
 LOAD = 4
 """Experiments that a round keeps going while faults happen."""

@@ -12,7 +12,7 @@ LEASE_S = 1.0
 
 _SHORTER = {
     "service.domain.failures": {"FIRST_DELAY_S": 0.02, "LONGEST_DELAY_S": 0.3, "INFRASTRUCTURE_LIMIT": 10**6},
-    "service.scheduling.scheduler": {"PASS_EVERY_S": 0.1, "LONGEST_PAUSE_S": 0.5, "LOOK_EVERY_S": 0.2},
+    "service.scheduling.scheduler": {"PASS_EVERY_S": 0.2, "LONGEST_PAUSE_S": 0.5, "LOOK_EVERY_S": 0.4},
     "service.driving.driver": {"BEAT_S": 0.2, "JUDGE_S": 0.1, "GRACE_S": 5.0},
     "service.driving.choosing": {"LIST_EVERY_S": 0.3},
     "service.driving.tuning": {"REMIND_S": 0.1},
