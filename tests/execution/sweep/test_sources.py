@@ -16,12 +16,7 @@ from service.scheduling.queue import Queue
 from service.spec.models import checkpoints_folder
 from service.store import Store
 from tests.execution.conftest import Clock, Submit
-from tests.execution.test_sweep import Begin, complete, given
-from tests.execution.test_sweep import begin as begin
-from tests.execution.test_sweep import look as look
-from tests.execution.test_sweep import notes as notes
-from tests.execution.test_sweep import resources as resources
-from tests.execution.test_sweep import taken as taken
+from tests.execution.sweep.conftest import Begin, complete, given
 from trainers.checkpoints.manifest import attempt_folder
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.errors import FailureClass

@@ -1,0 +1,203 @@
+"""What the ending of a run leads to: another attempt, a result, or the end of the experiment."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from service.domain.states import ExperimentState, RunState
+from service.driving.choosing import Wait
+from service.recording.assignment import Ending, Turn
+from service.store import CheckpointRow, RecordBatch, Store
+from tests.execution.conftest import Clock
+from tests.execution.sweep.conftest import (
+    COMPLETED,
+    PAUSED,
+    Begin,
+    complete,
+    given,
+    opened,
+    turn_of,
+)
+from trainers.errors import FailureClass
+from trainers.reporting import StopReason
+
+
+def test_a_machine_failure_is_tried_again_after_its_delay(begin: Begin, store: Store, clock: Clock) -> None:
+    sweep, _ = begin(1)
+    first = given(sweep)
+    sweep.ended(first.turn, Ending("failed", failure=(FailureClass.infrastructure, "a worker process died")))
+    assert store.run(first.run_id).state is RunState.queued
+    assert sweep.next_turn() is Wait.later
+    clock.forward(2)
+    again = given(sweep)
+    assert (again.run_id, again.attempt) == (first.run_id, 2)
+
+
+def test_a_bug_is_tried_max_restarts_times(begin: Begin, store: Store, clock: Clock) -> None:
+    sweep, _ = begin(1, max_restarts=2)
+    for attempt in (1, 2, 3):
+        assignment = given(sweep)
+        assert assignment.attempt == attempt
+        sweep.ended(assignment.turn, Ending("failed", failure=(FailureClass.bug, "IndexError")))
+        clock.forward(301)
+    assert store.run(assignment.run_id).state is RunState.failed
+    assert sweep.next_turn() is Wait.over
+    assert sweep.final_state() == (ExperimentState.failed, (FailureClass.bug, "IndexError"))
+
+
+def test_out_of_memory_is_a_result_and_not_tried_again(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(2)
+    first, second = given(sweep), given(sweep)
+    sweep.ended(first.turn, Ending("failed", failure=(FailureClass.out_of_memory, "batch 32 does not fit")))
+    complete(sweep, store, second)
+    assert store.run(first.run_id).state is RunState.failed
+    assert sweep.next_turn() is Wait.over
+    assert sweep.final_state()[0] is ExperimentState.succeeded
+
+
+def test_progress_between_machine_failures_keeps_the_delay_short(
+    begin: Begin, store: Store, clock: Clock
+) -> None:
+    sweep, _ = begin(1)
+    for attempt in range(1, 8):
+        assignment = given(sweep)
+        assert assignment.attempt == attempt
+        store.record(RecordBatch(checkpoints=[CheckpointRow(assignment.run_id, attempt, attempt * 10, "/x")]))
+        sweep.ended(assignment.turn, Ending("failed", failure=(FailureClass.infrastructure, "died")))
+        clock.forward(1.1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        (StopReason.cancel, RunState.cancelled),
+        (StopReason.pause, RunState.paused),
+        (StopReason.early_stop, RunState.stopped),
+        (StopReason.preempted, RunState.queued),
+    ],
+)
+def test_a_stopped_run_goes_where_its_reason_says(
+    begin: Begin, store: Store, reason: StopReason, state: RunState
+) -> None:
+    sweep, experiment = begin(1)
+    assignment = given(sweep)
+    if reason is StopReason.cancel:
+        store.request_cancel_run(assignment.run_id)
+    if reason is StopReason.pause:
+        store.request_pause(experiment.id)
+    sweep.ended(assignment.turn, Ending("stopped", stop_reason=reason, summary={"steps": 3}))
+    assert store.run(assignment.run_id).state is state
+
+
+def test_a_pause_withdrawn_while_runs_stop_for_it_is_forgotten(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(2)
+    first, second = given(sweep), given(sweep)
+    store.request_pause(experiment.id)
+    sweep.stopping = StopReason.pause
+    sweep.ended(first.turn, PAUSED)
+    store.resume(experiment.id)
+    sweep.ended(second.turn, PAUSED)  # It had stopped before it could hear of that.
+    sweep.stopping = None
+    complete(sweep, store, given(sweep))
+    complete(sweep, store, given(sweep))
+    assert sweep.next_turn() is Wait.over
+    assert sweep.conclude() is ExperimentState.succeeded
+    runs = store.runs(experiment_id=experiment.id).items
+    assert [(run.state, run.attempt) for run in runs] == [(RunState.succeeded, 2)] * 2
+
+
+def test_a_pause_withdrawn_as_the_experiment_pauses_is_not_carried_out(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(1)
+    store.request_pause(experiment.id)
+    sweep.stopping = StopReason.pause
+    assert sweep.next_turn() is Wait.over
+    store.resume(experiment.id)
+    assert sweep.conclude() is None
+    sweep.stopping = None
+    sweep.recover()
+    complete(sweep, store, given(sweep))
+    assert sweep.conclude() is ExperimentState.succeeded
+
+
+def test_a_run_that_is_retried_as_the_experiment_ends_is_run(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(1)
+    first = given(sweep)
+    sweep.ended(first.turn, Ending("failed", failure=(FailureClass.bad_data, "line 3")))
+    assert sweep.next_turn() is Wait.over
+    store.retry_run(first.run_id)
+    assert sweep.conclude() is None
+    assert store.run(first.run_id).state is RunState.queued
+    sweep.recover()
+    complete(sweep, store, given(sweep))
+    assert sweep.conclude() is ExperimentState.succeeded
+
+
+def test_runs_whose_trials_were_ended_start_again_when_people_ask_for_more(
+    begin: Begin, store: Store
+) -> None:
+    """A pause took too long, so that all trials were ended at once, and was withdrawn just then."""
+    sweep, experiment = begin(1)
+    first = given(sweep)
+    store.run_started(first.run_id, 1, total_steps=9, resumed_from_step=0, facts={})
+    store.request_pause(experiment.id)
+    store.resume(experiment.id)
+    assert sweep.conclude() is None
+    sweep.recover()
+    assert given(sweep).attempt == 2
+
+
+def test_an_ending_waits_for_the_report_of_its_start(begin: Begin, store: Store) -> None:
+    """The database was away: the driver comes back to it before the recorder does."""
+    sweep, _ = begin(1)
+    assignment = given(sweep)
+    late = threading.Timer(
+        0.5,
+        lambda: store.run_started(assignment.run_id, 1, total_steps=9, resumed_from_step=0, facts={}),
+    )
+    late.start()
+    sweep.ended(assignment.turn, COMPLETED)
+    late.join()
+    assert store.run(assignment.run_id).state is RunState.succeeded
+
+
+def test_an_echo_of_an_ending_changes_nothing(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(1)
+    assignment = given(sweep)
+    complete(sweep, store, assignment)
+    sweep.ended(assignment.turn, Ending("failed", failure=(FailureClass.bug, "late")))
+    assert store.run(assignment.run_id).state is RunState.succeeded
+
+
+AXIS = {"search": {"axes": {"batch.global_size": [8, 16, 32, 64]}}, "batch": {"micro_size": "auto"}}
+
+
+def test_out_of_memory_prunes_what_needs_more(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(1, **AXIS)
+    sizes = {run.id: run.point["batch.global_size"] for run in store.runs(experiment_id=experiment.id).items}
+    while (assignment := given(sweep)) and sizes[assignment.run_id] != 32:
+        complete(sweep, store, assignment)
+    sweep.ended(
+        assignment.turn, Ending("failed", failure=(FailureClass.out_of_memory, "micro-batch 32 is too large"))
+    )
+    while isinstance(following := sweep.next_turn(), Turn):
+        complete(sweep, store, opened(sweep, following))
+    ended = {sizes[run.id]: run for run in store.runs(experiment_id=experiment.id).items}
+    # 64 may have been measured before 32 was: then it stands.
+    assert {size for size, run in ended.items() if run.state is RunState.succeeded} >= {8, 16}
+    if ended[64].state is not RunState.succeeded:
+        assert ended[64].failure_class is FailureClass.out_of_memory
+        assert (ended[64].failure_message or "").startswith("does not fit (by 32)")
+    assert sweep.final_state()[0] is ExperimentState.succeeded
+
+
+def test_workers_that_fail_before_they_are_ready_count_as_a_failure_of_the_run(
+    begin: Begin, store: Store
+) -> None:
+    sweep, _ = begin(1)
+    turn = turn_of(sweep)
+    sweep.ended(turn, Ending("failed", failure=(FailureClass.infrastructure, "a worker process died")))
+    run = store.run(turn.run_id)
+    assert (run.state, run.infrastructure_failures) == (RunState.queued, 1)
+    assert [attempt.failure_class for attempt in store.attempts(turn.run_id)] == [FailureClass.infrastructure]

@@ -1,0 +1,250 @@
+"""Runs and the room they need: elastic, absent, busy or held by others."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.config.hardware import CATALOGUE
+from service.domain.states import RunState
+from service.driving.choosing import LIST_EVERY_S, Wait
+from service.driving.sweep import ROOM_S
+from service.recording.assignment import Ending
+from service.scheduling.queue import Queue
+from service.store import Store
+from tests.execution.conftest import Clock, Submit, placement
+from tests.execution.sweep.conftest import (
+    CPUS,
+    MACHINE_FAILED,
+    READY,
+    Begin,
+    complete,
+    given,
+    opened,
+    turn_of,
+)
+from trainers.errors import FailureClass
+
+ELASTIC = {"parallel": {"strategy": "ddp", "workers": {"min": 2, "max": 4}}, "batch": {"global_size": 8}}
+
+
+def test_an_elastic_run_takes_as_many_workers_as_have_room(
+    begin: Begin, store: Store, clock: Clock, resources: list[dict[str, float]], notes: list[str]
+) -> None:
+    resources[:] = [{"CPU": 3.0}, {"CPU": 2.0}]
+    sweep, experiment = begin(1, **ELASTIC)
+    first = given(sweep)
+    assert first.shape.workers == first.config.parallel.workers == 4
+    resources.pop()
+    sweep.ended(first.turn, MACHINE_FAILED)
+    clock.forward(4)
+    second = given(sweep)
+    assert second.shape.workers == second.config.parallel.workers == 2  # 3 does not divide the batch of 8
+    resources[:] = [{"CPU": 1.0}]
+    store.run_started(second.run_id, second.attempt, total_steps=9, resumed_from_step=4, facts={})
+    sweep.ended(second.turn, MACHINE_FAILED)
+    clock.forward(16)
+    assert sweep.next_turn() is Wait.later
+    assert len(notes) == 1
+    assert notes[0].startswith("runs are waiting for capacity: at least 2 workers of 1 CPU are needed")
+    resources[:] = [{"CPU": 9.0}]
+    clock.forward(4)
+    complete(sweep, store, given(sweep))
+    (run,) = store.runs(experiment_id=experiment.id).items
+    assert (run.state, run.workers) == (RunState.succeeded, 4)
+    assert [attempt.workers for attempt in store.attempts(run.id)] == [4, 2, 4]
+
+
+def test_what_an_elastic_run_costs_so_far_counts_the_workers_of_each_attempt(
+    begin: Begin, store: Store, clock: Clock, resources: list[dict[str, float]]
+) -> None:
+    resources[:] = [{"CPU": 4.0}]
+    sweep, experiment = begin(1, **ELASTIC)
+    first = given(sweep)
+    clock.forward(3600)
+    sweep.ended(first.turn, Ending("failed", failure=(FailureClass.bug, "IndexError")))
+    resources[:] = [{"CPU": 2.0}]
+    clock.forward(3600)
+    given(sweep)
+    clock.forward(3600)
+    totals = store.experiment_totals(experiment.id)
+    assert totals.device_hours == pytest.approx(4 + 2)
+    assert totals.cost_usd == pytest.approx(6 * CATALOGUE["cpu"].price_usd_per_hour)
+
+
+def test_a_run_whose_nodes_have_gone_waits_for_others(
+    begin: Begin, store: Store, clock: Clock, resources: list[dict[str, float]], notes: list[str]
+) -> None:
+    sweep, _ = begin(1, parallel={"strategy": "ddp", "workers": 2})
+    first = given(sweep)
+    store.run_started(first.run_id, first.attempt, total_steps=9, resumed_from_step=0, facts={})
+    sweep.ended(first.turn, MACHINE_FAILED)
+    resources[:] = [{"CPU": 1.0}]
+    clock.forward(4)
+    assert sweep.next_turn() is Wait.later
+    assert [note.partition(":")[0] for note in notes] == ["runs are waiting for capacity"]
+    resources[:] = [dict(CPUS)]
+    clock.forward(4)
+    assert given(sweep).attempt == 2
+
+
+def test_what_the_cluster_could_never_run_fails_with_the_reason(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(1, search={"axes": {"resources.cpus_per_worker": [8, 1]}})
+    assignment = given(sweep)
+    impossible, possible = store.runs(experiment_id=experiment.id).items
+    assert assignment.run_id == possible.id
+    assert impossible.state is RunState.failed
+    assert impossible.failure_class is FailureClass.bad_spec
+    assert "no node has" in (impossible.failure_message or "")
+
+
+def test_capacity_is_waited_for_when_asked_and_said_once(
+    begin: Begin, clock: Clock, notes: list[str], resources: list[dict[str, float]]
+) -> None:
+    sweep, _ = begin(1, hardware="A100", queue={"wait_for_capacity": True})
+    for _ in range(3):
+        assert sweep.next_turn() is Wait.later
+        clock.forward(3)
+    assert len(notes) == 1
+    assert "runs are waiting for capacity" in notes[0]
+    resources.append({"CPU": 8.0, "GPU": 1.0, "accelerator_type:A100": 1.0})
+    clock.forward(3)
+    assert given(sweep).shape.device == "cuda"
+
+
+def test_cells_of_absent_hardware_wait_while_the_others_go_on(
+    begin: Begin, store: Store, resources: list[dict[str, float]], notes: list[str], clock: Clock
+) -> None:
+    sweep, _experiment = begin(1, search={"axes": {"hardware": ["cpu", "A100"]}})
+    here = given(sweep)
+    assert store.run(here.run_id).hardware == "cpu"
+    complete(sweep, store, here)
+    assert sweep.next_turn() is Wait.later
+    assert notes == [
+        "runs are waiting for capacity: no node has hardware A100-PCIE-80GB (Ray resource "
+        "accelerator_type:A100); "
+        "the cluster has no accelerators"
+    ]
+    resources.append({"CPU": 2.0, "GPU": 1.0, "accelerator_type:A100": 1.0})
+    clock.forward(10)
+    assert store.run(given(sweep).run_id).hardware == "A100-PCIE-80GB"
+
+
+def test_a_run_without_room_has_no_attempt_and_is_charged_nothing(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(1)
+    turn = turn_of(sweep)
+    run = store.run(turn.run_id)
+    assert (run.state, run.attempt) == (RunState.queued, 0)
+    assert store.attempts(turn.run_id) == []
+    assert store.experiment_totals(experiment.id).device_hours == 0.0
+    assert sweep.live == ()
+
+
+def test_a_run_without_room_says_what_for_and_behind_whom(
+    begin: Begin, store: Store, clock: Clock, submit: Submit, queue: Queue
+) -> None:
+    sweep, _ = begin(1)
+    turn = turn_of(sweep)
+    other = submit(1)
+    queue.claim("s", lease_s=60)
+    store.driver_started(other.id, 1, "node", 2)
+    store.record_placements(other.id, 1, [placement("p", placed_s=clock())])
+    sweep.tell_waiting([])
+    assert store.run(turn.run_id).waits_for is None  # It may be placed at any moment.
+    clock.forward(ROOM_S)
+    sweep.tell_waiting([])
+    assert store.run(turn.run_id).waits_for == f"1 CPU; experiment {other.id} holds 2 cpu"
+    opened(sweep, turn)
+    sweep.tell_waiting([])
+    assert store.run(turn.run_id).waits_for is None
+
+
+def test_what_a_run_waits_for_goes_with_the_driver_that_saw_it(
+    begin: Begin, store: Store, clock: Clock, queue: Queue
+) -> None:
+    sweep, experiment = begin(1)
+    turn = turn_of(sweep)
+    clock.forward(ROOM_S)
+    sweep.tell_waiting([])
+    assert store.run(turn.run_id).waits_for is not None
+    store.release_experiment(experiment.id, 1, delay_s=0.0)
+    queue.claim("s", lease_s=60)
+    store.driver_started(experiment.id, 2, "node", 2)
+    store.reset_runs_of_dead_attempt(experiment.id, 2)
+    assert store.run(turn.run_id).waits_for is None
+
+
+def test_a_run_measured_alone_holds_its_node_and_the_next_waits(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(2, measure="exclusive")
+    first = turn_of(sweep)
+    assert dict(first.shape.resources) == {"CPU": 2.0}
+    assert first.config.rates.devices_per_worker == 2
+    assert sweep.next_turn() is Wait.later
+    complete(sweep, store, opened(sweep, first))
+    assert turn_of(sweep).run_id != first.run_id
+
+
+def test_a_run_measured_alone_says_that_it_waits_for_a_whole_node(
+    begin: Begin, store: Store, clock: Clock, submit: Submit, queue: Queue, taken: set[int]
+) -> None:
+    taken.add(0)
+    sweep, _ = begin(1, measure="exclusive")
+    turn = turn_of(sweep)
+    other = submit(1)
+    queue.claim("s", lease_s=60)
+    store.driver_started(other.id, 1, "node", 2)
+    store.record_placements(other.id, 1, [placement("p", placed_s=clock())])
+    clock.forward(ROOM_S)
+    sweep.tell_waiting([])
+    said = f"2 CPUs, a whole node (measure: exclusive); experiment {other.id} holds 2 cpu"
+    assert store.run(turn.run_id).waits_for == said
+    assert sweep.wanted(turn)
+
+
+def test_a_run_that_waits_for_a_busy_node_moves_to_one_that_is_idle(
+    begin: Begin, clock: Clock, resources: list[dict[str, float]], taken: set[int]
+) -> None:
+    taken.add(0)
+    sweep, _ = begin(1, measure="exclusive")
+    turn = turn_of(sweep)
+    resources.append({"CPU": 4.0})
+    clock.forward(ROOM_S + 3.0)
+    assert not sweep.wanted(turn)
+    sweep.drop(turn)
+    again = turn_of(sweep)
+    assert (again.run_id, dict(again.shape.resources)) == (turn.run_id, {"CPU": 4.0})
+    assert sweep.wanted(again)
+
+
+def test_a_run_that_waits_for_a_node_that_has_gone_is_placed_again(
+    begin: Begin, clock: Clock, resources: list[dict[str, float]], taken: set[int]
+) -> None:
+    resources.append({"CPU": 4.0})
+    taken |= {0}
+    sweep, _ = begin(1, measure="exclusive")
+    turn = turn_of(sweep)
+    assert dict(turn.shape.resources) == {"CPU": 4.0}
+    resources.pop()
+    clock.forward(ROOM_S + 3.0)
+    assert not sweep.wanted(turn)
+
+
+def test_a_run_whose_workers_are_starting_waits_for_no_room(begin: Begin, store: Store, clock: Clock) -> None:
+    sweep, _ = begin(2)
+    first, second = turn_of(sweep), turn_of(sweep)
+    clock.forward(ROOM_S)
+    sweep.tell_waiting([first.shape])
+    assert store.run(first.run_id).waits_for is None
+    assert store.run(second.run_id).waits_for == "1 CPU; no other experiment holds devices"
+
+
+def test_a_run_cancelled_while_it_waits_for_room_gives_its_turn_back(
+    begin: Begin, store: Store, clock: Clock
+) -> None:
+    sweep, _ = begin(2, queue={"max_concurrent_runs": 1})
+    turn = turn_of(sweep)
+    store.request_cancel_run(turn.run_id)
+    clock.forward(LIST_EVERY_S)
+    sweep.tell_waiting([])
+    assert not sweep.wanted(turn)
+    assert sweep.open(turn, READY) is None
+    assert turn_of(sweep).run_id != turn.run_id

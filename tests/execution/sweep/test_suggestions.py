@@ -1,0 +1,143 @@
+"""Sweeps that suggest their configurations one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from service.config.hardware import CATALOGUE
+from service.config.settings import Settings
+from service.domain.states import ExperimentState, RunState
+from service.driving.choosing import Wait
+from service.driving.sweep import Sweep
+from service.recording.assignment import Ending, Turn
+from service.recording.outages import wait_out
+from service.scheduling.cluster import ClusterSnapshot
+from service.spec.experiment import ExperimentSpec
+from service.store import Store
+from tests.execution.sweep.conftest import (
+    COMPLETED,
+    Begin,
+    complete,
+    given,
+    losing,
+    opened,
+    started,
+)
+from trainers.errors import FailureClass
+
+TPE = {
+    "name": "tpe",
+    "samples": 4,
+    "axes": {
+        "precision": ["fp32", "bf16"],
+        "optimizer.learning_rate": {"low": 1e-5, "high": 1e-1, "log": True},
+    },
+}
+
+
+def test_configurations_are_suggested_one_after_the_other_for_all_seeds(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(2, search=TPE)
+    assert experiment.run_count == 8
+    assert [run.point for run in store.runs(experiment_id=experiment.id).items] == [{}] * 8
+    first, second = given(sweep), given(sweep)
+    runs = store.runs(experiment_id=experiment.id).items
+    assert [first.run_id, second.run_id] == [run.id for run in runs[:2]]
+    assert runs[0].point == runs[1].point
+    assert runs[0].point["optimizer.learning_rate"] == first.config.optimizer.learning_rate
+    assert runs[0].precision == runs[0].point["precision"] == first.config.precision
+    assert (runs[0].cell, runs[2].point) == (runs[1].cell, {})
+    assert sweep.next_turn() is Wait.later  # The next is not asked for before there is room.
+    complete(sweep, store, first, Ending("completed", summary={"validation_loss": 0.5}))
+    third = given(sweep)
+    assert store.run(third.run_id).point not in ({}, runs[0].point)
+    told = [event.message for event in store.events(experiment.id) if event.kind == "experiment.suggested"]
+    assert [text.partition(":")[0] for text in told] == ["suggestion 1", "suggestion 2"]
+
+
+def test_a_driver_that_starts_anew_suggests_what_the_first_would_have(
+    begin: Begin, store: Store, settings: Settings, look: Callable[[], ClusterSnapshot]
+) -> None:
+    points: list[list[dict[str, Any]]] = []
+    for dies in (False, True):
+        sweep, experiment = begin(1, search=TPE)
+        for number in range(4):
+            only = given(sweep)
+            complete(sweep, store, only, Ending("completed", summary={"validation_loss": 1.0 / (number + 1)}))
+            if dies:
+                spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1])
+                sweep = Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=look)
+        assert sweep.next_turn() is Wait.over
+        assert sweep.final_state()[0] is ExperimentState.succeeded
+        store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+        points.append([run.point for run in store.runs(experiment_id=experiment.id).items])
+    assert points[0] == points[1]
+    assert len({str(point) for point in points[0]}) == 4
+
+
+def test_a_suggestion_that_cannot_be_trained_fails_and_the_next_is_asked_for(
+    begin: Begin, store: Store
+) -> None:
+    search = {
+        "name": "tpe",
+        "samples": 4,
+        "axes": {"optimizer.name": ["adan", "adamw"], "optimizer.no_prox": [False, True]},
+    }
+    sweep, experiment = begin(1, search=search, optimizer={"name": "adan"})
+    while True:
+        following = sweep.next_turn()
+        if following is Wait.over:
+            break
+        if isinstance(following, Turn):
+            complete(sweep, store, opened(sweep, following))
+    by_point = {tuple(run.point.values()): run for run in store.runs(experiment_id=experiment.id).items}
+    refused = by_point.pop(("adamw", True))
+    assert (refused.state, refused.failure_class) == (RunState.failed, FailureClass.bad_spec)
+    assert "no_prox belongs to adan" in (refused.failure_message or "")
+    assert {run.state for run in by_point.values()} == {RunState.succeeded}
+    assert len(by_point) == 3
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_a_suggestion_that_cannot_be_trained_fails_when_answers_are_lost(
+    begin: Begin, store: Store, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """A driver that ended between storing a suggestion and refusing it leaves the same behind."""
+    search = {
+        "name": "tpe",
+        "samples": 4,
+        "axes": {"optimizer.name": ["adan", "adamw"], "optimizer.no_prox": [False, True]},
+    }
+    sweep, experiment = begin(1, search=search, optimizer={"name": "adan"})
+    losing(store, monkeypatch, *range(0, 100, every))
+    while (following := sweep.next_turn()) is not Wait.over:
+        if isinstance(following, Turn):
+            assignment = opened(sweep, following)
+            wait_out(partial(started, store, assignment.run_id), "the recorder")
+            sweep.ended(assignment.turn, COMPLETED)
+    by_point = {tuple(run.point.values()): run for run in store.runs(experiment_id=experiment.id).items}
+    assert len(by_point) == 4
+    refused = by_point.pop(("adamw", True))
+    assert (refused.state, refused.attempt) == (RunState.failed, 1)
+    assert "no_prox belongs to adan" in (refused.failure_message or "")
+    assert {run.state for run in by_point.values()} == {RunState.succeeded}
+
+
+def test_a_suggestion_that_leaves_an_axis_out_keeps_the_specs_value(begin: Begin, store: Store) -> None:
+    search = {
+        "name": "tpe",
+        "samples": 3,
+        "axes": {"optimizer.name": ["adan", "adamw"], "optimizer.weight_decay": [0.01, 0.02]},
+        "when": {"optimizer.weight_decay": {"optimizer.name": ["adan"]}},
+    }
+    sweep, _ = begin(1, search=search, optimizer={"weight_decay": 0.3})
+    decays: set[tuple[str, float]] = set()
+    for _ in range(3):
+        assignment = given(sweep)
+        optimizer = assignment.config.optimizer
+        decays.add((str(optimizer.name), optimizer.weight_decay))
+        complete(sweep, store, assignment, Ending("completed", summary={"validation_loss": 0.5}))
+    assert decays == {("adan", 0.01), ("adan", 0.02), ("adamw", 0.3)}
