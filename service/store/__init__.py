@@ -2,9 +2,9 @@
 
 `Store` is one object per process, thread-safe. Its parts: `submission` (experiments come in),
 `reading` and `series` (lists, records, points), `accounting` (what was used), `requests` (what people
-ask of an experiment), `removal` (what goes), `driving` (what the driver of an experiment does to it,
-fenced by attempts), `placing` (which devices it holds, and what its runs wait for) and `recording`
-(batches of points, logs and measurements).
+ask of an experiment), `removal` (what goes), `driving` (what the driver of an experiment does to it)
+and `attempts` (what it does to the runs), both fenced by attempts, `placing` (which devices it holds,
+and what its runs wait for) and `recording` (batches of points, logs and measurements).
 `service.scheduling.queue.Queue` claims from the same database.
 """
 
@@ -31,6 +31,7 @@ from service.db.errors import (
     UnusableDatabase,
 )
 from service.store.accounting import Accounting
+from service.store.attempts import Attempts
 from service.store.driving import Driving, Requests
 from service.store.placing import Held, Placing
 from service.store.reading import QueuedRun, Reading
@@ -77,7 +78,9 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-class Store(Submission, Reading, Accounting, Series, Requesting, Removal, Driving, Placing, Recording):
+class Store(
+    Submission, Reading, Accounting, Series, Requesting, Removal, Driving, Attempts, Placing, Recording
+):
     """The database of one installation.
 
     Args:

@@ -1,34 +1,30 @@
-"""What the driver of an experiment does to it and to its runs.
+"""What the driver of an experiment does to it.
 
-Every write is fenced: one of an experiment carries the experiment's attempt, one of a run the
-run's attempt. A write that changes no row raises `StaleAttempt` when somebody else holds the
-attempt now (stop), or `Conflict` when the thing has moved on under the same attempt (look again).
+Every write is fenced: it carries the experiment's attempt. A write that changes no row raises
+`StaleAttempt` when another attempt is current (stop), or `Conflict` when the experiment has moved on under
+the same attempt (look again).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from service.db import placement_statements, schema, statements, usage_statements, writers
+from service.db import schema, statements, writers
 from service.db.errors import Conflict, StaleAttempt
-from service.db.statements import ACTIVE_EXPERIMENT_STATES, ACTIVE_RUN_STATES
+from service.db.statements import ACTIVE_EXPERIMENT_STATES
 from service.domain.events import EventKind
-from service.domain.records import Run
-from service.domain.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES, ExperimentState, RunState
+from service.domain.states import TERMINAL_EXPERIMENT_STATES, ExperimentState, RunState
 from service.store.base import (
     NewEvent,
     StorePart,
     announce,
     check_experiment_attempt,
-    experiment_id_of,
     insert_events,
     lock_experiment,
-    read_run,
     storable,
 )
 from service.store.leaving import LONGEST_MESSAGE, failure_values, leave_runs
@@ -142,289 +138,6 @@ class Driving(StorePart):
             asked = {"experiment": experiment_id, "current": attempt}
             row = connection.execute(statements.REQUESTS, asked).one_or_none()
             return _requests(connection, experiment_id, attempt, row)
-
-    def open_attempt(
-        self,
-        run_id: int,
-        experiment_attempt: int,
-        *,
-        workers: int | None = None,
-        placement: str | None = None,
-        node: str | None = None,
-        pid: int | None = None,
-        number: int | None = None,
-    ) -> int:
-        """queued -> starting under a new attempt of the run; returns its number.
-
-        Args:
-            run_id: the run.
-            experiment_attempt: the experiment's attempt.
-            workers: processes of this attempt; None = as many as the run had before.
-            placement: id of the devices that it runs on; None = it never gets to run.
-            node: host of its worker.
-            pid: process of its worker.
-            number: of the new attempt, so that the call may be repeated when its answer was lost;
-                None = the next.
-
-        Raises:
-            NotFound: there is no such run.
-            StaleAttempt: the experiment's attempt is over.
-            Conflict: the run is not queued any more, or cancel or pause was requested.
-        """
-        now = self.clock()
-
-        def body(connection: Connection) -> int:
-            experiment_id = experiment_id_of(connection, run_id)
-            row = lock_experiment(connection, experiment_id)
-            check_experiment_attempt(experiment_id, experiment_attempt, row)
-            if number is not None and _has_opened(connection, run_id, experiment_attempt, number):
-                return number
-            if row.cancel_requested_s is not None or row.pause_requested_s is not None:
-                asked = "cancel" if row.cancel_requested_s is not None else "pause"
-                raise Conflict(
-                    f"experiment {experiment_id} has a {asked} request; no further attempts are opened"
-                )
-            run = read_run(connection, run_id)
-            following, had, has = run.attempt + 1, run.workers, workers or run.workers
-            if number not in (None, following):
-                raise Conflict(f"run {run_id}: the next attempt is {following}, not {number}")
-            moved = connection.execute(
-                statements.move_run(
-                    run_id,
-                    RunState.starting,
-                    attempt=run.attempt,
-                    sources={RunState.queued},
-                    failure_class=None,
-                    failure_message=None,
-                    phase="preparing",
-                    waits_for=None,
-                    **({} if has == had else _resized(had, has)),
-                )
-                .where(schema.runs.c.cancel_requested_s.is_(None))
-                .values(attempt=following)
-            )
-            if not moved.rowcount:
-                raise Conflict(f"run {run_id} is {run.state}; only a queued run can start")
-            connection.execute(
-                sa.insert(schema.attempts).values(
-                    run_id=run_id,
-                    number=following,
-                    experiment_attempt=experiment_attempt,
-                    state=RunState.starting,
-                    started_s=now,
-                    last_step=0,
-                    node=None if node is None else storable(node),
-                    pid=pid,
-                    workers=has,
-                    placement=placement,
-                )
-            )
-            connection.execute(
-                usage_statements.open_usage(run_id, following, placement=placement, started_s=now)
-            )
-            with_workers = (
-                "" if has == had else f" with {has} worker{'' if has == 1 else 's'}, previously {had}"
-            )
-            message = f"attempt {following} started{with_workers}"
-            new = NewEvent(EventKind.run_starting, message, run_id, following)
-            announce(connection, experiment_id, [new], now)
-            return following
-
-        return self.database.write(body)
-
-    def refuse_run(self, run_id: int, experiment_attempt: int, failure: tuple[FailureClass, str]) -> None:
-        """queued -> failed, under an attempt that never ran: nothing could train the run.
-
-        Args:
-            run_id: the run.
-            experiment_attempt: the experiment's attempt.
-            failure: class and one line.
-
-        Raises:
-            NotFound: there is no such run.
-            StaleAttempt: the experiment's attempt is over.
-            Conflict: the run is not queued any more.
-        """
-        now = self.clock()
-
-        def body(connection: Connection) -> None:
-            experiment_id = experiment_id_of(connection, run_id)
-            row = lock_experiment(connection, experiment_id, 1)
-            check_experiment_attempt(experiment_id, experiment_attempt, row)
-            run = read_run(connection, run_id)
-            number = run.attempt + 1
-            moved = connection.execute(
-                statements.move_run(
-                    run_id,
-                    RunState.failed,
-                    attempt=run.attempt,
-                    sources={RunState.queued},
-                    ended_s=now,
-                    phase=None,
-                    waits_for=None,
-                    **failure_values(failure),
-                    **statements.failure_counter(failure[0]),
-                ).values(attempt=number)
-            )
-            if not moved.rowcount:
-                raise Conflict(f"run {run_id} is {run.state}; only a queued run can be refused")
-            connection.execute(
-                sa.insert(schema.attempts).values(
-                    run_id=run_id,
-                    number=number,
-                    experiment_attempt=experiment_attempt,
-                    state=RunState.failed,
-                    started_s=now,
-                    ended_s=now,
-                    last_step=0,
-                    workers=run.workers,
-                    **failure_values(failure),
-                )
-            )
-            connection.execute(usage_statements.open_usage(run_id, number, placement=None, started_s=now))
-            connection.execute(usage_statements.settle_attempts(experiment_id, [(run_id, number)]))
-            new = _end_event(run_id, number, RunState.failed, RunState.failed, failure, None)
-            insert_events(connection, experiment_id, row.event_count, [new], now)
-
-        self.database.write(body)
-
-    def run_started(
-        self,
-        run_id: int,
-        attempt: int,
-        *,
-        total_steps: int,
-        resumed_from_step: int,
-        facts: Mapping[str, Any],
-    ) -> None:
-        """starting -> running, with what the worker found out about itself.
-
-        Args:
-            run_id: the run.
-            attempt: the run's attempt.
-            total_steps: optimizer updates of the whole run.
-            resumed_from_step: step of the restored checkpoint; points of older attempts beyond
-                it are hidden from now on.
-            facts: reproducibility; JSON values.
-
-        Raises:
-            StaleAttempt: another attempt is current.
-            Conflict: the attempt has ended.
-        """
-        now = self.clock()
-
-        def body(connection: Connection) -> None:
-            experiment_id = experiment_id_of(connection, run_id)
-            row = lock_experiment(connection, experiment_id, 1)
-            moved = connection.execute(
-                statements.move_run(
-                    run_id,
-                    RunState.running,
-                    attempt=attempt,
-                    total_steps=total_steps,
-                    step=resumed_from_step,
-                    started_s=sa.func.coalesce(schema.runs.c.started_s, now),
-                    # Asked for as `auto`, or not to be had here: the column says what really runs. A run that
-                    # takes no step has no optimizer.
-                    implementation=facts.get("optimizer_implementation") or schema.runs.c.implementation,
-                )
-            )
-            if not moved.rowcount:
-                raise _refused_run(connection, run_id, attempt)
-            connection.execute(
-                statements.set_attempt(
-                    run_id,
-                    attempt,
-                    state=RunState.running,
-                    resumed_from_step=resumed_from_step,
-                    last_step=resumed_from_step,
-                    resumed_from_s=facts.get("resumed_from_s"),
-                    seen_s=now,
-                    facts=dict(facts),
-                )
-            )
-            resumed = f"resumed from step {resumed_from_step}" if resumed_from_step else "from the beginning"
-            new = [
-                NewEvent(
-                    EventKind.run_started,
-                    f"attempt {attempt}, {total_steps} steps, {resumed}",
-                    run_id,
-                    attempt,
-                    {"total_steps": total_steps, "resumed_from_step": resumed_from_step},
-                )
-            ]
-            insert_events(connection, experiment_id, row.event_count, new, now)
-
-        self.database.write(body)
-
-    def finish_run(
-        self,
-        run_id: int,
-        attempt: int,
-        state: RunState,
-        *,
-        summary: Mapping[str, float | int | str | None] | None = None,
-        failure: tuple[FailureClass, str] | None = None,
-        retry_delay_s: float | None = None,
-    ) -> RunState:
-        """Ends an attempt: the one transition out of starting and running.
-
-        A cancellation that was requested beats retry and pause. A run that stopped for a request that was
-        withdrawn meanwhile is queued again, with its checkpoint.
-
-        Args:
-            run_id: the run.
-            attempt: the run's attempt.
-            state: succeeded, stopped, cancelled, paused or failed; with `retry_delay_s`, failed.
-            summary: final figures.
-            failure: class and one line, for failed.
-            retry_delay_s: queue the run again after this delay instead of failing it for good.
-
-        Returns:
-            Where the run went.
-
-        Raises:
-            StaleAttempt: another attempt is current.
-            Conflict: the attempt has ended already.
-        """
-        now = self.clock()
-
-        def body(connection: Connection) -> RunState:
-            experiment_id = experiment_id_of(connection, run_id)
-            row = lock_experiment(connection, experiment_id, 1)
-            run = read_run(connection, run_id)
-            target = _destination(RunState.queued if retry_delay_s is not None else state, row, run)
-            ended = target in TERMINAL_RUN_STATES
-            values: dict[str, Any] = {
-                "phase": None,
-                "ended_s": now if ended else None,
-                "not_before_s": 0.0,
-                **failure_values(failure if target is not RunState.succeeded else None),
-                **(statements.failure_counter(failure[0]) if failure else {}),
-                **statements.summary_values(storable_figures(summary or {})),
-            }
-            if target is RunState.queued:
-                values["not_before_s"] = self.database_time(connection) + (retry_delay_s or 0.0)
-            moved = connection.execute(
-                statements.move_run(run_id, target, attempt=attempt, sources=ACTIVE_RUN_STATES, **values)
-            )
-            if not moved.rowcount:
-                raise _refused_run(connection, run_id, attempt)
-            own_end = state if retry_delay_s is None else RunState.failed
-            connection.execute(
-                statements.end_attempt(run_id, attempt, own_end, ended_s=now, **failure_values(failure))
-            )
-            connection.execute(usage_statements.settle_attempts(experiment_id, [(run_id, attempt)]))
-            if summary:
-                connection.execute(
-                    statements.insert_or_replace(connection, schema.run_summaries, ("run_id",)),
-                    {"run_id": run_id, "attempt": attempt, "summary": dict(summary)},
-                )
-            new = _end_event(run_id, attempt, own_end, target, failure, retry_delay_s)
-            insert_events(connection, experiment_id, row.event_count, [new], now)
-            return target
-
-        return self.database.write(body)
 
     def finish_experiment(
         self,
@@ -561,116 +274,6 @@ class Driving(StorePart):
 
         self.database.write(body)
 
-    def reset_runs_of_dead_attempt(self, experiment_id: int, attempt: int) -> list[int]:
-        """Queues the runs again that an older attempt at the experiment left starting or running.
-
-        Called by the next driver at its start. A run whose cancellation was requested is
-        cancelled instead.
-
-        Args:
-            experiment_id: the experiment.
-            attempt: the present attempt at the experiment.
-
-        Returns:
-            Ids of the runs that were left over.
-
-        Raises:
-            StaleAttempt: `attempt` is over.
-        """
-        now = self.clock()
-
-        def body(connection: Connection) -> list[int]:
-            row = lock_experiment(connection, experiment_id)
-            check_experiment_attempt(experiment_id, attempt, row)
-            connection.execute(placement_statements.close_placements(experiment_id, before_attempt=attempt))
-            connection.execute(placement_statements.clear_waiting(experiment_id))
-            left = [run for run in _active(connection, experiment_id) if run.experiment_attempt < attempt]
-            _queue_lost(connection, experiment_id, left, "the driver and its lease are gone", now)
-            return [run.id for run in left]
-
-        return self.database.write(body)
-
-    def reset_runs_without_worker(
-        self, experiment_id: int, attempt: int, alive: Collection[int]
-    ) -> list[int]:
-        """Queues the runs again that have an open attempt of this driver which no worker carries out.
-
-        The answer of a transaction can be lost with the connection: the attempt is then open, and the driver
-        does not know. A run whose cancellation was requested is cancelled instead.
-
-        Args:
-            experiment_id: the experiment.
-            attempt: the present attempt at the experiment.
-            alive: runs whose attempts the driver knows of.
-
-        Returns:
-            Ids of the runs that were reset.
-
-        Raises:
-            StaleAttempt: `attempt` is over.
-        """
-        now = self.clock()
-
-        def body(connection: Connection) -> list[int]:
-            row = lock_experiment(connection, experiment_id)
-            check_experiment_attempt(experiment_id, attempt, row)
-            left = [run for run in _active(connection, experiment_id) if run.id not in alive]
-            _queue_lost(connection, experiment_id, left, "the attempt was opened, but no worker has it", now)
-            return [run.id for run in left]
-
-        return self.database.write(body)
-
-
-def _active(connection: Connection, experiment_id: int) -> Sequence[sa.Row[Any]]:
-    return connection.execute(statements.active_attempts(experiment_id)).all()
-
-
-def _queue_lost(
-    connection: Connection, experiment_id: int, lost: Sequence[sa.Row[Any]], why: str, now: float
-) -> None:
-    """Closes open attempts as lost and queue their runs again, or cancel them where that was requested."""
-    failure = (FailureClass.lost, why)
-    for run in lost:
-        target = RunState.queued if run.cancel_requested_s is None else RunState.cancelled
-        connection.execute(
-            statements.move_run(
-                run.id,
-                target,
-                attempt=run.attempt,
-                sources=ACTIVE_RUN_STATES,
-                phase=None,
-                not_before_s=0.0,
-                ended_s=None if target is RunState.queued else now,
-                **failure_values(failure),
-                **statements.failure_counter(failure[0]),
-            )
-        )
-        connection.execute(
-            statements.end_attempt(
-                run.id, run.attempt, RunState.failed, ended_s=now, **failure_values(failure)
-            )
-        )
-    if lost:
-        connection.execute(usage_statements.settle_open_attempts(experiment_id))
-        new = [NewEvent(EventKind.run_lost, why, run.id, run.attempt) for run in lost]
-        announce(connection, experiment_id, new, now)
-
-
-def _has_opened(connection: Connection, run_id: int, experiment_attempt: int, number: int) -> bool:
-    """Returns whether an attempt is open under this number already: the call is a repeated one."""
-    found = connection.execute(statements.open_attempt(run_id, number)).one_or_none()
-    return found is not None and found.experiment_attempt == experiment_attempt
-
-
-def _destination(wanted: RunState, row: sa.Row[Any], run: Run) -> RunState:
-    """Returns where a run goes, given what people ask for by now."""
-    cancelled = row.cancel_requested_s is not None or run.cancel_requested_s is not None
-    if wanted in (RunState.queued, RunState.paused, RunState.cancelled) and cancelled:
-        return RunState.cancelled
-    # The worker was asked to stop before people thought better of it.
-    withdrawn = wanted is RunState.cancelled or (wanted is RunState.paused and row.pause_requested_s is None)
-    return RunState.queued if withdrawn else wanted
-
 
 def _requests(
     connection: Connection, experiment_id: int, attempt: int, row: sa.Row[*tuple[Any, ...]] | None
@@ -692,15 +295,6 @@ def _withdrawn(experiment_id: int, attempt: int) -> StaleAttempt:
         f"experiment {experiment_id}: the lease of attempt {attempt} lapsed and was withdrawn; "
         "another attempt follows"
     )
-
-
-def _refused_run(connection: Connection, run_id: int, attempt: int) -> StaleAttempt | Conflict:
-    run = read_run(connection, run_id)
-    if run.attempt != attempt:
-        return StaleAttempt(f"run {run_id}: attempt {attempt} has ended; the current one is {run.attempt}")
-    if run.state is RunState.queued:
-        return StaleAttempt(f"run {run_id}: attempt {attempt} has ended; the run is waiting for the next")
-    return Conflict(f"run {run_id} is already {run.state}")
 
 
 def _end_experiment(
@@ -730,41 +324,3 @@ def _end_experiment(
     )
     if not moved.rowcount:
         raise Conflict(f"experiment {experiment_id} is {row.state}; it cannot become {target}")
-
-
-def _resized(had: int, has: int) -> dict[str, Any]:
-    """Returns the columns of a run that follow the number of workers of its newest attempt."""
-    columns = schema.runs.c
-    return {
-        "workers": has,
-        "devices": columns.devices // had * has,
-        "price_usd_per_hour": columns.price_usd_per_hour / had * has,
-        "power_w": columns.power_w / had * has,
-    }
-
-
-def _end_event(
-    run_id: int,
-    attempt: int,
-    own_end: RunState,
-    target: RunState,
-    failure: tuple[FailureClass, str] | None,
-    retry_delay_s: float | None,
-) -> NewEvent:
-    why = "" if failure is None else f": {failure[0]}: {failure[1]}"
-    if target is RunState.queued and retry_delay_s is None:
-        message = f"attempt {attempt} {own_end}, but the request was withdrawn; queued again"
-        return NewEvent(EventKind.run_resumed, message, run_id, attempt)
-    if target is RunState.queued:
-        message = f"attempt {attempt} failed{why}; retrying in {retry_delay_s or 0:g} s"
-        return NewEvent(EventKind.run_retrying, message[:LONGEST_MESSAGE], run_id, attempt)
-    data = None if failure is None else {"failure_class": str(failure[0])}
-    return NewEvent(EventKind.of_run(target), f"{target}{why}"[:LONGEST_MESSAGE], run_id, attempt, data)
-
-
-def storable_figures(summary: Mapping[str, float | int | str | None]) -> dict[str, Any]:
-    """Figures as the typed columns take them: NaN becomes NULL."""
-    return {
-        name: None if isinstance(value, float) and value != value else value
-        for name, value in summary.items()
-    }
