@@ -362,12 +362,12 @@ REQUESTS = select(_x.cancel_requested_s, _x.pause_requested_s).where(
 )
 """What people asked for, read without renewing the lease."""
 
-RUNS_TO_CANCEL = select(_r.id).where(
+ATTEMPTS_TO_CANCEL = select(_r.id, _r.attempt).where(
     _r.experiment_id == bindparam("experiment"),
     _r.cancel_requested_s.is_not(None),
     _r.state.not_in(sorted(TERMINAL_RUN_STATES)),
 )
-"""Runs whose cancellation was asked for one by one."""
+"""Attempts, as (run, number), at runs whose cancellation was asked for one by one."""
 
 
 def lapsed(now: float) -> sa.ColumnElement[bool]:

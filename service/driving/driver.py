@@ -269,7 +269,7 @@ class Driver:
             self._asked_s = None
         elif self._asked_s is None:
             self._asked_s = time.monotonic()
-        self._stops.ask(everything, requests.cancel_runs)
+        self._stops.ask(everything, requests.cancel_attempts)
 
     def _give_up(self) -> bool:
         """Returns whether runs have not stopped long after they were asked to."""

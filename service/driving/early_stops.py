@@ -48,8 +48,8 @@ class EarlyStops:
         """Whether the spec asks for any of it."""
         return self._judge is not None or self._spec.search.stop_diverging is not None
 
-    def look(self, live: Mapping[int, int]) -> frozenset[int]:
-        """Runs that are to end early, those of earlier looks that still live included.
+    def look(self, live: Mapping[int, int]) -> frozenset[tuple[int, int]]:
+        """Attempts that are to end early, as (run, number), those of earlier looks that still live included.
 
         Args:
             live: attempts that train now, by run.
@@ -61,7 +61,7 @@ class EarlyStops:
             if run_id not in self._stopped and (reason := self._reason(run_id)) is not None:
                 self._stopped[run_id] = attempt
                 self._note(f"stopping run {run_id} early: {reason}")
-        return frozenset(self._stopped.keys() & live.keys())
+        return frozenset((run_id, live[run_id]) for run_id in self._stopped.keys() & live.keys())
 
     def _retried(self, run_id: int, attempt: int) -> bool:
         """Returns whether people have retried a run since it was stopped."""

@@ -22,33 +22,33 @@ class StopRequests:
     """What is asked for now, by the people and by the search; thread-safe.
 
     Args:
-        send: replaces what the actor knows: a reason to stop all runs, and reasons by run; raises when the
-            actor does not respond.
+        send: replaces what the actor knows: a reason to stop all runs, and reasons by attempt, which is a run
+            and a number; raises when the actor does not respond.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
-        send: Callable[[StopReason | None, Mapping[int, StopReason]], None],
+        send: Callable[[StopReason | None, Mapping[tuple[int, int], StopReason]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._send, self._clock = send, clock
         self._lock = threading.Lock()
         self._everything: StopReason | None = None
-        self._cancelled: frozenset[int] = frozenset()
-        self._early: frozenset[int] = frozenset()
-        self._sent: tuple[StopReason | None, Mapping[int, StopReason]] | None = None
+        self._cancelled: frozenset[tuple[int, int]] = frozenset()
+        self._early: frozenset[tuple[int, int]] = frozenset()
+        self._sent: tuple[StopReason | None, Mapping[tuple[int, int], StopReason]] | None = None
         self._due_s = float("-inf")
 
-    def ask(self, everything: StopReason | None, cancelled: Iterable[int]) -> None:
-        """Replaces what people ask for: a reason to stop all runs, and runs to cancel."""
+    def ask(self, everything: StopReason | None, cancelled: Iterable[tuple[int, int]]) -> None:
+        """Replaces what people ask for: a reason to stop all runs, and attempts to cancel."""
         with self._lock:
             self._everything, self._cancelled = everything, frozenset(cancelled)
 
-    def stop_early(self, runs: Iterable[int]) -> None:
-        """Replaces the runs that are to end early."""
+    def stop_early(self, attempts: Iterable[tuple[int, int]]) -> None:
+        """Replaces the attempts that are to end early."""
         with self._lock:
-            self._early = frozenset(runs)
+            self._early = frozenset(attempts)
 
     def pass_on(self) -> None:
         """Sends what has changed, or was sent a while ago; called by one thread.
@@ -57,9 +57,9 @@ class StopRequests:
             Exception: whatever `send` raises; the next call repeats it.
         """
         with self._lock:
-            runs = dict.fromkeys(self._early, StopReason.early_stop)
-            runs |= dict.fromkeys(self._cancelled, StopReason.cancel)
-            wanted = self._everything, runs
+            attempts = dict.fromkeys(self._early, StopReason.early_stop)
+            attempts |= dict.fromkeys(self._cancelled, StopReason.cancel)
+            wanted = self._everything, attempts
         now = self._clock()
         if now < self._due_s and wanted == self._sent:
             return

@@ -51,9 +51,11 @@ class ExperimentActor:
         """Takes a worker's report; the answer comes when its rows are safe."""
         return await asyncio.wrap_future(self._recorder.submit(report))
 
-    async def request_stops(self, everything: StopReason | None, runs: Mapping[int, StopReason]) -> None:
-        """Replaces what is asked to stop: all runs, or some by id."""
-        self._recorder.request_stops(everything, runs)
+    async def request_stops(
+        self, everything: StopReason | None, attempts: Mapping[tuple[int, int], StopReason]
+    ) -> None:
+        """Replaces what is asked to stop: all runs, or some attempts, as (run, number)."""
+        self._recorder.request_stops(everything, attempts)
 
     async def trouble(self) -> str | None:
         """Returns why points on this node's disk wait for the database; None when none does."""
@@ -131,9 +133,11 @@ class ExperimentActorClient:
         answer: Acknowledgement = self._call("report", report)
         return answer
 
-    def request_stops(self, everything: StopReason | None, runs: Mapping[int, StopReason]) -> None:
-        """Replaces what is asked to stop: all runs, or some by id."""
-        self._call("request_stops", everything, dict(runs))
+    def request_stops(
+        self, everything: StopReason | None, attempts: Mapping[tuple[int, int], StopReason]
+    ) -> None:
+        """Replaces what is asked to stop: all runs, or some attempts, as (run, number)."""
+        self._call("request_stops", everything, dict(attempts))
 
     def wait_until_stored(self, timeout_s: float) -> str | None:
         """Waits until no points are left on the node's disk, also of earlier attempts.

@@ -65,7 +65,7 @@ class Recorder:
         self._lock = threading.Condition()
         self._waiting: list[tuple[Report, Future[Acknowledgement]]] = []
         self._stop_all: StopReason | None = None
-        self._stop_runs: dict[int, StopReason] = {}
+        self._stop_attempts: dict[tuple[int, int], StopReason] = {}
         self._stale: set[tuple[int, int]] = set()
         self._away_until_s = 0.0
         self._trouble: str | None = "the database has not been reached yet"
@@ -84,11 +84,13 @@ class Recorder:
             self._lock.notify()
         return future
 
-    def request_stops(self, everything: StopReason | None, runs: Mapping[int, StopReason]) -> None:
-        """Replaces what is asked to stop: all runs, or some by id."""
+    def request_stops(
+        self, everything: StopReason | None, attempts: Mapping[tuple[int, int], StopReason]
+    ) -> None:
+        """Replaces what is asked to stop: all runs, or some attempts, as (run, number)."""
         with self._lock:
             self._stop_all = everything
-            self._stop_runs = dict(runs)
+            self._stop_attempts = dict(attempts)
 
     @property
     def trouble(self) -> str | None:
@@ -111,7 +113,7 @@ class Recorder:
             self._store.close()
 
     def _answer(self, report: Report) -> Acknowledgement:
-        stop = self._stop_all or self._stop_runs.get(report.run_id)
+        stop = self._stop_all or self._stop_attempts.get((report.run_id, report.attempt))
         return Acknowledgement(stop, (report.run_id, report.attempt) in self._stale)
 
     # -- The writing thread ----------------------------------------------------------------------

@@ -46,12 +46,12 @@ class Requests:
     Attributes:
         cancel: end it.
         pause: end it at a step boundary, to go on later.
-        cancel_runs: runs to end one by one.
+        cancel_attempts: attempts to end one by one, as (run, number).
     """
 
     cancel: bool
     pause: bool
-    cancel_runs: frozenset[int]
+    cancel_attempts: frozenset[tuple[int, int]]
 
 
 class Driving(StorePart):
@@ -282,11 +282,11 @@ def _requests(
         raise StaleAttempt(refusal)
     if row is None:
         raise StaleAttempt(f"attempt {attempt} at experiment {experiment_id} has ended")
-    cancelled = connection.execute(statements.RUNS_TO_CANCEL, {"experiment": experiment_id})
+    cancelled = connection.execute(statements.ATTEMPTS_TO_CANCEL, {"experiment": experiment_id})
     return Requests(
         cancel=row.cancel_requested_s is not None,
         pause=row.pause_requested_s is not None,
-        cancel_runs=frozenset(cancelled.scalars()),
+        cancel_attempts=frozenset((row.id, row.attempt) for row in cancelled),
     )
 
 

@@ -107,7 +107,7 @@ def test_requests_are_read_without_a_write(
     with monkeypatch.context() as patched:
         patched.setattr(store.database, "write", refuse)
         asked = store.requests(experiment.id, 1)
-    assert (asked.cancel, asked.pause, asked.cancel_runs) == (False, True, {runs[1].id})
+    assert (asked.cancel, asked.pause, asked.cancel_attempts) == (False, True, {(runs[1].id, 1)})
     assert store.renew_lease(experiment.id, 1, 30) == asked
     with pytest.raises(StaleAttempt):
         store.requests(experiment.id, 2)

@@ -377,9 +377,9 @@ def test_cancel_of_single_runs(store: Store, running: Running) -> None:
         store.open_attempt(runs[0].id, 1)
     store.open_attempt(runs[1].id, 1)
     assert store.request_cancel_run(runs[1].id).state is RunState.starting
-    assert store.renew_lease(experiment.id, 1, 30).cancel_runs == {runs[1].id}
+    assert store.renew_lease(experiment.id, 1, 30).cancel_attempts == {(runs[1].id, 1)}
     store.finish_run(runs[1].id, 1, RunState.cancelled)
-    assert store.renew_lease(experiment.id, 1, 30).cancel_runs == frozenset()
+    assert store.renew_lease(experiment.id, 1, 30).cancel_attempts == frozenset()
     assert store.request_cancel_run(runs[1].id).state is RunState.cancelled
 
 

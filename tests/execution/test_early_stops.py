@@ -6,6 +6,9 @@ import pytest
 
 from service.domain.states import RunState
 from service.driving.early_stops import EarlyStops
+from service.driving.stop_requests import StopRequests
+from service.recording.recorder import Recorder
+from service.recording.report import Report
 from service.scheduling.queue import Queue
 from service.spec.experiment import ExperimentSpec
 from service.store import PointBatch, RecordBatch, Store
@@ -57,11 +60,11 @@ def test_the_worst_of_three_at_a_rung_ends(begin, store, notes):
     (first, second, third), stops = begin(3, name="asha")
     for run_id, loss in ((first, 0.5), (second, 0.4), (third, 0.9)):
         report(store, run_id, "validation_loss", [10], [loss])
-    assert stops.look(training(first, second, third)) == {third}
+    assert stops.look(training(first, second, third)) == {(third, 1)}
     assert notes == [
         f"stopping run {third} early: at 11% of its length it ranks 3 of 3 by validation_loss (0.9)"
     ]
-    assert stops.look(training(first, second, third)) == {third}
+    assert stops.look(training(first, second, third)) == {(third, 1)}
     assert stops.look(training(first, second)) == frozenset()
 
 
@@ -71,7 +74,7 @@ def test_rungs_are_found_again_by_another_driver(begin, store):
         report(store, run_id, "validation_loss", [10], [loss])
         store.finish_run(run_id, 1, RunState.succeeded, summary={})
     report(store, third, "validation_loss", [10], [0.9])
-    assert begin.again().look(training(third)) == {third}
+    assert begin.again().look(training(third)) == {(third, 1)}
 
 
 def test_a_run_whose_loss_rises_for_good_ends(begin, store, notes):
@@ -79,7 +82,7 @@ def test_a_run_whose_loss_rises_for_good_ends(begin, store, notes):
     steps = list(range(1, 41))
     report(store, calm, "loss", steps, [1.0] * 40)
     report(store, wild, "loss", steps, [1.0] * 25 + [9.0] * 15)
-    assert stops.look(training(calm, wild)) == {wild}
+    assert stops.look(training(calm, wild)) == {(wild, 1)}
     assert notes == [f"stopping run {wild} early: its loss is more than 3 times its lowest"]
 
 
@@ -89,7 +92,7 @@ def test_a_reference_run_is_no_candidate_and_goes_to_its_end(begin, store):
     for run_id, loss in zip(cells, (0.1, 0.2, 0.3), strict=True):
         report(store, run_id, "validation_loss", [STEPS // 9], [loss])
     report(store, first_reference, "validation_loss", [STEPS // 9], [9.0])
-    assert first_reference not in stops.look(training(*ids))
+    assert (first_reference, 1) not in stops.look(training(*ids))
 
 
 @pytest.mark.parametrize(("ended", "stopped_again"), [(RunState.stopped, False), (RunState.failed, True)])
@@ -98,7 +101,7 @@ def test_a_stop_stands_over_failures_until_people_retry_the_run(begin, store, en
     steps = list(range(1, 41))
     report(store, calm, "loss", steps, [1.0] * 40)
     report(store, wild, "loss", steps, [1.0] * 25 + [9.0] * 15)
-    assert stops.look(training(calm, wild)) == {wild}
+    assert stops.look(training(calm, wild)) == {(wild, 1)}
     retried_by_driver = 0.0 if ended is RunState.failed else None
     failure = (FailureClass.infrastructure, "died") if ended is RunState.failed else None
     store.finish_run(wild, 1, ended, failure=failure, retry_delay_s=retried_by_driver)
@@ -106,4 +109,26 @@ def test_a_stop_stands_over_failures_until_people_retry_the_run(begin, store, en
         store.retry_run(wild)
     store.open_attempt(wild, 1)
     store.run_started(wild, 2, total_steps=STEPS, resumed_from_step=0, facts={})
-    assert stops.look({calm: 1, wild: 2}) == ({wild} if stopped_again else frozenset())
+    assert stops.look({calm: 1, wild: 2}) == ({(wild, 2)} if stopped_again else frozenset())
+
+
+@pytest.mark.parametrize("by", ["search", "people"])
+def test_a_stop_that_was_passed_on_does_not_end_the_next_attempt(begin, store, settings, tmp_path, by):
+    """The run is retried before the driver looks again, and withdraws what it asked of the first attempt."""
+    (calm, wild), early = begin(2, stop_diverging=3.0)
+    experiment = store.run(wild).experiment_id
+    recorder = Recorder(lambda: Store.open(settings), tmp_path / "spool", experiment, 1)
+    stops = StopRequests(recorder.request_stops)
+    if by == "search":
+        report(store, wild, "loss", list(range(1, 41)), [1.0] * 25 + [9.0] * 15)
+        stops.stop_early(early.look(training(calm, wild)))
+    else:
+        store.request_cancel_run(wild)
+        stops.ask(None, store.requests(experiment, 1).cancel_attempts)
+    stops.pass_on()
+    assert recorder.submit(Report(wild, 1)).result().stop is not None
+    store.finish_run(wild, 1, RunState.stopped if by == "search" else RunState.cancelled)
+    store.retry_run(wild)
+    store.open_attempt(wild, 1)
+    assert recorder.submit(Report(wild, 2)).result().stop is None
+    recorder.close()

@@ -407,8 +407,9 @@ def test_a_stale_attempt_is_told_to_end(recorder: Recorder, store: Store, run_id
 
 def test_stops_are_heard_with_any_report(recorder: Recorder, run_id: int) -> None:
     assert say(recorder, Report(run_id, 1)).stop is None
-    recorder.request_stops(None, {run_id: StopReason.cancel})
+    recorder.request_stops(None, {(run_id, 1): StopReason.cancel})
     assert say(recorder, Report(run_id, 1)).stop is StopReason.cancel
+    assert say(recorder, Report(run_id, 2)).stop is None
     assert say(recorder, Report(run_id + 1, 1)).stop is None
     recorder.request_stops(StopReason.pause, {})
     assert say(recorder, points(run_id, range(1))).stop is StopReason.pause

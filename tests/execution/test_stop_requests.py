@@ -23,13 +23,15 @@ class Actor:
 
     def restart(self) -> None:
         self.everything: StopReason | None = None
-        self.runs: dict[int, StopReason] = {}
+        self.attempts: dict[tuple[int, int], StopReason] = {}
 
-    def request_stops(self, everything: StopReason | None, runs: Mapping[int, StopReason]) -> None:
+    def request_stops(
+        self, everything: StopReason | None, attempts: Mapping[tuple[int, int], StopReason]
+    ) -> None:
         self.calls += 1
         if self.away:
             raise ConnectionError("the actor restarts")
-        self.everything, self.runs = everything, dict(runs)
+        self.everything, self.attempts = everything, dict(attempts)
 
 
 @pytest.fixture
@@ -43,36 +45,36 @@ def stops(actor: Actor, clock: Clock) -> StopRequests:
 
 
 def test_early_stops_and_cancellations_are_sent_together(stops: StopRequests, actor: Actor) -> None:
-    stops.stop_early({1, 2})
-    stops.ask(None, {2, 3})
+    stops.stop_early({(1, 1), (2, 1)})
+    stops.ask(None, {(2, 1), (3, 2)})
     stops.pass_on()
-    assert (actor.everything, actor.runs) == (None, {1: EARLY, 2: CANCEL, 3: CANCEL})
+    assert (actor.everything, actor.attempts) == (None, {(1, 1): EARLY, (2, 1): CANCEL, (3, 2): CANCEL})
 
 
 def test_an_early_stop_whose_call_failed_is_sent_again(
     stops: StopRequests, actor: Actor, clock: Clock
 ) -> None:
-    stops.stop_early({1})
+    stops.stop_early({(1, 1)})
     actor.away = True
     with pytest.raises(ConnectionError):
         stops.pass_on()
     actor.away = False
-    stops.stop_early({1})  # The next look finds the same.
+    stops.stop_early({(1, 1)})  # The next look finds the same.
     clock.forward(REPEAT_S)
     stops.pass_on()
-    assert actor.runs == {1: EARLY}
+    assert actor.attempts == {(1, 1): EARLY}
 
 
 def test_an_actor_that_restarts_hears_of_everything_again(
     stops: StopRequests, actor: Actor, clock: Clock
 ) -> None:
-    stops.stop_early({1})
+    stops.stop_early({(1, 1)})
     stops.ask(PAUSE, set())
     stops.pass_on()
     actor.restart()
     clock.forward(REPEAT_S)
     stops.pass_on()
-    assert (actor.everything, actor.runs) == (PAUSE, {1: EARLY})
+    assert (actor.everything, actor.attempts) == (PAUSE, {(1, 1): EARLY})
 
 
 def test_a_change_is_sent_at_once_and_the_same_from_time_to_time(

@@ -259,7 +259,7 @@ def test_its_judge_ends_runs_early(begin: Begin, store: Store) -> None:
         store.record(RecordBatch(points=[points]))
     stops = EarlyStops(store, experiment_id, wanted, notes.append)
     assert stops.wanted
-    assert stops.look(dict.fromkeys(runs, 1)) == {runs[2]}
+    assert stops.look(dict.fromkeys(runs, 1)) == {(runs[2], 1)}
     assert notes == [
         f"stopping run {runs[2]} early: at step 5 it is worse than the median of 2 by validation_loss (0.9)"
     ]
