@@ -264,7 +264,7 @@ def hf_trainer(work: Workload, few: int | None) -> Trained:
             seed=work.config.seed,
         )
         transformers.Trainer(
-            model=model.bert,
+            model=model.model,
             args=arguments,
             train_dataset=Examples(work.prepared.train, labelled=not work.is_mlm),
             data_collator=work.collator(),
@@ -293,7 +293,7 @@ def plain(work: Workload, few: int | None) -> Trained:
         if number == few:
             break
         with torch.autocast("cpu", torch.bfloat16, enabled=work.config.precision is Precision.bf16):
-            loss = model.bert(**batch).loss
+            loss = model.model(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

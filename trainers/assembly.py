@@ -323,7 +323,7 @@ def _build_student(worker: _Worker, model_origin: Origin, prepared: Prepared) ->
         pad_id=prepared.pad_id,
         layers=config.model.layers,
     )
-    ENCODERS[config.model.encoder].install(model.bert)
+    ENCODERS[config.model.encoder].install(model.model)
     if not config.trains:
         # Before the model reaches the device, which never holds weights in another format.
         worker.arithmetic.prepare(model)
@@ -454,7 +454,7 @@ def _telemetry(
         figures=RunFigures(
             sized,
             worker.instruments,
-            flop_count_of(model.student.bert.config, prepared.head),
+            flop_count_of(model.student.model.config, prepared.head),
             teacher_precision=model.distilled.teacher_precision,
             first=worker.workers.first,
             timeline=timeline,
@@ -486,7 +486,7 @@ def _choose_micro_batch(
     config, device = worker.config, worker.device
     if not config.trains:
         return micro_batch.with_size(config, config.micro_size), lambda: None
-    shape = model.student.bert.config
+    shape = model.student.model.config
     kind: Callable[..., DryRun] = DryRun
     if model.partition is not None:
         kind = partial(

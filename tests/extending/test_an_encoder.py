@@ -30,7 +30,7 @@ class SignLinear(nn.Linear):
 
 def install(model: nn.Module) -> None:
     """Replaces the layers' Linears."""
-    for module in model.bert.encoder.modules():
+    for module in model.base_model.encoder.modules():
         if type(module) is nn.Linear:
             module.__class__ = SignLinear
 

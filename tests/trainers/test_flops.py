@@ -62,7 +62,7 @@ def counted_by_torch(model: student.Student, batches: list[Batch], *, backward: 
 def test_forward_and_backward_equal_torchs_count(head, length):
     model = model_of(head, dropout=0.0)
     batch = batch_of([length] * 2, head)
-    flop_count = flop_count_of(model.bert.config, head)
+    flop_count = flop_count_of(model.model.config, head)
     counted = counted_by_torch(model, [batch], backward=True)
     assert flop_count.training(tally([batch])) == pytest.approx(counted, rel=0.01)
 
@@ -71,7 +71,7 @@ def test_forward_and_backward_equal_torchs_count(head, length):
 def test_the_forward_pass_of_a_teacher_equals_torchs_count(head):
     model, batch = model_of(head).eval().requires_grad_(False), batch_of([64] * 3, head)
     counted = counted_by_torch(model, [batch], backward=False)
-    assert flop_count_of(model.bert.config, head).forward(tally([batch])) == pytest.approx(counted, rel=0.01)
+    assert flop_count_of(model.model.config, head).forward(tally([batch])) == pytest.approx(counted, rel=0.01)
 
 
 def test_real_lengths_count_and_padding_does_not():
@@ -79,7 +79,7 @@ def test_real_lengths_count_and_padding_does_not():
     model, lengths = model_of(head, dropout=0.0), [12, 40, 100]
     alone = counted_by_torch(model, [batch_of([length], head) for length in lengths], backward=True)
     together = tally([batch_of(lengths, head)])
-    assert flop_count_of(model.bert.config, head).training(together) == pytest.approx(alone, rel=0.01)
+    assert flop_count_of(model.model.config, head).training(together) == pytest.approx(alone, rel=0.01)
     assert tally([batch_of(lengths, head, width=512)]) == together
 
 

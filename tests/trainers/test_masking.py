@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,13 +13,14 @@ from tokenizers import Tokenizer, models
 
 from trainers.data.batches import TrainingBatches, collate
 from trainers.data.masking import Masking
-from trainers.data.tokenizers import SPECIAL
+from trainers.data.tokenizers import SPECIAL, SpecialTokens
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadSpecError
 from trainers.models.heads import IGNORED
 
 PIECES = [*SPECIAL, *(f"w{i}" for i in range(100)), *(f"##p{i}" for i in range(100))]
 TOKENIZER = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(PIECES)}, unk_token="[UNK]"))
+SPECIAL_TOKENS = SpecialTokens.of(TOKENIZER, Path("vocabulary"))
 PAD, UNK, CLS, SEP, MASK = range(5)
 WHOLE, FIRST_PIECE, SIZE = 5, 105, len(PIECES)
 
@@ -33,7 +36,7 @@ def sequences(count, length=64, seed=0, high=SIZE) -> TokenSet:
 def masked(data, rows=None, *, seed=0, epoch=0, fraction=0.15, whole_word=False, multiple=1):
     rows = np.arange(len(data)) if rows is None else np.asarray(rows)
     before = collate(data, rows, PAD, multiple)
-    masking = Masking(TOKENIZER, fraction=fraction, whole_word=whole_word)
+    masking = Masking(TOKENIZER, SPECIAL_TOKENS, fraction=fraction, whole_word=whole_word)
     return before, masking(before, seed=seed, epoch=epoch)
 
 
@@ -113,7 +116,7 @@ def test_another_epoch_or_seed_has_other_masks(other):
 
 def test_workers_and_micro_batches_see_one_workers_masks():
     data = sequences(32, length=20)
-    masking = Masking(TOKENIZER, fraction=0.15, whole_word=False)
+    masking = Masking(TOKENIZER, SPECIAL_TOKENS, fraction=0.15, whole_word=False)
 
     def seen(world, micro_size):
         found = {}
@@ -174,7 +177,7 @@ def test_a_sequence_of_unknown_tokens_has_nothing_to_guess():
         assert bool((after.labels == IGNORED).all())
 
 
-def test_a_vocabulary_without_mask_is_refused():
+def test_a_vocabulary_without_mask_is_refused(tmp_path):
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
-    with pytest.raises(BadSpecError, match=r"no \[MASK\]; use the tokenizer of a BERT"):
-        Masking(tokenizer, fraction=0.15, whole_word=False)
+    with pytest.raises(BadSpecError, match=r"has no mask_token; name one .* \(usually \[MASK\] or <mask>\)"):
+        Masking(tokenizer, SpecialTokens.of(tokenizer, tmp_path), fraction=0.15, whole_word=False)

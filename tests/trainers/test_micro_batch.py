@@ -244,13 +244,13 @@ def test_trial_of_a_stage_holds_what_the_stage_holds(configure, stage, held):
         nonlocal alive
         alive -= 1
 
-    layer = next(part for part in model.bert.bert.encoder.layer if any(True for _ in part.parameters()))
+    layer = next(part for part in model.encoder.encoder.layer if any(True for _ in part.parameters()))
     layer.register_forward_hook(came)
     layer.register_full_backward_hook(left)
     dry_run = StageDryRun(
         config, model, Objective(base.build("imdb")), Arithmetic(), data.train, device=torch.device("cpu"),
         pad_id=data.pad_id, multiple=1, transform=None, partition=partition, stage=stage,
-        width=model.bert.config.hidden_size,
+        width=model.model.config.hidden_size,
     )  # fmt: skip
     dry_run.at_size(2)
     assert (max(lives), alive) == (held, 0)
@@ -275,7 +275,7 @@ def test_a_stage_of_half_parameters_is_rehearsed_with_hidden_states_of_their_for
     dry_run = StageDryRun(
         config, model, Objective(base.build("imdb")), arithmetic, data.train, device=torch.device("cpu"),
         pad_id=data.pad_id, multiple=1, transform=None,
-        partition=StagePartition.of(config.parallel, model, 1), stage=1, width=model.bert.config.hidden_size,
+        partition=StagePartition.of(config.parallel, model, 1), stage=1, width=model.model.config.hidden_size,
     )  # fmt: skip
     dry_run.rehearse(4)
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -187,7 +187,7 @@ def test_an_empty_validation_part_is_named(configured, folder):
 def test_a_vocabulary_without_mask_is_refused(configured, folder):
     (folder / "train.txt").write_text("\n".join(LINES))
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a"]))
-    with pytest.raises(BadSpecError, match=r"no \[MASK\]"):
+    with pytest.raises(BadSpecError, match=r"has no mask_token"):
         prepare(configured(task={"validation_fraction": 0.4}), Folder(folder))
 
 

@@ -66,7 +66,7 @@ def test_a_run_is_what_a_plain_loop_of_torch_and_transformers_does_with_its_batc
     model = student.build(
         place, head=data.head, vocabulary_size=data.vocabulary_size, dropout=0.0,
         max_length=config.task.max_length, pad_id=data.pad_id,
-    ).bert  # fmt: skip
+    ).model  # fmt: skip
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     bare = [parameter for name, parameter in named if parameter.ndim < 2]
     optimizer = torch.optim.AdamW(

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from trainers.data.batches import Batch
-from trainers.data.tokenizers import SPECIAL, special_id, vocabulary_size
+from trainers.data.tokenizers import SpecialTokens, continues_word, vocabulary_size
 from trainers.models.heads import IGNORED
 
 Bits = npt.NDArray[np.uint64]
@@ -41,24 +41,28 @@ class Masking:
 
     Args:
         tokenizer: Tokenizer of the sequences.
+        special: its special tokens, which are never guessed.
         fraction: share of a sequence's tokens, in (0, 1).
         whole_word: choose all pieces of a word together. Where the last word would be too many,
             words of one piece fill the number up; it falls short when there are none.
 
     Raises:
-        BadSpecError: the vocabulary has no `[MASK]`.
+        BadSpecError: the tokenizer has no token that masks.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, fraction: float, whole_word: bool) -> None:
-        self._mask_id = special_id(tokenizer, "[MASK]")
+    def __init__(
+        self, tokenizer: Tokenizer, special: SpecialTokens, *, fraction: float, whole_word: bool
+    ) -> None:
+        self._mask_id = special.id_of("mask_token")
         self._fraction, self._whole_word = fraction, whole_word
         vocabulary = tokenizer.get_vocab()
         size = vocabulary_size(tokenizer)
         self._maskable = np.zeros(size, dtype=bool)
         self._continues = np.zeros(size, dtype=bool)
+        continues = continues_word(tokenizer)
         for piece, number in vocabulary.items():
-            self._maskable[number] = piece not in SPECIAL
-            self._continues[number] = piece.startswith("##")
+            self._maskable[number] = number not in special.every
+            self._continues[number] = continues(piece)
         self._ordinary = np.flatnonzero(self._maskable)
 
     def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:

@@ -1,11 +1,18 @@
-"""Text to token ids: the model's own tokenizer, or a WordPiece vocabulary trained on the texts."""
+"""Text to token ids: the model's own tokenizer, or a WordPiece vocabulary trained on the texts.
+
+A folder's tokenizer is whatever its `tokenizer.json` describes (WordPiece, byte-level BPE, Unigram). What is
+put around texts comes from its post-processor (`trainers.data.framing`), and which tokens pad and mask from
+the settings next to it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -13,7 +20,21 @@ from trainers.errors import BadSpecError
 
 FILE = "tokenizer.json"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Special tokens; their ids are their places here."""
+"""Special tokens of a trained vocabulary; their ids are their places here."""
+SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
+"""Files that name a tokenizer's special tokens; the later one decides."""
+_ROLES: Mapping[str, tuple[str, ...]] = {
+    "pad_token": ("[PAD]", "<pad>"),
+    "unk_token": ("[UNK]", "<unk>"),
+    "cls_token": ("[CLS]", "<s>"),
+    "sep_token": ("[SEP]", "</s>"),
+    "mask_token": ("[MASK]", "<mask>"),
+}
+"""Special tokens by what they are for, with the names they have where no file gives one."""
+_SOURCES = (FILE, "vocab.txt", "vocab.json", "spm.model", "sentencepiece.bpe.model")
+"""Files that a tokenizer is made of, the first that exists; transformers converts the last three."""
+_BYTE_LEVEL_SPACE, _SPACE = "\u0120", "\u2581"
+"""What a piece begins with that begins a word, in byte-level BPE and in SentencePiece."""
 _ALPHABET = 1000
 """Most characters that a trained vocabulary spells words with."""
 
@@ -58,8 +79,77 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
     return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Special tokens of a tokenizer.
+
+    Attributes:
+        folder: Folder of the tokenizer.
+        names: by what they are for, such as `mask_token`; without those that it lacks.
+        ids: the same, as token ids.
+        every: ids of all special tokens, also of those that are for nothing in particular.
+    """
+
+    folder: Path
+    names: Mapping[str, str]
+    ids: Mapping[str, int]
+    every: frozenset[int]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, folder: Path) -> SpecialTokens:
+        """Returns the special tokens of the tokenizer in a folder.
+
+        Args:
+            tokenizer: from `load`.
+            folder: Folder of its files.
+        """
+        settings = _settings(folder)
+        names = {}
+        for role, usual in _ROLES.items():
+            given = settings.get(role)
+            content = given.get("content") if isinstance(given, dict) else given
+            for name in (content, *usual):
+                if isinstance(name, str) and tokenizer.token_to_id(name) is not None:
+                    names[role] = name
+                    break
+        ids = {role: tokenizer.token_to_id(name) for role, name in names.items()}
+        added = tokenizer.get_added_tokens_decoder().items()
+        return cls(
+            folder, names, ids, frozenset(ids.values()) | {number for number, one in added if one.special}
+        )
+
+    def id_of(self, role: str) -> int:
+        """Returns the id of the token for something.
+
+        Raises:
+            BadSpecError: there is none.
+        """
+        if role not in self.ids:
+            names = " or ".join(_ROLES[role])
+            raise BadSpecError(
+                f"{self.folder}: the tokenizer has no {role}; name one of its vocabulary in "
+                f"tokenizer_config.json (usually {names})"
+            )
+        return self.ids[role]
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """Returns what the files next to a tokenizer say of it."""
+    found: dict[str, Any] = {}
+    for file in (folder / name for name in SETTINGS):
+        if not file.is_file():
+            continue
+        try:
+            fields = json.loads(file.read_text(encoding="utf-8-sig"))
+        except ValueError as error:
+            raise BadSpecError(f"{file}: cannot be read ({error})") from None
+        if isinstance(fields, dict):
+            found.update({name: value for name, value in fields.items() if value is not None})
+    return found
+
+
 def load(folder: Path) -> Tokenizer:
-    """Returns the fast tokenizer of a model folder: `tokenizer.json`, or built from `vocab.txt`.
+    """Returns the fast tokenizer of a model folder: `tokenizer.json`, or built from what it has instead.
 
     Raises:
         BadSpecError: the folder has neither, an unreadable one, or one that frames no text.
@@ -70,29 +160,47 @@ def load(folder: Path) -> Tokenizer:
             tokenizer = Tokenizer.from_file(str(file))
             if not tokenizer.num_special_tokens_to_add(is_pair=False):
                 raise BadSpecError(
-                    "no post_processor adds [CLS] before a text and [SEP] after it; add BERT's, or give "
-                    "vocab.txt instead"
+                    "no post_processor adds the special tokens before and after a text, such as [CLS] and "
+                    "[SEP]; add the model's, or give vocab.txt instead"
                 )
             return tokenizer
         if vocabulary.is_file():
-            settings = folder / "tokenizer_config.json"
-            config = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+            config = _settings(folder)
             pieces = vocabulary.read_text(encoding="utf-8").rstrip("\n").split("\n")
             model = models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
             return _framed(_bert(model, lowercase=bool(config.get("do_lower_case", True))))
+        if file_in(folder).is_file():
+            return _converted(folder)
     except Exception as error:  # the library raises plain Exception
-        raise BadSpecError(f"{folder}: unusable tokenizer ({error})") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadSpecError(f"{folder}: unusable tokenizer ({reason})") from None
     raise BadSpecError(f"{folder}: no tokenizer; expected tokenizer.json or vocab.txt")
+
+
+def _converted(folder: Path) -> Tokenizer:
+    """Returns what transformers makes of a tokenizer in another format."""
+    # Imported here: it loads the registry of all models, and few folders lack a tokenizer.json.
+    from transformers import AutoTokenizer
+
+    try:
+        made = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        converted: Tokenizer = made.backend_tokenizer
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise BadSpecError(
+            f"{file_in(folder).name} cannot be converted here ({reason}); save the model with a fast "
+            "tokenizer, which writes tokenizer.json"
+        ) from None
+    return converted
 
 
 def file_in(folder: Path) -> Path:
     """Returns the file that a model folder's tokenizer comes from."""
-    file = folder / FILE
-    return file if file.is_file() else folder / "vocab.txt"
+    return next((file for name in _SOURCES if (file := folder / name).is_file()), folder / "vocab.txt")
 
 
 def write(folder: Path, file: Path) -> None:
-    """Writes a tokenizer as `tokenizer.json`, which says all of it, whatever file it comes from.
+    """Writes a tokenizer as `tokenizer.json`, whatever it comes from, and the names of its special tokens.
 
     Args:
         folder: Folder to write into.
@@ -101,22 +209,23 @@ def write(folder: Path, file: Path) -> None:
     Raises:
         BadSpecError: it cannot be read.
     """
+    tokenizer = load(file.parent)
     if file.name == FILE:
         (folder / FILE).write_bytes(file.read_bytes())
     else:
-        load(file.parent).save(str(folder / FILE))
+        tokenizer.save(str(folder / FILE))
+    names = SpecialTokens.of(tokenizer, file.parent).names
+    (folder / SETTINGS[0]).write_text(json.dumps(names, indent=1), encoding="utf-8")
 
 
-def special_id(tokenizer: Tokenizer, token: str) -> int:
-    """Returns the id of a special token.
-
-    Raises:
-        BadSpecError: the vocabulary does not have it.
-    """
-    number: int | None = tokenizer.token_to_id(token)
-    if number is None:
-        raise BadSpecError(f"the vocabulary has no {token}; use the tokenizer of a BERT")
-    return number
+def continues_word(tokenizer: Tokenizer) -> Callable[[str], bool]:
+    """Returns what tells the pieces that continue a word from those that begin one."""
+    described = json.loads(tokenizer.to_str())
+    if described["model"]["type"] == "WordPiece":
+        prefix = str(described["model"]["continuing_subword_prefix"])
+        return lambda piece: piece.startswith(prefix)
+    begins = _BYTE_LEVEL_SPACE if '"ByteLevel"' in json.dumps(described["pre_tokenizer"]) else _SPACE
+    return lambda piece: not piece.startswith(begins)
 
 
 def _bert(model: models.WordPiece, *, lowercase: bool) -> Tokenizer:
@@ -129,7 +238,10 @@ def _bert(model: models.WordPiece, *, lowercase: bool) -> Tokenizer:
 
 def _framed(tokenizer: Tokenizer) -> Tokenizer:
     """Puts `[CLS]` before and `[SEP]` after each text."""
-    separator, begin = (special_id(tokenizer, token) for token in ("[SEP]", "[CLS]"))
+    separator, begin = (tokenizer.token_to_id(token) for token in ("[SEP]", "[CLS]"))
+    if separator is None or begin is None:
+        missing = "[SEP]" if separator is None else "[CLS]"
+        raise BadSpecError(f"the vocabulary has no {missing}; use the tokenizer of a BERT")
     tokenizer.add_special_tokens([token for token in SPECIAL if tokenizer.token_to_id(token) is not None])
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", separator), ("[CLS]", begin))
     return tokenizer

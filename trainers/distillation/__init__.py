@@ -110,7 +110,7 @@ def set_up(
         with_head=bool(wanted.soft_weight),
         report=report,
     )
-    shape = student.bert.config
+    shape = student.model.config
     if found.layers <= shape.num_hidden_layers and found.width <= shape.hidden_size:
         warn(
             f"model.teacher {found.folder} is no larger than its student ({found.layers} layers of width "

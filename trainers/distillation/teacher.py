@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,7 +20,7 @@ from trainers.device_kinds import kind_of
 from trainers.distillation.taps import RelationTap
 from trainers.errors import BadSpecError, NotFiniteError
 from trainers.models import origin, student
-from trainers.models.heads import ClassHead, Head, SpanHead, VocabularyHead
+from trainers.models.heads import HEADS, ClassHead, Head, SpanHead
 from trainers.models.origin import WEIGHTS, Folder
 from trainers.models.student import Output
 from trainers.precision import Rounded, has_bf16, has_fp16
@@ -27,12 +28,6 @@ from trainers.tasks.base import Prepared, Task
 from trainers.telemetry.flops import flop_count_of
 
 _FIELD = "model.teacher"
-_HEADS: dict[str, tuple[type[Head], str]] = {
-    "classifier.": (ClassHead, "classes of a sequence"),
-    "qa_outputs.": (SpanHead, "spans of a text"),
-    "cls.predictions.": (VocabularyHead, "masked tokens"),
-}
-"""What a teacher was taught to tell, by the names of its head's weights."""
 _UNNAMED = re.compile(r"LABEL_\d+")
 """Class names that say nothing: what transformers writes where no one gave any."""
 
@@ -138,16 +133,16 @@ class Teacher:
         self.folder, self._config, self._data, self._device = folder, config, data, device
         self._with_head = with_head
         fields = folder.config()
-        self.layers, self.width = fields["num_hidden_layers"], fields["hidden_size"]
-        self.attention_heads, positions = fields["num_attention_heads"], fields["max_position_embeddings"]
-        if positions < config.task.max_length:
+        shape = folder.family.shape(fields)
+        self.layers, self.width, self.attention_heads = shape.layers, shape.hidden, shape.attention_heads
+        if shape.positions < config.task.max_length:
             raise BadSpecError(
-                f"{_FIELD} {folder} has {positions} positions, fewer than task.max_length "
-                f"{config.task.max_length}; lower task.max_length to {positions}"
+                f"{_FIELD} {folder} has {shape.positions} positions, fewer than task.max_length "
+                f"{config.task.max_length}; lower task.max_length to {shape.positions}"
             )
         _same_vocabulary(data.tokenizer, folder)
         if with_head:
-            _same_task(folder, data.head, task.spellings, fields.get("id2label"), report)
+            _same_task(folder, fields, data.head, task.spellings, report)
         self.format = format_on(device, config.distillation.teacher_precision, config.precision)
         self.sha256 = origin.digest(folder, config.workspace)
 
@@ -197,7 +192,7 @@ class LoadedTeacher:
         self, model: student.Student, tap: RelationTap | None, device: torch.device, *, with_head: bool
     ) -> None:
         self.model, self._tap, self._device, self._with_head = model, tap, device, with_head
-        self.flop_count = flop_count_of(model.bert.config, model.head if with_head else None)
+        self.flop_count = flop_count_of(model.model.config, model.head if with_head else None)
 
     @torch.no_grad()
     def __call__(self, batch: Batch, *, with_hidden: bool) -> Output:
@@ -255,9 +250,9 @@ def _pieces(tokenizer: Tokenizer) -> list[str]:
 
 def _same_task(
     folder: Folder,
+    fields: Mapping[str, Any],
     head: Head,
     spellings: Mapping[str, int],
-    names: object,
     report: Callable[[str], None],
 ) -> None:
     """The teacher has a head of this kind, and the same classes under the same numbers."""
@@ -266,14 +261,19 @@ def _same_task(
             weights = list(stored.keys())
     except (SafetensorError, OSError) as error:
         raise BadSpecError(f"{folder.path / WEIGHTS}: the weights cannot be read ({error})") from None
-    kinds = [kind for prefix, kind in _HEADS.items() if any(name.startswith(prefix) for name in weights)]
-    if not any(isinstance(head, kind) for kind, _ in kinds):
-        wanted = next(words for kind, words in _HEADS.values() if isinstance(head, kind))
-        found = " and ".join(words for _, words in kinds) or "nothing, as it has no head"
+    own = folder.family.heads
+    suffixes = {suffix for suffix, begin in own.items() if any(name.startswith(begin) for name in weights)}
+    # Heads of two kinds may have one name; then the class that wrote the folder decides.
+    written_by = tuple(map(str, fields.get("architectures") or ()))
+    suffixes = {suffix for suffix in suffixes if any(one.endswith(suffix) for one in written_by)} or suffixes
+    if head.suffix not in suffixes:
+        words = dict.fromkeys(kind.predicts for kind in HEADS if kind.suffix in suffixes)
+        found = " and ".join(words) or "nothing, as it has no head"
         raise BadSpecError(
-            f"{_FIELD} {folder} was trained to predict {found}, but the task needs {wanted}; "
+            f"{_FIELD} {folder} was trained to predict {found}, but the task needs {head.predicts}; "
             "fine-tune it on the task first, or set distillation.soft_weight: 0"
         )
+    names = fields.get("id2label")
     if not isinstance(head, ClassHead) or not isinstance(names, dict):
         return
     if {*names} != {*map(str, range(len(names)))}:

@@ -17,7 +17,7 @@ from trainers.config import RunConfig
 from trainers.device_kinds import kind_of
 from trainers.dry_runs.profile import LayerTime, StepTimes
 from trainers.errors import BadSpecError
-from trainers.models.student import HEADS, Student
+from trainers.models.student import Student
 from trainers.process import environment_restored, reset_process
 from trainers.reporting import Clock, NeverStop, NullSink
 from trainers.telemetry.instruments import Instruments
@@ -34,20 +34,20 @@ class _Stamps:
 
     def __init__(self, student: Student, device: torch.device) -> None:
         self._device = device
-        bert: Any = student.bert.bert
-        head = next(getattr(student.bert, name) for name in HEADS if hasattr(student.bert, name))
+        architecture = student.architecture
+        embeddings = student.encoder.embeddings
         self.parts: dict[str, nn.Module] = {
-            "embeddings": bert.embeddings,
-            **{f"layer {number}": layer for number, layer in enumerate(bert.encoder.layer)},
-            "head": head,
+            "embeddings": embeddings,
+            **{f"layer {number}": layer for number, layer in enumerate(architecture.layers(student.model))},
+            "head": architecture.head_modules(student.model)[-1][1],
         }
         self.begin_s = 0.0
         self.forward: dict[str, float] = {}
         self.backward: dict[str, float] = {}
-        self._hooks = [bert.embeddings.register_forward_pre_hook(self._begin)]
+        self._hooks = [embeddings.register_forward_pre_hook(self._begin)]
         for name, part in self.parts.items():
             self._hooks.append(part.register_forward_hook(self._left(name)))
-        for parameter in bert.embeddings.parameters():
+        for parameter in embeddings.parameters():
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._ended))
 
     def remove(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainers.registry import by_name
 
 if TYPE_CHECKING:
-    from transformers.models.bert.modeling_bert import BertPreTrainedModel
+    from transformers.modeling_utils import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class EncoderInfo:
 
     name: str
     summary: str
-    install: Callable[[BertPreTrainedModel], None]
+    install: Callable[[PreTrainedModel], None]
     devices: tuple[str, ...] | None = None
     precisions: tuple[str, ...] | None = None
     compiles: bool = True
@@ -59,11 +59,11 @@ class EncoderInfo:
             )
 
 
-def _as_built(model: BertPreTrainedModel) -> None:
+def _as_built(model: PreTrainedModel) -> None:
     """Models are built with these layers."""
 
 
-HUGGINGFACE = EncoderInfo(name="huggingface", summary="the layers of transformers' BERT", install=_as_built)
+HUGGINGFACE = EncoderInfo(name="huggingface", summary="the layers of transformers", install=_as_built)
 
 ENCODERS: dict[str, EncoderInfo] = by_name(HUGGINGFACE)
 """All values of `model.encoder`."""

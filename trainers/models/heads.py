@@ -1,8 +1,16 @@
-"""What a model ends in. Imports no torch."""
+"""What a model ends in. Imports no torch.
+
+A head's `suffix` is how the names of transformers' classes with it end, `predicts` what it gives, in words,
+and `reads` what its logits are computed from.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+Reads = Literal["text", "tokens", "span", "guessed"]
+"""Hidden states that logits are computed from, and how: of a text, of each token, or of guessed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +22,9 @@ class ClassHead:
         multi_label: any number of classes per sequence, each decided for itself.
     """
 
+    suffix: ClassVar[str] = "ForSequenceClassification"
+    predicts: ClassVar[str] = "classes of a sequence"
+    reads: ClassVar[Reads] = "text"
     classes: tuple[str, ...]
     multi_label: bool = False
 
@@ -21,6 +32,10 @@ class ClassHead:
 @dataclass(frozen=True, slots=True)
 class SpanHead:
     """A span of the sequence: logits (B, S, 2) of its first and its last token."""
+
+    suffix: ClassVar[str] = "ForQuestionAnswering"
+    predicts: ClassVar[str] = "spans of a text"
+    reads: ClassVar[Reads] = "span"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +46,13 @@ class VocabularyHead:
     no other position's logits are computed.
     """
 
+    suffix: ClassVar[str] = "ForMaskedLM"
+    predicts: ClassVar[str] = "masked tokens"
+    reads: ClassVar[Reads] = "guessed"
+
 
 Head = ClassHead | SpanHead | VocabularyHead
+HEADS: tuple[type[Head], ...] = get_args(Head)
 
 IGNORED = -100
 """Label of a position that is not to be guessed."""

@@ -12,13 +12,12 @@ from trainers.config import LAYERS, Workspace
 from trainers.data.fingerprint import fingerprint
 from trainers.data.paths import HUB, UnusablePath, resolve
 from trainers.errors import BadSpecError
+from trainers.models.families import BERT, FAMILIES, MODEL_TYPE, FamilyInfo, family_of
 from trainers.preparation import preparing
 
 WEIGHTS = "model.safetensors"
 VOCABULARY_SIZE = 30_522
 """Most WordPiece pieces of a preset's vocabulary, as in the published models."""
-_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
-"""Fields of `config.json` that every model has."""
 _FILES = ("config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 _HIDDEN = {"tiny": 128, "mini": 256, "small": 512, "medium": 512, "base": 768}
@@ -36,10 +35,16 @@ class Preset:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def family(self) -> FamilyInfo:
+        """Family of the model."""
+        return BERT
+
     def config(self, vocabulary_size: int) -> dict[str, Any]:
-        """Fields of a `BertConfig`."""
+        """Fields of its configuration."""
         layers, hidden = PRESETS[self.name]
         return {
+            MODEL_TYPE: self.family.name,
             "vocab_size": vocabulary_size,
             "num_hidden_layers": layers,
             "hidden_size": hidden,
@@ -58,11 +63,20 @@ class Folder:
     def __str__(self) -> str:
         return str(self.path)
 
-    def config(self) -> dict[str, Any]:
-        """Fields of the folder's `BertConfig`.
+    @property
+    def family(self) -> FamilyInfo:
+        """Family of the model.
 
         Raises:
-            BadSpecError: missing, malformed, not a BERT, or of a quantised one.
+            BadSpecError: whatever `config` raises.
+        """
+        return FAMILIES[self.config()[MODEL_TYPE]]
+
+    def config(self) -> dict[str, Any]:
+        """Fields of the folder's configuration.
+
+        Raises:
+            BadSpecError: missing, malformed, of an unsupported family, or of a quantised model.
         """
         file = self.path / "config.json"
         try:
@@ -71,15 +85,20 @@ class Folder:
             raise BadSpecError(f"{self.path}: not a model folder; config.json is missing") from None
         except (OSError, ValueError) as error:
             raise BadSpecError(f"{file}: cannot be read ({error})") from None
-        kind = fields.get("model_type") if isinstance(fields, dict) else None
-        if kind != "bert":
-            raise BadSpecError(f"{file}: model_type is {kind!r}; only bert models can be trained")
+        if not isinstance(fields, dict):
+            raise BadSpecError(f"{file}: not an object; copy the model there again")
+        family = family_of(fields)
+        if family is None:
+            raise BadSpecError(
+                f"{file}: {MODEL_TYPE} is {fields.get(MODEL_TYPE)!r}; models that can be trained are "
+                f"{', '.join(FAMILIES)}"
+            )
         if fields.get("quantization_config"):
             raise BadSpecError(
                 f"{file}: the model is quantised (quantization_config): quantised weights are not "
                 "supported; save the model in fp32, fp16 or bf16"
             )
-        for name in _SIZES:
+        for name in family.sizes:
             size = fields.get(name)
             if type(size) is not int or size < 1:
                 found = repr(size) if name in fields else "missing"

@@ -1,4 +1,4 @@
-"""The model that is trained: a BERT encoder of transformers with the head of its task."""
+"""The model that is trained: an encoder of transformers with the head of its task."""
 
 from __future__ import annotations
 
@@ -14,47 +14,22 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-# The submodules, not the package's lazy names: `AutoModel` would import the model zoo's registry.
-from transformers.models.bert.configuration_bert import BertConfig
-from transformers.models.bert.modeling_bert import (
-    BertForMaskedLM,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertPreTrainedModel,
-)
+from transformers.modeling_utils import PreTrainedModel
 
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
-from trainers.models.heads import ClassHead, Head, SpanHead, VocabularyHead
+from trainers.models.architectures import Bert, architecture_of, tied_to
+from trainers.models.heads import ClassHead, Head
 from trainers.models.origin import WEIGHTS, Folder, Origin
 
-ATTENTION = "sdpa"
-"""torch's scaled dot product attention; training with dropout on the CPU has its own
-(`trainers.models.dropout`), where torch would leave its flash kernel."""
-
-_MODELS: dict[type[Head], type[BertPreTrainedModel]] = {
-    ClassHead: BertForSequenceClassification,
-    SpanHead: BertForQuestionAnswering,
-    VocabularyHead: BertForMaskedLM,
-}
-HEADS = ("classifier", "qa_outputs", "cls")
-"""Names of the modules that heads are; a model has one of them."""
-_OF_HEADS = tuple(f"{name}." for name in HEADS)
-_TIED = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
-"""Parameters that are others under a second name, which a file holds once."""
 _NOT_KEPT = (
     "architectures", "transformers_version", "_name_or_path", "auto_map", "torch_dtype", "dtype",
     "return_dict", "output_attentions", "output_hidden_states", "torchscript",
-    "add_cross_attention", "chunk_size_feed_forward", "tie_word_embeddings",
+    "add_cross_attention", "chunk_size_feed_forward", "is_decoder", "tie_word_embeddings",
     "num_labels", "id2label", "label2id", "problem_type",
 )  # fmt: skip
 """Fields of a `config.json` that are no part of an encoder: bookkeeping, ways of calling it, its head."""
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_LAYER = re.compile(r"^bert\.encoder\.layer\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +48,23 @@ class Output:
 
 
 class Student(nn.Module):
-    """A BERT with the head of its task.
+    """An encoder with the head of its task.
 
     Attributes:
-        bert: transformers' model; its `state_dict` has the names that its folders have.
+        model: transformers' model; its `state_dict` has the names that its folders have.
+        architecture: Code of its family.
         head: Head of the model.
         fresh: names of weights that no file gave, in order; they start at random.
         absent: names of weights that other stages of a pipeline have.
     """
 
-    def __init__(self, bert: BertPreTrainedModel, head: Head, fresh: Sequence[str] = ()) -> None:
+    def __init__(
+        self, model: PreTrainedModel, architecture: Bert, head: Head, fresh: Sequence[str] = ()
+    ) -> None:
         super().__init__()
-        self.bert, self.head, self.fresh = bert, head, fresh
+        self.model, self.architecture, self.head, self.fresh = model, architecture, head, fresh
         self.absent: frozenset[str] = frozenset()
+        self._tied = tied_to(model)
 
     def forward(self, batch: Batch, *, with_hidden: bool = False) -> Output:
         """Logits of a batch, and the hidden states when asked for."""
@@ -94,27 +73,40 @@ class Student(nn.Module):
 
     def encode(self, batch: Batch, *, with_hidden: bool) -> Any:
         """Returns what transformers' encoder gives, before the head."""
-        mask = batch.attention_mask
-        return self.bert.bert(
-            input_ids=batch.input_ids,
-            # (B, 1, 1, S): broadcast where it is used, instead of made once per pair of tokens.
-            attention_mask=None if mask is None else mask[:, None, None, :],
-            token_type_ids=batch.token_type_ids,
-            output_hidden_states=with_hidden,
+        return self.encoder(
+            **self.architecture.inputs(batch, self.model.config), output_hidden_states=with_hidden
         )
 
     def logits(self, encoded: Any, batch: Batch) -> torch.Tensor:
-        """Returns what the head says of an encoded batch."""
-        logits: torch.Tensor
-        if isinstance(self.head, ClassHead):
-            logits = self.bert.classifier(self.bert.dropout(encoded.pooler_output))
-        elif isinstance(self.head, SpanHead):
-            logits = self.bert.qa_outputs(encoded.last_hidden_state)
-        else:
-            # Only what is to be guessed: the vocabulary's product is most of a small model's work.
-            tokens = encoded.last_hidden_state.flatten(0, 1)
-            logits = self.bert.cls(tokens.index_select(0, batch.guessed))
-        return logits
+        """Returns the head's logits of an encoded batch."""
+        hidden: torch.Tensor = encoded.last_hidden_state
+        match self.head.reads:
+            case "text":
+                pooled = getattr(encoded, "pooler_output", None)
+                return self.architecture.text_logits(self.model, self._texts(hidden, batch), pooled)
+            case "tokens":
+                return self.architecture.token_logits(self.model, hidden)
+            case "span":
+                return self.architecture.span_logits(self.model, hidden)
+            case "guessed":
+                # Only what is to be guessed: the vocabulary's product is most of a small model's work.
+                tokens = hidden.flatten(0, 1).index_select(0, batch.guessed)
+                return self.architecture.vocabulary_logits(self.model, tokens)
+
+    def _texts(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Returns the hidden state (B, H) that stands for each text."""
+        if not self.architecture.averages(self.model.config):
+            return hidden[:, 0]
+        mask = batch.attention_mask
+        if mask is None:
+            return hidden.mean(1)
+        weights = mask.to(hidden.dtype)[:, :, None]
+        return (hidden * weights).sum(1) / weights.sum(1)
+
+    @property
+    def encoder(self) -> Any:
+        """transformers' model without its head."""
+        return self.model.base_model
 
     def checkpoint_activations(self) -> None:
         """Keeps only the input of each encoder layer for the backward pass, which computes the rest again.
@@ -122,16 +114,16 @@ class Student(nn.Module):
         It draws the same random numbers, so that results stay what they are. Evaluation is not touched.
         """
         # The public way also hooks the embeddings, which matters where they are frozen.
-        self.bert._set_gradient_checkpointing(True, partial(checkpoint, use_reentrant=False))
+        self.model._set_gradient_checkpointing(True, partial(checkpoint, use_reentrant=False))
 
     def compile_encoder(self) -> None:
         """Compiles the encoder for any batch and length; the names of its parameters stay."""
-        self.bert.bert.compile(dynamic=True)
+        self.encoder.compile(dynamic=True)
 
     @property
     def attention(self) -> str:
         """The implementation of attention in the encoder's layers."""
-        return str(self.bert.config._attn_implementation)
+        return str(self.model.config._attn_implementation)
 
     @property
     def parameter_count(self) -> int:
@@ -140,7 +132,7 @@ class Student(nn.Module):
 
     def weights(self) -> dict[str, torch.Tensor]:
         """This worker's parameters under the names of a model folder, each once."""
-        return {name: tensor for name, tensor in self.bert.state_dict().items() if name not in _TIED}
+        return {name: tensor for name, tensor in self.model.state_dict().items() if name not in self._tied}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Sets all parameters that this worker has.
@@ -152,19 +144,19 @@ class Student(nn.Module):
             RuntimeError: names or shapes differ.
         """
         own = {name: tensor for name, tensor in weights.items() if name not in self.absent}
-        names = self.bert.state_dict()
-        tied = {name: own[source] for name, source in _TIED.items() if name in names and source in own}
-        self.bert.load_state_dict({**own, **tied})
+        names = self.model.state_dict()
+        tied = {name: own[source] for name, source in self._tied.items() if name in names and source in own}
+        self.model.load_state_dict({**own, **tied})
 
     def write_config(self, folder: Path) -> None:
         """Writes `config.json`, so that the folder with the weights loads as a model."""
-        fields = {**self.bert.config.to_dict(), "architectures": [type(self.bert).__name__]}
+        fields = {**self.model.config.to_dict(), "architectures": [type(self.model).__name__]}
         (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def parameter_name(name: str) -> str:
     """The name of a trained parameter in a checkpoint, of its name in a student or in what is around one."""
-    return name.removeprefix("student.").removeprefix("bert.")
+    return name.removeprefix("student.").removeprefix("model.")
 
 
 def build(
@@ -192,18 +184,16 @@ def build(
         BadSpecError: the folder's model does not fit tokenizer, length or its own weights.
     """
     fields: dict[str, Any] = origin.config() if isinstance(origin, Folder) else origin.config(vocabulary_size)
+    family = origin.family
+    architecture = architecture_of(family)
+    shape = family.shape(fields)
+    first_position = family.first_position(fields)
     for name in _NOT_KEPT:
         fields.pop(name, None)
-    depth = fields["num_hidden_layers"]
     if layers is not None:
-        fields["num_hidden_layers"] = _kept(layers, origin, depth)
-    fields.update(
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-        classifier_dropout=dropout,
-        pad_token_id=pad_id,
-        is_decoder=False,
-    )
+        fields[family.layer_count] = _kept(layers, origin, shape.layers)
+    fields.update(dict.fromkeys((*family.hidden_dropouts, *family.attention_dropouts), dropout))
+    fields.update(pad_token_id=pad_id)
     if isinstance(head, ClassHead):
         fields.update(
             id2label=dict(enumerate(head.classes)),
@@ -211,26 +201,29 @@ def build(
             problem_type="multi_label_classification" if head.multi_label else "single_label_classification",
         )
     try:
-        config = BertConfig(**fields)
-        config._attn_implementation = ATTENTION
-        bert = _MODELS[type(head)](config).float()
+        model = architecture.build(fields, head)
     except Exception as error:  # the library lets a field's value fail where it is used, in any way
         lines = [line.strip() for line in str(error).splitlines()]
         reason = " ".join((type(error).__name__, *lines[:2]))
         raise BadSpecError(f"{origin}: unusable model configuration ({reason})") from None
-    if config.vocab_size < vocabulary_size:
+    if model.config.vocab_size < vocabulary_size:
         raise BadSpecError(
             f"the tokenizer's ids go up to {vocabulary_size - 1}, but {origin} has rows for 0 to "
-            f"{config.vocab_size - 1}; use its own tokenizer"
+            f"{model.config.vocab_size - 1}; use its own tokenizer"
         )
-    if config.max_position_embeddings < max_length:
+    if first_position and first_position != pad_id + 1:
         raise BadSpecError(
-            f"task.max_length {max_length} exceeds the model's "
-            f"{config.max_position_embeddings} positions; lower it"
+            f"the tokenizer pads with id {pad_id}, but {origin} was trained with {first_position - 1}; use "
+            "its own tokenizer"
+        )
+    if shape.positions < max_length:
+        raise BadSpecError(
+            f"task.max_length {max_length} exceeds the model's {shape.positions} positions; lower it"
         )
     if isinstance(origin, Folder):
-        return Student(bert, head, _load(bert, origin.path / WEIGHTS, layers, depth))
-    return Student(bert, head, list(bert.state_dict()))
+        fresh = _load(model, architecture, origin.path / WEIGHTS, layers, shape.layers)
+        return Student(model, architecture, head, fresh)
+    return Student(model, architecture, head, list(model.state_dict()))
 
 
 def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
@@ -248,11 +241,14 @@ def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
     return len(layers)
 
 
-def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None, depth: int) -> list[str]:
+def _load(
+    model: PreTrainedModel, architecture: Bert, file: Path, layers: Sequence[int] | None, depth: int
+) -> list[str]:
     """Copies what the file has; the head and the pooler may start again, the encoder may not.
 
     Args:
-        bert: Model to fill.
+        model: Model to fill.
+        architecture: Code of its family.
         file: with weights.
         layers: Layers taken from the file; None = all.
         depth: Number of layers according to `config.json`.
@@ -260,25 +256,28 @@ def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None, d
     Returns:
         The names of the weights that start again.
     """
-    wanted = bert.state_dict()
-    missing = set(wanted) - set(_TIED)
+    wanted = model.state_dict()
+    missing = set(wanted) - set(tied_to(model))
+    encoder = architecture.encoder_prefix(model)
+    numbered = architecture.layer_number(model)
+    heads = tuple(f"{name}." for name, _ in architecture.head_modules(model))
     try:
         with safe_open(str(file), framework="pt") as stored:
-            names = {name: _parameter_of(name) for name in stored.keys()}  # noqa: SIM118  (no mapping)
-            numbers = {int(found[1]) for own in names.values() if (found := _LAYER.match(own))}
+            names = {name: _parameter_of(name, encoder, heads) for name in stored.keys()}  # noqa: SIM118  (no mapping)
+            numbers = {int(found[1]) for own in names.values() if (found := numbered.match(own))}
             if len(numbers) > depth:
                 raise BadSpecError(
                     f"{file}: the file has {len(numbers)} layers, but config.json says {depth}; correct "
                     "config.json, or use model.layers to keep some"
                 )
             for name, own in names.items():
-                for target in _targets(own, layers):
+                for target in _targets(own, numbered.match(own), layers):
                     if target not in missing:
                         continue
                     tensor = stored.get_tensor(name)
                     _require_numbers(tensor, f"{file}: {name}")
                     if tensor.shape != wanted[target].shape:
-                        if target.startswith(_OF_HEADS):
+                        if not target.startswith(encoder):
                             continue  # a head of another task
                         raise BadSpecError(
                             f"{file}: {name} has shape {tuple(tensor.shape)}, but config.json says "
@@ -288,7 +287,7 @@ def _load(bert: BertPreTrainedModel, file: Path, layers: Sequence[int] | None, d
                     missing.discard(target)
     except (SafetensorError, OSError) as error:
         raise BadSpecError(f"{file}: the weights cannot be read ({error})") from None
-    needed = sorted(name for name in missing if not name.startswith((*_OF_HEADS, "bert.pooler.")))
+    needed = sorted(name for name in missing if not architecture.is_optional(model, name))
     if needed:
         raise BadSpecError(f"{file}: {len(needed)} encoder weights are missing, first {needed[0]}")
     return sorted(missing)
@@ -312,19 +311,21 @@ def _require_numbers(tensor: torch.Tensor, what: str) -> None:
         )
 
 
-def _parameter_of(name: str) -> str:
-    """The parameter that a stored name is of: encoders are stored bare, old LayerNorms as gamma and beta."""
+def _parameter_of(name: str, encoder: str, heads: tuple[str, ...]) -> str:
+    """Returns the parameter that a stored name is of.
+
+    Encoders are stored with or without the prefix of their family, and old LayerNorms as gamma and beta.
+    """
     if name.endswith("LayerNorm.gamma"):
         name = name.removesuffix("gamma") + "weight"
     elif name.endswith("LayerNorm.beta"):
         name = name.removesuffix("beta") + "bias"
-    return name if name.startswith(("bert.", *_OF_HEADS)) else f"bert.{name}"
+    return name if name.startswith((encoder, *heads)) else f"{encoder}{name}"
 
 
-def _targets(name: str, layers: Sequence[int] | None) -> list[str]:
-    """What a file's parameter becomes in the model: nothing without its layer, several with more of it."""
-    found = _LAYER.match(name)
-    if layers is None or found is None:
+def _targets(name: str, in_layer: re.Match[str] | None, layers: Sequence[int] | None) -> list[str]:
+    """Returns what a file's parameter becomes: nothing without its layer, several with more of it."""
+    if layers is None or in_layer is None:
         return [name]
-    rest = name[found.end() :]
-    return [f"bert.encoder.layer.{new}.{rest}" for new, old in enumerate(layers) if old == int(found[1])]
+    before, rest = name[: in_layer.start(1)], name[in_layer.end(1) :]
+    return [f"{before}{new}{rest}" for new, old in enumerate(layers) if old == int(in_layer[1])]

@@ -32,7 +32,7 @@ from trainers.data.selection import (
 )
 from trainers.data.sources import Source, open_source, source_identity
 from trainers.data.tokens import TokenSet
-from trainers.errors import BadDataError, BadSpecError
+from trainers.errors import BadDataError
 from trainers.models.heads import Head
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Prepared, Scoring, Task
@@ -197,7 +197,7 @@ class DatasetTask(Task, Generic[Example]):
         cache = Path(config.workspace.cache)
         file = self._tokenizer_file(origin, examples, cache, report)
         tokenizer = tokenizers.load(file.parent)
-        pad_id = padding_id(tokenizer, file)
+        pad_id = tokenizers.SpecialTokens.of(tokenizer, file.parent).id_of("pad_token")
         tokenizer_digest = digest_text(tokenizer.to_str())
 
         def build(folder: Path) -> None:
@@ -452,15 +452,3 @@ def selection_identity(task: configuration.Task) -> dict[str, str | int | float]
 def overlap_policy(task: configuration.Task) -> Literal["error", "drop", "allow"]:
     """Returns what becomes of an example that is in two parts."""
     return task.overlap or ("allow" if task.test == "none" else "drop")
-
-
-def padding_id(tokenizer: Tokenizer, file: Path) -> int:
-    """Returns the token id of padding.
-
-    Raises:
-        BadSpecError: the vocabulary has none.
-    """
-    number: int | None = tokenizer.token_to_id("[PAD]")
-    if number is None:
-        raise BadSpecError(f"{file}: the vocabulary has no [PAD]; use the tokenizer of a BERT")
-    return number

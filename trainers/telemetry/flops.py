@@ -11,9 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainers.models.families import FAMILIES
 from trainers.models.heads import ClassHead, Head, VocabularyHead
 
 if TYPE_CHECKING:
+    from transformers.configuration_utils import PreTrainedConfig
+
     from trainers.data.batches import Batch
 
 BACKWARD = 2.0
@@ -102,17 +105,18 @@ class FlopCount:
         return (1.0 + BACKWARD) * self.forward(counted)
 
 
-def flop_count_of(config: object, head: Head | None) -> FlopCount:
+def flop_count_of(config: PreTrainedConfig, head: Head | None) -> FlopCount:
     """Returns the floating point operations of a model.
 
     Args:
-        config: its `BertConfig`.
+        config: Configuration of the model.
         head: Head of the model; None = no head is computed.
     """
+    family = FAMILIES[config.model_type]
     return FlopCount(
-        layers=config.num_hidden_layers,  # type: ignore[attr-defined]
-        hidden=config.hidden_size,  # type: ignore[attr-defined]
-        feed_forward=config.intermediate_size,  # type: ignore[attr-defined]
-        vocabulary=config.vocab_size,  # type: ignore[attr-defined]
+        layers=getattr(config, family.layer_count),
+        hidden=getattr(config, family.hidden_size),
+        feed_forward=getattr(config, family.feed_forward),
+        vocabulary=config.vocab_size,
         head=head,
     )

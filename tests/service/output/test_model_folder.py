@@ -181,7 +181,7 @@ def test_models_of_every_head_load_and_none_of_their_weights_is_new(
     loaded, about = kind.from_pretrained(path, output_loading_info=True)
     assert not about["missing_keys"]
     assert not about["unexpected_keys"]
-    for name, tensor in made.bert.state_dict().items():
+    for name, tensor in made.model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
 

@@ -108,7 +108,7 @@ def test_student_in_half_precision_does_not_convert_its_teacher():
 
 def test_relations_are_read_beside_a_fused_attention():
     batch, _, projected = an_objective(relation_weight=1.0)
-    attention = projected.student.bert.bert.encoder.layer[-1].attention.self
+    attention = projected.student.encoder.encoder.layer[-1].attention.self
     assert attention.config._attn_implementation == "sdpa"
     projected.eval()
     with torch.no_grad():

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions as Encoded
+from transformers.modeling_outputs import BaseModelOutput
 
 from trainers.config import Parallel, require_layers
 from trainers.data.batches import Batch
 from trainers.device_kinds import kind_of
 from trainers.errors import BadSpecError
 from trainers.models.heads import VocabularyHead
-from trainers.models.student import HEADS, Student
+from trainers.models.student import Student
 from trainers.parallel.pipeline.partition import balanced
 
 Apply = Callable[[torch.Tensor | None, Batch], torch.Tensor]
@@ -98,28 +98,26 @@ class ModelChunk(nn.Module):
 
 def layers_of(student: Student) -> tuple[ModelLayer, ...]:
     """Returns all layers of a student that has all of them."""
-    shape = student.bert.bert
-    table = shape.embeddings.word_embeddings.weight
-    heads = [part for name in HEADS if (part := getattr(student.bert, name, None)) is not None]
-    pooler = [] if shape.pooler is None else [shape.pooler]
+    model, architecture = student.model, student.architecture
+    embeddings = architecture.embeddings(model)
+    table = model.get_input_embeddings().weight
+    heads = [part for _, part in architecture.head_modules(model)]
+    pooler = architecture.pooler(model)
+    poolers = [] if pooler is None else [pooler]
     shares = isinstance(student.head, VocabularyHead) and any(
         parameter is table for part in heads for parameter in part.parameters()
     )
 
     def embed(_: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        embedded: torch.Tensor = shape.embeddings(
-            input_ids=batch.input_ids, token_type_ids=batch.token_type_ids
-        )
-        return embedded
+        return architecture.embed(model, batch)
 
     def head(hidden: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        pooled = pooler[0](hidden) if pooler else None
-        return student.logits(Encoded(last_hidden_state=hidden, pooler_output=pooled), batch)
+        return student.logits(BaseModelOutput(last_hidden_state=hidden), batch)
 
     return (
-        ModelLayer(embed, [shape.embeddings], table if shares else None),
-        *(ModelLayer(_encoder(layer), [layer]) for layer in shape.encoder.layer),
-        ModelLayer(head, [*pooler, *heads], table if shares else None),
+        ModelLayer(embed, [*embeddings.values()], table if shares else None),
+        *(ModelLayer(_encoder(layer), [layer]) for layer in architecture.layers(model)),
+        ModelLayer(head, [*poolers, *heads], table if shares else None),
     )
 
 
@@ -170,24 +168,33 @@ def keep(student: Student, layers: Collection[int]) -> None:
 
     A tied parameter stays where either of its layers does.
     """
-    names, shape = set(student.weights()), student.bert.bert
-    last = len(shape.encoder.layer) + 1
+    names, model, architecture = set(student.weights()), student.model, student.architecture
+    encoder_layers = architecture.layers(model)
+    last = len(encoder_layers) + 1
     tied = layers_of(student)[0].tied is not None
     if 0 not in layers:
-        if tied and last in layers:
-            for name in ("position_embeddings", "token_type_embeddings", "LayerNorm"):
-                setattr(shape.embeddings, name, nn.Identity())
-        else:
-            shape.embeddings = nn.Identity()
+        table = model.get_input_embeddings() if tied and last in layers else None
+        for name, module in architecture.embeddings(model).items():
+            if table in module.children():
+                _forget_all_but(table, module)
+            else:
+                setattr(student.encoder, name, nn.Identity())
     for number in range(1, last):
         if number not in layers:
-            shape.encoder.layer[number - 1] = nn.Identity()
+            encoder_layers[number - 1] = nn.Identity()
     if last not in layers:
-        shape.pooler = None
-        for name in HEADS:
-            if hasattr(student.bert, name):
-                setattr(student.bert, name, nn.Identity())
+        if architecture.pooler(model) is not None:
+            student.encoder.pooler = None
+        for name, _ in architecture.head_modules(model):
+            setattr(model, name, nn.Identity())
     student.absent = frozenset(names - set(student.weights()))
+
+
+def _forget_all_but(kept: nn.Module | None, module: nn.Module) -> None:
+    """Forgets, in place, what a module consists of besides one part."""
+    for name, part in module.named_children():
+        if part is not kept:
+            setattr(module, name, nn.Identity())
 
 
 @dataclass(frozen=True)

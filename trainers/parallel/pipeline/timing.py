@@ -26,7 +26,7 @@ def measure(student: Student, config: RunConfig, device: torch.device, arithmeti
     Draws random numbers: a run seeds its generators afterwards. Leaves no gradients.
     """
     batch = _batch(student, config.micro_size, config.task.max_length).to(device)
-    width = int(student.bert.config.hidden_size)
+    width = int(student.model.config.hidden_size)
     student.train()
     least = []
     for number, layer in enumerate(layers_of(student)):
@@ -57,6 +57,6 @@ def _batch(student: Student, examples: int, length: int) -> Batch:
     if isinstance(student.head, VocabularyHead):
         labels = torch.where(tokens % _GUESSED == 0, 0, IGNORED)
         guessed = torch.arange(0, tokens.numel(), _GUESSED)
-    ids = tokens % int(student.bert.config.vocab_size)
+    ids = tokens % int(student.model.config.vocab_size)
     rows = torch.arange(examples)
     return Batch(ids, None, None, labels, rows, examples, tokens.numel(), tokens.numel(), guessed=guessed)

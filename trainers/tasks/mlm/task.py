@@ -28,6 +28,7 @@ from trainers.data.batches import Batch
 from trainers.data.cache import cached_folder
 from trainers.data.encoding import encoder_of, token_dtype
 from trainers.data.fingerprint import digest_of, digest_text
+from trainers.data.framing import frame_of
 from trainers.data.masking import Masking
 from trainers.data.packing import Packer
 from trainers.data.parts import TEST, TRAIN, VALIDATION, SplitRule, rule_identity, split_rule
@@ -38,7 +39,7 @@ from trainers.errors import BadDataError
 from trainers.models.heads import VocabularyHead
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Judged, Prepared, Task
-from trainers.tasks.dataset import Pace, overlap_policy, padding_id
+from trainers.tasks.dataset import Pace, overlap_policy
 from trainers.tasks.mlm import MaskFields
 
 _LAYOUT = 2
@@ -61,6 +62,7 @@ class Mlm(Task):
         cache = Path(config.workspace.cache)
         file = _tokenizer_file(origin, corpus, cache, report)
         tokenizer = tokenizers.load(file.parent)
+        special = tokenizers.SpecialTokens.of(tokenizer, file.parent)
         sizes = {f"{part}_examples": _wanted(task, part) for part in corpus.parts}
         identity = {
             **corpus.identity,
@@ -92,7 +94,7 @@ class Mlm(Task):
             parts[VALIDATION],
             file,
             tokenizers.vocabulary_size(tokenizer),
-            padding_id(tokenizer, file),
+            special.id_of("pad_token"),
             {
                 **identity,
                 "masked_fraction": own.masked_fraction,
@@ -101,7 +103,7 @@ class Mlm(Task):
             },
             VocabularyHead(),
             GuessScoring(len(parts[VALIDATION])),
-            Masking(tokenizer, fraction=own.masked_fraction, whole_word=own.whole_word),
+            Masking(tokenizer, special, fraction=own.masked_fraction, whole_word=own.whole_word),
             test=test,
             test_scoring=None if test is None else GuessScoring(len(test), losses=True),
             test_units=None if test is None else folder / _UNITS,
@@ -368,12 +370,8 @@ def _pack(
     """
     wanted = _wanted(task, part)
     encode, dtype = encoder_of(tokenizer), token_dtype(tokenizer)
-    packer = Packer(
-        task.max_length,
-        begin=tokenizers.special_id(tokenizer, "[CLS]"),
-        separator=tokenizers.special_id(tokenizer, "[SEP]"),
-        dtype=dtype,
-    )
+    (begin,), (separator,) = frame_of(tokenizer, pairs=False).specials
+    packer = Packer(task.max_length, begin=begin, separator=separator, dtype=dtype)
     told = Pace(report, f"{part}: tokenised and packed", wanted, "sequences")
     done = 0
     with closing(TokenWriter(folder, part, dtype)) as writer, closing(source.pieces(part)) as pieces:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from trainers.data.tokenizers import special_id
+from trainers.data.framing import frame_of
 from trainers.data.tokens import TokenSet, token_dtype
 from trainers.errors import BadDataError
 
@@ -119,7 +119,7 @@ def tokenise_windows(
 
     Args:
         questions: Questions of one part.
-        tokenizer: Tokenizer of a BERT.
+        tokenizer: Tokenizer of the model.
         max_length: tokens of a window at most.
         stride: tokens of the context that neighbouring windows share, as far as the question
             leaves twice as many; else half of what it leaves.
@@ -127,15 +127,14 @@ def tokenise_windows(
 
     Raises:
         BadDataError: a question leaves no room for its context, or an answer has no token.
-        BadSpecError: the vocabulary has no `[CLS]` or no `[SEP]`.
     """
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    cls, sep = special_id(tokenizer, "[CLS]"), special_id(tokenizer, "[SEP]")
+    before, between, after_both = frame_of(tokenizer, pairs=True).specials
     numbers = {text: i for i, text in enumerate(dict.fromkeys(one.context for one in questions))}
     contexts = Contexts(list(numbers), tokenizer)
     dtype = token_dtype(tokenizer)
-    tail = np.array([sep], dtype=dtype)
+    tail = np.array(after_both, dtype=dtype)
     pieces: list[npt.NDArray[np.integer]] = []
     lengths: list[int] = []
     labels: list[Span] = []
@@ -149,8 +148,8 @@ def tokenise_windows(
             context = numbers[one.context]
             begin, end = int(contexts.offsets[context]), int(contexts.offsets[context + 1])
             answer = _answer_tokens(one, contexts, context)
-            head = np.array([cls, *asked.ids, sep], dtype=dtype)
-            room = max_length - len(head) - 1
+            head = np.array([*before, *asked.ids, *between], dtype=dtype)
+            room = max_length - len(head) - len(tail)
             if room < 1:
                 raise BadDataError(
                     f"{one.where}, field question: {len(asked.ids)} tokens leave no room for the context "

@@ -1,0 +1,199 @@
+"""How the models of each family are built and called.
+
+`Bert` is the base: it follows transformers' BERT, and the other families override where they differ.
+`trainers.models.families` names the class of each family.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+# The submodules, not the package's lazy names: `AutoModel` would import the model zoo's registry.
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+
+from trainers.data.batches import Batch
+from trainers.models.families import FamilyInfo
+from trainers.models.heads import Head
+
+
+class Bert:
+    """Calls models of a family; holds no model.
+
+    Args:
+        family: Entry of the family.
+    """
+
+    implementation = "sdpa"
+    """Attention that models are built with: torch's scaled dot product attention; training with dropout on
+    the CPU has its own (`trainers.models.dropout`), where torch would leave its flash kernel."""
+
+    def __init__(self, family: FamilyInfo) -> None:
+        self.family = family
+
+    def build(self, fields: Mapping[str, Any], head: Head) -> PreTrainedModel:
+        """Returns a model with random weights in fp32.
+
+        Args:
+            fields: Fields of its configuration.
+            head: Head of the model.
+        """
+        config: PreTrainedConfig = imported(self.family.config)(**fields)
+        config._attn_implementation = self.implementation
+        model: PreTrainedModel = imported(self.family.models + head.suffix)(config).float()
+        return model
+
+    def inputs(self, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
+        """Returns what the encoder is given."""
+        mask = batch.attention_mask
+        # (B, 1, 1, S): broadcast where it is used, instead of made once per pair of tokens.
+        return {
+            "input_ids": batch.input_ids,
+            "attention_mask": None if mask is None else mask[:, None, None, :],
+            **self.token_types(batch, config),
+        }
+
+    def token_types(self, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
+        """Returns the token types as an argument, where the model tells texts apart by them."""
+        if self.family.token_types and config.type_vocab_size > 1:
+            return {"token_type_ids": batch.token_type_ids}
+        return {}
+
+    # Heads
+
+    def averages(self, config: PreTrainedConfig) -> bool:
+        """Returns whether a text is the mean of its tokens, and not its first token."""
+        return False
+
+    def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        """Returns the logits (B, C) of texts.
+
+        Args:
+            model: the model.
+            text: (B, H) first token of each text, or mean of its tokens.
+            pooled: (B, H) result of the encoder's own pooler; None = not computed.
+        """
+        if pooled is None:
+            pooled = model.base_model.pooler(text[:, None])
+        logits: torch.Tensor = model.classifier(model.dropout(pooled))
+        return logits
+
+    def token_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the logits (B, S, C) of tokens, of their hidden states (B, S, H)."""
+        logits: torch.Tensor = model.classifier(model.dropout(hidden))
+        return logits
+
+    def span_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the logits (B, S, 2) of a span's first and last token."""
+        logits: torch.Tensor = model.qa_outputs(hidden)
+        return logits
+
+    def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns the logits (M, V) of tokens to be guessed, of their hidden states (M, H)."""
+        logits: torch.Tensor = model.cls(tokens)
+        return logits
+
+    # Parts, for pipelines, taps and profiles
+
+    def layers(self, model: PreTrainedModel) -> nn.ModuleList:
+        """Returns the encoder layers."""
+        found = model.base_model.get_submodule(self.family.layers)
+        assert isinstance(found, nn.ModuleList)
+        return found
+
+    def embeddings(self, model: Any) -> dict[str, nn.Module]:
+        """Returns the modules between token ids and the first layer, by their names in the encoder."""
+        return {"embeddings": model.base_model.embeddings}
+
+    def embed(self, model: Any, batch: Batch) -> torch.Tensor:
+        """Returns the hidden states (B, S, H) that the first layer is given."""
+        embedded: torch.Tensor = model.base_model.embeddings(
+            input_ids=batch.input_ids, **self.token_types(batch, model.config)
+        )
+        return embedded
+
+    def head_modules(self, model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
+        """Returns the modules of the head that have parameters, with names; the last gives the logits."""
+        return [
+            (name, part)
+            for name, part in model.named_children()
+            if part is not model.base_model and any(True for _ in part.parameters())
+        ]
+
+    def pooler(self, model: PreTrainedModel) -> nn.Module | None:
+        """Returns the encoder's own pooler; None = it has none."""
+        found = getattr(model.base_model, "pooler", None)
+        return found if isinstance(found, nn.Module) else None
+
+    # Weights
+
+    def layer_number(self, model: PreTrainedModel) -> re.Pattern[str]:
+        """Returns a pattern of the names of a layer's weights, with its number."""
+        return re.compile(re.escape(f"{self.encoder_prefix(model)}{self.family.layers}.") + r"(\d+)\.")
+
+    @staticmethod
+    def encoder_prefix(model: PreTrainedModel) -> str:
+        """Returns how the names of the encoder's weights begin."""
+        return f"{model.base_model_prefix}."
+
+    def is_optional(self, model: PreTrainedModel, name: str) -> bool:
+        """Returns whether a weight may start at random next to a loaded encoder: heads and poolers may."""
+        prefix = self.encoder_prefix(model)
+        return not name.startswith(prefix) or name.startswith(f"{prefix}pooler.")
+
+
+class DistilBert(Bert):
+    """DistilBERT: no token types, no pooler in the encoder."""
+
+    def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        """See `Bert`."""
+        logits: torch.Tensor = model.classifier(model.dropout(torch.relu(model.pre_classifier(text))))
+        return logits
+
+    def span_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Bert`."""
+        logits: torch.Tensor = model.qa_outputs(model.dropout(hidden))
+        return logits
+
+    def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
+        """See `Bert`."""
+        transformed = model.vocab_layer_norm(model.activation(model.vocab_transform(tokens)))
+        logits: torch.Tensor = model.vocab_projector(transformed)
+        return logits
+
+
+class Roberta(Bert):
+    """RoBERTa and XLM-R: the classifier pools by itself."""
+
+    def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        """See `Bert`."""
+        logits: torch.Tensor = model.classifier(text[:, None])
+        return logits
+
+    def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
+        """See `Bert`."""
+        logits: torch.Tensor = model.lm_head(tokens)
+        return logits
+
+
+def imported(place: str) -> Any:
+    """Returns what `module:name` names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def architecture_of(family: FamilyInfo) -> Bert:
+    """Returns what calls models of a family."""
+    made: Bert = imported(family.architecture)(family)
+    return made
+
+
+def tied_to(model: PreTrainedModel) -> dict[str, str]:
+    """Returns parameters that are others under a second name, with the name under which a file has them."""
+    return dict(model.all_tied_weights_keys)

@@ -1,0 +1,182 @@
+"""Model families: what is known of each before its code is loaded. Imports neither torch nor transformers.
+
+A family is the models of one `model_type`. Its entry names transformers' classes and the fields of their
+configuration, and what of this project works with them. `trainers.models.architectures` has the code, which
+is loaded when a model is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from trainers.registry import by_name
+
+MODEL_TYPE = "model_type"
+"""Field of `config.json` that names the family."""
+
+
+class Attention(StrEnum):
+    """How the layers of a family attend."""
+
+    full = "full"
+    """Every token to all of its text, through transformers' attention interface."""
+    windowed = "windowed"
+    """Some layers to a window only, through the same interface."""
+    own = "own"
+    """By the model's own code, which no other implementation can replace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a model, read from its configuration.
+
+    Attributes:
+        layers: Encoder layers.
+        hidden: Hidden size H.
+        attention_heads: Attention heads per layer.
+        positions: Longest sequence in tokens.
+    """
+
+    layers: int
+    hidden: int
+    attention_heads: int
+    positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyInfo:
+    """A model family.
+
+    Attributes:
+        name: `model_type` of its `config.json`.
+        summary: Name in prose.
+        config: Configuration class, as `module:Class`.
+        models: Model classes, as `module:Stem`; a head appends its own suffix to the stem.
+        architecture: How its models are called, as `module:Class`; see `trainers.models.architectures`.
+        layer_count, hidden_size, attention_heads, positions, feed_forward: Fields of its sizes.
+        hidden_dropouts: Fields of dropout rates of hidden states and heads.
+        attention_dropouts: Fields of dropout rates of attention.
+        layers: Path of the list of layers in the encoder.
+        relations: Linear maps of a layer whose outputs are queries, keys and values, or the one map that
+            gives all three; empty = relations cannot be distilled.
+        heads: Weights of each kind of head in its folders, by the head's suffix: how their names begin.
+        attention: How its layers attend.
+        encoders: Values of `model.encoder` that it runs with.
+        token_types: Whether the encoder tells the texts of a pair apart by token types.
+        offset_by_padding: Position ids begin after the token id of padding, and not at 0.
+        pipelines: Whether its layers can be dealt out to pipeline stages.
+        selects_layers: Whether `model.layers` works: layers do not depend on their place.
+    """
+
+    name: str
+    summary: str
+    config: str
+    models: str
+    architecture: str
+    heads: Mapping[str, tuple[str, ...]]
+    layer_count: str = "num_hidden_layers"
+    hidden_size: str = "hidden_size"
+    attention_heads: str = "num_attention_heads"
+    positions: str = "max_position_embeddings"
+    feed_forward: str = "intermediate_size"
+    hidden_dropouts: tuple[str, ...] = ("hidden_dropout_prob", "classifier_dropout")
+    attention_dropouts: tuple[str, ...] = ("attention_probs_dropout_prob",)
+    layers: str = "encoder.layer"
+    relations: tuple[str, ...] = ("attention.self.query", "attention.self.key", "attention.self.value")
+    attention: Attention = Attention.full
+    encoders: tuple[str, ...] = ("eager", "huggingface", "packed", "fused")
+    token_types: bool = True
+    offset_by_padding: bool = False
+    pipelines: bool = True
+    selects_layers: bool = True
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Fields that every configuration has, whole numbers of at least 1."""
+        return (self.layer_count, self.hidden_size, self.attention_heads, self.positions, self.feed_forward)
+
+    def shape(self, fields: Mapping[str, Any]) -> Shape:
+        """Returns the sizes in a configuration.
+
+        Args:
+            fields: Fields of a `config.json`, `sizes` checked.
+        """
+        return Shape(
+            layers=fields[self.layer_count],
+            hidden=fields[self.hidden_size],
+            attention_heads=fields[self.attention_heads],
+            positions=fields[self.positions] - self.first_position(fields),
+        )
+
+    def first_position(self, fields: Mapping[str, Any]) -> int:
+        """Returns the position id of a text's first token."""
+        return int(fields["pad_token_id"]) + 1 if self.offset_by_padding else 0
+
+
+def published(package: str, stem: str) -> dict[str, str]:
+    """Returns where transformers has the classes of a family.
+
+    Args:
+        package: its folder in `transformers.models`.
+        stem: How its class names begin.
+    """
+    folder = f"transformers.models.{package}"
+    return {
+        "config": f"{folder}.configuration_{package}:{stem}Config",
+        "models": f"{folder}.modeling_{package}:{stem}",
+    }
+
+
+_CODE = "trainers.models.architectures"
+
+BERT = FamilyInfo(
+    name="bert",
+    summary="BERT",
+    **published("bert", "Bert"),
+    architecture=f"{_CODE}:Bert",
+    heads={
+        "ForSequenceClassification": ("classifier.",),
+        "ForTokenClassification": ("classifier.",),
+        "ForQuestionAnswering": ("qa_outputs.",),
+        "ForMaskedLM": ("cls.predictions.",),
+    },
+)
+DISTILBERT = replace(
+    BERT,
+    name="distilbert",
+    summary="DistilBERT",
+    **published("distilbert", "DistilBert"),
+    architecture=f"{_CODE}:DistilBert",
+    heads={**BERT.heads, "ForMaskedLM": ("vocab_",)},
+    layer_count="n_layers",
+    hidden_size="dim",
+    attention_heads="n_heads",
+    feed_forward="hidden_dim",
+    hidden_dropouts=("dropout", "seq_classif_dropout", "qa_dropout"),
+    attention_dropouts=("attention_dropout",),
+    layers="transformer.layer",
+    relations=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    token_types=False,
+)
+ROBERTA = replace(
+    BERT,
+    name="roberta",
+    summary="RoBERTa",
+    **published("roberta", "Roberta"),
+    architecture=f"{_CODE}:Roberta",
+    heads={**BERT.heads, "ForMaskedLM": ("lm_head.",)},
+    offset_by_padding=True,
+)
+XLM_ROBERTA = replace(ROBERTA, name="xlm-roberta", summary="XLM-R", **published("xlm_roberta", "XLMRoberta"))
+
+FAMILIES: dict[str, FamilyInfo] = by_name(BERT, DISTILBERT, ROBERTA, XLM_ROBERTA)
+"""All families, by `model_type`."""
+
+
+def family_of(fields: Mapping[str, Any]) -> FamilyInfo | None:
+    """Returns the family of a configuration; None when it is not supported."""
+    name = fields.get(MODEL_TYPE)
+    return FAMILIES.get(name) if isinstance(name, str) else None
