@@ -142,6 +142,10 @@ PLANTED = {
         "stale_writes",
         f"UPDATE points SET value = {value_of(101, 5)} WHERE attempt = 2 AND step = 5",
     ),
+    "an attempt was trained by two workers that each report": (
+        "duplicated",
+        f"UPDATE points SET value = {value_of(999, 5)} WHERE attempt = 2 AND step = 5",
+    ),
     "a deleted run has a point": ("stale_writes", "UPDATE points SET run_id = 99 WHERE attempt = 1"),
     "a run of an ended experiment is paused": ("stranded", "UPDATE runs SET state = 'paused'"),
     "a run of an ended experiment is queued": ("stranded", "UPDATE runs SET state = 'queued'"),
@@ -181,6 +185,9 @@ def test_the_same_seed_plans_the_same_events() -> None:
         assert [each.spec(3) for each in first] == [each.spec(3) for each in again]
         assert [each.requests(1, 2) for each in first] == [each.requests(1, 2) for each in again]
         assert sum(each.size for each in first) == 150
+        specs = [each.spec(number) for each in first for number in range(20)]
+        assert 0 < sum(b'"workers": 2' in spec for spec in specs) < len(specs)
+        assert all(each.faults() for each in first)
     assert Round(7, "sqlite", "kills", 0, 9).faults() != Round(8, "sqlite", "kills", 0, 9).faults()
 
 

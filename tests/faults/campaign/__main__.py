@@ -98,8 +98,7 @@ def _print_plan(round: Round) -> None:
     if round.kind == "histories":
         for history, client in itertools.product(range(round.size), range(3)):
             print(*round.requests(history, client), sep="\n")
-    else:
-        print(*round.faults(), sep="\n")
+    print(*round.faults(), sep="\n")
 
 
 def _folder() -> Path | None:
@@ -208,8 +207,7 @@ def _summary(options: argparse.Namespace, outcomes: Sequence[Outcome], wall_s: f
         answer[kind] = _counted(of_kind)
         for name in options.databases:
             answer[kind][name] = _counted([each for each in of_kind if each.round.database == name])
-        if kind != "histories":
-            answer[kind]["targets"] = dict(sum((each.by_target for each in of_kind), Counter()))
+        answer[kind]["targets"] = dict(sum((each.by_target for each in of_kind), Counter()))
     answer["problems"] = sum(len(outcome.problems) for outcome in outcomes)
     answer["still_s"] = round(max((outcome.longest_s for outcome in outcomes), default=0.0), 2)
     for total in ("experiments", "attempts", "points"):

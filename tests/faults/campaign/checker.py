@@ -251,6 +251,10 @@ class Checker:
         for writer, places in writers.items():
             if len(places) > 1:
                 self.findings.add("stale_writes", f"writer {writer} has written as {sorted(places)}")
+        trained = Counter(place for places in writers.values() for place in places)
+        for (run, attempt), count in trained.items():
+            if count > 1:
+                self.findings.add("duplicated", f"run {run}, attempt {attempt} was trained {count} times")
         for run, attempt, at_s in self._rows("SELECT run_id, attempt, at_s FROM log_lines"):
             self._written_in_time("log_lines", run, attempt, at_s)
         for (run, attempt, name), steps in self._told.points.items():

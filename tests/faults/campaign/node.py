@@ -48,10 +48,19 @@ class _Job:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    job: str
+    bundles: list[dict[str, float]]
+    created_s: float
+    owner: int | None
+
+
 @dataclass(slots=True)
 class _Process:
     role: str
     job: str | None
+    owner: int | None = None
     start_again: Callable[[], None] | None = None
 
 
@@ -71,7 +80,7 @@ class Node:
     linger_s: float
     _jobs: dict[str, _Job] = field(default_factory=dict)
     _processes: dict[int, _Process] = field(default_factory=dict)
-    _placements: dict[str, tuple[str, dict[str, float], float]] = field(default_factory=dict)
+    _placements: dict[str, _Placement] = field(default_factory=dict)
     _due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     _open: list[socket.socket] = field(default_factory=list)
     _ending: bool = False
@@ -135,13 +144,13 @@ class Node:
         body: Callable[[], int],
         *,
         job: str | None = None,
+        owner: int | None = None,
         start_again: Callable[[], None] | None = None,
-        keep: int | None = None,
     ) -> int:
-        """Start a process; it inherits what is imported and, of open files, `keep` alone."""
+        """Start a process; it inherits what is imported. It ends some time after its owner."""
         pid = os.fork()
         if pid:
-            self._processes[pid] = _Process(role, job, start_again)
+            self._processes[pid] = _Process(role, job, owner, start_again)
             return pid
         code = 1
         try:
@@ -180,6 +189,8 @@ class Node:
                     job.state = "SUCCEEDED" if code == 0 else "FAILED"
                     job.message = "" if code == 0 else f"exit code {code}"
                 self._end_later(process.job)
+            elif process.role == "worker":
+                self._end_owned_later(pid)
             elif process.start_again is not None and not self._ending:
                 self._due.append((time.monotonic() + _RESTART_S, process.start_again))
 
@@ -191,14 +202,29 @@ class Node:
                 if process.job == job:
                     process.start_again = None
                     _kill(pid)
-            for id, (owner, _, _) in list(self._placements.items()):
-                if owner == job:
+            for id, placement in list(self._placements.items()):
+                if placement.job == job:
                     del self._placements[id]
 
         for process in self._processes.values():
             if process.job == job and process.role == "recorder":
                 process.start_again = None
         self._due.append((time.monotonic() + self._chance.uniform(0.0, self.linger_s), end))
+
+    def _end_owned_later(self, owner: int) -> None:
+        """End the worker group that a process had opened, in a while."""
+        group = {pid: process for pid, process in self._processes.items() if process.owner == owner}
+        held = [id for id, placement in self._placements.items() if placement.owner == owner]
+
+        def end() -> None:
+            for pid, process in group.items():
+                if self._processes.get(pid) is process:
+                    _kill(pid)
+            for id in held:
+                self._placements.pop(id, None)
+
+        if group or held:
+            self._due.append((time.monotonic() + self._chance.uniform(0.0, self.linger_s), end))
 
     def _service_asked(self, *, role: str, settings: Any) -> int:
         """Keep an API or a scheduler alive; returns the port of the API.
@@ -255,34 +281,46 @@ class Node:
         start()
         return address
 
-    def _worker_asked(self, channel: int, *, job: str) -> None:
-        """Start a worker that talks to its driver through `channel`."""
+    def _worker_asked(self, channel: int, *, job: str, owner: int | None = None) -> int:
+        """Start a worker that talks to its driver, or to the trial that owns it, through `channel`."""
         with socket.socket(fileno=channel) as theirs:
-            self._fork("worker", lambda: processes.worker(theirs, job, self.path), job=job)
+            return self._fork(
+                "worker", lambda: processes.worker(theirs, job, self.path), job=job, owner=owner
+            )
 
-    def _place_asked(self, *, job: str, resources: dict[str, float]) -> str | None:
-        if resources.get("CPU", 0.0) > self._free():
+    def _kill_asked(self, *, pid: int) -> None:
+        if pid in self._processes:
+            _kill(pid)
+
+    def _place_asked(
+        self, *, job: str, bundles: list[dict[str, float]], owner: int | None = None
+    ) -> str | None:
+        if _cpus(bundles) > self._free():
             return None
         self._count += 1
         id = f"{self.folder.name}-{self._count}"
-        self._placements[id] = (job, resources, time.time())
+        self._placements[id] = _Placement(job, bundles, time.time(), owner)
         return id
 
     def _release_asked(self, *, id: str) -> None:
         self._placements.pop(id, None)
 
-    def _placements_asked(self, *, job: str) -> list[tuple[str, dict[str, float], float]]:
+    def _placements_asked(self, *, job: str) -> list[tuple[str, list[dict[str, float]], float]]:
         return [
-            (id, resources, created_s)
-            for id, (owner, resources, created_s) in self._placements.items()
-            if owner == job
+            (id, placement.bundles, placement.created_s)
+            for id, placement in self._placements.items()
+            if placement.job == job
         ]
 
     def _capacity_asked(self) -> tuple[float, float]:
         return CPUS, self._free()
 
     def _free(self) -> float:
-        return CPUS - sum(resources.get("CPU", 0.0) for _, resources, _ in self._placements.values())
+        return CPUS - sum(_cpus(placement.bundles) for placement in self._placements.values())
+
+
+def _cpus(bundles: list[dict[str, float]]) -> float:
+    return sum(bundle.get("CPU", 0.0) for bundle in bundles)
 
 
 def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:

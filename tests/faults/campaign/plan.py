@@ -17,8 +17,11 @@ TARGETS: tuple[Target, ...] = ("api", "scheduler", "driver", "recorder", "worker
 _WEIGHTS = (1, 1, 3, 3, 3, 1)
 PER_ROUND: dict[Kind, int] = {"kills": 120, "freezes": 80, "histories": 6}
 """Faults, or histories, that share an installation."""
-GAP_S: dict[Kind, float] = {"kills": 0.06, "freezes": 0.1, "histories": 0.3}
-"""Mean pause between two faults of a round, in fair seconds, or before a request of a client."""
+GAP_S: dict[Kind, float] = {"kills": 0.06, "freezes": 0.1, "histories": 0.4}
+"""Mean pause between two faults of a round, in fair seconds."""
+REQUEST_GAP_S = 0.3
+"""Mean pause before a request of a client."""
+KILLS_PER_HISTORY = 2
 LOAD = 4
 """Experiments that a round keeps going while faults happen."""
 CLIENTS = 3
@@ -30,6 +33,8 @@ _ACTS = {
 _OPPOSITES = {"pause": "resume", "cancel": "retry", "cancel_run": "retry_run"}
 _CHANGED_MIND = 0.7
 _SOON_S = 0.6
+_IN_GROUPS = 0.3
+"""Share of the experiments whose runs have two workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class Round:
         return random.Random("-".join(map(str, (self.name, *about))))
 
     def faults(self) -> list[Fault]:
-        """The faults of a round of kills or freezes, in order."""
+        """The faults of a round, in order; histories have occasional kills."""
         chance = self.chance("faults")
         return [
             Fault(
@@ -98,7 +103,7 @@ class Round:
                 chance.random(),
                 chance.uniform(1.1, 2.2) * LEASE_S if self.kind == "freezes" else 0.0,
             )
-            for _ in range(self.size)
+            for _ in range(self.size * (KILLS_PER_HISTORY if self.kind == "histories" else 1))
         ]
 
     def requests(self, history: int, client: int) -> list[Request]:
@@ -113,7 +118,7 @@ class Round:
         requests = []
         for act in acts:
             whom = (chance.random(), chance.random())
-            requests.append(Request(chance.expovariate(1.0 / GAP_S["histories"]), act, whom))
+            requests.append(Request(chance.expovariate(1.0 / REQUEST_GAP_S), act, whom))
             if act in _OPPOSITES and chance.random() < _CHANGED_MIND:
                 requests.append(Request(chance.uniform(0.0, _SOON_S), _OPPOSITES[act], whom))
         return requests
@@ -136,6 +141,8 @@ class Round:
             seeds = [*seeds, DIVERGING_SEED]
             document["search"] = {"stop_diverging": 5.0}
             document["length"] = {"steps": chance.randrange(40, 60)}
+        if chance.random() < _IN_GROUPS:
+            document["parallel"] = {"strategy": "ddp", "workers": 2}
         return json.dumps(document | {"seeds": seeds}).encode()
 
 

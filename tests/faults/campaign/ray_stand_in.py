@@ -144,8 +144,8 @@ def look_at_cluster() -> ClusterSnapshot:
 def look_at_placements() -> tuple[PlacementGroup, ...]:
     """Stands in for the function of `service.workers.ray_cluster`."""
     return tuple(
-        PlacementGroup(id, created_s, (resources,), {})
-        for id, resources, created_s in ask_node("placements", job=here.job)
+        PlacementGroup(id, created_s, tuple(bundles), {})
+        for id, bundles, created_s in ask_node("placements", job=here.job)
     )
 
 
@@ -293,7 +293,7 @@ def with_resources(trainable: _Trainable, resources: Any) -> _Trainable:
     return trainable
 
 
-class _Options:
+class Options:
     """Keeps what it is given: Tune's configuration objects."""
 
     def __init__(self, **values: Any) -> None:
@@ -334,7 +334,7 @@ def report(metrics: dict[str, Any]) -> None:
 
 @dataclass(slots=True)
 class Tuner:
-    """As `tune.Tuner`, for searchers that bring their own trials and workers that are alone."""
+    """As `tune.Tuner`, for searchers that bring their own trials."""
 
     trainable: _Trainable
     tune_config: Any
@@ -399,7 +399,7 @@ class Tuner:
     def _start(self, trial: Trial) -> None:
         assert self.trainable.resources is not None
         (bundle,) = self.trainable.resources(trial.config).bundles
-        trial.placement = ask_node("place", job=here.job, resources=bundle)
+        trial.placement = ask_node("place", job=here.job, bundles=[bundle])
         if trial.placement is None:
             return
         order = (self.trainable.function, self.trainable.parameters, trial.config, trial.placement)
@@ -496,10 +496,10 @@ def install() -> None:
         "ray.util.scheduling_strategies": {"NodeAffinitySchedulingStrategy": lambda node, soft: None},
         "ray.tune": {
             "Callback": Callback,
-            "FailureConfig": _Options,
+            "FailureConfig": Options,
             "PlacementGroupFactory": PlacementGroupFactory,
-            "RunConfig": _Options,
-            "TuneConfig": _Options,
+            "RunConfig": Options,
+            "TuneConfig": Options,
             "Tuner": Tuner,
             "report": report,
             "with_parameters": with_parameters,
@@ -509,6 +509,15 @@ def install() -> None:
         "ray.tune.schedulers": {"FIFOScheduler": FIFOScheduler},
         "ray.tune.stopper": {"Stopper": Stopper},
     }
+    put_in_place(contents)
+
+
+def put_in_place(contents: Mapping[str, Mapping[str, Any]]) -> None:
+    """Make modules importable, each after the one that it is in.
+
+    Args:
+        contents: what is in each, by its name.
+    """
     for name, content in contents.items():
         module = types.ModuleType(name)
         vars(module).update(content)

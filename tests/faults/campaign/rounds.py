@@ -76,10 +76,11 @@ def carry_out(round: Round, database: CampaignDatabase, folder: Path, keep: Path
     memory = Memory(told)
     with Installation(home, database, random.Random(round.name).randrange(2**32)) as installation:
         if round.kind == "histories":
-            _histories(round, installation, memory)
+            _histories(round, installation, memory, outcome)
             outcome.count = round.size
         else:
             _faults(round, installation, memory, outcome)
+            outcome.count = outcome.by_target.total()
         stuck = _rest(installation, memory, outcome)
     told.read_points(installation.acknowledged())
     outcome.findings = Checker(database.rows, told, WRITER, writer_of).check()
@@ -103,18 +104,22 @@ def _faults(round: Round, installation: Installation, memory: Memory, outcome: O
     over = threading.Event()
     feeder = threading.Thread(target=_feed, args=(round, installation, memory, over), daemon=True)
     feeder.start()
+    _strike_all(round, installation, outcome)
+    over.set()
+    feeder.join()
+
+
+def _strike_all(round: Round, installation: Installation, outcome: Outcome) -> None:
+    """Carry out the faults of a round, until all that was frozen has thawed."""
     thaws: list[threading.Timer] = []
     clock = FairClock()
     for fault in round.faults():
         clock.sleep(fault.after_s)
         hit = _strike(fault, installation, thaws)
         if hit is not None:
-            outcome.count += 1
             outcome.by_target[hit] += 1
-    over.set()
     for thaw in thaws:
         thaw.join()
-    feeder.join()
 
 
 def _feed(round: Round, installation: Installation, memory: Memory, over: threading.Event) -> None:
@@ -168,7 +173,8 @@ def _busy(installation: Installation, processes: list[Listed]) -> int | None:
 # -- Histories -------------------------------------------------------------------------------------
 
 
-def _histories(round: Round, installation: Installation, memory: Memory) -> None:
+def _histories(round: Round, installation: Installation, memory: Memory, outcome: Outcome) -> None:
+    """Let clients ask for what they plan to, while some processes are killed."""
     threads = []
     for number in range(round.size):
         history = History()
@@ -178,6 +184,7 @@ def _histories(round: Round, installation: Installation, memory: Memory) -> None
             threads.append(threading.Thread(target=take_part, args=arguments, daemon=True))
     for thread in threads:
         thread.start()
+    _strike_all(round, installation, outcome)
     for thread in threads:
         thread.join()
 

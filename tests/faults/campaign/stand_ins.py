@@ -6,7 +6,7 @@ import gc
 import importlib
 from typing import Any
 
-from tests.faults.campaign import ray_stand_in, timing
+from tests.faults.campaign import group_stand_in, ray_stand_in, timing
 
 _PRELOADED = (
     "api.app", "api.server", "httptools", "uvicorn.lifespan.on", "uvicorn.loops.auto",
@@ -23,10 +23,13 @@ def prepare() -> None:
         AttributeError: the product has no such name any more.
     """
     ray_stand_in.install()
+    group_stand_in.install()
     from tests.faults.campaign import trainer  # Imports torch, which takes seconds.
 
     _replace("service.driving.driver", "look_at_cluster", ray_stand_in.look_at_cluster)
     _replace("service.driving.driver", "look_at_placements", ray_stand_in.look_at_placements)
+    _replace("service.workers.worker_group", "look_at_cluster", ray_stand_in.look_at_cluster)
+    _replace("service.workers.process_group", "process_group", group_stand_in.process_group)
     _replace("trainers.entrypoint", "train", trainer.train)
     _replace("trainers.entrypoint", "make_ready", trainer.make_ready)
     _replace("service.scheduling.scheduler", "DashboardRayJobs", ray_stand_in.LocalRayJobs)

@@ -26,6 +26,9 @@ _SHORTER = {
         "_RESEND_S": 0.05,
     },
     "service.workers.worker_attempt": {"_FLUSH_S": 0.5},
+    "service.workers.worker_group": {
+        "_LOOK_S": 0.02, "_AWAY_S": 0.05, "_LOOK_LONG_S": 0.05, "_ARRIVE_AGAIN_S": 0.2, "_END_TIMEOUT_S": 5.0,
+    },
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.faults.campaign.group_stand_in import exchange
 from tests.faults.campaign.values import DIVERGING_SEED, SLOW_SEED, WRITER, value_of
 from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.store import CheckpointStore, Snapshot
@@ -28,7 +29,9 @@ def make_ready(device: str) -> Mapping[str, float]:
 def train(
     config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = None, fence: Fence | None = None
 ) -> TrainingOutcome:
-    """Count from the newest checkpoint to the run's length, or until stopped."""
+    """Count from the newest checkpoint to the run's length, or until stopped; other ranks follow rank 0."""
+    if exchange.rank:
+        return _follow()
     total, every = config.length.steps, config.checkpoint.every_steps
     assert total is not None
     assert every is not None
@@ -47,6 +50,7 @@ def train(
     reason: StopReason | None = None
     while step < total and (reason := stop.requested()) is None:
         time.sleep(SLOW_STEP_S if config.seed == SLOW_SEED else STEP_S)
+        exchange.tell(None)
         step += 1
         diverged = config.seed >= DIVERGING_SEED and step > _FALLS_FOR
         sink.points(
@@ -57,7 +61,7 @@ def train(
             path = save()
     if reason is not None and step % every and step:
         path = save()
-    return TrainingOutcome(
+    outcome = TrainingOutcome(
         "completed" if step >= total else "stopped",
         None if step >= total else reason,
         step,
@@ -65,3 +69,13 @@ def train(
         {"accuracy": 0.5, "total_time_s": 1.0, "train_time_s": 1.0},
         None if path is None else str(path),
     )
+    exchange.tell(outcome)
+    return outcome
+
+
+def _follow() -> TrainingOutcome:
+    """Take part in each step of rank 0, until it says how the training ended."""
+    while (outcome := exchange.hear()) is None:
+        pass
+    assert isinstance(outcome, TrainingOutcome)
+    return outcome
