@@ -13,12 +13,14 @@ from service.domain.headlines import headline
 from service.domain.records import MeasurementRow, Run
 from trainers.data.paths import HUB
 from trainers.figures import on_test
-from trainers.models.heads import ClassHead, Head, SpanHead, VocabularyHead
+from trainers.models.heads import ClassHead, Head, NumberHead, SpanHead, TokenHead, VocabularyHead
 from trainers.tasks import TASKS
 
 PIPELINES: Mapping[type[Head], tuple[str, str]] = {
     ClassHead: ("text-classification", "AutoModelForSequenceClassification"),
+    NumberHead: ("text-classification", "AutoModelForSequenceClassification"),
     SpanHead: ("question-answering", "AutoModelForQuestionAnswering"),
+    TokenHead: ("token-classification", "AutoModelForTokenClassification"),
     VocabularyHead: ("fill-mask", "AutoModelForMaskedLM"),
 }
 """By head, what the hub calls its use, and the class of transformers that loads the model."""

@@ -10,12 +10,26 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainers.data.batches import Batch
 from trainers.models import student
-from trainers.models.heads import IGNORED, ClassHead, Head, SpanHead, VocabularyHead
+from trainers.models.heads import (
+    IGNORED,
+    ClassHead,
+    Head,
+    NumberHead,
+    SpanHead,
+    TokenHead,
+    VocabularyHead,
+)
 from trainers.models.origin import Preset
 from trainers.telemetry.flops import FlopCount, Tally, flop_count_of, tally
 
 VOCABULARY = 1000
-HEADS = [ClassHead(("a", "b", "c")), SpanHead(), VocabularyHead()]
+HEADS = [
+    ClassHead(("a", "b", "c")),
+    NumberHead(),
+    SpanHead(),
+    TokenHead(("O", "B-a", "I-a")),
+    VocabularyHead(),
+]
 
 
 def batch_of(lengths: list[int], head: Head, *, width: int | None = None) -> Batch:

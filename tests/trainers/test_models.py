@@ -15,7 +15,7 @@ from trainers.config import Workspace
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
-from trainers.models.heads import ClassHead, SpanHead
+from trainers.models.heads import ClassHead, NumberHead, SpanHead, TokenHead
 from trainers.models.origin import Folder, Preset, locate
 from trainers.models.student import build
 from trainers.precision import Rounded
@@ -191,6 +191,46 @@ def test_classes_of_another_task_do_not_widen_the_head(folder):
     with_fields(folder, id2label={"0": "a", "1": "b", "2": "c"}, label2id={"a": 0, "b": 1, "c": 2})
     with torch.no_grad():
         assert student(Folder(folder), head=SpanHead())(batch_of(5)).logits.shape == (1, 5, 2)
+
+
+NUMBER = NumberHead(mean=2000.0, scale=16.0)
+
+
+def test_a_fresh_number_is_the_mean_whatever_its_unit():
+    with torch.no_grad():
+        said = student(Preset("tiny"), head=NUMBER).eval()(batch_of(5, 9)).logits
+    assert said.shape == (2, 1)
+    torch.testing.assert_close(said, torch.full((2, 1), 2000.0), atol=20.0, rtol=0.0)
+
+
+def test_half_precision_does_not_round_a_number():
+    model = student(Preset("tiny"), head=NUMBER).eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        said = model(batch_of(5, 9)).logits
+    assert said.dtype == torch.float32
+    assert torch.any(said != said.bfloat16().float())
+
+
+def test_files_hold_the_output_layer_in_the_unit_of_the_labels(tmp_path):
+    model = student(Preset("tiny"), head=NUMBER)
+    model.write_config(tmp_path)
+    save_file(model.weights(), tmp_path / "model.safetensors")
+    stored = load_file(tmp_path / "model.safetensors")
+    assert float(stored["classifier.bias"]) == 2000.0
+    torch.testing.assert_close(
+        stored["classifier.weight"], model.model.classifier.weight.detach() * 16.0, rtol=0.0, atol=0.0
+    )
+    other = student(Folder(tmp_path), head=NumberHead(mean=7.0, scale=0.25))
+    assert other.fresh == []
+    with torch.no_grad():
+        for loaded in (other, student(Preset("tiny"), head=NumberHead(scale=4.0))):
+            loaded.load_weights(stored)
+            assert torch.equal(loaded.eval()(batch_of(5)).logits, model.eval()(batch_of(5)).logits)
+
+
+def test_tokens_have_logits_of_their_own():
+    said = student(Preset("tiny"), head=TokenHead(("O", "B-x", "I-x")))(batch_of(5, 9)).logits
+    assert said.shape == (2, 9, 3)
 
 
 def test_configuration_may_begin_with_a_byte_order_mark(folder):

@@ -23,7 +23,7 @@ from trainers.data.fingerprint import digest_of
 from trainers.data.selection import Indices
 from trainers.data.tokens import TokenSet
 from trainers.distillation.teacher import Teacher, require_finite
-from trainers.models.heads import ClassHead, Head, SpanHead
+from trainers.models.heads import logits_of
 from trainers.tasks.base import Prepared
 
 _LAYOUT = 1
@@ -37,7 +37,7 @@ class CachedLogits:
     """Adds a teacher's logits to batches; a `Transform` for tasks that have none of their own.
 
     Args:
-        logits: (N, C) of each example, or (tokens, 2) of each token of all examples.
+        logits: (N, C) of each example, or (tokens, C) of each token of all examples.
         offsets: (N+1,) of the examples' tokens where logits are per token; None = they are not.
     """
 
@@ -69,7 +69,7 @@ def cached_logits(
     Args:
         root: folder of all such caches.
         teacher: loaded only when the cache lacks something.
-        data: the task's training part and head, classes or spans.
+        data: the task's training part and head, of sequences or tokens.
         device: Device to compute on.
         multiple: batch widths are rounded up to a multiple of this.
         report: told how far it has come, in one line each.
@@ -78,10 +78,12 @@ def cached_logits(
         NotFiniteError: the teacher's number format does not hold its logits.
         CacheError: no space, no permission.
     """
-    per_token = isinstance(data.head, SpanHead)
+    per_token = data.head.reads != "text"
+    count = logits_of(data.head)
+    assert count is not None  # Where inputs never change, a vocabulary is not guessed.
 
     def build(folder: Path) -> None:
-        shape = (len(data.train.tokens), 2) if per_token else (len(data.train), _classes(data.head))
+        shape = (len(data.train.tokens) if per_token else len(data.train), count)
         logits = np.lib.format.open_memmap(folder / _FILE, mode="w+", dtype=np.float32, shape=shape)
         _fill(logits, teacher, data, device, multiple, report)
         logits.flush()
@@ -108,7 +110,7 @@ def _fill(
         said = model(batch, with_hidden=False).logits
         require_finite(said, teacher)
         values = said.cpu().numpy()
-        if isinstance(data.head, ClassHead):
+        if data.head.reads == "text":
             logits[rows] = values
         else:
             for i, row in enumerate(rows):
@@ -133,11 +135,6 @@ def _by_length(lengths: npt.NDArray[np.int64]) -> list[Indices]:
         batches.append(order[start : start + size])
         start += size
     return batches
-
-
-def _classes(head: Head) -> int:
-    assert isinstance(head, ClassHead)
-    return len(head.classes)
 
 
 def _digest(data: TokenSet) -> str:

@@ -59,6 +59,31 @@ def soft_spans(
     return temperature**2 * _divergence(*first_and_last).mean(-1).sum()
 
 
+def soft_classes_of_tokens(
+    student: torch.Tensor, teacher: torch.Tensor, temperature: float, labelled: torch.Tensor
+) -> torch.Tensor:
+    """`soft_targets` of each labelled token, the mean over each example's.
+
+    Args:
+        student, teacher: (B, S, C) logits.
+        temperature: T.
+        labelled: (B, S) True where a token has a label; an example without any counts nothing.
+    """
+    each = _divergence(student.float() / temperature, teacher.float() / temperature)
+    of_examples = each.masked_fill(~labelled, 0.0).sum(1) / labelled.sum(1).clamp(min=1)
+    return temperature**2 * of_examples.sum()
+
+
+def squared_difference(student: torch.Tensor, teacher: torch.Tensor, scale: float) -> torch.Tensor:
+    """Returns the squared difference of predicted numbers, in units of the head's scale.
+
+    Args:
+        student, teacher: (B, 1) predicted numbers.
+        scale: Scale of the head.
+    """
+    return ((student.float() - teacher.float()) / scale).square().sum()
+
+
 def soft_tokens(
     student: torch.Tensor, teacher: torch.Tensor, temperature: float, of_sequence: torch.Tensor
 ) -> torch.Tensor:

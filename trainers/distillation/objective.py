@@ -12,7 +12,7 @@ from trainers.data.batches import Batch
 from trainers.distillation import losses, plan
 from trainers.distillation.projected_student import ProjectedStudent
 from trainers.distillation.teacher import LoadedTeacher
-from trainers.models.heads import ClassHead, Head, SpanHead
+from trainers.models.heads import IGNORED, ClassHead, Head, NumberHead, SpanHead, TokenHead
 from trainers.models.student import Output
 from trainers.objective import Objective
 from trainers.tasks.base import Task
@@ -143,8 +143,12 @@ class DistillationObjective(Objective):
         if isinstance(self._head, ClassHead):
             soft = losses.soft_labels if self._head.multi_label else losses.soft_targets
             return soft(student, teacher, temperature)
+        if isinstance(self._head, NumberHead):
+            return losses.squared_difference(student, teacher, self._head.scale)
         if isinstance(self._head, SpanHead):
             return losses.soft_spans(student, teacher, temperature, batch.attention_mask)
+        if isinstance(self._head, TokenHead):
+            return losses.soft_classes_of_tokens(student, teacher, temperature, batch.labels != IGNORED)
         # Some models have rows for pieces that no tokenizer knows, to fill their matrices up.
         size = min(student.shape[-1], teacher.shape[-1])
         return losses.soft_tokens(

@@ -20,7 +20,7 @@ from trainers.device_kinds import kind_of
 from trainers.distillation.taps import RelationTap
 from trainers.errors import BadSpecError, NotFiniteError
 from trainers.models import origin, student
-from trainers.models.heads import HEADS, ClassHead, Head, SpanHead
+from trainers.models.heads import HEADS, ClassHead, Head, SpanHead, TokenHead
 from trainers.models.origin import WEIGHTS, Folder
 from trainers.models.student import Output
 from trainers.precision import Rounded, has_bf16, has_fp16
@@ -274,7 +274,7 @@ def _same_task(
             "fine-tune it on the task first, or set distillation.soft_weight: 0"
         )
     names = fields.get("id2label")
-    if not isinstance(head, ClassHead) or not isinstance(names, dict):
+    if not isinstance(head, ClassHead | TokenHead) or not isinstance(names, dict):
         return
     if {*names} != {*map(str, range(len(names)))}:
         raise BadSpecError(

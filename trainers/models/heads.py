@@ -30,12 +30,43 @@ class ClassHead:
 
 
 @dataclass(frozen=True, slots=True)
+class NumberHead:
+    """A number of a sequence, from the pooled first token: logits (B, 1), in the unit of the labels.
+
+    Attributes:
+        mean: what a fresh head begins with.
+        scale: power of two that the output layer's result is multiplied by, so that its weights and its
+            learning rate do not depend on the unit.
+    """
+
+    suffix: ClassVar[str] = "ForSequenceClassification"
+    predicts: ClassVar[str] = "a number"
+    reads: ClassVar[Reads] = "text"
+    mean: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class SpanHead:
     """A span of the sequence: logits (B, S, 2) of its first and its last token."""
 
     suffix: ClassVar[str] = "ForQuestionAnswering"
     predicts: ClassVar[str] = "spans of a text"
     reads: ClassVar[Reads] = "span"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHead:
+    """Classes of each token: logits (B, S, C).
+
+    Attributes:
+        classes: names of the C classes, by number.
+    """
+
+    suffix: ClassVar[str] = "ForTokenClassification"
+    predicts: ClassVar[str] = "classes of tokens"
+    reads: ClassVar[Reads] = "tokens"
+    classes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +82,21 @@ class VocabularyHead:
     reads: ClassVar[Reads] = "guessed"
 
 
-Head = ClassHead | SpanHead | VocabularyHead
+Head = ClassHead | NumberHead | SpanHead | TokenHead | VocabularyHead
 HEADS: tuple[type[Head], ...] = get_args(Head)
 
 IGNORED = -100
-"""Label of a position that is not to be guessed."""
+"""Label of a position from which nothing is learned."""
+
+
+def logits_of(head: Head) -> int | None:
+    """Returns the logits of each sequence or token; None = as many as the vocabulary has pieces."""
+    match head:
+        case ClassHead() | TokenHead():
+            return len(head.classes)
+        case NumberHead():
+            return 1
+        case SpanHead():
+            return 2
+        case VocabularyHead():
+            return None

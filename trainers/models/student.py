@@ -18,8 +18,9 @@ from transformers.modeling_utils import PreTrainedModel
 
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
+from trainers.models import number_output
 from trainers.models.architectures import Bert, architecture_of, tied_to
-from trainers.models.heads import ClassHead, Head
+from trainers.models.heads import ClassHead, Head, NumberHead, TokenHead
 from trainers.models.origin import WEIGHTS, Folder, Origin
 
 _NOT_KEPT = (
@@ -132,7 +133,8 @@ class Student(nn.Module):
 
     def weights(self) -> dict[str, torch.Tensor]:
         """This worker's parameters under the names of a model folder, each once."""
-        return {name: tensor for name, tensor in self.model.state_dict().items() if name not in self._tied}
+        found = {name: tensor for name, tensor in self.model.state_dict().items() if name not in self._tied}
+        return number_output.stored(self.model, found)
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Sets all parameters that this worker has.
@@ -144,6 +146,7 @@ class Student(nn.Module):
             RuntimeError: names or shapes differ.
         """
         own = {name: tensor for name, tensor in weights.items() if name not in self.absent}
+        own = number_output.trained(self.model, own)
         names = self.model.state_dict()
         tied = {name: own[source] for name, source in self._tied.items() if name in names and source in own}
         self.model.load_state_dict({**own, **tied})
@@ -194,14 +197,11 @@ def build(
         fields[family.layer_count] = _kept(layers, origin, shape.layers)
     fields.update(dict.fromkeys((*family.hidden_dropouts, *family.attention_dropouts), dropout))
     fields.update(pad_token_id=pad_id)
-    if isinstance(head, ClassHead):
-        fields.update(
-            id2label=dict(enumerate(head.classes)),
-            label2id={name: i for i, name in enumerate(head.classes)},
-            problem_type="multi_label_classification" if head.multi_label else "single_label_classification",
-        )
+    fields.update(_fields_of(head))
     try:
         model = architecture.build(fields, head)
+        if isinstance(head, NumberHead):
+            number_output.install(model, architecture, head)
     except Exception as error:  # the library lets a field's value fail where it is used, in any way
         lines = [line.strip() for line in str(error).splitlines()]
         reason = " ".join((type(error).__name__, *lines[:2]))
@@ -222,8 +222,25 @@ def build(
         )
     if isinstance(origin, Folder):
         fresh = _load(model, architecture, origin.path / WEIGHTS, layers, shape.layers)
+        number_output.adopt(model, fresh)
         return Student(model, architecture, head, fresh)
     return Student(model, architecture, head, list(model.state_dict()))
+
+
+def _fields_of(head: Head) -> dict[str, Any]:
+    """Returns the fields of a configuration that describe a head."""
+    if isinstance(head, NumberHead):
+        return {"num_labels": 1, "problem_type": "regression"}
+    if not isinstance(head, ClassHead | TokenHead):
+        return {}
+    names = {
+        "id2label": dict(enumerate(head.classes)),
+        "label2id": {name: i for i, name in enumerate(head.classes)},
+    }
+    if isinstance(head, TokenHead):
+        return names
+    kind = "multi_label_classification" if head.multi_label else "single_label_classification"
+    return {**names, "problem_type": kind}
 
 
 def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainers.models.families import FAMILIES
-from trainers.models.heads import ClassHead, Head, VocabularyHead
+from trainers.models.heads import Head, logits_of
 
 if TYPE_CHECKING:
     from transformers.configuration_utils import PreTrainedConfig
@@ -88,13 +88,14 @@ class FlopCount:
 
     def ending(self, counted: Tally) -> float:
         """Forward of the head: of the first token, of every token, or of the guessed ones."""
-        if isinstance(self.head, ClassHead):
-            return 2.0 * counted.sequences * (self.hidden**2 + self.hidden * len(self.head.classes))
-        if isinstance(self.head, VocabularyHead):
-            return 2.0 * counted.guessed * (self.hidden**2 + self.hidden * self.vocabulary)
         if self.head is None:
             return 0.0
-        return 2.0 * counted.tokens * self.hidden * 2
+        logits = logits_of(self.head)
+        if logits is None:
+            return 2.0 * counted.guessed * (self.hidden**2 + self.hidden * self.vocabulary)
+        if self.head.reads == "text":
+            return 2.0 * counted.sequences * (self.hidden**2 + self.hidden * logits)
+        return 2.0 * counted.tokens * self.hidden * logits
 
     def forward(self, counted: Tally) -> float:
         """Returns one forward pass."""

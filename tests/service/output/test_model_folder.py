@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
 )
 
@@ -38,7 +39,7 @@ from trainers.data import tokenizers
 from trainers.data.batches import Batch
 from trainers.entrypoint import train
 from trainers.models import origin, student
-from trainers.models.heads import ClassHead, SpanHead, VocabularyHead
+from trainers.models.heads import ClassHead, NumberHead, SpanHead, TokenHead, VocabularyHead
 from trainers.reporting import Measurement, NeverStop, NullSink
 from trainers.synthetic import write_corpus
 
@@ -162,6 +163,8 @@ def test_transformers_loads_it_and_gives_equal_logits(trained: Trained, tmp_path
         (SpanHead(), AutoModelForQuestionAnswering),
         (VocabularyHead(), AutoModelForMaskedLM),
         (ClassHead(("a", "b", "c")), AutoModelForSequenceClassification),
+        (NumberHead(mean=3.5, scale=0.5), AutoModelForSequenceClassification),
+        (TokenHead(("O", "B-x", "I-x")), AutoModelForTokenClassification),
     ],
 )
 def test_models_of_every_head_load_and_none_of_their_weights_is_new(
@@ -181,7 +184,7 @@ def test_models_of_every_head_load_and_none_of_their_weights_is_new(
     loaded, about = kind.from_pretrained(path, output_loading_info=True)
     assert not about["missing_keys"]
     assert not about["unexpected_keys"]
-    for name, tensor in made.model.state_dict().items():
+    for name, tensor in made.weights().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
 

@@ -17,7 +17,7 @@ from trainers.config import Precision
 from trainers.distillation import teacher as teachers
 from trainers.distillation.teacher import LoadedTeacher, Teacher
 from trainers.entrypoint import train
-from trainers.models.heads import SpanHead, VocabularyHead
+from trainers.models.heads import NumberHead, SpanHead, TokenHead, VocabularyHead
 from trainers.reporting import NeverStop, NullSink
 
 
@@ -134,8 +134,10 @@ def test_nothing_is_kept_of_an_evaluation():
 
 
 def test_losses_of_every_head():
-    """Spans and masked tokens: no task of this corpus has them."""
+    """Numbers, spans, tokens and masked tokens: no task of this corpus has them."""
     for head, labels in (
+        (NumberHead(mean=3.5, scale=2.0), torch.tensor([1.0, 5.0])),
+        (TokenHead(("O", "B-x", "I-x")), torch.tensor([[-100, 0, 1, 2, -100], [-100, 0, -100, -100, -100]])),
         (SpanHead(), torch.tensor([[1, 2], [0, 0]])),
         (VocabularyHead(), torch.tensor([[-100, 7, -100, -100, 9], [-100, -100, 8, -100, -100]])),
     ):
