@@ -87,10 +87,18 @@ class FinalTest:
         carried = progress.best_scores
         found = self._evaluator.scores(observed, carried)
         figures = {name: value for score, value in found.items() if (name := on_test(score)) is not None}
-        record = Record(weights_sha256, self._data, self._headline, progress.best_step, carried, figures)
         problem: str | None = None
         if self._workers.rank == 0:
             judged = self._evaluator.judge(observed, carried)
+            record = Record(
+                weights_sha256,
+                self._data,
+                self._headline,
+                progress.best_step,
+                carried,
+                figures,
+                judged.labels,
+            )
             names = json.loads(self._units.read_text(encoding="utf-8"))
             try:
                 predictions.write(

@@ -10,9 +10,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from trainers.data.cache import sync
 
@@ -22,6 +25,49 @@ COLUMNS = ("unit", "score", "prediction", "truth")
 _RECORD = b"stillhouse.test"
 _ROWS = 8192
 """Rows of a group: what a reader holds at once."""
+MOST_CONFUSED = 200
+"""Most labels whose confusions are kept: a matrix of ten thousand would take a gigabyte."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCounts:
+    """How often each label was true, predicted, and both; what a run's figures by label come from.
+
+    Attributes:
+        labels: names of C labels.
+        true, predicted, hits: C counts each.
+        confusion: C rows of C counts by true and predicted label; empty where a unit may have several labels,
+            or there are more than `MOST_CONFUSED`.
+    """
+
+    labels: Sequence[str]
+    true: Sequence[int]
+    predicted: Sequence[int]
+    hits: Sequence[int]
+    confusion: Sequence[Sequence[int]] = field(default_factory=list)
+
+    @classmethod
+    def of_classes(
+        cls, predicted: npt.NDArray[np.int64], true: npt.NDArray[np.int64], labels: Sequence[str]
+    ) -> LabelCounts:
+        """Counts units with one label each.
+
+        Args:
+            predicted, true: (N,) labels by number.
+            labels: their names.
+        """
+        count = len(labels)
+        confusion: list[list[int]] = []
+        if count <= MOST_CONFUSED:
+            pairs = np.bincount(true * count + predicted, minlength=count * count)
+            confusion = pairs.reshape(count, count).tolist()
+        return cls(
+            list(labels),
+            np.bincount(true, minlength=count).tolist(),
+            np.bincount(predicted, minlength=count).tolist(),
+            np.bincount(true[true == predicted], minlength=count).tolist(),
+            confusion,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +81,7 @@ class Record:
         step: Step of the scored checkpoint.
         carried: thresholds and other scores of the checkpoint's evaluation on the validation part.
         figures: by name, as the run's summary has them.
+        labels: Counts by label; None where the task has none.
     """
 
     weights_sha256: str
@@ -43,6 +90,7 @@ class Record:
     step: int
     carried: Mapping[str, float]
     figures: Mapping[str, float]
+    labels: LabelCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +161,9 @@ def read_record(file: Path) -> Record:
     with _opened(file) as opened:
         metadata = opened.schema_arrow.metadata or {}
     try:
-        return Record(**json.loads(metadata[_RECORD]))
+        fields = json.loads(metadata[_RECORD])
+        labels = fields.pop("labels", None)
+        return Record(**fields, labels=None if labels is None else LabelCounts(**labels))
     except (KeyError, TypeError, ValueError):
         raise NoPredictions(f"{file}: not a predictions file") from None
 

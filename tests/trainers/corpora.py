@@ -108,8 +108,30 @@ def _write_mlm(folder: Path) -> None:
     (folder / "train.txt").write_text("".join(lines), encoding="utf-8")
 
 
+def _write_regression(folder: Path) -> None:
+    rng = random.Random(0)
+    rows = [
+        {"text": " ".join(rng.choices(FILLER, k=6)) + " nice" * number, "label": 1 + number}
+        for number in (rng.randrange(5) for _ in range(40))
+    ]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _write_token_classification(folder: Path) -> None:
+    rng = random.Random(0)
+    lines = []
+    for _ in range(40):
+        kind = rng.choice(list(KINDS))
+        words = [(word, "O") for word in rng.choices(FILLER, k=4)]
+        words[rng.randrange(4)] = (rng.choice(KINDS[kind]), f"B-{kind}")
+        lines += [*(f"{word}\t{tag}" for word, tag in words), ""]
+    (folder / "train.conll").write_text("\n".join(lines), encoding="utf-8")
+
+
 _WRITERS: dict[str, Callable[[Path], None]] = {
     "classification": lambda folder: write_corpus(folder, train=32, test=8, seed=0),
+    "regression": _write_regression,
+    "token_classification": _write_token_classification,
     "imdb": lambda folder: write_corpus(folder, train=32, test=8, seed=0),
     "squad_v2": lambda folder: write_squad(folder, train=12, dev=4, seed=0),
     "wikiqa": lambda folder: write_wikiqa(folder, train=12, dev=4, seed=0),

@@ -10,15 +10,19 @@ import pytest
 import torch
 from pydantic import ValidationError
 from sklearn import metrics
+from sklearn.utils.class_weight import compute_sample_weight
 
+from trainers import predictions
 from trainers.config import Task
+from trainers.data.batches import collate
 from trainers.distillation.losses import soft_labels
 from trainers.entrypoint import train
-from trainers.errors import BadDataError
+from trainers.errors import BadDataError, BadSpecError
 from trainers.models.origin import Preset
+from trainers.predictions import LabelCounts
 from trainers.reporting import NeverStop
 from trainers.tasks import base
-from trainers.tasks.classification.scoring import OneLabelScoring, SeveralLabelsScoring
+from trainers.tasks.classification.scoring import ClassScoring, SeveralLabelsScoring
 from trainers.tasks.scores import calibration_error, classification, decisions, matthews
 
 WORDS = {"sports": "ball goal team", "science": "atom cell star", "business": "bank share profit"}
@@ -211,7 +215,7 @@ def test_scores_of_one_label_are_scikit_learns():
     drawn = np.random.default_rng(0)
     logits = torch.from_numpy(drawn.normal(size=(200, 4)).astype(np.float32))
     labels = drawn.integers(0, 4, 200)
-    scoring = OneLabelScoring(labels, "abcd")
+    scoring = ClassScoring(labels, "abcd")
     found = scoring.score(scoring.observe(logits, None).numpy())  # type: ignore[arg-type]
     predicted = logits.argmax(1).numpy()
     assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, predicted))
@@ -262,3 +266,82 @@ def test_predictions_name_the_classes():
     assert judged.predictions == [["joy"], ["anger"]]
     assert judged.truths == [["joy"], []]
     assert judged.scores.tolist() == [1.0, 0.0]
+
+
+def weights_of(config):
+    data, _ = prepare(config)
+    assert data.validation.weights is None
+    return data.train.labels, data.train.weights
+
+
+def test_balanced_weights_are_scikit_learns(classify, folder):
+    write(
+        folder, "train", [{"text": f"t {n}", "label": "rare" if n % 5 == 0 else "common"} for n in range(50)]
+    )
+    labels, weights = weights_of(classify(class_weights="balanced"))
+    expected = compute_sample_weight("balanced", labels)
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+    assert weights.mean() == pytest.approx(1.0)
+
+
+def test_weights_by_label_apply_to_that_label(classify, folder):
+    write(folder, "train", topics(30))
+    labels, weights = weights_of(classify(class_weights={"science": 3}))
+    assert set(zip(labels.tolist(), weights.tolist(), strict=True)) == {(0, 1.0), (1, 3.0), (2, 1.0)}
+
+
+def test_of_several_labels_a_weight_applies_where_the_label_is(classify, folder):
+    write(
+        folder, "train", [{"text": f"t {n}", "label": ["a", "b"] if n % 4 == 0 else ["a"]} for n in range(40)]
+    )
+    labels, weights = weights_of(classify(multi_label=True, class_weights={"b": 2.5}))
+    np.testing.assert_array_equal(weights, np.where(labels * [0, 1] == 1, 2.5, 1.0))
+
+
+def test_a_weight_of_an_unknown_label_is_refused(classify, folder):
+    write(folder, "train", topics(30))
+    with pytest.raises(
+        BadSpecError, match=r"class_weights weighs 'art', which is not a label of the training"
+    ):
+        prepare(classify(class_weights={"art": 2}))
+    with pytest.raises(ValidationError, match="class_weights weighs 'art', which labels does not list"):
+        Task(name="classification", labels=("a", "b"), class_weights={"art": 2})
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan")])
+def test_a_weight_that_is_not_positive_is_refused(weight):
+    with pytest.raises(ValidationError, match="class_weights"):
+        Task(name="classification", class_weights={"a": weight})
+
+
+def test_the_weighted_loss_of_a_global_batch_does_not_depend_on_how_it_is_divided(classify, folder):
+    write(folder, "train", topics(30))
+    data, _ = prepare(classify(class_weights={"science": 3.0, "sports": 0.5}))
+    task, whole = base.build("classification"), collate(data.train, np.arange(12), data.pad_id, 1)
+    torch.manual_seed(0)
+    logits = torch.randn(12, 3)
+    parts = [collate(data.train, rows, data.pad_id, 1) for rows in np.split(np.arange(12), [1, 6])]
+    divided = sum(
+        float(task.loss(piece, part)) for piece, part in zip(logits.split([1, 5, 6]), parts, strict=True)
+    )
+    assert float(task.loss(logits, whole)) == pytest.approx(divided, rel=1e-6)
+    weights = torch.tensor([1.0, 3.0, 0.5])
+    expected = torch.nn.functional.cross_entropy(logits, whole.labels, weight=weights, reduction="sum")
+    assert float(task.loss(logits, whole)) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_the_record_of_a_run_has_its_confusion_matrix(classify, folder, recorder, tmp_path):
+    write(folder, "train", topics(60))
+    train(classify(test="auto"), recorder, NeverStop())
+    file = next((tmp_path / "checkpoints").rglob("test.parquet"))
+    labels = predictions.read_record(file).labels
+    pairs = [(one.truth, one.prediction) for one in predictions.read(file)]
+    assert list(labels.labels) == ["business", "science", "sports"]
+    expected = metrics.confusion_matrix(*zip(*pairs, strict=True), labels=labels.labels)
+    assert labels.confusion == expected.tolist()
+    assert labels.true == expected.sum(1).tolist()
+
+
+def test_ten_thousand_classes_are_counted_without_a_matrix():
+    counts = LabelCounts.of_classes(np.array([1, 1]), np.array([1, 0]), [str(n) for n in range(10_000)])
+    assert (counts.true[:2], counts.hits[:2], counts.confusion) == ([1, 1], [0, 1], [])

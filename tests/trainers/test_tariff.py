@@ -21,7 +21,8 @@ from trainers.errors import BadDataError
 from trainers.models.origin import Preset
 from trainers.reporting import NeverStop
 from trainers.tasks import base
-from trainers.tasks.tariff.task import UNSEEN, CodeScoring, Phrase
+from trainers.tasks.classification.task import UNSEEN, Labelled
+from trainers.tasks.tariff.task import CodeScoring
 
 GOODS = {
     "0101": ("Horses, asses, mules", "horse", "donkey", "mule", "pony"),
@@ -268,14 +269,17 @@ def test_the_held_out_part_is_balanced():
     assert share[20:].max() < 0.3
 
 
+def phrase(text: str, code: str) -> Labelled:
+    return Labelled((text,), (code,))
+
+
 def test_codes_that_training_lacks_count_as_wrong():
     phrases = {
-        "train": [Phrase("a", "0101"), Phrase("b", "0102"), Phrase("c", "0901")],
-        "validation": [Phrase("d", "0102"), Phrase("e", "0103")],
+        "train": [phrase("a", "0101"), phrase("b", "0102"), phrase("c", "0901")],
+        "validation": [phrase("d", "0102"), phrase("e", "0103")],
     }
     chosen = base.build("tariff").draw(phrases, Task(name="tariff", level=4))
-    assert [one.number for one in chosen["train"]] == [0, 1, 2]
-    assert [one.number for one in chosen["validation"]] == [1, UNSEEN]
+    assert chosen["train"][0].classes == chosen["validation"][0].classes == ("0101", "0102", "0901")
     scores = CodeScoring(np.array([102, 103]), [101, 102, 901], 4).score(
         np.array([[1, 0, 2], [1, 0, 2]], dtype=np.float32)
     )
@@ -288,7 +292,7 @@ def test_codes_that_training_lacks_count_as_wrong():
 
 def test_loss_of_an_unseen_code_is_that_of_knowing_nothing():
     class Two:
-        labels, examples = torch.tensor([0, UNSEEN]), 2
+        labels, weights = torch.tensor([0, UNSEEN]), None
 
     loss = base.build("tariff").loss(torch.tensor([[100.0, 0.0, 0.0, 0.0], [3.0, 1.0, 2.0, 0.0]]), Two())
     assert float(loss) == pytest.approx(np.log(4))
@@ -334,7 +338,7 @@ def test_published_files_are_read_whole(configure, real_data):
     source = open_source(config.task, config.workspace)
     phrases = [base.build("tariff").example(row, config.task) for row in source.rows("train")]
     assert len(phrases) == 59_079
-    assert len({one.code for one in phrases if one}) > 5_600
+    assert len({one.labels for one in phrases if one}) > 5_600
 
 
 def test_every_score_is_defined():

@@ -56,7 +56,9 @@ def epoch_order(
     return np.concatenate([rng.permutation(batches).reshape(-1), rest])
 
 
-_TENSORS = ("input_ids", "attention_mask", "token_type_ids", "labels", "rows", "teacher_logits", "guessed")
+_TENSORS = (
+    "input_ids", "attention_mask", "token_type_ids", "labels", "rows", "teacher_logits", "guessed", "weights",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class Batch:
         attention_mask: (B, S) bool, False on padding; None when nothing is padded, which
             spares the attention its mask.
         token_type_ids: (B, S) 1 in the second text of a pair; None when all is one text.
-        labels: (B, ...) what the task learns: classes, spans, or (B, S) tokens to be guessed.
+        labels: (B, ...) what the task learns: classes, numbers, spans, or (B, S) classes of tokens, or tokens
+            to be guessed.
         rows: (B,) number of each example in its part.
         examples: examples that count; 0 for the stand-in of a worker without a share.
         tokens: real tokens.
@@ -76,7 +79,8 @@ class Batch:
         teacher_logits: Cached teacher logits in the head's shape, fp32; None without a cache.
         guessed: (M,) positions in the flattened batch that are to be guessed, ascending: those whose label
             is not `IGNORED`. Made on the CPU, because a GPU's host has to wait for a size that depends on
-            the data. None where labels are not of tokens.
+            the data. None where nothing is guessed.
+        weights: (B, ...) fp32, what the loss of each label is multiplied by; None = 1.
     """
 
     input_ids: torch.Tensor
@@ -89,6 +93,7 @@ class Batch:
     padded_tokens: int
     teacher_logits: torch.Tensor | None = None
     guessed: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
         """Returns the same batch on a device."""
@@ -162,6 +167,11 @@ def collate(data: TokenSet, rows: Indices, pad_id: int, multiple: int) -> Batch:
     ids = np.full((len(rows), width), pad_id, dtype=np.int64)
     for i, row in enumerate(rows):
         ids[i, : lengths[i]] = data.tokens[offsets[row] : offsets[row + 1]]
+    labels = data.labels[rows]
+    if data.token_labels is not None:
+        labels = np.full((len(rows), width), IGNORED, dtype=np.int64)
+        for i, row in enumerate(rows):
+            labels[i, : lengths[i]] = data.token_labels[offsets[row] : offsets[row + 1]]
     tokens = int(lengths.sum())
     real = np.arange(width) < lengths[:, None]
     types = None
@@ -173,11 +183,12 @@ def collate(data: TokenSet, rows: Indices, pad_id: int, multiple: int) -> Batch:
         torch.from_numpy(ids),
         None if tokens == ids.size else torch.from_numpy(real),
         types,
-        torch.from_numpy(data.labels[rows]),
+        torch.from_numpy(labels),
         torch.from_numpy(np.ascontiguousarray(rows)),
         len(rows),
         tokens,
         ids.size,
+        weights=None if data.weights is None else torch.from_numpy(data.weights[rows]),
     )
 
 

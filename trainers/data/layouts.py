@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.data.formats import HEADERLESS, READERS, ending
+from trainers.data.formats import HEADERLESS, READERS, ending, read_lines, read_tsv
 from trainers.data.parts import TRAIN, named_parts
 from trainers.data.rows import Row
+from trainers.errors import BadDataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,9 @@ class SourcePart:
 Readers = Mapping[str, Callable[[Path], Iterator[Row]]]
 """Readers of tables by the end of the file's name."""
 
+_PUBLISHED: Readers = {**READERS, ".txt": read_tsv}
+_PUBLISHED_HEADERLESS: Readers = {**HEADERLESS, ".txt": HEADERLESS[".tsv"]}
+
 Layout = Callable[[Path], Mapping[str, SourcePart] | None]
 """Finds the parts of a dataset at a file or folder; None = it is not laid out this way."""
 
@@ -41,9 +46,58 @@ def headerless_tables(path: Path) -> Mapping[str, SourcePart] | None:
     return _tables(path, HEADERLESS)
 
 
+def published_tables(path: Path) -> Mapping[str, SourcePart] | None:
+    """Returns tables whose names contain `train`, `dev`, `test` or the like, such as `SICK_train.txt`."""
+    return _published(path, _PUBLISHED)
+
+
+def headerless_published_tables(path: Path) -> Mapping[str, SourcePart] | None:
+    """Returns the same of delimited files whose first line is a row."""
+    return _published(path, _PUBLISHED_HEADERLESS)
+
+
+def loosely_named(folder: Path, accept: Callable[[Path], bool]) -> Mapping[str, Path]:
+    """Returns the file of each part whose name contains one of the part's names as a word.
+
+    Args:
+        folder: Folder to look into.
+        accept: whether a file can be read.
+
+    Raises:
+        BadDataError: two files could be one part.
+    """
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+
+    def find(name: str) -> Path | None:
+        word = re.compile(rf"(?<![a-z]){name}(?![a-z])")
+        found = [path for path in files if word.search(path.name.lower()) and accept(path)]
+        if len(found) > 1:
+            raise BadDataError(
+                f"{folder}: {found[0].name} and {found[1].name} could both be the {name} part; keep one "
+                "of them in the folder"
+            )
+        return found[0] if found else None
+
+    return named_parts(find)
+
+
 def table(path: Path) -> SourcePart:
     """Returns a part that is one file of rows."""
     return _table(path, READERS)
+
+
+def _published(path: Path, readers: Readers) -> Mapping[str, SourcePart] | None:
+    def accept(file: Path) -> bool:
+        return ending(file) in readers and (file.suffix != ".txt" or _has_tabs(file))
+
+    if path.is_file():
+        return {TRAIN: _table(path, readers)} if accept(path) else None
+    found = loosely_named(path, accept)
+    return {part: _table(file, readers) for part, file in found.items()} if TRAIN in found else None
+
+
+def _has_tabs(file: Path) -> bool:
+    return "\t" in next((line for line, _ in read_lines(file)), "")
 
 
 def _tables(path: Path, readers: Readers) -> Mapping[str, SourcePart] | None:

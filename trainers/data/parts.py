@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {TRAIN: ("train",), VALIDATION: ("validation", "valid", "dev"), TEST: ("test",)}
+    {TRAIN: ("train",), VALIDATION: ("validation", "valid", "dev", "trial"), TEST: ("test",)}
 )
 """What files call each part; of several names the first that exists is read."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +51,37 @@ class Row:
         value = self._present(name)
         if not isinstance(value, str | int):
             raise self.refusal(name, f"{value!r} is neither a name nor a number")
+        return value
+
+    def number(self, name: str) -> float:
+        """Returns a field that must be a number, written as one or as a text.
+
+        Raises:
+            BadDataError: missing, or not a finite number.
+        """
+        value = self._present(name)
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise self.refusal(name, f"{str(value)[:80]!r} is not a finite number; write one such as 3.5")
+        return number
+
+    def values(self, name: str) -> list[Any]:
+        """Returns a field that must be a list, written as one or as a text with JSON.
+
+        Raises:
+            BadDataError: missing, or of another type.
+        """
+        value = self._present(name)
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                raise self.refusal(name, f"{value[:80]!r} is not a JSON list") from None
+        if not isinstance(value, list):
+            raise self.refusal(name, f"a {type(value).__name__}, not a list")
         return value
 
     def refusal(self, name: str, problem: str) -> BadDataError:

@@ -10,7 +10,14 @@ from trainers.config import Task, Workspace
 from trainers.data.fingerprint import FileSet, fingerprint
 from trainers.data.formats import READERS, ending
 from trainers.data.hub import HubDataset
-from trainers.data.layouts import Layout, SourcePart, headerless_tables, tables
+from trainers.data.layouts import (
+    Layout,
+    SourcePart,
+    headerless_published_tables,
+    headerless_tables,
+    published_tables,
+    tables,
+)
 from trainers.data.parts import rule_identity, used_parts
 from trainers.data.paths import HUB, UnusablePath, id_on_hub, resolve
 from trainers.data.rows import Row
@@ -66,7 +73,10 @@ def _open(task: Task, workspace: Workspace) -> Source:
     except UnusablePath as error:
         raise BadDataError(str(error)) from None
     try:
-        layouts = (headerless_tables,) if task.headerless else (*info.layouts, tables)
+        if task.headerless:
+            layouts = (*info.layouts, headerless_tables, headerless_published_tables)
+        else:
+            layouts = (*info.layouts, tables, published_tables)
         return FileSource(found, used_parts(_parts(found, layouts), task.test), memory)
     except OSError as error:
         raise BadDataError(f"{error.filename or found}: cannot be read ({error.strerror})") from None

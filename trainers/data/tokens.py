@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from trainers.data.framing import frame_of
 _CHUNK = 1024
 _COLUMN = "column-"
 _CUT = "cut"
+_WEIGHT = "weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +28,20 @@ class TokenSet:
     Attributes:
         tokens: token ids of all examples, one after the other.
         offsets: (N+1,) example i is `tokens[offsets[i]:offsets[i+1]]`.
-        labels: (N, ...) what the task learns of each example: its class, its span, or nothing.
+        labels: (N, ...) what the task learns of each example: its class, its number, its span, or nothing.
         second_at: (N,) position of each example's second text (token type 1 from there on), or
             None when every example is one text.
-        columns: (N, ...) further arrays by name: what the task's scoring needs, and what `cut` says.
+        columns: (N, ...) further arrays by name: what the task's scoring needs, and what `cut` and `weights`
+            say.
+        token_labels: label of each of `tokens`, `IGNORED` where nothing is learned; None = tokens have none.
     """
 
     tokens: npt.NDArray[np.integer]
     offsets: npt.NDArray[np.int64]
-    labels: npt.NDArray[np.int64]
+    labels: npt.NDArray[Any]
     second_at: npt.NDArray[np.int64] | None = None
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    token_labels: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -53,10 +57,20 @@ class TokenSet:
         found: npt.NDArray[np.bool_] | None = self.columns.get(_CUT)
         return np.zeros(len(self), dtype=np.bool_) if found is None else found
 
+    @property
+    def weights(self) -> npt.NDArray[np.float32] | None:
+        """(N, ...) what the loss of each label is multiplied by, shaped as the labels; None = 1."""
+        return self.columns.get(_WEIGHT)
+
+    def weighted(self, weights: npt.NDArray[np.float32]) -> TokenSet:
+        """Returns the same examples with `weights`."""
+        return replace(self, columns={**self.columns, _WEIGHT: weights})
+
     @classmethod
     def open(cls, folder: Path, part: str) -> TokenSet:
         """Maps the arrays of a part; the pages are shared by all processes of the machine."""
         second = folder / f"{part}.second_at.npy"
+        of_tokens = folder / f"{part}.token_labels.npy"
         prefix = f"{part}.{_COLUMN}"
         return cls(
             np.load(folder / f"{part}.tokens.npy", mmap_mode="r"),
@@ -67,6 +81,7 @@ class TokenSet:
                 file.name.removeprefix(prefix).removesuffix(".npy"): np.load(file, mmap_mode="r")
                 for file in sorted(folder.glob(f"{prefix}*.npy"))
             },
+            np.load(of_tokens, mmap_mode="r") if of_tokens.exists() else None,
         )
 
     def save(self, folder: Path, part: str) -> None:
@@ -76,6 +91,8 @@ class TokenSet:
         np.save(folder / f"{part}.labels.npy", self.labels)
         if self.second_at is not None:
             np.save(folder / f"{part}.second_at.npy", self.second_at)
+        if self.token_labels is not None:
+            np.save(folder / f"{part}.token_labels.npy", self.token_labels)
         for name, column in self.columns.items():
             np.save(folder / f"{part}.{_COLUMN}{name}.npy", column)
 
@@ -122,7 +139,7 @@ class TokenWriter:
 
 def tokenise(
     texts: Sequence[str] | Sequence[tuple[str, str]],
-    labels: npt.NDArray[np.int64],
+    labels: npt.NDArray[Any],
     tokenizer: Tokenizer,
     max_length: int,
     progress: Callable[[int], None],

@@ -75,13 +75,15 @@ def soft_classes_of_tokens(
 
 
 def squared_difference(student: torch.Tensor, teacher: torch.Tensor, scale: float) -> torch.Tensor:
-    """Returns the squared difference of predicted numbers, in units of the head's scale.
+    """Returns half the squared difference of predicted numbers, in units of the head's scale.
+
+    That is the divergence of normal distributions of that width around them.
 
     Args:
         student, teacher: (B, 1) predicted numbers.
         scale: Scale of the head.
     """
-    return ((student.float() - teacher.float()) / scale).square().sum()
+    return 0.5 * ((student.float() - teacher.float()) / scale).square().sum()
 
 
 def soft_tokens(

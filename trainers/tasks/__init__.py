@@ -7,11 +7,15 @@ from trainers.tasks.classification import CLASSIFICATION
 from trainers.tasks.imdb import IMDB
 from trainers.tasks.info import TaskInfo
 from trainers.tasks.mlm import MLM
+from trainers.tasks.regression import REGRESSION
 from trainers.tasks.squad_v2 import SQUAD_V2
 from trainers.tasks.tariff import TARIFF
+from trainers.tasks.token_classification import TOKEN_CLASSIFICATION
 from trainers.tasks.wikiqa import WIKIQA
 
-TASKS: dict[str, TaskInfo] = by_name(CLASSIFICATION, IMDB, SQUAD_V2, WIKIQA, TARIFF, MLM)
+TASKS: dict[str, TaskInfo] = by_name(
+    CLASSIFICATION, REGRESSION, TOKEN_CLASSIFICATION, IMDB, SQUAD_V2, WIKIQA, TARIFF, MLM
+)
 """All values of `task.name`.
 
 Add others before `trainers.config` and `trainers.figures` are imported: these compose the section `task` of a

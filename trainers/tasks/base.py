@@ -19,6 +19,7 @@ from trainers.data.batches import Batch, Transform
 from trainers.data.tokens import TokenSet
 from trainers.models.heads import Head
 from trainers.models.origin import Origin
+from trainers.predictions import LabelCounts
 from trainers.tasks import TASKS
 from trainers.tasks.info import TaskInfo
 
@@ -70,12 +71,14 @@ class Judged:
         numbers: (U,) of the units, in the order in which the part names them.
         scores: (U,) each unit's share of the headline.
         predictions, truths: U JSON-able values.
+        labels: Counts by label; None where the task has no labels.
     """
 
     numbers: npt.NDArray[np.int64]
     scores: npt.NDArray[np.float64]
     predictions: Sequence[Any]
     truths: Sequence[Any]
+    labels: LabelCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Prepared, Scoring, Task
 from trainers.tasks.info import CutFields, OwnFields
 
-_LAYOUT = 5
+_LAYOUT = 6
 """Grows when the cache's content changes for the same input."""
 _REPORT_S = 2.0
 _NOTES = "notes.json"
@@ -105,6 +105,14 @@ class DatasetTask(Task, Generic[Example]):
             tokens: its examples.
             task: Task of the run.
         """
+
+    def weighted(self, part: str, tokens: TokenSet, head: Head, task: configuration.Task) -> TokenSet:
+        """Returns a part with what each label's loss is multiplied by; as it is unless a task weighs labels.
+
+        Raises:
+            BadSpecError: the spec weighs what the data do not have.
+        """
+        return tokens
 
     def unit(self, example: Example) -> str:
         """Returns the name of what a split never divides: all examples of a name are in one part."""
@@ -220,6 +228,8 @@ class DatasetTask(Task, Generic[Example]):
         for part, tokens in parts.items():
             if tokens.cut.any():
                 report(examples.told_of_cut(part, tokens))
+        head = self.head(folder)
+        parts = {part: self.weighted(part, tokens, head, config.task) for part, tokens in parts.items()}
         scorings = {
             part: self.scoring(folder, part, tokens, config.task)
             for part, tokens in parts.items()
@@ -237,7 +247,7 @@ class DatasetTask(Task, Generic[Example]):
                 "max_length": config.task.max_length,
                 **{f"{part}.selected": len(tokens) for part, tokens in parts.items()},
             },
-            self.head(folder),
+            head,
             scorings[VALIDATION],
             test=parts.get(TEST),
             test_scoring=scorings.get(TEST),
@@ -394,6 +404,37 @@ def drawn(
 def _examples_of(part: str, task: configuration.Task) -> int | None:
     """Returns how many examples of a part are drawn; None = all."""
     return task.examples_of(part) or task.info.default_examples.get(part)
+
+
+def contents(row: Row, task: configuration.Task) -> tuple[str, ...]:
+    """Returns the field `text`, and `text_pair` where the task reads it and the row has it.
+
+    Raises:
+        BadDataError: naming the place and the field.
+    """
+    pair = "text_pair" in task.info.columns and (
+        "text_pair" in task.columns or row.fields.get("text_pair") is not None
+    )
+    return (row.text("text"), row.text("text_pair")) if pair else (row.text("text"),)
+
+
+def require_alike(texts: Mapping[str, Iterable[int]]) -> None:
+    """Refuses pairs next to single texts.
+
+    Args:
+        texts: texts of each example, by part.
+
+    Raises:
+        BadDataError: naming the part.
+    """
+    seen: set[int] = set()
+    for part, counts in texts.items():
+        seen.update(counts)
+        if len(seen) > 1:
+            raise BadDataError(
+                f"{part}: some rows have a text_pair and others have none; give every row both texts, or "
+                "remove the column"
+            )
 
 
 def same_answer(

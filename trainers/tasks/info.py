@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from trainers.data.layouts import Layout
 from trainers.models.heads import Head
@@ -71,6 +71,24 @@ class CutFields(OwnFields):
 
     too_long: Literal["cut", "error"] = "cut"
     """What a text of more tokens is, cut or an error."""
+
+
+Label = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class ListedFields(CutFields):
+    """Fields of tasks whose labels are those of the data, or a list."""
+
+    labels: tuple[Label, ...] | None = Field(default=None, min_length=2, max_length=10_000)
+    """Names of the classes or tags in their order, so that numbers in the data mean positions in it; unset =
+    those of the training part, sorted."""
+
+    def check(self, max_length: int) -> None:
+        """Refuses a label that is listed twice."""
+        labels = self.labels or ()
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice is not None:
+            raise ValueError(f"labels lists {twice!r} twice; list each label once")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ def decisions(predicted: npt.NDArray[np.bool_], labels: npt.NDArray[np.bool_]) -
     """Scores of independent yes-no decisions, in [0, 1]; a class that never occurs counts nowhere.
 
     Accuracy is the share of rows in which every decision is right (scikit-learn's `accuracy_score` of
-    indicator matrices); macro figures are means over classes, `f1_micro` is over all decisions.
+    indicator matrices); macro figures are means over classes, micro figures are over all decisions.
 
     Args:
         predicted, labels: (N, C).
@@ -60,6 +60,8 @@ def decisions(predicted: npt.NDArray[np.bool_], labels: npt.NDArray[np.bool_]) -
         "precision_macro": float(precision[present].mean()) if present.any() else 0.0,
         "recall_macro": float(recall[present].mean()) if present.any() else 0.0,
         "f1_micro": float(2 * hits.sum() / total) if total else 0.0,
+        "precision_micro": float(hits.sum() / max(1, int(of_prediction.sum()))),
+        "recall_micro": float(hits.sum() / max(1, int(of_label.sum()))),
     }
 
 

@@ -13,19 +13,23 @@ from trainers import config as configuration
 from trainers.data.rows import Row
 from trainers.data.tokens import TokenSet
 from trainers.tasks.base import Judged, Scoring
-from trainers.tasks.text_classification import ClassScoring, Labelled, TextClassification
+from trainers.tasks.classification import LabelFields
+from trainers.tasks.classification.scoring import ClassScoring
+from trainers.tasks.classification.task import Classification, Labelled
 
 
-class Loudness(TextClassification):
+class Loudness(Classification):
     """Calm or loud."""
 
-    classes = CLASSES
-    spellings = {"calm": 0, "loud": 1}  # noqa: RUF012
+    def fields(self, task: configuration.Task) -> LabelFields:
+        """See `Classification.fields`."""
+        return LabelFields(labels=CLASSES)
 
     def example(self, row: Row, task: configuration.Task) -> Labelled:
         """See `DatasetTask.example`."""
-        text, label = super().example(row, task)
-        return text + "!" * (label * task.own(LoudnessFields).marks), label
+        found = super().example(row, task)
+        marks = "!" * task.own(LoudnessFields).marks if found.labels == ("loud",) else ""
+        return Labelled((found.content[0] + marks,), found.labels)
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
         """See `DatasetTask.settings`."""
@@ -33,7 +37,7 @@ class Loudness(TextClassification):
 
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
         """See `DatasetTask.scoring`."""
-        return ErrorScoring(tokens.labels, self.classes)
+        return ErrorScoring(tokens.labels, CLASSES)
 
 
 class ErrorScoring(ClassScoring):
@@ -49,4 +53,4 @@ class ErrorScoring(ClassScoring):
     def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
         """See `Scoring.judge`."""
         judged = super().judge(observed, carried)
-        return Judged(judged.numbers, 1.0 - judged.scores, judged.predictions, judged.truths)
+        return Judged(judged.numbers, 1.0 - judged.scores, judged.predictions, judged.truths, judged.labels)

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from trainers.models.heads import ClassHead
-from trainers.tasks.info import CLASS_SCORES, FRACTION, CutFields, Score, TaskInfo
+from trainers.tasks.info import CLASS_SCORES, FRACTION, Label, ListedFields, Score, TaskInfo
+
+Weight = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
 
 
-class LabelFields(CutFields):
+class Weights(dict[str, float]):
+    """Weight of some labels; never changed, so that it can be part of a key."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
+class LabelFields(ListedFields):
     """What the labels are."""
 
-    labels: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] | None = Field(
-        default=None, min_length=2, max_length=10_000
-    )
-    """Names of the classes in their order, so that numbers in the data mean positions in it; unset = the
-    training part's labels, sorted."""
     multi_label: bool = False
     """A text has any number of labels: a list, or a text with commas."""
+    class_weights: (
+        Literal["balanced"]
+        | Annotated[dict[Label, Weight], Field(min_length=1, max_length=10_000), AfterValidator(Weights)]
+        | None
+    ) = None
+    """Factor of each label's training loss: balanced = inverse to its frequency, or a factor by label, 1 for
+    those left out; unset = 1."""
 
     def check(self, max_length: int) -> None:
-        """Refuses a label that is listed twice."""
+        """Refuses a label that is listed twice, and a weight of one that is not listed."""
+        super().check(max_length)
         labels = self.labels or ()
-        twice = next((label for label in labels if labels.count(label) > 1), None)
-        if twice is not None:
-            raise ValueError(f"labels lists {twice!r} twice; list each label once")
+        if labels and isinstance(self.class_weights, dict):
+            unknown = next((label for label in self.class_weights if label not in labels), None)
+            if unknown is not None:
+                raise ValueError(
+                    f"class_weights weighs {unknown!r}, which labels does not list; correct or remove it"
+                )
 
 
 CLASSIFICATION = TaskInfo(
@@ -37,6 +52,8 @@ CLASSIFICATION = TaskInfo(
     scores={
         **CLASS_SCORES,
         "f1_micro": FRACTION,
+        "precision_micro": FRACTION,
+        "recall_micro": FRACTION,
         "matthews": Score("1", better="higher"),
         "calibration_error": Score("1", better="lower"),
     },

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from trainers.data.batches import Batch
+from trainers.predictions import LabelCounts
 from trainers.tasks.base import Judged
 from trainers.tasks.scores import calibration_error, classification, decisions, matthews
 
 
-class OneLabelScoring:
+class ClassScoring:
     """The likeliest class is the prediction.
 
     Args:
         labels: (N,) true classes.
         classes: their names, by number.
+        declared: Scores that the task reports; None = all.
     """
 
-    def __init__(self, labels: npt.NDArray[np.int64], classes: Sequence[str]) -> None:
-        self._labels, self._classes = labels, classes
+    def __init__(
+        self, labels: npt.NDArray[np.int64], classes: Sequence[str], declared: Collection[str] | None = None
+    ) -> None:
+        self._labels, self._classes, self._declared = labels, classes, declared
 
     @property
     def units(self) -> int:
@@ -31,7 +35,8 @@ class OneLabelScoring:
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """(B, 2) the likeliest class, and its probability."""
-        probability, predicted = logits.float().softmax(1).max(1)
+        predicted = logits.argmax(1)
+        probability = logits.float().softmax(1).gather(1, predicted[:, None])[:, 0]
         return torch.stack([predicted.float(), probability], 1)
 
     def score(
@@ -40,12 +45,11 @@ class OneLabelScoring:
         """Returns the metrics; nothing is carried over."""
         predicted = observed[:, 0].astype(np.int64)
         scores = classification(predicted, self._labels, len(self._classes))
-        return {
-            **scores,
-            "f1_micro": scores["accuracy"],  # Each text has one prediction and one label.
-            "matthews": matthews(predicted, self._labels, len(self._classes)),
-            "calibration_error": calibration_error(observed[:, 1], predicted == self._labels),
-        }
+        # Each text has one prediction and one label.
+        scores |= dict.fromkeys(("f1_micro", "precision_micro", "recall_micro"), scores["accuracy"])
+        scores["matthews"] = matthews(predicted, self._labels, len(self._classes))
+        scores["calibration_error"] = calibration_error(observed[:, 1], predicted == self._labels)
+        return {name: scores[name] for name in scores if self._declared is None or name in self._declared}
 
     def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
         """Returns the names of the classes."""
@@ -55,6 +59,7 @@ class OneLabelScoring:
             (predicted == self._labels).astype(np.float64),
             [self._classes[number] for number in predicted],
             [self._classes[number] for number in self._labels],
+            LabelCounts.of_classes(predicted, self._labels, self._classes),
         )
 
 
@@ -99,6 +104,12 @@ class SeveralLabelsScoring:
             (predicted == labels).all(1).astype(np.float64),
             [self._names(row) for row in predicted],
             [self._names(row) for row in labels],
+            LabelCounts(
+                list(self._classes),
+                true=labels.sum(0).tolist(),
+                predicted=predicted.sum(0).tolist(),
+                hits=(predicted & labels).sum(0).tolist(),
+            ),
         )
 
     def _names(self, row: npt.NDArray[np.bool_]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
@@ -20,14 +21,16 @@ from trainers.data.batches import Batch
 from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.tokens import TokenSet, tokenise
-from trainers.errors import BadDataError
+from trainers.errors import BadDataError, BadSpecError
 from trainers.models.heads import ClassHead, Head
 from trainers.tasks.base import Scoring
 from trainers.tasks.classification import LabelFields
-from trainers.tasks.classification.scoring import OneLabelScoring, SeveralLabelsScoring
-from trainers.tasks.dataset import DatasetTask, same_answer
+from trainers.tasks.classification.scoring import ClassScoring, SeveralLabelsScoring
+from trainers.tasks.dataset import DatasetTask, contents, require_alike, same_answer
 from trainers.tasks.losses import class_loss
 
+UNSEEN = -1
+"""Class of an example whose label is none of the classes."""
 _CLASSES = "classes.json"
 _SHOWN = 20
 
@@ -48,21 +51,50 @@ class Labelled:
 
 
 class Classification(DatasetTask[Labelled]):
-    """One class, or any number of classes, of a text or a pair of texts."""
+    """One class, or any number of classes, of a text or a pair of texts.
+
+    A preset of it is a subclass with `fields` of its own, and perhaps other spellings of its labels.
+    """
+
+    def fields(self, task: configuration.Task) -> LabelFields:
+        """Returns what the labels are."""
+        return task.own(LabelFields)
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
-        """Returns what the labels are."""
-        own = task.own(LabelFields)
+        """Returns what the labels are, for the identity of the data."""
+        own = self.fields(task)
         return {"multi_label": own.multi_label, "labels": json.dumps(own.labels)}
 
     @override
     def example(self, row: Row, task: configuration.Task) -> Labelled:
         """Returns the example of a row with fields `text`, perhaps `text_pair`, and `label`."""
-        own = task.own(LabelFields)
-        pair = "text_pair" in task.columns or row.fields.get("text_pair") is not None
-        content = (row.text("text"), row.text("text_pair")) if pair else (row.text("text"),)
-        written = _several(row) if own.multi_label else [row.label("label")]
-        return Labelled(content, tuple(dict.fromkeys(_name(one, row, own.labels) for one in written)))
+        content = contents(row, task)
+        written = _several(row) if self.fields(task).multi_label else [row.label("label")]
+        return Labelled(content, tuple(dict.fromkeys(self.named(one, row, task) for one in written)))
+
+    def named(self, written: str | int, row: Row, task: configuration.Task) -> str:
+        """Returns the name of a class: as it is listed, by its position in the list, or as written.
+
+        Args:
+            written: Label of the row.
+            row: Row with the label.
+            task: Task of the run.
+
+        Raises:
+            BadDataError: naming the row; empty, or not in the list.
+        """
+        name, labels = str(written).strip(), self.fields(task).labels
+        if not name:
+            raise row.refusal("label", "empty; remove the row or fill it")
+        if labels is None or name in labels:
+            return name
+        if name.isascii() and name.isdigit() and int(name) < len(labels):
+            return labels[int(name)]
+        listed = ", ".join(labels[:_SHOWN]) + ", ..." * (len(labels) > _SHOWN)
+        raise row.refusal(
+            "label",
+            f"unknown label {name[:80]!r}; use one of {listed}, or a position from 0 to {len(labels) - 1}",
+        )
 
     def stratum(self, example: Labelled) -> int:
         """Returns a number of its set of labels."""
@@ -82,7 +114,7 @@ class Classification(DatasetTask[Labelled]):
             BadDataError: a label that the training part lacks, or pairs next to single texts.
         """
         known = {label for one in parts[TRAIN] for label in one.labels}
-        pairs = len(parts[TRAIN][0].content) > 1
+        require_alike({part: [len(one.content) for one in examples] for part, examples in parts.items()})
         for part, examples in parts.items():
             lost = sorted({label for one in examples for label in one.labels} - known)
             if lost:
@@ -91,16 +123,8 @@ class Classification(DatasetTask[Labelled]):
                     f"{part}: label {lost[0]!r} is not in the training part{others}, so it cannot be "
                     "learned; add training examples of it, or remove its rows"
                 )
-            if any((len(one.content) > 1) != pairs for one in examples):
-                raise BadDataError(
-                    f"{part}: some rows have a text_pair and others have none; give every row both texts, or "
-                    "remove the column"
-                )
-        classes = task.own(LabelFields).labels or tuple(sorted(known, key=_in_order))
-        return {
-            part: [replace(one, classes=classes) for one in chosen]
-            for part, chosen in super().draw(parts, task).items()
-        }
+        classes = self.fields(task).labels or tuple(sorted(known, key=_in_order))
+        return with_classes(super().draw(parts, task), classes)
 
     @override
     def review(self, parts: Mapping[str, Sequence[Labelled]], task: configuration.Task) -> Iterator[str]:
@@ -121,14 +145,14 @@ class Classification(DatasetTask[Labelled]):
         task: configuration.Task,
         told: Callable[[int], None],
     ) -> TokenSet:
-        """Returns labels (N,), the class; or (N, C), 1 where a text has the label."""
+        """Returns labels (N,), the class or `UNSEEN`; or (N, C), 1 where a text has the label."""
         numbers = {name: number for number, name in enumerate(examples[0].classes)}
-        if task.own(LabelFields).multi_label:
+        if self.fields(task).multi_label:
             labels = np.zeros((len(examples), len(numbers)), dtype=np.int64)
             for row, one in enumerate(examples):
                 labels[row, [numbers[label] for label in one.labels]] = 1
         else:
-            labels = np.array([numbers[one.labels[0]] for one in examples], dtype=np.int64)
+            labels = np.array([numbers.get(one.labels[0], UNSEEN) for one in examples], dtype=np.int64)
         pairs = len(examples[0].content) > 1
         texts: Any = [one.content if pairs else one.content[0] for one in examples]
         return tokenise(texts, labels, tokenizer, task.max_length, told)
@@ -137,26 +161,83 @@ class Classification(DatasetTask[Labelled]):
         self, folder: Path, parts: Mapping[str, Sequence[Labelled]], task: configuration.Task
     ) -> None:
         """Writes the names of the classes, by number, and whether a text has several."""
-        described = {"classes": parts[TRAIN][0].classes, "multi_label": task.own(LabelFields).multi_label}
+        described = {"classes": parts[TRAIN][0].classes, "multi_label": self.fields(task).multi_label}
         (folder / _CLASSES).write_text(json.dumps(described), encoding="utf-8")
 
     @override
-    def head(self, folder: Path) -> Head:
-        return _head_in(folder)
+    def head(self, folder: Path) -> ClassHead:
+        described = json.loads((folder / _CLASSES).read_text(encoding="utf-8"))
+        return ClassHead(tuple(described["classes"]), described["multi_label"])
+
+    @override
+    def weighted(self, part: str, tokens: TokenSet, head: Head, task: configuration.Task) -> TokenSet:
+        wanted = self.fields(task).class_weights
+        if wanted is None or part != TRAIN:
+            return tokens
+        assert isinstance(head, ClassHead)
+        if isinstance(wanted, dict):
+            unknown = next((label for label in wanted if label not in head.classes), None)
+            if unknown is not None:
+                raise BadSpecError(
+                    f"task.class_weights weighs {unknown!r}, which is not a label of the training part; "
+                    f"use {', '.join(head.classes[:_SHOWN])}{', ...' * (len(head.classes) > _SHOWN)}"
+                )
+            weights = np.array([wanted.get(name, 1.0) for name in head.classes])
+        else:
+            weights = balanced(tokens.labels, len(head.classes))
+        return tokens.weighted(by_label(tokens.labels, weights))
 
     @override
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
-        head = _head_in(folder)
-        scoring = SeveralLabelsScoring if head.multi_label else OneLabelScoring
-        return scoring(tokens.labels, head.classes)
+        head = self.head(folder)
+        if head.multi_label:
+            return SeveralLabelsScoring(tokens.labels, head.classes)
+        return ClassScoring(tokens.labels, head.classes, self.info.scores)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the cross-entropy, summed over the batch; of several labels, their mean for each text."""
         if batch.labels.dim() == 1:
             return class_loss(logits, batch)
         wanted = batch.labels.to(torch.float32)
-        total = functional.binary_cross_entropy_with_logits(logits.float(), wanted, reduction="sum")
+        total = functional.binary_cross_entropy_with_logits(
+            logits.float(), wanted, weight=batch.weights, reduction="sum"
+        )
         return total / logits.shape[1]
+
+
+def with_classes(
+    parts: Mapping[str, Sequence[Labelled]], classes: tuple[str, ...]
+) -> dict[str, list[Labelled]]:
+    """Returns examples that know all classes."""
+    return {part: [replace(one, classes=classes) for one in chosen] for part, chosen in parts.items()}
+
+
+def balanced(labels: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.float64]:
+    """Returns a weight of each class, inverse to its frequency.
+
+    Of one label per text as scikit-learn's `class_weight="balanced"` has it, `N / (C N_c)` over classes that
+    occur, so that the mean weight of an example is 1; of several, a label's absences over its presences.
+
+    Args:
+        labels: (N,) classes, or (N, C) 1 where a text has the label.
+        classes: C.
+    """
+    if labels.ndim == 2:
+        present = labels.sum(0)
+        return np.where(present > 0, (len(labels) - present) / np.maximum(present, 1), 1.0)
+    counts = np.bincount(labels, minlength=classes)
+    return np.where(counts > 0, len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1.0)
+
+
+def by_label(labels: npt.NDArray[np.int64], weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Returns the weight of each label: of the class, or of several labels that of each one present, else 1.
+
+    Args:
+        labels: (N,) classes, or (N, C) 1 where a text has the label.
+        weights: (C,) by class.
+    """
+    found = weights[labels] if labels.ndim == 1 else np.where(labels == 1, weights, 1.0)
+    return found.astype(np.float32)
 
 
 def _several(row: Row) -> list[str | int]:
@@ -171,28 +252,7 @@ def _several(row: Row) -> list[str | int]:
     return value
 
 
-def _name(written: str | int, row: Row, labels: Sequence[str] | None) -> str:
-    """Returns the name of a class: as it is listed, by its position in the list, or as written."""
-    name = str(written).strip()
-    if not name:
-        raise row.refusal("label", "empty; remove the row or fill it")
-    if labels is None or name in labels:
-        return name
-    if name.isascii() and name.isdigit() and int(name) < len(labels):
-        return labels[int(name)]
-    listed = ", ".join(labels[:_SHOWN]) + ", ..." * (len(labels) > _SHOWN)
-    raise row.refusal(
-        "label",
-        f"unknown label {name[:80]!r}; use one of {listed}, or a position from 0 to {len(labels) - 1}",
-    )
-
-
 def _in_order(name: str) -> tuple[bool, int, str]:
     """Numbers come first, by their value."""
     number = name.isascii() and name.isdigit() and len(name) < 10
     return not number, int(name) if number else 0, name
-
-
-def _head_in(folder: Path) -> ClassHead:
-    described = json.loads((folder / _CLASSES).read_text(encoding="utf-8"))
-    return ClassHead(tuple(described["classes"]), described["multi_label"])

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
-from trainers.tasks.text_classification import TextClassification
+from types import MappingProxyType
+
+from typing_extensions import override
+
+from trainers import config as configuration
+from trainers.data.rows import Row
+from trainers.tasks.classification import LabelFields
+from trainers.tasks.classification.task import Classification, Labelled
+
+_CLASSES = ("negative", "positive")
+_FIELDS = LabelFields(labels=_CLASSES)
 
 
-class Imdb(TextClassification):
-    """Two classes."""
+class Imdb(Classification):
+    """Two classes, under any of the names that files give them."""
 
-    classes = ("negative", "positive")
-    spellings = {"neg": 0, "pos": 1, "negative": 0, "positive": 1, "0": 0, "1": 1}  # noqa: RUF012
+    spellings = MappingProxyType({"neg": 0, "pos": 1, "negative": 0, "positive": 1, "0": 0, "1": 1})
+
+    @override
+    def fields(self, task: configuration.Task) -> LabelFields:
+        return _FIELDS
+
+    @override
+    def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
+        return {}
+
+    @override
+    def named(self, written: str | int, row: Row, task: configuration.Task) -> str:
+        number = self.spellings.get(str(written).strip().lower())
+        if number is None:
+            raise row.refusal("label", f"unknown label {written!r}; use one of {', '.join(self.spellings)}")
+        return _CLASSES[number]
+
+    @override
+    def stratum(self, example: Labelled) -> int:
+        return _CLASSES.index(example.labels[0])

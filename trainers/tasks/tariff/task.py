@@ -2,65 +2,54 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
-from torch.nn import functional
 from typing_extensions import override
 
 from trainers import config as configuration
 from trainers.data.batches import Batch
+from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out_by_text, normal
-from trainers.data.tokens import TokenSet, tokenise
+from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
-from trainers.models.heads import ClassHead, Head
+from trainers.predictions import LabelCounts
 from trainers.tasks.base import Judged, Scoring
-from trainers.tasks.dataset import DatasetTask, same_answer
+from trainers.tasks.classification import LabelFields
+from trainers.tasks.classification.task import UNSEEN, Classification, Labelled, with_classes
+from trainers.tasks.dataset import drawn, same_answer
+from trainers.tasks.losses import class_loss
 from trainers.tasks.scores import classification
 from trainers.tasks.tariff import CodeFields
 
-UNSEEN = -1
-"""Class of a validation example whose code no training example has."""
 _TOP = 5
-_CODES = "codes.json"
 _CODE = re.compile(r"(\d\d){1,5}")
+_FIELDS = LabelFields()
 
 
-@dataclass(frozen=True, slots=True)
-class Phrase:
-    """Words for a good.
-
-    Attributes:
-        text: description, synonym or colloquial term.
-        code: its customs code, cut to the digits that are learned.
-        number: class of the code; `UNSEEN` when the training part lacks it.
-    """
-
-    text: str
-    code: str
-    number: int = UNSEEN
-
-
-class Tariff(DatasetTask[Phrase]):
+class Tariff(Classification):
     """One class per code of `task.level` digits that the training part has."""
 
     left_out = "the code has fewer digits than task.level"
+
+    @override
+    def fields(self, task: configuration.Task) -> LabelFields:
+        return _FIELDS
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
         """Returns the level."""
         return {"level": _level(task)}
 
     @override
-    def example(self, row: Row, task: configuration.Task) -> Phrase | None:
+    def example(self, row: Row, task: configuration.Task) -> Labelled | None:
         """Returns the example of a row with fields `text` and `code`; None when the code is too short."""
         text = row.text("text")
         written = row.label("code")
@@ -76,21 +65,17 @@ class Tariff(DatasetTask[Phrase]):
                 "such as 0101.21",
             )
         level = _level(task)
-        return Phrase(text, digits[:level]) if len(digits) >= level else None
+        return Labelled((text,), (digits[:level],)) if len(digits) >= level else None
 
-    def stratum(self, example: Phrase) -> int:
+    def stratum(self, example: Labelled) -> int:
         """Returns the code."""
-        return int(example.code)
-
-    def texts(self, example: Phrase) -> Iterable[str]:
-        """Returns the text."""
-        return (example.text,)
+        return int(example.labels[0])
 
     @override
-    def hold_out(self, whole: Sequence[Phrase], task: configuration.Task) -> tuple[Indices, Indices]:
+    def hold_out(self, whole: Sequence[Labelled], task: configuration.Task) -> tuple[Indices, Indices]:
         """Holds out texts with all their codes."""
         spellings: dict[str, int] = {}
-        texts = [spellings.setdefault(normal(one.text), len(spellings)) for one in whole]
+        texts = [spellings.setdefault(normal(one.content[0]), len(spellings)) for one in whole]
         return held_out_by_text(
             np.array(texts),
             np.array([self.stratum(one) for one in whole]),
@@ -101,26 +86,23 @@ class Tariff(DatasetTask[Phrase]):
 
     @override
     def draw(
-        self, parts: Mapping[str, Sequence[Phrase]], task: configuration.Task
-    ) -> dict[str, list[Phrase]]:
-        """Draws examples, with classes numbered."""
-        chosen = super().draw(parts, task)
-        numbers = {code: i for i, code in enumerate(sorted({one.code for one in chosen["train"]}))}
-        return {
-            part: [replace(one, number=numbers.get(one.code, UNSEEN)) for one in phrases]
-            for part, phrases in chosen.items()
-        }
+        self, parts: Mapping[str, Sequence[Labelled]], task: configuration.Task
+    ) -> dict[str, list[Labelled]]:
+        """Draws examples, with the codes of those that are trained on as classes; others may lack some."""
+        chosen = drawn(parts, self.stratum, task)
+        return with_classes(chosen, tuple(sorted({one.labels[0] for one in chosen[TRAIN]})))
 
     @override
-    def review(self, parts: Mapping[str, Sequence[Phrase]], task: configuration.Task) -> Iterator[str]:
+    def review(self, parts: Mapping[str, Sequence[Labelled]], task: configuration.Task) -> Iterator[str]:
         level = _level(task)
         yield from same_answer(
             parts,
-            lambda one: f"code {one.code} at level {level}",
+            lambda one: f"code {one.labels[0]} at level {level}",
             "raise task.level or add rows of other codes",
         )
+        known = set(parts[TRAIN][0].classes)
         for part, phrases in parts.items():
-            if all(one.number == UNSEEN for one in phrases):
+            if not any(one.labels[0] in known for one in phrases):
                 raise BadDataError(
                     f"{part}: no code of {len(phrases)} examples is in the training part, so none can be "
                     f"predicted; put the same codes into both parts, or leave out the {part} part"
@@ -129,29 +111,19 @@ class Tariff(DatasetTask[Phrase]):
     @override
     def tokenise(
         self,
-        examples: Sequence[Phrase],
+        examples: Sequence[Labelled],
         tokenizer: Tokenizer,
         task: configuration.Task,
         told: Callable[[int], None],
     ) -> TokenSet:
         """Returns labels (N,), the classes, and column `code` (N,), the code as a number."""
-        labels = np.array([one.number for one in examples], dtype=np.int64)
-        tokens = tokenise([one.text for one in examples], labels, tokenizer, task.max_length, told)
-        codes = np.array([int(one.code) for one in examples])
+        tokens = super().tokenise(examples, tokenizer, task, told)
+        codes = np.array([self.stratum(one) for one in examples])
         return replace(tokens, columns={**tokens.columns, "code": codes})
-
-    def describe(self, folder: Path, parts: Mapping[str, Sequence[Phrase]], task: configuration.Task) -> None:
-        """Writes the codes of the classes, by number."""
-        codes = sorted({one.code for one in parts["train"]})
-        (folder / _CODES).write_text(json.dumps(codes), encoding="utf-8")
-
-    @override
-    def head(self, folder: Path) -> Head:
-        return ClassHead(_codes_in(folder))
 
     @override
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
-        codes = [int(code) for code in _codes_in(folder)]
+        codes = [int(code) for code in self.head(folder).classes]
         return CodeScoring(tokens.columns["code"], codes, _level(task))
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -160,7 +132,7 @@ class Tariff(DatasetTask[Phrase]):
         An unseen code has no logit: it counts what knowing nothing costs, the logarithm of the
         number of classes.
         """
-        seen = functional.cross_entropy(logits.float(), batch.labels, ignore_index=UNSEEN, reduction="sum")
+        seen = class_loss(logits, batch, ignored=UNSEEN)
         return seen + (batch.labels == UNSEEN).sum() * math.log(logits.shape[1])
 
 
@@ -191,12 +163,21 @@ class CodeScoring:
     def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
         """Returns the likeliest codes, best first, and the right one."""
         likeliest = self._codes[observed.astype(np.int64)]
+        every = np.union1d(self._codes, self._right)
         return Judged(
             np.arange(len(likeliest)),
             (likeliest[:, 0] == self._right).astype(np.float64),
-            [[f"{code:0{self._level}d}" for code in several] for several in likeliest],
-            [f"{code:0{self._level}d}" for code in self._right],
+            [[self._name(code) for code in several] for several in likeliest],
+            [self._name(code) for code in self._right],
+            LabelCounts.of_classes(
+                np.searchsorted(every, likeliest[:, 0]),
+                np.searchsorted(every, self._right),
+                [self._name(code) for code in every],
+            ),
         )
+
+    def _name(self, code: int) -> str:
+        return f"{code:0{self._level}d}"
 
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
@@ -218,8 +199,3 @@ class CodeScoring:
 
 def _level(task: configuration.Task) -> int:
     return task.own(CodeFields).level
-
-
-def _codes_in(folder: Path) -> tuple[str, ...]:
-    """Returns the codes of the classes, by number."""
-    return tuple(json.loads((folder / _CODES).read_text(encoding="utf-8")))

@@ -1,0 +1,42 @@
+"""A number for a text or a pair of texts, such as how alike they are."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from trainers.models.heads import NumberHead
+from trainers.tasks.info import NO_LOSS, CutFields, Score, TaskInfo
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class NumberFields(CutFields):
+    """What the numbers are."""
+
+    label_range: tuple[Number, Number] | None = None
+    """Least and greatest label: others in the data are errors, and predictions are clipped to it; unset = any
+    numbers."""
+
+    def check(self, max_length: int) -> None:
+        """Refuses an empty range."""
+        if self.label_range is not None and not self.label_range[0] < self.label_range[1]:
+            low, high = self.label_range
+            raise ValueError(f"label_range [{low}, {high}] is empty; write the smaller number first")
+
+
+REGRESSION = TaskInfo(
+    name="regression",
+    summary="a number for any texts or pairs of texts",
+    implementation="trainers.tasks.regression.task:Regression",
+    head=NumberHead,
+    scores={
+        "pearson": Score("1", better="higher", margin=NO_LOSS, drawn=True),
+        "spearman": Score("1", better="higher", margin=NO_LOSS),
+        "rmse": Score("label", better="lower", drawn=True),
+    },
+    headline="pearson",
+    own_fields=NumberFields,
+    columns=("text", "text_pair", "label"),
+)

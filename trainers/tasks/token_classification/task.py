@@ -1,0 +1,262 @@
+"""Tagged words, and texts with labelled spans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional
+from typing_extensions import override
+
+from trainers import config as configuration
+from trainers.data.batches import Batch
+from trainers.data.encoding import ends_of, token_dtype
+from trainers.data.framing import frame_of
+from trainers.data.parts import TRAIN
+from trainers.data.rows import Row
+from trainers.data.tokens import TokenSet
+from trainers.errors import BadDataError
+from trainers.models.heads import IGNORED, TokenHead
+from trainers.tasks.base import Scoring
+from trainers.tasks.dataset import DatasetTask
+from trainers.tasks.token_classification import TagFields
+from trainers.tasks.token_classification.scoring import EntityScoring
+from trainers.tasks.token_classification.tags import (
+    OUTSIDE,
+    Span,
+    is_tag,
+    repaired,
+    tags_of,
+    types_of,
+    words_of,
+)
+
+_CLASSES = "tags.json"
+_CHUNK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """A text whose words have tags.
+
+    Attributes:
+        text: Text.
+        words: each word's characters in the text.
+        tags: Tag of each word.
+        classes: names of all tags, by number; empty until all parts have been read.
+    """
+
+    text: str
+    words: tuple[tuple[int, int], ...]
+    tags: tuple[str, ...]
+    classes: tuple[str, ...] = ()
+
+
+class TokenClassification(DatasetTask[Tagged]):
+    """A tag of each word, which its first piece learns; further pieces of a word learn nothing."""
+
+    def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
+        """Returns the tags."""
+        return {"labels": json.dumps(task.own(TagFields).labels)}
+
+    @override
+    def example(self, row: Row, task: configuration.Task) -> Tagged:
+        """Returns the example of a row with fields `tokens` and `tags`, or `text` and `spans`."""
+        if row.fields.get("tokens") is None and row.fields.get("text") is not None:
+            return _of_spans(row)
+        return _of_tags(row, task.own(TagFields).labels)
+
+    def stratum(self, example: Tagged) -> int:
+        """1 when the text has an entity."""
+        return int(any(tag != OUTSIDE for tag in example.tags))
+
+    def texts(self, example: Tagged) -> Iterable[str]:
+        """Returns the text."""
+        return (example.text,)
+
+    @override
+    def draw(
+        self, parts: Mapping[str, Sequence[Tagged]], task: configuration.Task
+    ) -> dict[str, list[Tagged]]:
+        """Draws examples, with the types of the whole training part.
+
+        Raises:
+            BadDataError: a type that the training part lacks.
+        """
+        listed = task.own(TagFields).labels or ()
+        known = types_of(chain.from_iterable(one.tags for one in parts[TRAIN]))
+        for part, examples in parts.items():
+            lost = sorted(types_of(chain.from_iterable(one.tags for one in examples)) - known)
+            if lost:
+                others = f" (nor are {len(lost) - 1} others)" if lost[1:] else ""
+                raise BadDataError(
+                    f"{part}: label {lost[0]!r} is not in the training part{others}, so it cannot be "
+                    "learned; add training examples of it, or remove its tags"
+                )
+        every = (OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(known) for prefix in "BI"))
+        classes = tuple(dict.fromkeys((*listed, *every)))
+        return {
+            part: [replace(one, classes=classes) for one in chosen]
+            for part, chosen in super().draw(parts, task).items()
+        }
+
+    @override
+    def review(self, parts: Mapping[str, Sequence[Tagged]], task: configuration.Task) -> Iterator[str]:
+        for part, examples in parts.items():
+            if not any(map(self.stratum, examples)):
+                line = f"{part}: no example ({len(examples)}) has an entity"
+                if part == TRAIN:
+                    raise BadDataError(f"{line}, so there is nothing to learn; add examples with entities")
+                yield f"{line}: its scores mean little"
+
+    @override
+    def tokenise(
+        self,
+        examples: Sequence[Tagged],
+        tokenizer: Tokenizer,
+        task: configuration.Task,
+        told: Callable[[int], None],
+    ) -> TokenSet:
+        """Returns labels of tokens, and the flat columns `tag`, `words` and `seen` that scoring needs."""
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        numbers = {name: number for number, name in enumerate(examples[0].classes)}
+        frame = frame_of(tokenizer, pairs=False)
+        before, specials = len(frame.specials[0]), sum(map(len, frame.specials))
+        parts: list[Any] = []
+        labels: list[np.ndarray] = []
+        seen: list[np.ndarray] = []
+        for start in range(0, len(examples), _CHUNK):
+            chunk = examples[start : start + _CHUNK]
+            encoded = tokenizer.encode_batch([one.text for one in chunk], add_special_tokens=False)
+            counts = np.array([len(one.ids) for one in encoded], dtype=np.int64)
+            ids = np.fromiter(
+                chain.from_iterable(one.ids for one in encoded), token_dtype(tokenizer), int(counts.sum())
+            )
+            framed = frame.around([(ids, counts)], task.max_length)
+            parts.append(framed)
+            for one, pieces, length in zip(chunk, encoded, framed.lengths.tolist(), strict=True):
+                kept = length - specials
+                first = first_pieces(one.words, pieces.offsets)
+                inside = (first >= 0) & (first < kept)
+                of_tokens = np.full(length, IGNORED, dtype=np.int64)
+                tags = np.array([numbers[tag] for tag in one.tags], dtype=np.int64)
+                of_tokens[before + first[inside]] = tags[inside]
+                labels.append(of_tokens)
+                seen.append(inside)
+            told(start + len(chunk))
+        return TokenSet(
+            np.concatenate([one.tokens for one in parts]),
+            ends_of(np.concatenate([one.lengths for one in parts])),
+            np.empty((len(examples), 0), dtype=np.int64),
+            columns={
+                "cut": np.concatenate([one.cut for one in parts]),
+                "tag": np.array([numbers[tag] for one in examples for tag in one.tags], dtype=np.int64),
+                "words": np.array([len(one.words) for one in examples], dtype=np.int64),
+                "seen": np.concatenate(seen),
+            },
+            token_labels=np.concatenate(labels),
+        )
+
+    def describe(self, folder: Path, parts: Mapping[str, Sequence[Tagged]], task: configuration.Task) -> None:
+        """Writes the tags, by number."""
+        (folder / _CLASSES).write_text(json.dumps(parts[TRAIN][0].classes), encoding="utf-8")
+
+    @override
+    def head(self, folder: Path) -> TokenHead:
+        return TokenHead(tuple(json.loads((folder / _CLASSES).read_text(encoding="utf-8"))))
+
+    @override
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
+        columns = tokens.columns
+        return EntityScoring(columns["tag"], columns["words"], columns["seen"], self.head(folder).classes)
+
+    def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Returns the cross-entropy, the mean over each text's words, summed over texts."""
+        each = functional.cross_entropy(
+            logits.float().transpose(1, 2), batch.labels, ignore_index=IGNORED, reduction="none"
+        )
+        return (each.sum(1) / (batch.labels != IGNORED).sum(1).clamp(min=1)).sum()
+
+
+def first_pieces(words: Sequence[tuple[int, int]], offsets: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Returns which piece is the first of each word; -1 where a word has none, such as a lone space.
+
+    A piece belongs to the word of its last character: some tokenizers put the space before a word into it.
+
+    Args:
+        words: each word's characters, ascending.
+        offsets: each piece's characters, ascending.
+    """
+    starts = np.array([start for start, _ in words], dtype=np.int64)
+    ends = np.array([end for _, end in words], dtype=np.int64)
+    last = np.array([end for _, end in offsets], dtype=np.int64) - 1
+    of_piece = np.searchsorted(starts, last, side="right") - 1
+    found = np.full(len(words), -1, dtype=np.int64)
+    for piece in range(len(offsets) - 1, -1, -1):
+        word = of_piece[piece]
+        if word >= 0 and last[piece] < ends[word]:
+            found[word] = piece
+    return found
+
+
+def _of_tags(row: Row, labels: Sequence[str] | None) -> Tagged:
+    tokens, tags = row.values("tokens"), row.values("tags")
+    if len(tokens) != len(tags):
+        raise row.refusal("tags", f"{len(tags)} tags for {len(tokens)} tokens; give each token one tag")
+    if not tokens:
+        raise row.refusal("tokens", "empty; remove the row or fill it")
+    for token in tokens:
+        if not isinstance(token, str):
+            raise row.refusal("tokens", f"{str(token)[:80]!r} is a {type(token).__name__}, not a string")
+    text = Row({"tokens": " ".join(tokens)}, row.where, row.columns).text("tokens")
+    edges = pairwise(accumulate((len(token) + 1 for token in tokens), initial=0))
+    words = tuple((start, end - 1) for start, end in edges)
+    return Tagged(text, words, repaired([_tag(tag, row, labels) for tag in tags]))
+
+
+def _tag(written: Any, row: Row, labels: Sequence[str] | None) -> str:
+    """Returns the name of a tag: as it is written, or by its position in the list."""
+    name = str(written).strip()
+    if labels is not None and name not in labels:
+        if name.isascii() and name.isdigit() and int(name) < len(labels):
+            return labels[int(name)]
+        raise row.refusal("tags", f"unknown tag {name[:80]!r}; use one of {', '.join(labels[:20])}")
+    if not is_tag(name):
+        fix = "set task.labels to the tags in their order" if name.isdigit() else "convert the tags to BIO"
+        raise row.refusal("tags", f"{name[:80]!r} is not O, B-<label> or I-<label>; {fix}")
+    return name
+
+
+def _of_spans(row: Row) -> Tagged:
+    text = row.text("text")
+    spans = sorted(_span(one, text, row) for one in row.values("spans"))
+    for (_, end, kind), (start, _, other) in pairwise(spans):
+        if start < end:
+            raise row.refusal(
+                "spans", f"{kind} up to {end} and {other} from {start} overlap; keep one of the two"
+            )
+    words = words_of(text, spans)
+    return Tagged(text, tuple(words), tags_of(words, spans))
+
+
+def _span(one: Any, text: str, row: Row) -> Span:
+    if not isinstance(one, dict) or not {"start", "end", "label"} <= one.keys():
+        raise row.refusal("spans", f"{str(one)[:80]} is not an object with start, end and label")
+    start, end, kind = one["start"], one["end"], str(one["label"]).strip()
+    if type(start) is not int or type(end) is not int or not 0 <= start < end <= len(text):
+        raise row.refusal(
+            "spans",
+            f"{kind} from {start} to {end} is outside the text of {len(text)} characters; count from 0, end "
+            "exclusive",
+        )
+    if not kind or not text[start:end].strip():
+        raise row.refusal("spans", f"{start} to {end} has no label or holds only white space; remove it")
+    return start, end, kind
