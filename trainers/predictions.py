@@ -47,6 +47,18 @@ class LabelCounts:
     confusion: Sequence[Sequence[int]] = field(default_factory=list)
 
     @classmethod
+    def added_up(cls, several: Sequence[LabelCounts]) -> LabelCounts:
+        """Returns the counts of runs together: of the first, and of the others with the same labels."""
+        alike = [counts for counts in several if list(counts.labels) == list(several[0].labels)]
+        true, predicted, hits = (
+            np.sum([getattr(counts, name) for counts in alike], axis=0).tolist()
+            for name in ("true", "predicted", "hits")
+        )
+        matrices = [counts.confusion for counts in alike]
+        confusion = np.sum(matrices, axis=0).tolist() if all(matrices) else []
+        return cls(list(several[0].labels), true, predicted, hits, confusion)
+
+    @classmethod
     def of_classes(
         cls, predicted: npt.NDArray[np.int64], true: npt.NDArray[np.int64], labels: Sequence[str]
     ) -> LabelCounts:

@@ -297,7 +297,7 @@ def report_experiment(
     also: Also = None,
 ) -> Response:
     """Question, method, tables, plots, verdicts, caveats and how to reproduce; needs no network."""
-    from service.output.predictions import known_scores
+    from service.output.predictions import known_labels, known_scores
     from service.output.report import gather, html, markdown
     from service.output.traces import traced_step
 
@@ -308,6 +308,7 @@ def report_experiment(
         selection,
         traced=lambda run: traced_step(settings, run),
         unit_scores=partial(known_scores, store, settings),
+        label_counts=partial(known_labels, store, settings),
     )
     if format is ReportFormat.md:
         return Response(markdown(contents), media_type="text/markdown")

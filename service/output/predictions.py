@@ -13,6 +13,7 @@ from service.spec.models import checkpoints_of
 from service.store import Store
 from trainers import predictions
 from trainers.checkpoints.manifest import newest_file
+from trainers.predictions import LabelCounts
 from trainers.predictions import NoPredictions as NoPredictions
 
 CHUNK_BYTES = 1 << 20
@@ -66,6 +67,15 @@ def known_scores(store: Store, settings: Settings, run: Run) -> Mapping[str, flo
     try:
         return unit_scores(settings, store.source_of(run))
     except NoPredictions:
+        return None
+
+
+def known_labels(store: Store, settings: Settings, run: Run) -> LabelCounts | None:
+    """Returns a run's counts by label on the test part; None where there are none on this machine."""
+    try:
+        file = newest_file(checkpoints_of(settings, store.source_of(run)), predictions.PREDICTIONS)
+        return None if file is None else predictions.read_record(file).labels
+    except (NoPredictions, OSError):
         return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -36,6 +36,7 @@ from service.domain.states import RunState
 from service.output.traces import TracedStep
 from service.store import Store
 from trainers.figures import SCORES
+from trainers.predictions import LabelCounts
 
 Answer = TypeVar("Answer")
 
@@ -63,6 +64,21 @@ class Unanswered:
 
 
 @dataclass(frozen=True, slots=True)
+class ByLabel:
+    """What a configuration made of each label of the test part.
+
+    Attributes:
+        point: Configuration.
+        runs: its runs that are counted.
+        counts: their counts together.
+    """
+
+    point: Mapping[str, object]
+    runs: tuple[int, ...]
+    counts: LabelCounts
+
+
+@dataclass(frozen=True, slots=True)
 class Contents:
     """What a report says.
 
@@ -78,6 +94,8 @@ class Contents:
         breakdown: mean seconds of each part of a run's time, by configuration.
         caveats: Caveats for the reader, in words.
         ledgers: Ledgers of the experiments, all their runs included.
+        by_label: Counts by label of the recommended configuration, without one of the first; None = the
+            task has no labels, or no run kept them here.
     """
 
     run_table: RunTable
@@ -95,6 +113,7 @@ class Contents:
     breakdown: Mapping[str, Mapping[str, float]]
     caveats: tuple[str, ...]
     ledgers: tuple[Ledger, ...] = ()
+    by_label: ByLabel | None = None
 
 
 def gather(
@@ -104,6 +123,7 @@ def gather(
     *,
     traced: Callable[[Run], TracedStep | None] = lambda run: None,
     unit_scores: UnitScores = no_scores,
+    label_counts: Callable[[Run], LabelCounts | None] = lambda run: None,
 ) -> Contents:
     """Reads and answers everything.
 
@@ -113,6 +133,7 @@ def gather(
         selection: Selection among their runs.
         traced: a step of a run, where it traced some.
         unit_scores: reads a run's scores of the test part's units.
+        label_counts: reads a run's counts by label.
 
     Raises:
         NotFound: there is no such experiment.
@@ -125,7 +146,20 @@ def gather(
     specs = tuple(store.experiment_spec(experiment.id)[0] for experiment in run_table.experiments)
     ledgers = [store.ledger(experiment.id) for experiment in run_table.experiments]
     steps = _steps(run_table.finished, traced)
-    return contents(question, specs, curves, ledgers, made_at_s=time.time(), steps=steps)
+    found = contents(question, specs, curves, ledgers, made_at_s=time.time(), steps=steps)
+    return replace(found, by_label=_by_label(found, label_counts))
+
+
+def _by_label(found: Contents, label_counts: Callable[[Run], LabelCounts | None]) -> ByLabel | None:
+    chosen, finished = found.recommendation, found.run_table.finished
+    if not finished:
+        return None
+    label = label_of(finished[0].point) if isinstance(chosen, Unanswered) else chosen.winner
+    runs = [run for run in finished if label_of(run.point) == label]
+    counted = {run.id: counts for run in runs if (counts := label_counts(run)) is not None}
+    if not counted:
+        return None
+    return ByLabel(runs[0].point, tuple(counted), LabelCounts.added_up(list(counted.values())))
 
 
 def _steps(runs: Sequence[Run], traced: Callable[[Run], TracedStep | None]) -> dict[int, TracedStep]:

@@ -17,7 +17,7 @@ from service.analysis.answers import EffectsAnswer, FrontierAnswer
 from service.analysis.candidates import label_of
 from service.domain.formats import point_text, scale_for, title
 from service.domain.records import PointRow, Run
-from service.output.report.contents import TIME_PARTS, Contents, Unanswered
+from service.output.report.contents import TIME_PARTS, ByLabel, Contents, Unanswered
 from trainers.figures import DECLARED, SCORES
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8A800")
@@ -74,6 +74,7 @@ def figures(contents: Contents) -> list[Figure]:
         *_curves(contents),
         *_trade_offs(contents),
         *_effects(contents.effects),
+        _confusion(contents.by_label),
         _breakdown(contents),
         *_steps(contents),
         _timeline(contents),
@@ -402,6 +403,48 @@ def _steps(contents: Contents) -> Iterable[Figure]:
         )
 
 
+def _confusion(found: ByLabel | None) -> Figure | None:
+    """Returns the confusion matrix, each row as shares of its true label."""
+    if found is None or not found.counts.confusion:
+        return None
+    counts = found.counts
+    shares = [
+        _rounded(count / max(1, true) for count in row)
+        for row, true in zip(counts.confusion, counts.true, strict=True)
+    ]
+    # By number, with names as texts of the ticks: an axis of names would take numbers for values.
+    places = list(range(len(counts.labels)))
+    trace: Trace = {
+        "type": "heatmap",
+        "x": places,
+        "y": places,
+        "z": shares,
+        "zmin": 0,
+        "zmax": 1,
+        "customdata": [list(row) for row in counts.confusion],
+        "colorscale": [[0, "rgba(0,114,178,0)"], [1, PALETTE[0]]],
+        "colorbar": {"title": {"text": "share of true label", "side": "right"}, "thickness": 14},
+        "xgap": 1,
+        "ygap": 1,
+        "hovertemplate": "true %{y}, predicted %{x}: %{customdata} (%{z:.1%})<extra></extra>",
+    }
+    layout = _layout("predicted label", "true label", height=min(900, 200 + 28 * len(places)))
+    ticks = {"tickmode": "array", "tickvals": places, "ticktext": [_short(label) for label in counts.labels]}
+    layout["xaxis"] |= {**ticks, "showgrid": False, "constrain": "domain"}
+    layout["yaxis"] |= {**ticks, "showgrid": False, "autorange": "reversed"}
+    return Figure(
+        "confusion",
+        "Confusion matrix of the test part: each row is a true label, and its colours are the shares of the "
+        "labels that were predicted for it.",
+        [trace],
+        layout,
+    )
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= 24 else f"{label[:23]}…"
+
+
 def _with_legend(layout: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Returns the room for the legend above the plot: about 100 characters of names fit into a line."""
     longest = max((len(name) for name in names), default=0) + 8
@@ -433,7 +476,7 @@ def _titled(name: str) -> str:
 def unit_of(name: str) -> str:
     """Returns the unit of a figure as an axis title shows it."""
     unit = DECLARED[name].unit if name in DECLARED else "1"
-    return "share, 0 to 1" if unit == "1" and name in SCORES else unit
+    return "share, 0 to 1" if name in SCORES and SCORES[name].share is not None else unit
 
 
 def _rounded(values: Iterable[float]) -> list[float]:

@@ -25,6 +25,9 @@ from service.output.report.contents import MOST_ROWS, Contents, Unanswered, desc
 from service.output.report.figures import Figure, figures
 from trainers.tasks.info import NO_LOSS
 
+MOST_IN_MATRIX = 12
+"""Most labels of a confusion matrix that is written out; of more the most frequent confusions are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
@@ -99,6 +102,7 @@ def sections(contents: Contents) -> list[ReportSection]:
         ReportSection("speed-ups", "Speed-up over the baseline", list(_speedup(contents))),
         ReportSection("scores", "Other weightings", list(_scores(contents))),
         ReportSection("curves", "Learning curves", plots("curve-")),
+        ReportSection("labels", "Results by label", [*_labels(contents), *plots("confusion")]),
         ReportSection(
             "time",
             "Time breakdown",
@@ -234,6 +238,67 @@ def _results(contents: Contents) -> Iterable[Block]:
     )
     if len(answer.rows) > MOST_ROWS:
         yield Paragraph(f"The first {MOST_ROWS} of {len(answer.rows)} configurations; the bundle has all.")
+
+
+def _labels(contents: Contents) -> Iterable[Block]:
+    found = contents.by_label
+    if found is None:
+        return
+    counts, several = found.counts, len(found.runs) > 1
+    yield Paragraph(
+        f"Test part of {point_text(found.point) or 'the only configuration'}, "
+        f"{', '.join(f'run:{run}' for run in found.runs[:5])}{', ...' * (len(found.runs) > 5)}"
+        f"{'; counts are added up over seeds' if several else ''}."
+    )
+    rows = [
+        [label, f"{true:,}", f"{predicted:,}", *(_share(hits, of) for of in (predicted, true)),
+         _share(2 * hits, true + predicted)]
+        for label, true, predicted, hits in zip(
+            counts.labels, counts.true, counts.predicted, counts.hits, strict=True
+        )
+        if true or predicted
+    ]  # fmt: skip
+    yield Table(
+        ["label", "true", "predicted", "precision", "recall", "F1"], _cut(rows), frozenset(range(1, 6))
+    )
+    if not counts.confusion:
+        return
+    if len(counts.labels) <= MOST_IN_MATRIX:
+        yield Paragraph("Confusion matrix, true labels in rows and predicted labels in columns:")
+        yield Table(
+            ["true", *counts.labels],
+            [
+                [label, *(f"{count:,}" for count in row)]
+                for label, row in zip(counts.labels, counts.confusion, strict=True)
+            ],
+            frozenset(range(1, 1 + len(counts.labels))),
+        )
+        return
+    wrong = sorted(
+        (-count, true, predicted)
+        for true, row in enumerate(counts.confusion)
+        for predicted, count in enumerate(row)
+        if count and true != predicted
+    )
+    if wrong:
+        yield Paragraph("Most frequent confusions:")
+        yield Table(
+            ["true", "predicted", "count", "share of true"],
+            [
+                [
+                    counts.labels[true],
+                    counts.labels[predicted],
+                    f"{-count:,}",
+                    _share(-count, counts.true[true]),
+                ]
+                for count, true, predicted in wrong[:MOST_IN_MATRIX]
+            ],
+            frozenset({2, 3}),
+        )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.3f}" if whole else "–"
 
 
 def _frontier(contents: Contents) -> Iterable[Block]:

@@ -6,17 +6,19 @@ import json
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import plotly.graph_objects
 import pytest
 
 from benchmarks.simulated import sweep
 from service.analysis.errors import AnalysisError
 from service.analysis.selection import Selection
-from service.output.report import html, markdown
+from service.output.report import Contents, gather, html, markdown
 from service.output.report.contents import TIME_PARTS, Unanswered
 from service.output.report.figures import PALETTE, figures, unit_of
-from service.output.report.sections import Table, sections
+from service.output.report.sections import Block, Paragraph, Table, sections
 from tests.service.output.report.conftest import Sweep
+from trainers.predictions import LabelCounts
 from trainers.telemetry.timeline import OWN
 
 
@@ -153,3 +155,41 @@ def test_a_filter_that_takes_nothing_leaves_no_report(simulated: Sweep) -> None:
 
     with pytest.raises(AnalysisError, match="has no runs"):
         gather(simulated.store, [simulated.experiment.id], Selection(filter="precision = 'tf32'"))
+
+
+def test_the_confusion_matrix_of_the_recommended_configuration_is_added_up_over_seeds(
+    simulated: Sweep,
+) -> None:
+    counts = LabelCounts(["art", "war | 1"], [7, 3], [6, 4], [5, 2], [[5, 2], [1, 2]])
+    contents = gather(simulated.store, [simulated.experiment.id], label_counts=lambda run: counts)
+    assert contents.by_label is not None
+    runs = len(contents.by_label.runs)
+    assert runs > 1
+    text = markdown(contents)
+    assert f"| art | {7 * runs} | {6 * runs} | 0.833 | 0.714 | 0.769 |" in text
+    assert f"| war \\| 1 | {1 * runs} | {2 * runs} |" in text
+    page = html(contents).text
+    assert "<td>war | 1</td>" in page
+    drawn = next(figure for figure in figures(contents) if figure.id == "confusion")
+    assert drawn.data[0]["z"][0] == pytest.approx([5 / 7, 2 / 7], rel=1e-4)
+    plotly.graph_objects.Figure(data=drawn.data, layout=drawn.layout)
+
+
+def test_of_many_labels_the_most_frequent_confusions_are_listed(simulated: Sweep) -> None:
+    predicted, true = np.array([1, 1, 5, 0, 2]), np.array([0, 0, 4, 0, 2])
+    counts = LabelCounts.of_classes(predicted, true, [f"label {number}" for number in range(20)])
+    contents = gather(simulated.store, [simulated.experiment.id], label_counts=lambda run: counts)
+    table = next(b for b in _blocks(contents, "labels") if isinstance(b, Table) and b.headings[0] == "true")
+    assert [row[:2] for row in table.rows] == [["label 0", "label 1"], ["label 4", "label 5"]]
+    assert table.rows[0][3] == "0.667"
+
+
+def test_labels_without_a_matrix_have_their_figures(simulated: Sweep) -> None:
+    counts = LabelCounts(["city", "person"], [4, 0], [2, 0], [1, 0])
+    contents = gather(simulated.store, [simulated.experiment.id], label_counts=lambda run: counts)
+    assert [type(block) for block in _blocks(contents, "labels")] == [Paragraph, Table]
+    assert "confusion" not in {figure.id for figure in figures(contents)}
+
+
+def _blocks(contents: Contents, id: str) -> list[Block]:
+    return next(section.blocks for section in sections(contents) if section.id == id)
