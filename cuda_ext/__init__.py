@@ -1,4 +1,4 @@
-"""Stillhouse's own kernels: the Adan optimizer step, fused, on CPU and CUDA.
+"""Stillhouse's own kernels, fused, on CPU and CUDA: the Adan step and an encoder's elementwise work.
 
     from cuda_ext import Adan
     optimizer = Adan(model.parameters(), lr=1e-4, weight_decay=0.01, max_grad_norm=1.0)
@@ -6,7 +6,8 @@
 
 Reading order: `csrc/adan_update.h` is the update of one element; `adan.py` the optimizer;
 `fused.py` and `unfused.py` its four implementations; `reference.py` the oracle they are judged
-by. `csrc/adan_cpu.cpp` and `csrc/adan_cuda_kernel.cuh` walk all tensors in one go.
+by. `csrc/adan_cpu.cpp` and `csrc/adan_cuda_kernel.cuh` walk all tensors in one go. `encoder.py` has the
+encoder's operators, `csrc/encoder_rows.cpp` and `encoder_triton.py` their kernels.
 
 Names are imported when they are first used: `import cuda_ext` alone loads neither torch nor kernels.
 """

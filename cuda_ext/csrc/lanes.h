@@ -1,0 +1,233 @@
+// A vector of sixteen floats or eight doubles, written as the compiler's vector type: the same source becomes
+// AVX-512, two AVX2 registers or four of SSE, with the same order of additions. Included once per instruction set
+// (STILLHOUSE_ISA), so everything here is in an anonymous namespace.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "number_formats.h"
+
+#define STILLHOUSE_LANES inline __attribute__((always_inline))
+#define STILLHOUSE_LAMBDA __attribute__((always_inline))
+
+namespace stillhouse::cpu::STILLHOUSE_ISA {
+namespace {
+
+using Floats = float __attribute__((vector_size(64)));
+using Doubles = double __attribute__((vector_size(64)));
+using Ints = int32_t __attribute__((vector_size(64)));
+using Longs = int64_t __attribute__((vector_size(64)));
+using Words = uint64_t __attribute__((vector_size(64)));
+using Shorts16 = uint16_t __attribute__((vector_size(32)));
+using Shorts8 = uint16_t __attribute__((vector_size(16)));
+
+template <typename To, typename From>
+STILLHOUSE_LANES To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+template <typename V>
+struct LanesOf;
+template <>
+struct LanesOf<Floats> {
+  using Scalar = float;
+  using Integers = Ints;
+  using Shorts = Shorts16;
+  static constexpr int count = 16;
+};
+template <>
+struct LanesOf<Doubles> {
+  using Scalar = double;
+  using Integers = Longs;
+  using Shorts = Shorts8;
+  static constexpr int count = 8;
+};
+
+template <typename V>
+STILLHOUSE_LANES V all(typename LanesOf<V>::Scalar value) {
+  return V{} + value;
+}
+
+// Pairs of lanes are added, then pairs of sums: one order for every instruction set.
+template <typename V>
+STILLHOUSE_LANES typename LanesOf<V>::Scalar sum_of(V values) {
+  typename LanesOf<V>::Scalar lanes[LanesOf<V>::count];
+  memcpy(lanes, &values, sizeof(values));
+  for (int width = LanesOf<V>::count / 2; width > 0; width /= 2) {
+    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  }
+  return lanes[0];
+}
+
+template <typename V>
+STILLHOUSE_LANES typename LanesOf<V>::Scalar largest_of(V values) {
+  typename LanesOf<V>::Scalar lanes[LanesOf<V>::count];
+  memcpy(lanes, &values, sizeof(values));
+  for (int width = LanesOf<V>::count / 2; width > 0; width /= 2) {
+    for (int lane = 0; lane < width; ++lane) {
+      if (!(lanes[lane] >= lanes[lane + width])) lanes[lane] = lanes[lane + width];  // NaN moves up
+    }
+  }
+  return lanes[0];
+}
+
+// e^x to 2 units in the last place; below -87.3 the smallest normal number, above 88.3 about 2.4e38.
+STILLHOUSE_LANES Floats exp(Floats x) {
+  x = x < -87.33f ? all<Floats>(-87.33f) : x;
+  x = x > 88.3f ? all<Floats>(88.3f) : x;
+  const Floats shifted = x * 1.44269504f + 12582912.0f;  // 1.5 x 2^23: the sum is rounded to an integer
+  const Floats n = shifted - 12582912.0f;
+  Floats r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  Floats y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * r * r + r + 1.0f;
+  const Ints exponent = (bits_as<Ints>(shifted) - bits_as<Ints>(all<Floats>(12582912.0f)) + 127) << 23;
+  return y * bits_as<Floats>(exponent);
+}
+
+// erf x to about 1 unit in the last place: a polynomial near 0, and 1 - e^p(|x|) beyond 0.9277.
+STILLHOUSE_LANES Floats erf(Floats x) {
+  const Ints sign = bits_as<Ints>(x) & INT32_MIN;
+  const Floats t = bits_as<Floats>(bits_as<Ints>(x) & INT32_MAX), s = x * x;
+  Floats r = t * -1.72853470e-5f + 3.83197126e-4f;
+  const Floats u = t * -3.88396438e-3f + 2.42546219e-2f;
+  r = r * s + u;
+  r = r * t + -1.06777877e-1f;
+  r = r * t + -6.34846687e-1f;
+  r = r * t + -1.28717512e-1f;
+  r = r * t - t;
+  const Floats far = bits_as<Floats>(bits_as<Ints>(1.0f - exp(r)) | sign);
+  Floats near = s * -5.96761703e-4f + 4.99119423e-3f;
+  near = near * s + -2.67681349e-2f;
+  near = near * s + 1.12819925e-1f;
+  near = near * s + -3.76125336e-1f;
+  near = near * s + 1.28379166e-1f;
+  near = near * x + x;
+  return t > 0.927734375f ? far : near;
+}
+
+STILLHOUSE_LANES Doubles exp(Doubles x) {
+  for (int lane = 0; lane < 8; ++lane) x[lane] = std::exp(x[lane]);
+  return x;
+}
+
+STILLHOUSE_LANES Doubles erf(Doubles x) {
+  for (int lane = 0; lane < 8; ++lane) x[lane] = std::erf(x[lane]);
+  return x;
+}
+
+// How elements lie in memory, and the vector that they are computed in.
+struct Float32 {
+  using Stored = float;
+  using V = Floats;
+  static STILLHOUSE_LANES V load(const Stored* from) {
+    V values;
+    memcpy(&values, from, sizeof(values));
+    return values;
+  }
+  static STILLHOUSE_LANES void store(Stored* to, V values) { memcpy(to, &values, sizeof(values)); }
+};
+
+struct Float64 {
+  using Stored = double;
+  using V = Doubles;
+  static STILLHOUSE_LANES V load(const Stored* from) {
+    V values;
+    memcpy(&values, from, sizeof(values));
+    return values;
+  }
+  static STILLHOUSE_LANES void store(Stored* to, V values) { memcpy(to, &values, sizeof(values)); }
+};
+
+template <float (*kWiden)(uint16_t), uint16_t (*kNarrow)(float)>
+struct Bits16 {
+  using Stored = uint16_t;
+  using V = Floats;
+  static STILLHOUSE_LANES V load(const Stored* from) {
+    float lanes[16];
+    for (int lane = 0; lane < 16; ++lane) lanes[lane] = kWiden(from[lane]);
+    return Float32::load(lanes);
+  }
+  static STILLHOUSE_LANES void store(Stored* to, V values) {
+    float lanes[16];
+    Float32::store(lanes, values);
+    for (int lane = 0; lane < 16; ++lane) to[lane] = kNarrow(lanes[lane]);
+  }
+};
+using BFloat16 = Bits16<bfloat16_to_float, float_to_bfloat16>;
+using Float16 = Bits16<half_to_float, float_to_half>;
+
+// Storage of parameters, statistics and sums that go with a storage of activations.
+template <typename V>
+struct WideOf;
+template <>
+struct WideOf<Floats> {
+  using Storage = Float32;
+};
+template <>
+struct WideOf<Doubles> {
+  using Storage = Float64;
+};
+
+// A whole vector, or the first few lanes of one at the end of a row.
+struct Whole {
+  template <typename S>
+  STILLHOUSE_LANES typename S::V load(const typename S::Stored* from) const {
+    return S::load(from);
+  }
+  template <typename S>
+  STILLHOUSE_LANES void store(typename S::Stored* to, typename S::V values) const {
+    S::store(to, values);
+  }
+  template <typename V>
+  STILLHOUSE_LANES V only(V values, V) const {
+    return values;
+  }
+};
+
+struct Part {
+  int64_t lanes;
+
+  template <typename S>
+  STILLHOUSE_LANES typename S::V load(const typename S::Stored* from) const {
+    typename S::Stored padded[LanesOf<typename S::V>::count] = {};
+    memcpy(padded, from, lanes * sizeof(*from));
+    return S::load(padded);
+  }
+  template <typename S>
+  STILLHOUSE_LANES void store(typename S::Stored* to, typename S::V values) const {
+    typename S::Stored padded[LanesOf<typename S::V>::count];
+    S::store(padded, values);
+    memcpy(to, padded, lanes * sizeof(*to));
+  }
+  // The values of the lanes that there are, `otherwise` in the others.
+  template <typename V>
+  STILLHOUSE_LANES V only(V values, V otherwise) const {
+    for (int lane = static_cast<int>(lanes); lane < LanesOf<V>::count; ++lane) values[lane] = otherwise[lane];
+    return values;
+  }
+};
+
+// Calls `body(column, part)` for each vector of a row.
+template <typename V, typename Body>
+STILLHOUSE_LANES void for_columns(int64_t width, const Body& body) {
+  int64_t column = 0;
+  for (; column + LanesOf<V>::count <= width; column += LanesOf<V>::count) body(column, Whole{});
+  if (column < width) body(column, Part{width - column});
+}
+
+}  // namespace
+}  // namespace stillhouse::cpu::STILLHOUSE_ISA

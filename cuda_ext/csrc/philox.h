@@ -1,0 +1,72 @@
+// Dropout's bits: Philox4x32-10 (Salmon et al., SC 2011) with the seed as its key and (row block, offset) as its
+// counter. Element c of row r takes half-word c % 8 of counter r * ceil(width / 8) + c / 8, least significant
+// first; the Triton kernels draw the same. Included once per instruction set, like lanes.h.
+#pragma once
+
+#include "lanes.h"
+
+namespace stillhouse::cpu::STILLHOUSE_ISA {
+namespace {
+
+// Products of the low halves of 64-bit lanes with a 32-bit number.
+STILLHOUSE_LANES Words product(Words a, uint32_t b) {
+#if defined(__AVX512F__)
+  return bits_as<Words>(_mm512_mul_epu32(bits_as<__m512i>(a), _mm512_set1_epi64(b)));
+#elif defined(__AVX2__)
+  __m256i halves[2];
+  memcpy(halves, &a, sizeof(a));
+  for (__m256i& half : halves) half = _mm256_mul_epu32(half, _mm256_set1_epi64x(b));
+  memcpy(&a, halves, sizeof(a));
+  return a;
+#elif defined(__x86_64__)
+  __m128i quarters[4];
+  memcpy(quarters, &a, sizeof(a));
+  for (__m128i& quarter : quarters) quarter = _mm_mul_epu32(quarter, _mm_set1_epi64x(b));
+  memcpy(&a, quarters, sizeof(a));
+  return a;
+#else
+  return (a & 0xffffffffu) * b;
+#endif
+}
+
+// Writes 64 half-words: those of counters [counter, counter + 8).
+STILLHOUSE_LANES void philox(uint64_t seed, uint64_t offset, uint64_t counter, uint16_t* to) {
+  const Words counters = Words{0, 1, 2, 3, 4, 5, 6, 7} + counter;
+  Words c0 = counters, c1 = counters >> 32, c2 = Words{} + (offset & 0xffffffffu), c3 = Words{} + (offset >> 32);
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  // Only the low half of each lane counts; what is left above it never gets into a product.
+  for (int round = 0; round < 10; ++round) {
+    const Words a = product(c0, 0xD2511F53u), b = product(c2, 0xCD9E8D57u);
+    c0 = (b >> 32) ^ c1 ^ (Words{} + k0);
+    c2 = (a >> 32) ^ c3 ^ (Words{} + k1);
+    c1 = b;
+    c3 = a;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  const Words first = (c0 & 0xffffffffu) | (c1 << 32), second = (c2 & 0xffffffffu) | (c3 << 32);
+  const Words low = __builtin_shuffle(first, second, Longs{0, 8, 1, 9, 2, 10, 3, 11});
+  const Words high = __builtin_shuffle(first, second, Longs{4, 12, 5, 13, 6, 14, 7, 15});
+  memcpy(to, &low, sizeof(low));
+  memcpy(to + 32, &high, sizeof(high));
+}
+
+// Half-words of row `row`; `to` has room for the width rounded up to 64.
+STILLHOUSE_LANES void draw_row(const DropoutWork& dropout, int64_t row, int64_t width, uint16_t* to) {
+  const int64_t blocks = (width + 7) / 8;
+  for (int64_t block = 0; block < blocks; block += 8) {
+    philox(dropout.seed, dropout.offset, static_cast<uint64_t>(row * blocks + block), to + 8 * block);
+  }
+}
+
+// The factors of dropout: its scale where the bits keep an element, 0 elsewhere.
+template <typename V>
+STILLHOUSE_LANES V kept(const DropoutWork& dropout, const uint16_t* bits) {
+  typename LanesOf<V>::Shorts drawn;
+  memcpy(&drawn, bits, sizeof(drawn));
+  using Integers = typename LanesOf<V>::Integers;
+  return __builtin_convertvector(drawn, Integers) >= Integers{} + dropout.below ? all<V>(static_cast<typename LanesOf<V>::Scalar>(dropout.scale)) : V{};
+}
+
+}  // namespace
+}  // namespace stillhouse::cpu::STILLHOUSE_ISA

@@ -1,0 +1,314 @@
+"""The encoder's elementwise work, fused: operators with autograd, C++ on the CPU, Triton on CUDA.
+
+| function | forward |
+|---|---|
+| `bias_gelu` | gelu(x + bias), with erf |
+| `dropout_add_norm` | LayerNorm(residual + dropout(x + bias)) |
+| `embed_norm` | dropout(LayerNorm(word + type + position)) |
+| `cross_entropy` | log(sum(exp(x))) - x[label] |
+| `joint_linear` | x [W1 W2 W3]^T + [b1 b2 b3], one product |
+
+The backward passes recompute what is cheap: gelu's argument, a row's normalised values, dropout's mask. A
+mask is Philox4x32-10 with the seed as key and (element, offset) as counter (`csrc/philox.h`), the same
+on every device; its rate is met to 2^-17. Sums are fp32 for 16-bit activations. The operators are
+`stillhouse::...`, declared in `csrc/encoder_cpu.cpp`; `require` loads them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cuda_ext import native
+from cuda_ext.errors import BuildError
+
+_registered: set[str] = set()
+
+
+def require(device_type: str) -> None:
+    """Loads the operators for a type of device.
+
+    Raises:
+        BuildError: there are none for this device here; the message says why.
+    """
+    if device_type in _registered:
+        return
+    native.require("cpu")  # the schemas, and the kernels of the CPU
+    if "cpu" not in _registered:
+        _register()
+        _registered.add("cpu")
+    if device_type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            raise BuildError(
+                "the fused encoder's CUDA kernels need Triton, which is not installed; "
+                "install triton, or set model.encoder to packed"
+            )
+        from cuda_ext import encoder_triton
+
+        encoder_triton.register()
+        _registered.add("cuda")
+    elif device_type != "cpu":
+        raise BuildError(f"there are no encoder kernels for {device_type}; set model.encoder to packed")
+
+
+def why_unavailable(device_type: str) -> str | None:
+    """None when the operators for this type of device are loaded or can be; else the reason, in one line."""
+    try:
+        require(device_type)
+    except BuildError as error:
+        return str(error)
+    return None
+
+
+def rows_done() -> tuple[int, int]:
+    """Returns the rows that the CPU kernels worked on in this process, forward and backward."""
+    require("cpu")
+    forward, backward = torch.ops.stillhouse.encoder_counters()
+    return forward, backward
+
+
+def fresh_seed() -> Tensor:
+    """Returns a seed drawn from torch's CPU generator: what a checkpoint keeps of it replays every mask."""
+    return torch.randint(2**63 - 1, (), dtype=torch.int64)
+
+
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """Returns gelu(x + bias) of (..., N) x and (N,) bias."""
+    result: Tensor = torch.ops.stillhouse.bias_gelu(x, bias)
+    return result
+
+
+def dropout_add_norm(
+    x: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    norm_bias: Tensor,
+    *,
+    eps: float,
+    rate: float = 0.0,
+    seed: Tensor | None = None,
+    offset: int = 0,
+) -> Tensor:
+    """Returns LayerNorm(residual + dropout(x + bias)).
+
+    Args:
+        x, residual: (..., H).
+        bias: (H,) added to x.
+        weight, norm_bias: (H,) of the LayerNorm.
+        eps: added to the variance.
+        rate: dropout's; 0 = off.
+        seed: one int64 on the CPU; unset with rate 0.
+        offset: tells apart masks of one seed.
+    """
+    seed = _NO_SEED if seed is None else seed
+    out: Tensor = torch.ops.stillhouse.dropout_add_norm(
+        x, bias, residual, weight, norm_bias, eps, rate, seed, offset
+    )[0]
+    return out
+
+
+def embed_norm(
+    ids: Tensor,
+    types: Tensor,
+    positions: Tensor,
+    words: Tensor,
+    position_table: Tensor,
+    type_table: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    eps: float,
+    rate: float = 0.0,
+    seed: Tensor | None = None,
+    offset: int = 0,
+) -> Tensor:
+    """Returns dropout(LayerNorm(word + type + position)), shaped (*ids.shape, H).
+
+    Args:
+        ids, types, positions: int64 rows of the tables, of one shape.
+        words, position_table, type_table: (rows, H).
+        weight, bias: (H,) of the LayerNorm.
+        eps: added to the variance.
+        rate, seed, offset: as for `dropout_add_norm`.
+    """
+    seed = _NO_SEED if seed is None else seed
+    out: Tensor = torch.ops.stillhouse.embed_norm(
+        ids, types, positions, words, position_table, type_table, weight, bias, eps, rate, seed, offset
+    )[0]
+    return out
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100) -> Tensor:
+    """Returns the (N,) losses of (N, C) logits, 0 where the label is `ignore_index`; fp32 of 16-bit ones."""
+    losses: Tensor = torch.ops.stillhouse.cross_entropy(logits, labels, ignore_index)[0]
+    return losses
+
+
+def joint_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    """Returns x W^T + b with the weights and biases joined: one product instead of several.
+
+    Each parameter keeps its name and its optimizer state; its gradient is a slice of the joint one.
+    """
+    return functional.linear(x, torch.cat(tuple(weights)), torch.cat(tuple(biases)))
+
+
+_NO_SEED = torch.zeros((), dtype=torch.int64)
+_WIDE = {torch.float64: torch.float64}
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return _WIDE.get(tensor.dtype, torch.float32)
+
+
+def _register() -> None:
+    """Adds shapes and gradients to the operators."""
+    fake, autograd = torch.library.register_fake, torch.library.register_autograd
+    for name, shapes in _FAKES.items():
+        fake(f"stillhouse::{name}", shapes)
+    for name, (backward, setup) in _FORMULAS.items():
+        autograd(f"stillhouse::{name}", backward, setup_context=setup)
+
+
+def _gelu_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gelu_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    result: tuple[Tensor, Tensor] = torch.ops.stillhouse.bias_gelu_backward(grad, *ctx.saved_tensors)
+    return result
+
+
+def _norm_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    _x, bias, _residual, weight, _norm_bias, _eps, ctx.rate, seed, ctx.offset = inputs
+    _out, summed, mean, rstd = output
+    ctx.mark_non_differentiable(summed, mean, rstd)
+    ctx.set_materialize_grads(False)
+    ctx.bias_dtype = bias.dtype
+    ctx.save_for_backward(summed, mean, rstd, weight, seed)
+
+
+def _norm_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 9
+    summed, mean, rstd, weight, seed = ctx.saved_tensors
+    grad_x, grad_residual, grad_bias, grad_weight, grad_norm_bias = (
+        torch.ops.stillhouse.dropout_add_norm_backward(
+            grad, None, summed, mean, rstd, weight, ctx.rate, seed, ctx.offset
+        )
+    )
+    return (
+        grad_x,
+        grad_bias.to(ctx.bias_dtype),
+        grad_residual,
+        grad_weight,
+        grad_norm_bias,
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+def _embed_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    *tables, _bias, _eps, ctx.rate, seed, ctx.offset = inputs
+    _out, mean, rstd = output
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tables, mean, rstd, seed)
+
+
+def _embed_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 12
+    ids, types, positions, words, position_table, type_table, weight, mean, rstd, seed = ctx.saved_tensors
+    of_words, of_positions, of_types, of_weight, of_bias = torch.ops.stillhouse.embed_norm_backward(
+        grad,
+        ids,
+        types,
+        positions,
+        words,
+        position_table,
+        type_table,
+        mean,
+        rstd,
+        weight,
+        ctx.rate,
+        seed,
+        ctx.offset,
+    )
+    return (
+        None,
+        None,
+        None,
+        of_words,
+        of_positions,
+        of_types,
+        of_weight,
+        of_bias,
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+def _loss_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    logits, labels, ctx.ignore_index = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(logits, labels, output[1])
+
+
+def _loss_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return None, None, None
+    logits, labels, lse = ctx.saved_tensors
+    grad_logits = torch.ops.stillhouse.cross_entropy_backward(grad, logits, labels, lse, ctx.ignore_index)
+    return grad_logits, None, None
+
+
+def _statistics(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[:-1], dtype=_wide(x))
+
+
+def _fresh(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fake_embed(
+    ids: Tensor, _types: Tensor, _positions: Tensor, words: Tensor, *_: Any
+) -> tuple[Tensor, ...]:
+    out = words.new_empty((*ids.shape, words.shape[1]))
+    return out, _statistics(out), _statistics(out)
+
+
+_FAKES: dict[str, Any] = {
+    "bias_gelu": lambda x, bias: _fresh(x),
+    "bias_gelu_backward": lambda grad, x, bias: (_fresh(x), torch.empty_like(bias)),
+    "dropout_add_norm": lambda x, *_: (_fresh(x), _fresh(x), _statistics(x), _statistics(x)),
+    "dropout_add_norm_backward": lambda grad, other, summed, mean, rstd, weight, *_: (
+        _fresh(summed),
+        _fresh(summed),
+        *(torch.empty_like(weight) for _ in range(3)),
+    ),
+    "embed_norm": _fake_embed,
+    "embed_norm_backward": lambda grad, ids, types, positions, words, table, kinds, mean, rstd, weight, *_: (
+        *(_fresh(given) for given in (words, table, kinds)),
+        *(torch.empty_like(weight) for _ in range(2)),
+    ),
+    "cross_entropy": lambda logits, labels, ignore_index: (_statistics(logits), _statistics(logits)),
+    "cross_entropy_backward": lambda grad, logits, labels, lse, ignore_index: _fresh(logits),
+}
+
+_FORMULAS: dict[str, tuple[Any, Any]] = {
+    "bias_gelu": (_gelu_backward, _gelu_setup),
+    "dropout_add_norm": (_norm_backward, _norm_setup),
+    "embed_norm": (_embed_backward, _embed_setup),
+    "cross_entropy": (_loss_backward, _loss_setup),
+}

@@ -1,0 +1,447 @@
+"""The encoder's operators as Triton kernels, for CUDA; imports Triton.
+
+A program works on whole rows, which stay in its registers; what is summed over rows is summed in fp32
+by each program and then over the programs, in one order. With `TRITON_INTERPRET=1` in the environment
+before the first import, the same functions run on CPU tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 512
+"""Programs that share rows where sums over rows are taken: one number for all GPUs, so that sums agree."""
+
+COLUMNS = 256
+"""Columns that a program of `bias_gelu` works on."""
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@triton.jit
+def _kept(seed, offset, row, width, below, scale, BLOCK: tl.constexpr):
+    """Dropout's factors of a row: column c takes half-word c % 8 of counter row * ceil(width / 8) + c / 8."""
+    counter = row.to(tl.int64) * tl.cdiv(width, 8) + tl.arange(0, BLOCK // 8)
+    low = (counter & 0xFFFFFFFF).to(tl.uint32)
+    high = (counter >> 32).to(tl.uint32)
+    zero = low * 0
+    offset = tl.to_tensor(offset).to(tl.int64)
+    a, b, c, d = tl.philox(
+        seed,
+        low,
+        high,
+        zero + (offset & 0xFFFFFFFF).to(tl.uint32),
+        zero + ((offset >> 32) & 0xFFFFFFFF).to(tl.uint32),
+    )
+    lower = tl.join(tl.join(a & 0xFFFF, c & 0xFFFF), tl.join(b & 0xFFFF, d & 0xFFFF))
+    upper = tl.join(tl.join(a >> 16, c >> 16), tl.join(b >> 16, d >> 16))
+    bits = tl.reshape(tl.join(lower, upper), (BLOCK,)).to(tl.int32)
+    return tl.where(bits >= below, scale, 0.0)
+
+
+@triton.jit
+def _normal_cdf(v):
+    return 0.5 * (1.0 + tl.erf(v * 0.7071067811865476))
+
+
+@triton.jit
+def bias_gelu_kernel(x_ptr, bias_ptr, out_ptr, count, width, BLOCK: tl.constexpr):
+    """y = v Phi(v) with v = x + bias; a program takes BLOCK elements."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    v = x + tl.load(bias_ptr + at % width, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, v * _normal_cdf(v), mask=inside)
+
+
+@triton.jit
+def bias_gelu_backward_kernel(
+    grad_ptr, x_ptr, bias_ptr, out_ptr, sums_ptr, rows, width, each, BLOCK: tl.constexpr
+):
+    """dx = g (Phi(v) + v phi(v)), and its sum over the program's rows."""
+    program = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for row in range(program * each, tl.minimum(rows, (program + 1) * each)):
+        at = tl.cast(row, tl.int64) * width + columns
+        v = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) + bias
+        g = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        density = 0.3989422804014327 * tl.exp(-0.5 * v * v)
+        dx = g * (_normal_cdf(v) + v * density)
+        tl.store(out_ptr + at, dx, mask=inside)
+        total += dx
+    tl.store(sums_ptr + program * width + columns, total, mask=inside)
+
+
+@triton.jit
+def dropout_add_norm_kernel(
+    x_ptr, bias_ptr, residual_ptr, weight_ptr, norm_bias_ptr, out_ptr, summed_ptr, mean_ptr, rstd_ptr,
+    width, eps, seed, offset, below, scale, DROPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """summed = residual + dropout(x + bias); out = LayerNorm(summed); a program takes a row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    at = row * width + columns
+    v = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    v += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if DROPS:
+        v *= _kept(seed, offset, row, width, below, scale, BLOCK)
+    v += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    stored = v.to(summed_ptr.dtype.element_ty)
+    tl.store(summed_ptr + at, stored, mask=inside)
+    v = stored.to(tl.float32)
+    mean = tl.sum(v, 0) / width
+    centred = tl.where(inside, v - mean, 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / width + eps)
+    tl.store(mean_ptr + row, mean)
+    tl.store(rstd_ptr + row, rstd)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    norm_bias = tl.load(norm_bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, centred * rstd * weight + norm_bias, mask=inside)
+
+
+@triton.jit
+def dropout_add_norm_backward_kernel(
+    grad_ptr, other_ptr, summed_ptr, mean_ptr, rstd_ptr, weight_ptr, grad_x_ptr, grad_residual_ptr, sums_ptr,
+    rows, width, each, seed, offset, below, scale,
+    OTHER: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """d summed = rstd (h - mean(h) - n mean(h n)) with h = g weight and n the normalised row."""
+    program = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    bias_total = tl.zeros((BLOCK,), tl.float32)
+    weight_total = tl.zeros((BLOCK,), tl.float32)
+    norm_bias_total = tl.zeros((BLOCK,), tl.float32)
+    for number in range(program * each, tl.minimum(rows, (program + 1) * each)):
+        row = tl.cast(number, tl.int64)
+        at = row * width + columns
+        g = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        if OTHER:
+            g += tl.load(other_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        summed = tl.load(summed_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + row)
+        n = tl.where(inside, (summed - tl.load(mean_ptr + row)) * rstd, 0.0)
+        h = g * weight
+        d = (h - tl.sum(h, 0) / width - n * (tl.sum(h * n, 0) / width)) * rstd
+        tl.store(grad_residual_ptr + at, d, mask=inside)
+        if DROPS:
+            d *= _kept(seed, offset, row, width, below, scale, BLOCK)
+        tl.store(grad_x_ptr + at, d, mask=inside)
+        bias_total += d
+        weight_total += g * n
+        norm_bias_total += g
+    sums = sums_ptr + program * 3 * width + columns
+    tl.store(sums, bias_total, mask=inside)
+    tl.store(sums + width, weight_total, mask=inside)
+    tl.store(sums + 2 * width, norm_bias_total, mask=inside)
+
+
+@triton.jit
+def _embedded(
+    ids_ptr, types_ptr, positions_ptr, words_ptr, position_table_ptr, type_table_ptr, row, columns, inside,
+    width,
+):  # fmt: skip
+    word = tl.load(ids_ptr + row) * width + columns
+    kind = tl.load(types_ptr + row) * width + columns
+    position = tl.load(positions_ptr + row) * width + columns
+    v = tl.load(words_ptr + word, mask=inside, other=0.0).to(tl.float32)
+    v += tl.load(type_table_ptr + kind, mask=inside, other=0.0).to(tl.float32)
+    return v + tl.load(position_table_ptr + position, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def embed_norm_kernel(
+    ids_ptr, types_ptr, positions_ptr, words_ptr, position_table_ptr, type_table_ptr, weight_ptr, bias_ptr,
+    out_ptr, mean_ptr, rstd_ptr, width, eps, seed, offset, below, scale,
+    DROPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out = dropout(LayerNorm(word + type + position)); a program takes a row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    v = _embedded(
+        ids_ptr, types_ptr, positions_ptr, words_ptr, position_table_ptr, type_table_ptr, row, columns,
+        inside, width,
+    )  # fmt: skip
+    mean = tl.sum(v, 0) / width
+    centred = tl.where(inside, v - mean, 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / width + eps)
+    tl.store(mean_ptr + row, mean)
+    tl.store(rstd_ptr + row, rstd)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    y = centred * rstd * weight + tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if DROPS:
+        y *= _kept(seed, offset, row, width, below, scale, BLOCK)
+    tl.store(out_ptr + row * width + columns, y, mask=inside)
+
+
+@triton.jit
+def embed_norm_backward_kernel(
+    grad_ptr, ids_ptr, types_ptr, positions_ptr, words_ptr, position_table_ptr, type_table_ptr,
+    mean_ptr, rstd_ptr, weight_ptr, out_ptr, sums_ptr, rows, width, each, seed, offset, below, scale,
+    DROPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the sum before the LayerNorm, which is looked up again."""
+    program = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    weight_total = tl.zeros((BLOCK,), tl.float32)
+    bias_total = tl.zeros((BLOCK,), tl.float32)
+    for number in range(program * each, tl.minimum(rows, (program + 1) * each)):
+        row = tl.cast(number, tl.int64)
+        at = row * width + columns
+        g = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        if DROPS:
+            g *= _kept(seed, offset, row, width, below, scale, BLOCK)
+        v = _embedded(
+            ids_ptr, types_ptr, positions_ptr, words_ptr, position_table_ptr, type_table_ptr, row, columns,
+            inside, width,
+        )  # fmt: skip
+        rstd = tl.load(rstd_ptr + row)
+        n = tl.where(inside, (v - tl.load(mean_ptr + row)) * rstd, 0.0)
+        h = g * weight
+        d = (h - tl.sum(h, 0) / width - n * (tl.sum(h * n, 0) / width)) * rstd
+        tl.store(out_ptr + at, d, mask=inside)
+        weight_total += g * n
+        bias_total += g
+    sums = sums_ptr + program * 2 * width + columns
+    tl.store(sums, weight_total, mask=inside)
+    tl.store(sums + width, bias_total, mask=inside)
+
+
+@triton.jit
+def cross_entropy_kernel(
+    logits_ptr, labels_ptr, losses_ptr, lse_ptr, width, ignore_index, BLOCK: tl.constexpr
+):
+    """loss = log(sum(exp(x))) - x[label]; a program takes a row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    most = tl.full((BLOCK,), float("-inf"), tl.float32)
+    for first in range(0, width, BLOCK):
+        inside = first + columns < width
+        x = tl.load(logits_ptr + row * width + first + columns, mask=inside, other=float("-inf"))
+        most = tl.maximum(most, x.to(tl.float32))
+    top = tl.max(most, 0)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, width, BLOCK):
+        inside = first + columns < width
+        x = tl.load(logits_ptr + row * width + first + columns, mask=inside, other=float("-inf"))
+        total += tl.exp(x.to(tl.float32) - top)
+    lse = top + tl.log(tl.sum(total, 0))
+    label = tl.load(labels_ptr + row)
+    counts = label != ignore_index
+    chosen = tl.load(logits_ptr + row * width + label, mask=counts, other=0.0).to(tl.float32)
+    tl.store(lse_ptr + row, lse)
+    tl.store(losses_ptr + row, tl.where(counts, lse - chosen, 0.0))
+
+
+@triton.jit
+def cross_entropy_backward_kernel(
+    grad_ptr, logits_ptr, labels_ptr, lse_ptr, out_ptr, width, ignore_index, BLOCK: tl.constexpr
+):
+    """dx = g (softmax(x) - [column is the label])."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    label = tl.load(labels_ptr + row)
+    g = tl.where(label != ignore_index, tl.load(grad_ptr + row), 0.0)
+    x = tl.load(logits_ptr + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+    share = tl.exp(x - tl.load(lse_ptr + row)) - tl.where(columns == label, 1.0, 0.0)
+    tl.store(out_ptr + row * width + columns, g * share, mask=inside)
+
+
+def block_of(width: int) -> int:
+    """Returns the columns that a program holds for rows of a width: a power of two, at least 16."""
+    return max(16, int(triton.next_power_of_2(width)))
+
+
+def warps_of(block: int, *, sums: bool = False) -> int:
+    """Returns the warps of a program, 1 to 16.
+
+    Args:
+        block: columns that it holds: 8 a thread, or 4 where it also holds sums over rows.
+        sums: it holds sums over rows.
+    """
+    return max(1, min(16, block // (128 if sums else 256)))
+
+
+def _require(x: Tensor) -> Tensor:
+    if x.dtype not in _DTYPES:
+        raise TypeError(
+            f"the encoder's CUDA kernels take float32, bfloat16 and float16, not {x.dtype}; convert the model"
+        )
+    return x.contiguous()
+
+
+def _dropout(rate: float, seed: Tensor, offset: int) -> tuple[int, int, int, float]:
+    """The seed, offset, threshold and scale that the kernels take; the seed is on the host."""
+    below = round(rate * 65536)
+    return int(seed), offset, below, 65536 / (65536 - below)
+
+
+def _shares(rows: int) -> tuple[int, int]:
+    """Programs that share rows, and how many each takes."""
+    each = max(1, triton.cdiv(rows, PROGRAMS))
+    return max(1, triton.cdiv(rows, each)), each
+
+
+def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    shape = x.shape[:-1]
+    return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.float32)
+
+
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """See `cuda_ext.encoder`; so are the functions below."""
+    x = _require(x)
+    out = torch.empty_like(x)
+    if x.numel():
+        grid = (triton.cdiv(x.numel(), 1024),)
+        bias_gelu_kernel[grid](x, bias.contiguous(), out, x.numel(), x.shape[-1], BLOCK=1024)
+    return out
+
+
+def bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of x and bias."""
+    x, width = _require(x), x.shape[-1]
+    rows = x.numel() // width
+    programs, each = _shares(rows)
+    out, sums = torch.empty_like(x), x.new_empty((programs, width), dtype=torch.float32)
+    grid = (programs, triton.cdiv(width, COLUMNS))
+    bias_gelu_backward_kernel[grid](
+        grad.contiguous(), x, bias.contiguous(), out, sums, rows, width, each, BLOCK=COLUMNS, num_warps=2
+    )
+    return out, sums.sum(0).to(bias.dtype)
+
+
+def dropout_add_norm(
+    x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, eps: float, rate: float,
+    seed: Tensor, offset: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Output, sum before the LayerNorm, and its rows' mean and 1 / standard deviation."""
+    x, width = _require(x), x.shape[-1]
+    out, summed, (mean, rstd) = torch.empty_like(x), torch.empty_like(x), _statistics(x)
+    drawn = _dropout(rate, seed, offset)
+    block = block_of(width)
+    if x.numel():
+        dropout_add_norm_kernel[(x.numel() // width,)](
+            x, bias.contiguous(), residual.contiguous(), weight.contiguous(), norm_bias.contiguous(), out,
+            summed, mean, rstd, width, eps, *drawn, DROPS=drawn[2] > 0, BLOCK=block,
+            num_warps=warps_of(block),
+        )  # fmt: skip
+    return out, summed, mean, rstd
+
+
+def dropout_add_norm_backward(
+    grad: Tensor, other_grad: Tensor | None, summed: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor,
+    rate: float, seed: Tensor, offset: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x, the residual, the bias, and the LayerNorm's weight and bias."""
+    width = summed.shape[-1]
+    rows = summed.numel() // width
+    programs, each = _shares(rows)
+    grad_x, grad_residual = torch.empty_like(summed), torch.empty_like(summed)
+    sums = summed.new_empty((programs, 3, width), dtype=torch.float32)
+    drawn = _dropout(rate, seed, offset)
+    block = block_of(width)
+    grad = grad.contiguous()
+    dropout_add_norm_backward_kernel[(programs,)](
+        grad, grad if other_grad is None else other_grad.contiguous(), summed, mean, rstd,
+        weight.contiguous(), grad_x, grad_residual, sums, rows, width, each, *drawn,
+        OTHER=other_grad is not None, DROPS=drawn[2] > 0, BLOCK=block, num_warps=warps_of(block, sums=True),
+    )  # fmt: skip
+    totals = sums.sum(0).to(weight.dtype)
+    return grad_x, grad_residual, totals[0].clone(), totals[1].clone(), totals[2].clone()
+
+
+def embed_norm(
+    ids: Tensor, types: Tensor, positions: Tensor, words: Tensor, position_table: Tensor, type_table: Tensor,
+    weight: Tensor, bias: Tensor, eps: float, rate: float, seed: Tensor, offset: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Output, and its rows' mean and 1 / standard deviation before the LayerNorm."""
+    words, width = _require(words), words.shape[1]
+    out = words.new_empty((*ids.shape, width))
+    mean, rstd = _statistics(out)
+    drawn = _dropout(rate, seed, offset)
+    block = block_of(width)
+    if ids.numel():
+        embed_norm_kernel[(ids.numel(),)](
+            ids.contiguous(), types.contiguous(), positions.contiguous(), words, position_table.contiguous(),
+            type_table.contiguous(), weight.contiguous(), bias.contiguous(), out, mean, rstd, width, eps,
+            *drawn, DROPS=drawn[2] > 0, BLOCK=block, num_warps=warps_of(block),
+        )  # fmt: skip
+    return out, mean, rstd
+
+
+def embed_norm_backward(
+    grad: Tensor, ids: Tensor, types: Tensor, positions: Tensor, words: Tensor, position_table: Tensor,
+    type_table: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, rate: float, seed: Tensor, offset: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of the three tables, and of the LayerNorm's weight and bias."""
+    words, width = _require(words), words.shape[1]
+    rows = ids.numel()
+    programs, each = _shares(rows)
+    of_rows = words.new_empty((rows, width))
+    sums = words.new_empty((programs, 2, width), dtype=torch.float32)
+    drawn = _dropout(rate, seed, offset)
+    block = block_of(width)
+    embed_norm_backward_kernel[(programs,)](
+        grad.contiguous(), ids.contiguous(), types.contiguous(), positions.contiguous(), words,
+        position_table.contiguous(), type_table.contiguous(), mean, rstd, weight.contiguous(), of_rows, sums,
+        rows, width, each, *drawn, DROPS=drawn[2] > 0, BLOCK=block, num_warps=warps_of(block, sums=True),
+    )  # fmt: skip
+    tables = (
+        torch.ops.aten.embedding_dense_backward(of_rows, indices.flatten(), table.shape[0], -1, False)
+        for indices, table in ((ids, words), (positions, position_table), (types, type_table))
+    )
+    totals = sums.sum(0).to(weight.dtype)
+    return (*tables, totals[0].clone(), totals[1].clone())
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Losses, and the logarithm of each row's sum of exponentials."""
+    logits, (losses, lse) = _require(logits), _statistics(logits)
+    block = min(block_of(logits.shape[1]), 4096)
+    if len(labels):
+        cross_entropy_kernel[(len(labels),)](
+            logits, labels.contiguous(), losses, lse, logits.shape[1], ignore_index, BLOCK=block,
+            num_warps=warps_of(block),
+        )  # fmt: skip
+    return losses, lse
+
+
+def cross_entropy_backward(
+    grad: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int
+) -> Tensor:
+    """Gradient of the logits."""
+    logits = _require(logits)
+    out = torch.empty_like(logits)
+    block = min(block_of(logits.shape[1]), 4096)
+    if len(labels):
+        grid = (len(labels), triton.cdiv(logits.shape[1], block))
+        cross_entropy_backward_kernel[grid](
+            grad.contiguous(), logits, labels.contiguous(), lse, out, logits.shape[1], ignore_index,
+            BLOCK=block, num_warps=warps_of(block),
+        )  # fmt: skip
+    return out
+
+
+OPERATORS = (
+    bias_gelu, bias_gelu_backward, dropout_add_norm, dropout_add_norm_backward, embed_norm,
+    embed_norm_backward, cross_entropy, cross_entropy_backward,
+)  # fmt: skip
+"""Each is `stillhouse::<its name>` on CUDA."""
+
+
+def register() -> None:
+    """Makes these the CUDA kernels of the operators, whose schemas are loaded."""
+    for operator in OPERATORS:
+        torch.library.impl(f"stillhouse::{operator.__name__}", "CUDA", operator)

@@ -1,0 +1,345 @@
+"""The encoder's operators next to plain float64 PyTorch: values, gradients, dropout, and their bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from cuda_ext import encoder, encoder_check, native
+from tests.cuda_ext.philox_reference import kept
+
+EPS = 1e-5
+WIDTHS = (1, 2, 3, 63, 64, 1023, 1025)
+SEED = 0x1234_5678_9ABC_DEF0
+
+
+@pytest.fixture(autouse=True)
+def operators(kernels: None) -> None:
+    encoder.require("cpu")
+    torch.manual_seed(7)
+
+
+@pytest.fixture(params=["scalar", "avx2", "avx512"])
+def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("STILLHOUSE_CPU_CAPABILITY", request.param)
+    if native.cpu_capability() != request.param:
+        pytest.skip(f"this processor has no {request.param}")
+    return str(request.param)
+
+
+def draws(rows: int, width: int, dtype: torch.dtype) -> dict[str, tuple[Any, Any, tuple[Tensor, ...]]]:
+    """For each operator: itself, the same in plain PyTorch, and the arguments that have gradients."""
+    x, residual = torch.randn(rows, width).mul(2).to(dtype), torch.randn(rows, width).to(dtype)
+    bias, weight, shift = (torch.randn(width).to(dtype) for _ in range(3))
+    tables = tuple(torch.randn(count, width).to(dtype) for count in (11, 7, 2))
+    ids, places, kinds = (torch.randint(count, (rows,)) for count in (11, 7, 2))
+    labels = torch.randint(width, (rows,))
+    labels[0] = -100
+    mask = kept(SEED, 3, rows, width, 0.25)
+    seed = torch.tensor(SEED)
+
+    def joined(x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
+        summed = residual + (x + bias) * mask.to(x.dtype)
+        return functional.layer_norm(summed, (width,), weight, shift, EPS)
+
+    def embedded(words: Tensor, table: Tensor, types: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
+        summed = words[ids] + types[kinds] + table[places]
+        return functional.layer_norm(summed, (width,), weight, shift, EPS) * mask.to(words.dtype)
+
+    return {
+        "bias_gelu": (encoder.bias_gelu, lambda x, bias: functional.gelu(x + bias), (x, bias)),
+        "dropout_add_norm": (
+            lambda *given: encoder.dropout_add_norm(*given, eps=EPS, rate=0.25, seed=seed, offset=3),
+            joined,
+            (x, bias, residual, weight, shift),
+        ),
+        "embed_norm": (
+            lambda *given: encoder.embed_norm(
+                ids, kinds, places, *given, eps=EPS, rate=0.25, seed=seed, offset=3
+            ),
+            embedded,
+            (*tables, weight, shift),
+        ),
+        "cross_entropy": (
+            lambda x: encoder.cross_entropy(x, labels),
+            lambda x: functional.cross_entropy(x, labels, reduction="none"),
+            (x,),
+        ),
+    }
+
+
+def results(function: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> list[Tensor]:
+    """Output, and the gradient of each argument for one fixed gradient of the output."""
+    leaves = [argument.clone().requires_grad_() for argument in arguments]
+    output = function(*leaves)
+    gradient = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).reshape(output.shape).cos()
+    return [output.detach(), *torch.autograd.grad(output, leaves, gradient.to(output.dtype))]
+
+
+def worst(function: Any, plain: Any, arguments: tuple[Tensor, ...]) -> float:
+    """Largest difference from plain PyTorch in float64, relative to the largest element."""
+    ours = results(function, arguments)
+    exact = results(plain, tuple(argument.double() for argument in arguments))
+    return max(
+        float((mine.double() - theirs).abs().max() / theirs.abs().max().clamp(min=1e-3))
+        for mine, theirs in zip(ours, exact, strict=True)
+    )
+
+
+OPERATORS = ("bias_gelu", "dropout_add_norm", "embed_norm", "cross_entropy")
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_values_and_gradients_follow_float64(name: str, width: int, capability: str) -> None:
+    before = encoder.rows_done()
+    for dtype, bound in ((torch.float32, 2e-6), (torch.float64, 1e-13)):
+        if width <= 3:
+            bound *= 100  # few elements cancel: a variance, and the loss of a sure choice
+        assert worst(*draws(3, width, dtype)[name]) < bound
+    forward, backward = encoder.rows_done()
+    assert (forward - before[0], backward - before[1]) == (6, 6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 70), width=st.integers(3, 200), seed=st.integers(0, 2**32))
+def test_values_and_gradients_follow_float64_at_any_size(rows: int, width: int, seed: int) -> None:
+    encoder.require("cpu")
+    torch.manual_seed(seed)
+    for function, plain, arguments in draws(rows, width, torch.float32).values():
+        assert worst(function, plain, arguments) < 1e-5
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 0.04), (torch.float16, 0.005)])
+def test_short_formats_lose_their_rounding_only(name: str, dtype: torch.dtype, bound: float) -> None:
+    assert worst(*draws(5, 96, dtype)[name]) < bound
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_gradients_are_those_of_the_operator_itself(name: str) -> None:
+    function, _, arguments = draws(3, 5, torch.float64)[name]
+    leaves = tuple(argument.clone().requires_grad_() for argument in arguments)
+    assert torch.autograd.gradcheck(function, leaves)
+
+
+def test_opcheck_of_every_operator() -> None:
+    ops = torch.ops.stillhouse
+    x, vector = torch.randn(6, 24, requires_grad=True), torch.randn(24, requires_grad=True)
+    seed, grad = torch.tensor(SEED), torch.randn(6, 24)
+    ids = torch.randint(2, (6,))
+    tables = [torch.randn(count, 24, requires_grad=True) for count in (9, 8, 2)]
+    joined = (x, vector, x, vector, vector, EPS, 0.1, seed, 0)
+    embedded = (ids, ids, ids, *tables, vector, vector, EPS, 0.1, seed, 0)
+    plain = [argument.detach() if isinstance(argument, Tensor) else argument for argument in joined]
+    _, summed, mean, rstd = ops.dropout_add_norm(*plain)
+    fixed = [table.detach() for table in tables]
+    weight = vector.detach()
+    samples = {
+        ops.bias_gelu: (x, vector),
+        ops.bias_gelu_backward: (grad, x.detach(), weight),
+        ops.dropout_add_norm: joined,
+        ops.dropout_add_norm_backward: (grad, grad, summed, mean, rstd, weight, 0.1, seed, 0),
+        ops.embed_norm: embedded,
+        ops.embed_norm_backward: (grad, ids, ids, ids, *fixed, mean, rstd, weight, 0.1, seed, 0),
+        ops.cross_entropy: (x, ids, -100),
+        ops.cross_entropy_backward: (torch.randn(6), x.detach(), ids, mean, -100),
+    }
+    for operator, sample in samples.items():
+        torch.library.opcheck(operator.default, sample)
+
+
+def test_compiled_code_is_one_graph_through_every_operator() -> None:
+    _, _, (x, bias, residual, weight, shift) = draws(4, 32, torch.float32)["dropout_add_norm"]
+    seed = torch.tensor(SEED)
+
+    def block(x: Tensor) -> Tensor:
+        inner = encoder.bias_gelu(x, bias)
+        return encoder.dropout_add_norm(inner, bias, residual, weight, shift, eps=EPS, rate=0.1, seed=seed)
+
+    for run in (block, torch.compile(block, fullgraph=True, backend="aot_eager")):
+        leaf = x.clone().requires_grad_()
+        run(leaf).sum().backward()
+        if run is block:
+            expected = leaf.grad
+    assert torch.equal(leaf.grad, expected)  # type: ignore[arg-type]
+
+
+def masks(rows: int, width: int, *, rate: float, seed: int, offset: int) -> Tensor:
+    """What dropout keeps of ones, unscaled."""
+    one, nothing = torch.ones(rows, width), torch.zeros(rows, width)
+    summed = torch.ops.stillhouse.dropout_add_norm(
+        one, nothing[0], nothing, one[0], nothing[0], EPS, rate, torch.tensor(seed), offset
+    )[1]
+    return (summed != 0).float()
+
+
+@pytest.mark.parametrize("width", [1, 8, 9, 100])
+def test_a_mask_is_philox_of_seed_offset_and_element(width: int, capability: str) -> None:
+    for seed, offset in ((0, 0), (SEED, 5), (2**63 - 1, 2**40)):
+        expected = kept(seed, offset, 20, width, 0.5) != 0
+        assert torch.equal(masks(20, width, rate=0.5, seed=seed, offset=offset), expected.float())
+
+
+def test_the_first_bits_are_those_of_the_published_generator() -> None:
+    # Known answers of the authors' library: counter and key 0.
+    from tests.cuda_ext.philox_reference import philox
+
+    words = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert philox(0, 0, 0) == [half for word in words for half in (word & 0xFFFF, word >> 16)]
+
+
+def test_masks_have_the_rate_and_are_independent() -> None:
+    rate, count = 0.1, 1_000_000
+    first, again, other = (
+        masks(1000, 1000, rate=rate, seed=seed, offset=offset) for seed, offset in ((1, 0), (1, 1), (2, 0))
+    )
+    deviation = (rate * (1 - rate) / count) ** 0.5
+    for mask in (first, again, other):
+        assert abs(float(1 - mask.double().mean()) - rate) < 5 * deviation
+        assert abs(float(mask.double().var()) - rate * (1 - rate)) < 5 * deviation
+    shifted = (first.roll(1, 0), first.roll(1, 1), first.roll(8, 1), again, other)
+    for mask in shifted:
+        assert abs(float(torch.corrcoef(torch.stack([first.flatten(), mask.flatten()]))[0, 1])) < 0.005
+
+
+def test_the_backward_pass_draws_the_mask_again() -> None:
+    x = torch.randn(50, 40, requires_grad=True)
+    nothing, one = torch.zeros(40), torch.ones(40)
+    seed = torch.tensor(SEED)
+    out = encoder.dropout_add_norm(
+        x, nothing, torch.zeros(50, 40), one, nothing, eps=EPS, rate=0.5, seed=seed, offset=9
+    )
+    (gradient,) = torch.autograd.grad(out, x, torch.randn(50, 40))
+    assert torch.equal(gradient != 0, masks(50, 40, rate=0.5, seed=SEED, offset=9) != 0)
+
+
+def test_seeds_replay_from_torchs_generator() -> None:
+    state = torch.get_rng_state()
+    drawn = [int(encoder.fresh_seed()) for _ in range(3)]
+    torch.set_rng_state(state)
+    assert [int(encoder.fresh_seed()) for _ in range(3)] == drawn
+    assert len(set(drawn)) == 3
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_results_do_not_depend_on_threads(name: str) -> None:
+    threads = torch.get_num_threads()
+    function, _, arguments = draws(333, 130, torch.float32)[name]
+    outcomes = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            outcomes.append(results(function, arguments))
+    finally:
+        torch.set_num_threads(threads)
+    for one, two in zip(*outcomes, strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_misaligned_and_strided_arguments_give_the_same(name: str) -> None:
+    function, _, arguments = draws(6, 33, torch.float32)[name]
+
+    def moved(tensor: Tensor) -> Tensor:
+        memory = torch.empty(tensor.numel() + 1)
+        return memory[1:].view(tensor.shape).copy_(tensor)
+
+    def strided(tensor: Tensor) -> Tensor:
+        return tensor.t().contiguous().t() if tensor.dim() == 2 else tensor.repeat_interleave(2)[::2]
+
+    expected = results(function, arguments)
+    for change in (moved, strided):
+        for mine, theirs in zip(
+            results(lambda *given, change=change: function(*map(change, given)), arguments),
+            expected,
+            strict=True,
+        ):
+            assert torch.equal(mine, theirs)
+
+
+def test_one_product_has_the_gradients_of_three() -> None:
+    x = torch.randn(9, 8, dtype=torch.float64)
+    weights = [torch.randn(8, 8, dtype=torch.float64) for _ in range(3)]
+    biases = [torch.randn(8, dtype=torch.float64) for _ in range(3)]
+
+    def apart(*given: Tensor) -> Tensor:
+        return torch.cat([functional.linear(given[0], given[1 + i], given[4 + i]) for i in range(3)], -1)
+
+    def joined(*given: Tensor) -> Tensor:
+        return encoder.joint_linear(given[0], given[1:4], given[4:])
+
+    for mine, theirs in zip(
+        results(joined, (x, *weights, *biases)), results(apart, (x, *weights, *biases)), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_bytes_moved_are_those_of_the_arrays() -> None:
+    rows, width = 512, 64
+    x, vector = torch.randn(rows, width), torch.randn(width)
+    seed, ids = torch.tensor(0), torch.arange(rows)
+    ops = torch.ops.stillhouse
+    out, summed, mean, rstd = ops.dropout_add_norm(x, vector, x.clone(), vector, vector, EPS, 0.1, seed, 0)
+    arrays = {
+        "bias_gelu": (x, ops.bias_gelu(x, vector)),
+        "bias_gelu_backward": (x, out, ops.bias_gelu_backward(x, out, vector)[0]),
+        "dropout_add_norm": (x, x, out, summed),
+        "dropout_add_norm_backward": (
+            out,
+            summed,
+            *ops.dropout_add_norm_backward(out, None, summed, mean, rstd, vector, 0.1, seed, 0)[:2],
+        ),
+        "cross_entropy": (x,),
+        "cross_entropy_backward": (
+            x,
+            ops.cross_entropy_backward(mean, x, ids % width, rstd, -100),
+        ),
+    }
+    for operator, moved in arrays.items():
+        total = sum(array.nbytes for array in moved)
+        assert encoder_check.bytes_moved(operator, rows=rows, width=width, element=4) == total
+
+
+def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Mistakes, and what their message must have."""
+    x, vector = torch.randn(4, 6), torch.randn(6)
+    seed = torch.tensor(1)
+    yield "bias has shape", lambda: encoder.bias_gelu(x, vector[:3])
+    yield "take float32, float64", lambda: encoder.bias_gelu(x.int(), vector)
+    yield (
+        "residual is",
+        lambda: encoder.dropout_add_norm(x, vector, x[:2], vector, vector, eps=EPS),
+    )
+    yield (
+        "rate is 1",
+        lambda: encoder.dropout_add_norm(x, vector, x, vector, vector, eps=EPS, rate=1.0, seed=seed),
+    )
+    yield (
+        "ids has 9, but its table has rows 0 to 3",
+        lambda: encoder.embed_norm(
+            torch.tensor([9]), torch.tensor([0]), torch.tensor([0]), x, x, x, vector, vector, eps=EPS
+        ),
+    )
+    yield "labels has 6", lambda: encoder.cross_entropy(x, torch.tensor([0, 1, 2, 6]))
+
+
+def test_a_mistake_is_refused_before_memory_is_touched() -> None:
+    for message, call in bad_calls():
+        with pytest.raises((RuntimeError, IndexError), match=message):
+            call()
+
+
+def test_without_triton_cuda_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    reason = encoder.why_unavailable("cuda")
+    assert reason is not None
+    assert "install triton, or set model.encoder to packed" in reason
+    assert "\n" not in reason
