@@ -357,9 +357,12 @@ SERIES_PAGE = SERIES.limit(bindparam("most", type_=sa.Integer()))
 """The first points of one name and attempt in a range of steps."""
 
 SERIES_AT = select(_p.step, _p.at_s, _p.value).where(
-    *_series, _between, _p.step.in_(bindparam("steps", expanding=True))
+    *_series, _p.step.in_(bindparam("steps", expanding=True))
 )
-"""Points of one name and attempt in a range of steps, at given steps."""
+"""Points of one name and attempt at given steps.
+
+Without a range of steps, which SQLite would scan in place of looking each step up.
+"""
 
 _e = point_extremes.c
 EXTREMES = select(_e.low_step, _e.low, _e.high_step, _e.high, _e.nan_step).where(

@@ -182,8 +182,9 @@ class _Run:
         return self._merged(
             name,
             (
-                (segment, connection.execute(point_statements.SERIES_AT, {**key, "steps": steps}))
+                (segment, connection.execute(point_statements.SERIES_AT, {**key, "steps": visible}))
                 for segment, key in self._keys(name)
+                if (visible := [step for step in steps if segment.low <= step <= segment.high])
             ),
         )
 
@@ -290,15 +291,13 @@ def thin(steps: np.ndarray[Any, Any], values: np.ndarray[Any, Any], max_points: 
     count = len(steps)
     if count <= max(_FEWEST_POINTS, max_points):
         return list(range(count))
-    width = _width(int(steps[0]), int(steps[-1]), _buckets(max_points))
-    starts = np.flatnonzero(np.diff((steps - steps[0]) // width, prepend=-1))
+    bucket = (steps - steps[0]) // _width(int(steps[0]), int(steps[-1]), _buckets(max_points))
+    missing = np.isnan(values)
+    present = np.flatnonzero(~missing)
+    ascending = present[np.argsort(values[present], kind="stable")]
+    descending = present[np.argsort(-values[present], kind="stable")]
     kept = {0, count - 1}
-    for start, end in zip(starts, [*starts[1:], count], strict=True):
-        part = values[start:end]
-        missing = np.isnan(part)
-        if missing.any():
-            kept.add(int(start + np.argmax(missing)))
-        if not missing.all():
-            kept.add(int(start + np.nanargmin(part)))
-            kept.add(int(start + np.nanargmax(part)))
+    for positions in (ascending, descending, np.flatnonzero(missing)):
+        _, first_of_bucket = np.unique(bucket[positions], return_index=True)
+        kept.update(positions[first_of_bucket].tolist())
     return sorted(kept)

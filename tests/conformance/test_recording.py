@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.db import schema
+from service.db.engine import driver_connection
 from service.db.point_statements import FEWEST_COPIED
 from service.domain.records import Experiment, LogLine, MeasurementRow, PointRow, Run
 from service.domain.states import RunState
@@ -278,6 +279,18 @@ def test_a_sample_says_how_wide_its_buckets_are(store: Store, training: Training
     few = store.sampled_points(run.id, ["a"], min_step=99_500)
     assert few["a"].bucket_steps is None
     assert [point.step for point in few["a"].points] == list(range(99_500, 100_000))
+
+
+def test_a_sample_of_a_long_series_looks_its_points_up(store: Store, training: Training) -> None:
+    if not store.database.is_sqlite:
+        pytest.skip("counts instructions of SQLite")
+    _, run, attempt = training()
+    store.record(RecordBatch(points=[points_of(run, attempt, range(20_000))]))
+    thousands: list[None] = []
+    with store.database.readers.connect() as connection:  # The one that the pool has.
+        driver_connection(connection).set_progress_handler(lambda: thousands.append(None), 1_000)
+    store.sampled_points(run.id, max_points=100)
+    assert len(thousands) < 20  # Fewer instructions than there are points: nothing has scanned them.
 
 
 def test_many_series_share_the_points_of_one_answer(store: Store, training: Training) -> None:
