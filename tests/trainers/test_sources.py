@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import errno
 import gzip
+import itertools
 import json
 import os
+import threading
 from pathlib import Path
 
 import pyarrow
@@ -225,6 +227,20 @@ def test_unreadable_files_are_named(open_at, forbid, task, name):
     forbid(open_at.folder.parent / name)
     with pytest.raises(BadDataError, match=rf"{name}: cannot be read \(Permission denied\)"):
         open_at(task=task)
+
+
+def test_a_pipe_among_the_texts_of_a_corpus_is_refused(open_at):
+    for part, label in itertools.product(("train", "test"), ("pos", "neg")):
+        write(open_at.folder / part / label / "0_9.txt", "A fine cup.")
+    pipe = open_at.folder / "train" / "neg" / "1_2.txt"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.open("wb").close())  # So that no reader waits for ever.
+    writer.start()
+    with pytest.raises(BadDataError, match=r"neg/1_2\.txt: not a file but a folder, device or pipe"):
+        open_at()
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer.join()
+    os.close(reader)
 
 
 def test_corpus_layout_below_its_archive_folder(open_at):

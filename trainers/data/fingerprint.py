@@ -11,11 +11,13 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainers.errors import BadDataError
 from trainers.preparation import preparing
 
 _RACY_S = 2.0
@@ -56,15 +58,19 @@ def fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
         memory: folder in which digests are remembered.
 
     Raises:
+        BadDataError: one of them is a folder, device or pipe; opening a pipe would wait for its writer.
         OSError: a file cannot be read.
     """
     ordered = sorted(files)
-    stats = [os.stat(path) for path in ordered]
-    size = sum(stat.st_size for stat in stats)
+    found = [os.stat(path) for path in ordered]
+    for path, status in zip(ordered, found, strict=True):
+        if not stat.S_ISREG(status.st_mode):
+            raise BadDataError(f"{path}: not a file but a folder, device or pipe; remove it from the dataset")
+    size = sum(status.st_size for status in found)
     signature = digest_of(
         [
-            (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-            for path, stat in zip(ordered, stats, strict=True)
+            (str(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            for path, status in zip(ordered, found, strict=True)
         ]
     )
     remembered = memory / f"{signature}.sha256"
@@ -73,7 +79,7 @@ def fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
     except OSError:
         with preparing():
             sha256 = _read_digest(root, ordered)
-    newest = max((max(stat.st_mtime, stat.st_ctime) for stat in stats), default=0.0)
+    newest = max((max(status.st_mtime, status.st_ctime) for status in found), default=0.0)
     if time.time() - newest > _RACY_S:
         # A memory that cannot be written costs the next run its reading.
         with contextlib.suppress(OSError):
