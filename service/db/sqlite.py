@@ -28,8 +28,13 @@ logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S = 5.0
 """How long a writer waits for its turn before it gives up."""
-CHECKPOINT_BYTES = 32 << 20
-"""The write-ahead log is copied into the database when it has grown to this size."""
+CHECKPOINT_BYTES = 4 << 20
+"""The write-ahead log is copied into the database each time it has grown by this much.
+
+All writers wait meanwhile: 15 ms for 4 MiB, 160 ms for 32 MiB, on a disk of a virtual machine.
+"""
+RESTART_AFTER = 64
+"""Times `CHECKPOINT_BYTES` to which the log may grow before it is made to begin again."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 """Between two tries to copy a log that a reader holds up."""
 LARGEST_QUICK_CHECK_BYTES = 256 << 20
@@ -148,14 +153,16 @@ class Checkpoints:
 
     Args:
         database: the file.
-        at_least: size of the log from which it is copied, in bytes; None = `CHECKPOINT_BYTES`.
+        at_least: growth of the log after which it is copied, in bytes; None = `CHECKPOINT_BYTES`.
     """
 
     def __init__(self, database: Path, at_least: int | None = None) -> None:
         self._at_least = CHECKPOINT_BYTES if at_least is None else at_least
         self._log = database.with_name(database.name + "-wal")
+        self._copied_bytes = 0
         self._next_s = 0.0
         self._pause_s = 0.0
+        self._warned = False
 
     def run(self, connection: sqlite3.Connection) -> None:
         """Copies what can be copied now, if it is time; call under `WriterLock`.
@@ -167,17 +174,20 @@ class Checkpoints:
             size = self._log.stat().st_size
         except FileNotFoundError:
             return
-        if size < self._at_least or time.monotonic() < self._next_s:
+        if size < self._copied_bytes:  # It has begun again.
+            self._copied_bytes = 0
+        if size - self._copied_bytes < self._at_least or time.monotonic() < self._next_s:
             return
         # A log that never shrank back needs a moment without readers; ask for it only then.
-        mode = "RESTART" if size >= 8 * self._at_least else "PASSIVE"
+        mode = "RESTART" if size >= RESTART_AFTER * self._at_least else "PASSIVE"
         connection.execute(_busy_timeout(0.0))
         try:
             busy, frames, copied = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         finally:
             connection.execute(_busy_timeout(BUSY_TIMEOUT_S))
         if busy or copied < frames:
-            if mode == "RESTART" and not self._pause_s:
+            if mode == "RESTART" and not self._warned:
+                self._warned = True
                 logger.warning(
                     "%s has grown to %d MiB; it is copied back when a reader that holds its pages ends",
                     self._log,
@@ -186,6 +196,7 @@ class Checkpoints:
             self._pause_s = min(max(2 * self._pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
         else:
             self._pause_s = 0.0
+            self._copied_bytes, self._warned = size, False
         self._next_s = time.monotonic() + self._pause_s
 
 

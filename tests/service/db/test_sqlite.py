@@ -202,11 +202,23 @@ def test_the_log_is_copied_back_when_it_has_grown(database: Database) -> None:
     database.close()
 
 
+def test_the_log_is_copied_back_in_small_portions(database: Database) -> None:
+    """Writers wait for each of them: 32 MiB took longer than a recorder's write may."""
+    assert database.path is not None
+    log = database.path.with_name(database.path.name + "-wal")
+    sizes = []
+    for _ in range(12):  # MiB.
+        database.write(lambda c: [c.execute(ADD, {"name": os.urandom(2_000).hex()}) for _ in range(220)])
+        sizes.append(log.stat().st_size >> 20)
+    assert max(sizes) <= 6
+    database.close()
+
+
 def test_writes_do_not_wait_for_a_reader_of_a_large_log(
     tmp_path: Path, sqlite_template: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 120.0)
-    monkeypatch.setattr(sqlite, "CHECKPOINT_BYTES", 1000)
+    monkeypatch.setattr(sqlite, "CHECKPOINT_BYTES", 100)
     path = tmp_path / "stillhouse.db"
     path.write_bytes(sqlite_template.read_bytes())
     database = Database(f"sqlite:///{path}")
