@@ -142,27 +142,14 @@ def restore(settings: Settings, file: Path, *, replace: bool) -> Backup:
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     staging = settings.data_dir / f".restore-{uuid.uuid4().hex[:8]}"
-    database = Database(settings.resolved_database_url(), statement_timeout_s=None)
+    database = Database(settings.resolved_database_url(), statement_timeout_s=None, present=False)
     try:
-        _refuse_live(database, replace=replace)
-        _refuse_files(settings, replace=replace)
-        staging.mkdir()
-        backup = _unpack(file, staging)
-        kind = database.url.get_backend_name()
-        if backup.database != kind:
-            raise BackupError(
-                f"{file} holds a {backup.database} database, but this installation uses {kind}; set "
-                f"STILLHOUSE_DATABASE_URL to a {backup.database} database"
-            )
-        if backup.contents.revision is not None and migrate.is_newer(backup.contents.revision):
-            raise BackupError(
-                f"{file} was made by release {backup.release}; restore it with that release or a newer one"
-            )
-        found = dump.load(database, staging / _DUMP)
-        if found != backup.contents:
-            raise BackupError(f"{file}: restored {found}, but the backup has {backup.contents}")
-        _place_files(settings, database, staging, checkpoints=backup.checkpoints)
-        return backup
+        with database.alone() as alone:
+            if not alone:
+                raise Conflict(
+                    "the database is in use; stop the API, the schedulers and the Ray cluster, then restore"
+                )
+            return _restore_alone(database, settings, file, staging, replace=replace)
     except OSError as error:
         raise BackupError(
             f"{file} cannot be restored to {settings.data_dir} ({error.strerror or error}); free space or "
@@ -171,6 +158,30 @@ def restore(settings: Settings, file: Path, *, replace: bool) -> Backup:
     finally:
         database.close()
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _restore_alone(
+    database: Database, settings: Settings, file: Path, staging: Path, *, replace: bool
+) -> Backup:
+    _refuse_live(database, replace=replace)
+    _refuse_files(settings, replace=replace)
+    staging.mkdir()
+    backup = _unpack(file, staging)
+    kind = database.url.get_backend_name()
+    if backup.database != kind:
+        raise BackupError(
+            f"{file} holds a {backup.database} database, but this installation uses {kind}; set "
+            f"STILLHOUSE_DATABASE_URL to a {backup.database} database"
+        )
+    if backup.contents.revision is not None and migrate.is_newer(backup.contents.revision):
+        raise BackupError(
+            f"{file} was made by release {backup.release}; restore it with that release or a newer one"
+        )
+    found = dump.load(database, staging / _DUMP)
+    if found != backup.contents:
+        raise BackupError(f"{file}: restored {found}, but the backup has {backup.contents}")
+    _place_files(settings, database, staging, checkpoints=backup.checkpoints)
+    return backup
 
 
 def _files(settings: Settings, *, checkpoints: bool) -> Iterator[tuple[str, Path]]:

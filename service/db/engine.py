@@ -56,13 +56,18 @@ class Database:
     Args:
         url: SQLAlchemy URL.
         statement_timeout_s: longest statement on PostgreSQL; None = no limit, for maintenance.
+        present: whether it keeps `alone` from being had while it has connections.
 
     Raises:
         ValueError: the URL names neither a SQLite file nor PostgreSQL.
     """
 
     def __init__(
-        self, url: str, *, statement_timeout_s: float | None = postgresql.STATEMENT_TIMEOUT_S
+        self,
+        url: str,
+        *,
+        statement_timeout_s: float | None = postgresql.STATEMENT_TIMEOUT_S,
+        present: bool = True,
     ) -> None:
         parsed = sa.make_url(url)
         if parsed.get_backend_name() == "postgresql":
@@ -77,11 +82,13 @@ class Database:
         if self.path is not None:
             self.lock: sqlite.WriterLock | None = sqlite.WriterLock(self.path)
             self._checkpoints = sqlite.Checkpoints(self.path)
-            self.readers = _sqlite_engine(parsed, sqlite.prepare_reader, "BEGIN", QueuePool)
-            self.writers = _sqlite_engine(parsed, sqlite.prepare_writer, "BEGIN IMMEDIATE", NullPool)
+            self._presence = sqlite.Presence(self.path)
+            hold = self._presence.hold if present else lambda: None
+            self.readers = _sqlite_engine(parsed, sqlite.prepare_reader, "BEGIN", QueuePool, hold)
+            self.writers = _sqlite_engine(parsed, sqlite.prepare_writer, "BEGIN IMMEDIATE", NullPool, hold)
         else:
             self.lock = None
-            self.writers = postgresql.create_engine(parsed, statement_timeout_s)
+            self.writers = postgresql.create_engine(parsed, statement_timeout_s, present=present)
             self.readers = postgresql.snapshot_reads(self.writers)
         self._writer: Connection | None = None
         self._writer_pid = os.getpid()
@@ -155,6 +162,30 @@ class Database:
                 logger.info("retrying a transaction: %s", error.orig)
         raise AssertionError("unreachable")
 
+    def connect(self) -> None:
+        """Opens a connection, which tells `alone` that the database is in use.
+
+        Raises:
+            StoreUnavailable: the database is unavailable, or being restored.
+        """
+        with self.read():
+            pass
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Keeps all other programs out of the database meanwhile; yields False when one has it open.
+
+        For a database that is not `present` itself.
+
+        Raises:
+            StoreUnavailable: the database is unavailable.
+        """
+        with (
+            translated(self.path),
+            self._presence.alone() if self.path is not None else postgresql.alone(self.writers) as had,
+        ):
+            yield had
+
     def close(self) -> None:
         """Closes all connections."""
         if self.path is not None and not self.path.parent.exists():
@@ -165,6 +196,7 @@ class Database:
             self.readers.dispose()
         if self.lock is not None:
             self.lock.close()
+            self._presence.release()
 
 
 def driver_connection(connection: Connection) -> Any:
@@ -173,7 +205,11 @@ def driver_connection(connection: Connection) -> Any:
 
 
 def _sqlite_engine(
-    url: sa.URL, prepare: Callable[[sqlite3.Connection], None], begin: str, pool: type[sa.Pool]
+    url: sa.URL,
+    prepare: Callable[[sqlite3.Connection], None],
+    begin: str,
+    pool: type[sa.Pool],
+    hold: Callable[[], None],
 ) -> Engine:
     sizes = {"pool_size": READERS, "max_overflow": 0, "pool_timeout": 10} if pool is QueuePool else {}
     engine = sa.create_engine(
@@ -182,6 +218,10 @@ def _sqlite_engine(
         connect_args={"isolation_level": None, "check_same_thread": False, "timeout": sqlite.BUSY_TIMEOUT_S},
         **sizes,
     )
+
+    @event.listens_for(engine, "do_connect")
+    def on_connecting(*_: object) -> None:
+        hold()
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: sqlite3.Connection, _record: object) -> None:

@@ -9,6 +9,8 @@ an answer.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import psycopg
@@ -31,6 +33,8 @@ _ACKNOWLEDGED_WITHIN_S = 10
 _IDLE_S = 2.0
 """A connection that was idle for longer is tried before it is used."""
 _PING_TIMEOUT_S = 3.0
+_PRESENCE = 7305412
+"""Advisory lock that each connection shares, and that a restore has alone."""
 
 Returned = TypeVar("Returned")
 
@@ -80,12 +84,13 @@ def _limited(gen: PQGen[Returned], silence_s: float) -> PQGen[Returned]:
         return returned
 
 
-def create_engine(url: sa.URL, statement_timeout_s: float | None) -> Engine:
+def create_engine(url: sa.URL, statement_timeout_s: float | None, *, present: bool = True) -> Engine:
     """Returns an engine whose every wait is limited.
 
     Args:
         url: of the database.
         statement_timeout_s: longest statement; None = no limit, for maintenance.
+        present: whether its connections keep `alone` from being had.
     """
     settings = {
         "lock_timeout": int(LOCK_TIMEOUT_S * 1000),
@@ -116,6 +121,8 @@ def create_engine(url: sa.URL, statement_timeout_s: float | None) -> Engine:
         connection = LimitedConnection.connect(*arguments, **fields)
         if statement_timeout_s is not None:
             connection.silence_s = statement_timeout_s + _GRACE_S
+        if present:
+            _hold_presence(connection)
         return connection
 
     @event.listens_for(engine, "checkin")
@@ -133,6 +140,34 @@ def create_engine(url: sa.URL, statement_timeout_s: float | None) -> Engine:
 def snapshot_reads(engine: Engine) -> Engine:
     """Returns the engine for transactions that see one state of the database and cannot write; same pool."""
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+
+def _hold_presence(connection: LimitedConnection) -> None:
+    """Holds the lock that tells who has the database open, until the connection ends."""
+    try:
+        connection.autocommit = True
+        connection.execute(f"SELECT pg_advisory_lock_shared({_PRESENCE})")
+        connection.autocommit = False
+    except psycopg.errors.LockNotAvailable:
+        connection.close()
+        raise psycopg.OperationalError("the database is being restored; try again later") from None
+    except BaseException:
+        connection.close()
+        raise
+
+
+@contextmanager
+def alone(engine: Engine) -> Iterator[bool]:
+    """Keeps all others out of the database meanwhile; yields False when one has it open.
+
+    Args:
+        engine: one whose connections are not `present`.
+    """
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        try:
+            yield bool(connection.execute(sa.text(f"SELECT pg_try_advisory_lock({_PRESENCE})")).scalar_one())
+        finally:
+            connection.invalidate()  # The lock ends with its connection.
 
 
 def _ping(engine: Engine, connection: LimitedConnection) -> None:

@@ -107,15 +107,78 @@ class WriterLock:
             self._files, self._owner_pid = [], None
 
 
-def _lock(descriptor: int, deadline: float) -> None:
+class Presence:
+    """Tells which processes have a database open: each holds an advisory lock on a file next to it.
+
+    The operating system releases it when a process dies; a forked child holds it with its parent.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self._path = database.with_name(f"{database.name}-use.lock")
+        self._mutex = threading.Lock()
+        self._file: int | None = None
+
+    def hold(self) -> None:
+        """Holds the lock from now on.
+
+        Raises:
+            StoreUnavailable: the database is being restored.
+        """
+        with self._mutex:
+            if self._file is not None:
+                return
+            try:
+                file = self._open()
+            except OSError:
+                return  # SQLite meets the same obstacle, and says which.
+            try:
+                deadline = time.monotonic() + BUSY_TIMEOUT_S
+                _lock(file, deadline, fcntl.LOCK_SH, "the database is being restored; try again later")
+            except BaseException:
+                os.close(file)
+                raise
+            self._file = file
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Keeps all others out of the database meanwhile; yields False when one has it open."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = self._open()
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(file)
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def release(self) -> None:
+        """Gives the lock back."""
+        with self._mutex:
+            if self._file is not None:
+                os.close(self._file)  # Not unlocked: a forked child may hold it too.
+                self._file = None
+
+
+def _lock(
+    descriptor: int,
+    deadline: float,
+    mode: int = fcntl.LOCK_EX,
+    refusal: str = "the database is locked by another process; try again later",
+) -> None:
     pause_s = 0.00005
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                raise StoreUnavailable("the database is locked by another process; try again later") from None
+                raise StoreUnavailable(refusal) from None
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.2, 0.001)
 

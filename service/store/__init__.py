@@ -115,7 +115,9 @@ class Store(
         if migrate:
             migration.upgrade(settings)
         migration.refuse_unusable(settings)
-        return cls(Database(settings.resolved_database_url()), settings, clock)
+        database = Database(settings.resolved_database_url())
+        database.connect()
+        return cls(database, settings, clock)
 
     @property
     def path(self) -> Path | None:

@@ -15,12 +15,13 @@ import sqlalchemy as sa
 import torch
 
 from service.config.settings import Settings
-from service.db import dump, migrate
+from service.db import dump, migrate, postgresql, sqlite
 from service.db.backup import BackupError, back_up, restore
+from service.db.engine import Database
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
 from service.spec.models import checkpoint_of, checkpoints_folder, experiment_folder
-from service.store import Conflict, PointBatch, RecordBatch, Store
+from service.store import Conflict, PointBatch, RecordBatch, Store, StoreUnavailable
 from tests.conformance.building import Submit, plans_of
 from trainers.checkpoints.manifest import CheckpointId, attempt_folder, verify
 from trainers.checkpoints.store import CheckpointStore, Snapshot
@@ -148,9 +149,11 @@ def test_an_installation_with_experiments_is_not_replaced_unless_told_to(
 ) -> None:
     back_up(settings, archive, checkpoints=True)
     later = submit(2)
+    store.close()
     with pytest.raises(Conflict, match="holds 2 experiments; give --replace"):
         restore(settings, archive, replace=False)
     assert store.experiment(later.id) == later
+    store.close()
     restore(settings, archive, replace=True)
     assert [found.id for found in store.experiments().items] == [worked.experiment.id]
 
@@ -164,6 +167,7 @@ def test_files_that_the_restored_database_does_not_have_are_set_aside(
     (later_run,) = store.runs(experiment_id=later.id).items
     save_checkpoint(settings, later_run, 1, 10)
     save_checkpoint(settings, worked.run, 7, 90)
+    store.close()
     restore(settings, archive, replace=True)
     (aside,) = settings.data_dir.glob("set-aside-*")
     assert (aside / "experiments" / str(later.id)).is_dir()
@@ -173,11 +177,43 @@ def test_files_that_the_restored_database_does_not_have_are_set_aside(
     assert not attempt_folder(kept, 7).exists()
 
 
-def test_a_running_service_is_not_replaced(settings: Settings, archive: Path, training: Training) -> None:
+def test_a_live_driver_is_not_replaced(
+    store: Store, settings: Settings, archive: Path, training: Training
+) -> None:
     training()
     back_up(settings, archive, checkpoints=False)
+    store.close()
     with pytest.raises(Conflict, match=r"a driver holds an experiment for another .* stop the service"):
         restore(settings, archive, replace=True)
+
+
+def test_a_database_that_a_process_has_open_is_not_replaced(
+    store: Store, settings: Settings, archive: Path, worked: Worked
+) -> None:
+    back_up(settings, archive, checkpoints=False)
+    store.close()
+    idle = Store.open(settings)  # Such as an API without requests.
+    try:
+        with pytest.raises(Conflict, match=r"^the database is in use; stop the API, the schedulers and"):
+            restore(settings, archive, replace=True)
+    finally:
+        idle.close()
+    restore(settings, archive, replace=True)
+
+
+def test_no_process_opens_a_database_that_is_being_restored(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(postgresql, "LOCK_TIMEOUT_S", 0.02)
+    store.close()
+    restoring = Database(settings.resolved_database_url(), present=False)
+    with restoring.alone() as alone:
+        assert alone
+        with pytest.raises(StoreUnavailable, match="the database is being restored"):
+            Store.open(settings)
+    restoring.close()
+    Store.open(settings).close()
 
 
 def test_an_archive_is_never_overwritten(settings: Settings, archive: Path, worked: Worked) -> None:
@@ -223,6 +259,7 @@ def test_a_damaged_backup_changes_nothing(
 ) -> None:
     back_up(settings, archive, checkpoints=True)
     later = submit(1)
+    store.close()
     DAMAGES[damage](archive)
     with pytest.raises(BackupError) as refused:
         restore(settings, archive, replace=True)
