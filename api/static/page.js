@@ -73,16 +73,23 @@ function showExperiments() {
 }
 
 function showQueue() {
-  return repeat(async () => {
-    const queue = await get("/queue");
+  const tokens = [null];
+  const draw = async () => {
+    const token = tokens[tokens.length - 1];
+    const queue = await get(`/queue?page_size=50${token ? `&page_token=${encodeURIComponent(token)}` : ""}`);
+    const turn = (change) => () => { change(); draw(); };
     main.replaceChildren(h("h1", {}, "Queue"),
       h("p", { class: "quiet" }, queue.schedulers_alive.length
         ? `Running schedulers: ${queue.schedulers_alive.join(", ")}`
         : "No scheduler is running, so nothing will start."),
+      ...(queue.total ? [h("p", { class: "quiet" }, `${queue.total} waiting`)] : []),
       table(["#position", "experiment", "owner", "#priority", "reason"], queue.items.map((entry) => row(
         num(entry.position), h("a", { href: `#/experiments/${entry.experiment.id}` }, `${entry.experiment.id} ${entry.experiment.name}`),
-        entry.experiment.owner, num(entry.experiment.priority), h("td", { class: "wide" }, entry.reason))), "Nothing is waiting."));
-  }, 2);
+        entry.experiment.owner, num(entry.experiment.priority), h("td", { class: "wide" }, entry.reason))), "Nothing is waiting."),
+      h("p", {}, ...(tokens.length > 1 ? [h("button", { onclick: turn(() => tokens.pop()) }, "Earlier"), " "] : []),
+        ...(queue.next_page_token ? [h("button", { onclick: turn(() => tokens.push(queue.next_page_token)) }, "Later")] : [])));
+  };
+  return repeat(draw, 2);
 }
 
 function showExperiment(id) {

@@ -222,17 +222,19 @@ def _log_text(line: LogLine, several: bool) -> str:
     return f"{clock(line.at_s)} {about}{level}{line.message}"
 
 
-def queue(as_json: Json = False) -> None:
+def queue(limit: Limit = 20, as_json: Json = False) -> None:
     """Show what is waiting, in order, and why."""
     from service.cli.rendering import queue_table
 
     with connected() as client:
-        answer = client.queue()
+        answer = client.queue(limit=limit)
     if as_json:
         print_json(answer)
         return
     if answer.items:
         console().print(queue_table(answer.items))
+        if answer.next_page_token is not None:
+            note(f"{len(answer.items)} of {answer.total}; raise --limit to see more")
     else:
         say("nothing is waiting")
     if not answer.schedulers_alive:

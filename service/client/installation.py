@@ -8,7 +8,7 @@ import httpx
 
 from service.client.wire import Wire, encoded, given, read
 from service.config.hardware import HardwareEntry
-from service.domain.records import QueueListing
+from service.domain.records import QueueEntry, QueueListing
 from service.planner.forecast import Forecast
 from service.planner.preview import PlannedRun, Preview, Validated
 from service.scheduling.cluster import Cluster
@@ -48,9 +48,18 @@ class InstallationCalls(Wire):
             if token is None or len(items) >= limit:
                 return replace(page, items=items, next_page_token=token, forecast=forecast)
 
-    def queue(self) -> QueueListing:
-        """Everything that waits and why."""
-        return self._get(QueueListing, "/queue")
+    def queue(self, *, limit: int = 1000) -> QueueListing:
+        """The first `limit` experiments that wait, and why."""
+        items: list[QueueEntry] = []
+        token: str | None = None
+        while True:
+            page = self._get(
+                QueueListing, "/queue", page_size=min(1000, limit - len(items)), page_token=token
+            )
+            items += page.items
+            token = page.next_page_token
+            if token is None or len(items) >= limit:
+                return replace(page, items=items)
 
     def hardware(self) -> list[HardwareEntry]:
         """The hardware catalogue."""

@@ -99,9 +99,7 @@ def next_to_claim(connection: sa.Connection) -> sa.TextClause:
     return _next_sqlite if connection.dialect.name == "sqlite" else _next_postgresql
 
 
-QUEUED_AROUND = sa.text(
-    """
-    WITH RECURSIVE
+_OWNERS_AT_LEVELS = """
       levels (priority) AS (
         SELECT max(priority) FROM experiments WHERE state = 'queued'
         UNION ALL
@@ -124,7 +122,13 @@ QUEUED_AROUND = sa.text(
             AND following.owner > waiting.owner
         )
         FROM waiting WHERE waiting.owner IS NOT NULL
-      ),
+      )
+"""
+"""Each priority from `:priority` upwards, with each owner who has something queued there."""
+
+QUEUED_AROUND = sa.text(
+    f"""
+    WITH RECURSIVE {_OWNERS_AT_LEVELS},
       ties (priority, owner, tie) AS (
         SELECT priority, owner, CASE
           WHEN owner < :owner THEN 9223372036854775807 WHEN owner = :owner THEN :id ELSE 0
@@ -158,6 +162,18 @@ QUEUED_AROUND = sa.text(
 `older` joined the queue before that experiment; where both did at the same time, owners and ids decide as
 in the order of claims. Each count is one range of the index, without a condition on its rows.
 """
+
+WAITING_COUNTS = sa.text(
+    f"""
+    WITH RECURSIVE {_OWNERS_AT_LEVELS}
+    SELECT priority, owner, (
+      SELECT count(*) FROM experiments AS queued
+      WHERE queued.state = 'queued' AND queued.priority = waiting.priority AND queued.owner = waiting.owner
+    )
+    FROM waiting WHERE owner IS NOT NULL
+    """
+).bindparams(priority=-(1 << 31))
+"""(priority, owner, count) of everything queued; each count is one range of the index."""
 
 ALONG_THE_INDEX = sa.text(
     "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
@@ -244,12 +260,14 @@ def leases(now: float) -> Select[Any]:
     )
 
 
-def queued_in_order_of_age() -> Select[Any]:
-    """Returns what the order of claims depends on, for everything queued."""
+def queued_of_owner(priority: int, owner: str, *, skipped: int, count: int) -> Select[Any]:
+    """(id, queued_s) of what an owner has waiting at a priority, the oldest first, from one to another."""
     return (
-        select(_x.id, _x.owner, _x.priority, _x.queued_s, _x.not_before_s)
-        .where(QUEUED)
-        .order_by(_x.priority.desc(), _x.owner, _x.queued_s, _x.id)
+        select(_x.id, _x.queued_s)
+        .where(QUEUED, _x.priority == priority, _x.owner == owner)
+        .order_by(_x.queued_s, _x.id)
+        .offset(skipped)
+        .limit(count)
     )
 
 

@@ -534,10 +534,14 @@ class QueueEntry(QueuePosition):
 
 @dataclass(frozen=True, slots=True)
 class QueueListing(Serializable):
-    """Everything that waits, in the order in which it would be claimed."""
+    """One page of what waits, in the order in which it would be claimed."""
 
     items: list[QueueEntry]
-    """The waiting experiments, the next to be claimed first."""
+    """At most `page_size` waiting experiments, the next to be claimed first."""
+    next_page_token: str | None
+    """Give this as `page_token` for the next page; null on the last."""
+    total: int
+    """How many experiments wait in all."""
     schedulers_alive: list[str]
     """Schedulers with a recent heartbeat; without one nothing is claimed."""
 

@@ -1,14 +1,12 @@
 """The queue: who is claimed next, who holds what, and why the others wait.
 
 Order of claims: priority, then fair share (the owner with the fewest experiments starting or
-running), then age. `order` and `explain` are pure; `Queue` does the same in SQL.
+running), then age. `ahead` and `explain` are pure, and so is what `queue_pages` does.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -18,9 +16,17 @@ from service.db import queue_statements, schema, statements
 from service.db.errors import NotFound
 from service.db.group_commit import GroupCommit
 from service.domain.events import EventKind
-from service.domain.records import Experiment, ExperimentStatus, QueueEntry, QueuePosition, StoredRecord
+from service.domain.records import (
+    Experiment,
+    ExperimentStatus,
+    QueueEntry,
+    QueueListing,
+    QueuePosition,
+    StoredRecord,
+)
 from service.domain.states import ExperimentState
 from service.scheduling.cluster import ClusterSnapshot, unsatisfiable
+from service.scheduling.queue_pages import Stretch, Turn, WaitingCount, stretches
 from service.spec import models
 from service.spec.experiment import read_stored
 from service.store import Store
@@ -60,46 +66,6 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """What the order of claims depends on."""
-
-    id: int
-    owner: str
-    priority: int
-    queued_s: float
-    not_before_s: float
-
-
-def order(waiting: Iterable[Waiting], active: Mapping[str, int]) -> list[int]:
-    """Ids in the order in which they would be claimed, if nothing ended meanwhile. Pure.
-
-    Args:
-        waiting: all queued experiments.
-        active: experiments starting or running, by owner.
-    """
-    by_priority: dict[int, dict[str, list[Waiting]]] = {}
-    for entry in waiting:
-        by_priority.setdefault(entry.priority, {}).setdefault(entry.owner, []).append(entry)
-    shares = dict(active)
-    ids: list[int] = []
-    for _, owners in sorted(by_priority.items(), reverse=True):
-        queues = {
-            owner: deque(sorted(entries, key=lambda e: (e.queued_s, e.id)))
-            for owner, entries in owners.items()
-        }
-        heap = [(shares.get(owner, 0), queue[0].queued_s, owner) for owner, queue in queues.items()]
-        heapq.heapify(heap)
-        while heap:
-            share, _, owner = heapq.heappop(heap)
-            queue = queues[owner]
-            ids.append(queue.popleft().id)
-            shares[owner] = share + 1
-            if queue:
-                heapq.heappush(heap, (share + 1, queue[0].queued_s, owner))
-    return ids
-
-
-@dataclass(frozen=True, slots=True)
 class WaitingOfOwner:
     """How many experiments of one owner wait at one priority, seen from one queued experiment.
 
@@ -117,7 +83,7 @@ class WaitingOfOwner:
 
 
 def ahead(owner: str, priority: int, waiting: Iterable[WaitingOfOwner], active: Mapping[str, int]) -> int:
-    """How many experiments are claimed before a queued one: its index in `order`, without sorting. Pure.
+    """How many experiments are claimed before a queued one. Pure.
 
     At one priority, the n-th experiment of an owner is claimed when the owner has n - 1 more than at the
     beginning. So those come first that need a smaller share, and among equal shares the older ones.
@@ -310,21 +276,43 @@ class Queue:
 
         return self._database.write(body)
 
-    def entries(self, *, limit: int = 1000) -> list[QueueEntry]:
-        """Returns the first `limit` waiting experiments in the order of claims, each with why it waits."""
+    def listing(self, *, page_size: int = 1000, page_token: str | None = None) -> QueueListing:
+        """Returns one page of the waiting experiments in the order of claims, each with why it waits.
+
+        Raises:
+            BadPageToken: the token is not one of this list.
+        """
+        after = None if page_token is None else Turn.read(page_token)
         with self._database.read() as connection:
-            waiting = [
-                Waiting(*row) for row in connection.execute(queue_statements.queued_in_order_of_age()).all()
-            ]
+            if not self._database.is_sqlite:
+                connection.execute(queue_statements.ALONG_THE_INDEX)
+            waiting = [WaitingCount(*row) for row in connection.execute(queue_statements.WAITING_COUNTS)]
             active = _active_by_owner(connection)
-        view = self._view(active)
-        ids = order(waiting, active)[:limit]
-        explained = self._explained(ids, range(1, len(ids) + 1), view)
+            # One more shows whether a page follows; of each owner, one may stand before `after`.
+            owners = 0 if after is None else sum(each.priority == after.priority for each in waiting)
+            before, chosen = stretches(waiting, active, after, page_size + 1 + owners)
+            turns = sorted(
+                (turn for stretch in chosen for turn in _turns(connection, stretch)),
+                key=lambda found: found[0].key,
+            )
+            following = [found for found in turns if after is None or found[0].key > after.key]
+            first = before + len(turns) - len(following) + 1
+            shown = following[:page_size]
+            places = {id: place for place, (_, id) in enumerate(shown, first)}
+            explained = self._explained(connection, places, active)
+            schedulers = self._schedulers_alive(connection)
         counts = self._store.run_counts_of([experiment.id for experiment, _ in explained])
-        return [
-            QueueEntry(place.position, place.reason, ExperimentStatus.of(experiment, counts[experiment.id]))
-            for experiment, place in explained
-        ]
+        return QueueListing(
+            [
+                QueueEntry(
+                    place.position, place.reason, ExperimentStatus.of(experiment, counts[experiment.id])
+                )
+                for experiment, place in explained
+            ],
+            shown[-1][0].token() if len(following) > page_size else None,
+            sum(each.count for each in waiting),
+            [scheduler.name for scheduler in schedulers],
+        )
 
     def position(self, experiment_id: int) -> QueuePosition:
         """Returns where one waiting experiment stands.
@@ -342,49 +330,43 @@ class Queue:
             rows = connection.execute(queue_statements.QUEUED_AROUND, its_own)
             waiting = [WaitingOfOwner(*row) for row in rows]
             active = _active_by_owner(connection)
-        place = ahead(found.owner, found.priority, waiting, active) + 1
-        explained = self._explained([experiment_id], [place], self._view(active))
-        if not explained:
-            raise NotFound("queued experiment", experiment_id)
-        return explained[0][1]
+            place = ahead(found.owner, found.priority, waiting, active) + 1
+            ((_, position),) = self._explained(connection, {experiment_id: place}, active)
+        return position
 
     def depth(self) -> int:
         """Returns how many experiments wait."""
         with self._database.read() as connection:
             return int(connection.execute(queue_statements.COUNT_QUEUED).scalar_one())
 
-    def _view(self, active: Mapping[str, int]) -> _View:
-        with self._database.read() as connection:
-            now = self._store.database_time(connection)
-        return _View(now, sum(active.values()), bool(self.schedulers_alive()), self.cluster())
-
     def _explained(
-        self, ids: Sequence[int], places: Iterable[int], view: _View
+        self, connection: Connection, places: Mapping[int, int], active: Mapping[str, int]
     ) -> list[tuple[Experiment, QueuePosition]]:
-        with self._database.read() as connection:
-            rows = connection.execute(statements.experiments_by_id(ids)).mappings().all()
-            specs: dict[int, str] = {
-                row[0]: row[1] for row in connection.execute(queue_statements.canonical_specs(ids)).all()
-            }
-            references: dict[int, list[models.Reference]] = {}
-            for row in connection.execute(statements.references_of(ids)).all():
-                references.setdefault(row[0], []).append(models.Reference(*row[1:]))
+        """Returns waiting experiments, in the order of their places, each with why it waits."""
+        rows = connection.execute(statements.experiments_by_id(places)).mappings().all()
+        specs: dict[int, str] = {
+            row[0]: row[1] for row in connection.execute(queue_statements.canonical_specs(places)).all()
+        }
+        references: dict[int, list[models.Reference]] = {}
+        for row in connection.execute(statements.references_of(places)).all():
+            references.setdefault(row[0], []).append(models.Reference(*row[1:]))
+        now = self._store.database_time(connection)
+        scheduler_alive = bool(self._schedulers_alive(connection))
+        cluster = _cluster(connection)
         found = {row["id"]: Experiment.from_row(row) for row in rows}
         catalogue = self._settings.catalogue()
         explained = []
-        for id, place in zip(ids, places, strict=True):
-            experiment = found.get(id)
-            if experiment is None or experiment.state is not ExperimentState.queued:
-                continue  # Claimed since the order was read.
+        for id, place in places.items():
+            experiment = found[id]
             reason = explain(
-                now=view.now,
+                now=now,
                 ahead=place - 1,
                 not_before_s=experiment.not_before_s,
-                scheduler_alive=view.scheduler_alive,
-                active=view.active,
+                scheduler_alive=scheduler_alive,
+                active=sum(active.values()),
                 max_concurrent=self._settings.max_concurrent_experiments,
                 waits_for=models.waits_for(references.get(id, ())),
-                missing=_missing(specs.get(id), view.cluster, catalogue),
+                missing=_missing(specs.get(id), cluster, catalogue),
                 last_failure=experiment.failure_message,
             )
             lost = models.hopeless(references.get(id, ()))
@@ -420,8 +402,11 @@ class Queue:
     def schedulers_alive(self) -> list[Scheduler]:
         """Schedulers that gave a sign of life within the length of a lease."""
         with self._database.read() as connection:
-            since = self._store.database_time(connection) - self._settings.lease_s
-            rows = connection.execute(queue_statements.live_schedulers(since)).mappings().all()
+            return self._schedulers_alive(connection)
+
+    def _schedulers_alive(self, connection: Connection) -> list[Scheduler]:
+        since = self._store.database_time(connection) - self._settings.lease_s
+        rows = connection.execute(queue_statements.live_schedulers(since)).mappings().all()
         return [Scheduler.from_row(row) for row in rows]
 
     def put_cluster(self, snapshot: ClusterSnapshot) -> None:
@@ -438,16 +423,21 @@ class Queue:
     def cluster(self) -> ClusterSnapshot | None:
         """Returns the last snapshot of the cluster; None when no scheduler has looked yet."""
         with self._database.read() as connection:
-            document = connection.execute(queue_statements.CLUSTER).scalar()
-        return None if document is None else ClusterSnapshot.from_document(document)
+            return _cluster(connection)
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    now: float
-    active: int
-    scheduler_alive: bool
-    cluster: ClusterSnapshot | None
+def _cluster(connection: Connection) -> ClusterSnapshot | None:
+    document = connection.execute(queue_statements.CLUSTER).scalar()
+    return None if document is None else ClusterSnapshot.from_document(document)
+
+
+def _turns(connection: Connection, stretch: Stretch) -> Iterator[tuple[Turn, int]]:
+    """Yields the turns of consecutive experiments of one owner, and their ids."""
+    statement = queue_statements.queued_of_owner(
+        stretch.priority, stretch.owner, skipped=stretch.skipped, count=stretch.count
+    )
+    for share, row in enumerate(connection.execute(statement), stretch.share):
+        yield Turn(stretch.priority, share, row.queued_s, stretch.owner), row.id
 
 
 def _active_by_owner(connection: Connection) -> dict[str, int]:

@@ -230,6 +230,18 @@ def test_bad_priority_is_refused(client: TestClient, grid: list[dict[str, Any]],
     assert answer.json()["errors"][0]["path"].startswith("body")
 
 
+def test_the_queue_comes_in_pages(client: TestClient, driver: Driver) -> None:
+    ids = [driver.submit(name=f"waits {number}").id for number in range(5)]
+    first = client.get(f"{API}/queue", params={"page_size": 3}).json()
+    assert [entry["experiment"]["id"] for entry in first["items"]] == ids[:3]
+    token = first["next_page_token"]
+    second = client.get(f"{API}/queue", params={"page_size": 3, "page_token": token}).json()
+    assert [entry["experiment"]["id"] for entry in second["items"]] == ids[3:]
+    assert [entry["position"] for entry in second["items"]] == [4, 5]
+    assert (first["total"], second["total"], second["next_page_token"]) == (5, 5, None)
+    problem(client, "/queue", 400, "invalid-page-token", page_token="of-another-list")
+
+
 def test_queue_says_why_each_waits(client: TestClient, grid: list[dict[str, Any]], driver: Driver) -> None:
     (entry,) = client.get(f"{API}/queue").json()["items"]
     assert (entry["position"], entry["experiment"]["id"]) == (1, 1)

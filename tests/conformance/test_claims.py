@@ -12,7 +12,7 @@ from service.db import statements
 from service.domain.records import Experiment
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
-from service.scheduling.queue import Queue, Waiting, order
+from service.scheduling.queue import Queue
 from service.store import NotFound, Store
 from tests.conformance.building import Submit
 from trainers.errors import FailureClass
@@ -34,7 +34,7 @@ def test_priority_then_fair_share_then_age(queue: Queue, submit: Submit) -> None
     urgent = submit(owner="ada", priority=90).id
     late = submit(owner="eve", priority=10).id
     expected = [urgent, bob[0], ada[0], bob[1], ada[1], ada[2], late]
-    assert [entry.experiment.id for entry in queue.entries()] == expected
+    assert [entry.experiment.id for entry in queue.listing().items] == expected
     claimed = [queue.claim("s", lease_s=30)[0].id for _ in expected]
     assert claimed == expected
 
@@ -42,7 +42,7 @@ def test_priority_then_fair_share_then_age(queue: Queue, submit: Submit) -> None
 def test_several_claims_at_once_keep_the_order(queue: Queue, submit: Submit) -> None:
     for owner in ("ada", "ada", "bob"):
         submit(owner=owner)
-    expected = [entry.experiment.id for entry in queue.entries()]
+    expected = [entry.experiment.id for entry in queue.listing().items]
     assert [claimed.id for claimed in queue.claim("s", lease_s=30, limit=10)] == expected
 
 
@@ -51,7 +51,7 @@ def test_the_queue_shown_is_the_queue_claimed(store: Store, queue: Queue, submit
     chance = random.Random(seed)
     for _ in range(25):
         submit(owner=chance.choice("abcd"), priority=chance.choice([10, 50]))
-    shown = [entry.experiment.id for entry in queue.entries()]
+    shown = [entry.experiment.id for entry in queue.listing().items]
     assert [queue.position(id).position for id in shown] == list(range(1, 26))
     assert [queue.claim("s", lease_s=30)[0].id for _ in range(25)] == shown
 
@@ -84,7 +84,7 @@ def test_claims_of_several_schedulers_in_one_group_each_get_their_lease(
     store: Store, queue: Queue, submit: Submit
 ) -> None:
     ids = [submit(owner=owner, priority=priority).id for owner in ("ada", "bob") for priority in (10, 50)]
-    expected = [entry.experiment.id for entry in queue.entries()]
+    expected = [entry.experiment.id for entry in queue.listing().items]
     barrier = threading.Barrier(4)
 
     def claim(number: int) -> list[Experiment]:
@@ -159,7 +159,7 @@ def test_cancelled_and_paused_are_not_claimed(store: Store, queue: Queue, submit
     store.request_cancel(submit().id)
     store.request_pause(submit().id)
     assert queue.claim("s", lease_s=30) == []
-    assert queue.entries() == []
+    assert queue.listing().items == []
     assert queue.depth() == 0
 
 
@@ -201,15 +201,46 @@ def test_schedulers_are_alive_by_heartbeat(store: Store) -> None:
     assert queue.schedulers_alive() == []
 
 
-def test_order_counts_what_runs_already() -> None:
-    waiting = [
-        Waiting(1, "ada", 50, 1.0, 0.0),
-        Waiting(2, "ada", 50, 2.0, 0.0),
-        Waiting(3, "bob", 50, 3.0, 0.0),
-    ]
-    assert order(waiting, {"ada": 1}) == [3, 1, 2]
-    assert order(waiting, {}) == [1, 3, 2]
-    assert order([], {"ada": 1}) == []
+def test_the_order_counts_what_runs_already(queue: Queue, submit: Submit) -> None:
+    submit(owner="ada", priority=90)
+    queue.claim("s", lease_s=30)
+    ids = [submit(owner=owner).id for owner in ("ada", "ada", "bob")]
+    assert [entry.experiment.id for entry in queue.listing().items] == [ids[2], ids[0], ids[1]]
+
+
+def test_pages_of_the_queue_are_the_order_of_claims(queue: Queue, submit: Submit) -> None:
+    chance = random.Random(5)
+    for _ in range(31):
+        submit(owner=chance.choice("abcd"), priority=chance.choice([20, 50, 80]))
+    queue.claim("s", lease_s=30, limit=4)
+    shown: list[int] = []
+    token = None
+    while not shown or token is not None:
+        page = queue.listing(page_size=4, page_token=token)
+        assert page.total == 27
+        assert [entry.position for entry in page.items] == list(range(len(shown) + 1, len(shown) + 5))[
+            : len(page.items)
+        ]
+        shown += [entry.experiment.id for entry in page.items]
+        token = page.next_page_token
+    assert shown == [claimed.id for claimed in queue.claim("s", lease_s=30, limit=40)]
+
+
+def test_claims_between_two_pages_move_nothing(queue: Queue, submit: Submit) -> None:
+    chance = random.Random(6)
+    for _ in range(20):
+        submit(owner=chance.choice("abc"))
+    expected = [entry.experiment.id for entry in queue.listing().items]
+    first = queue.listing(page_size=8)
+    queue.claim("s", lease_s=30, limit=5)
+    second = queue.listing(page_size=8, page_token=first.next_page_token)
+    assert [entry.experiment.id for entry in second.items] == expected[8:16]
+    assert (second.items[0].position, second.total) == (4, 15)
+
+
+def test_a_page_of_an_empty_queue_is_empty(queue: Queue) -> None:
+    page = queue.listing()
+    assert (page.items, page.total, page.next_page_token) == ([], 0, None)
 
 
 def test_positions_are_those_of_the_order_of_claims(store: Store, submit: Submit) -> None:
@@ -221,7 +252,7 @@ def test_positions_are_those_of_the_order_of_claims(store: Store, submit: Submit
         submit(owner=chance.choice(["ada", "bob", "eve", "zoe"]), priority=chance.choice([20, 50, 50, 80]))
         now[0] += chance.choice([0.0, 1.0])  # Some join the queue at the same time.
     queue.claim("s", lease_s=30, limit=9)
-    entries = queue.entries()
+    entries = queue.listing().items
     assert len(entries) == 31
     assert [queue.position(entry.experiment.id).position for entry in entries] == list(range(1, 32))
 

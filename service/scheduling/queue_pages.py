@@ -1,0 +1,157 @@
+"""Pages of the queue: which waiting experiments come next in the order of claims, without sorting them all.
+
+At one priority, the n-th waiting experiment of an owner is claimed when the owner's share (experiments
+starting or running) is n - 1 larger than now. So the order is that of (priority, share, age, owner), and how
+many each owner has waiting is enough to tell which of them are on a page. All of it is pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from service.db.errors import BadPageToken
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingCount:
+    """How many experiments of an owner wait at a priority."""
+
+    priority: int
+    owner: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where an experiment stands in the order of claims.
+
+    A claim changes no other experiment's turn: its owner has one more at work and one less that waits.
+
+    Attributes:
+        priority: of the experiment.
+        share: what its owner has starting or running when its turn comes.
+        queued_s: when it joined the queue, Unix seconds.
+        owner: of the experiment.
+    """
+
+    priority: int
+    share: int
+    queued_s: float
+    owner: str
+
+    @property
+    def key(self) -> tuple[int, int, float, str]:
+        """Sorts turns in the order of claims."""
+        return -self.priority, self.share, self.queued_s, self.owner
+
+    def token(self) -> str:
+        """Returns the page token of the page that follows."""
+        content = [self.priority, self.share, self.queued_s, self.owner]
+        return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
+
+    @classmethod
+    def read(cls, token: str) -> Turn:
+        """Returns the turn of a token.
+
+        Raises:
+            BadPageToken: it is not one of the queue's.
+        """
+        try:
+            text = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+            priority, share, queued_s, owner = json.loads(text)
+        except (ValueError, TypeError, RecursionError):
+            raise BadPageToken from None
+        sound = (
+            type(priority) is int
+            and type(share) is int
+            and isinstance(queued_s, float)
+            and math.isfinite(queued_s)
+            and isinstance(owner, str)
+        )
+        if not sound:
+            raise BadPageToken
+        return cls(priority, share, queued_s, owner)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive waiting experiments of one owner at one priority, the oldest first.
+
+    Attributes:
+        priority: of all of them.
+        owner: of all of them.
+        skipped: how many older ones come before them.
+        count: how many they are.
+        share: of the first one's turn.
+    """
+
+    priority: int
+    owner: str
+    skipped: int
+    count: int
+    share: int
+
+
+def stretches(
+    waiting: Iterable[WaitingCount], active: Mapping[str, int], after: Turn | None, least: int
+) -> tuple[int, list[Stretch]]:
+    """Which experiments have their turn next.
+
+    Args:
+        waiting: of all owners at all priorities.
+        active: experiments starting or running, by owner.
+        after: a turn; those of its share are included, before it or not. None = from the first.
+        least: how many are wanted; whole shares are given, and fewer only if no more wait.
+
+    Returns:
+        How many come before all of these, and the experiments that include the next `least`.
+    """
+    shares = dict(active)
+    by_priority: dict[int, list[WaitingCount]] = {}
+    for each in waiting:
+        by_priority.setdefault(each.priority, []).append(each)
+    before, found = 0, 0
+    chosen: list[Stretch] = []
+    for priority in sorted(by_priority, reverse=True):
+        if found >= least:
+            break
+        owners = by_priority[priority]
+        starts = {each.owner: shares.get(each.owner, 0) for each in owners}
+        if after is not None and priority > after.priority:
+            before += sum(each.count for each in owners)
+        else:
+            low = after.share if after is not None and priority == after.priority else 0
+            skipped = _below(owners, starts, low)
+            high = _bound(owners, starts, sum(skipped) + least - found)
+            upto = _below(owners, starts, max(low, high))
+            before += sum(skipped)
+            found += sum(upto) - sum(skipped)
+            chosen += [
+                Stretch(priority, each.owner, first, end - first, starts[each.owner] + first)
+                for each, first, end in zip(owners, skipped, upto, strict=True)
+                if end > first
+            ]
+        for each in owners:
+            shares[each.owner] = starts[each.owner] + each.count
+    return before, chosen
+
+
+def _below(owners: Sequence[WaitingCount], starts: Mapping[str, int], share: int) -> list[int]:
+    """How many of each owner's have their turn at a smaller share."""
+    return [min(max(share - starts[each.owner], 0), each.count) for each in owners]
+
+
+def _bound(owners: Sequence[WaitingCount], starts: Mapping[str, int], wanted: int) -> int:
+    """The smallest share below which `wanted` have their turn; or all, if there are fewer."""
+    low, high = 0, max(starts[each.owner] + each.count for each in owners)
+    while low < high:
+        middle = (low + high) // 2
+        if sum(_below(owners, starts, middle)) >= wanted:
+            high = middle
+        else:
+            low = middle + 1
+    return low
