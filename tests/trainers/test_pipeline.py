@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.trainers.conftest import Recorder
+from tests.trainers.corpora import write_task
 from tests.trainers.test_mlm import sentences
 from trainers.entrypoint import train
 from trainers.reporting import NeverStop
@@ -39,6 +40,8 @@ def variants(shared, config_in, tmp_path_factory):
     """Changes of a configuration by name: those of the model and task, which one worker has as well."""
     (shared / "data" / "lines").mkdir()
     (shared / "data" / "lines" / "train.txt").write_text("\n".join(sentences(120)), encoding="utf-8")
+    for task in ("regression", "token_classification"):
+        write_task(shared / "data" / task, task)
     teacher = config_in(tmp_path_factory.mktemp("teacher"), length={"steps": 2})
     folder = train(teacher, Recorder(), NeverStop()).checkpoint
     assert folder is not None
@@ -51,6 +54,12 @@ def variants(shared, config_in, tmp_path_factory):
         "long": LONG,
         "mini": MINI,
         "mlm": {**SMALL, "task": {"name": "mlm", "path": "lines", "max_length": 24}},
+        "numbers": {**SMALL, "task": {"name": "regression", "path": "regression", "max_length": 24}},
+        "tags": {**SMALL, "task": {"name": "token_classification", "path": "token_classification"}},
+        "weighted": {
+            **SMALL,
+            "task": {"name": "classification", "path": "reviews", "class_weights": {"1": 5}},
+        },
         "bf16": {**SMALL, "precision": "bf16"},
         "half": {**SMALL, "precision": "bf16", "numerics": {"parameters": "half", "evaluation": "half"}},
         "split": {
@@ -76,6 +85,9 @@ def pair(launch, config_in, variants, tmp_path_factory):
         ("mini", "zero_bubble"): {**PAIR, "schedule": "zero_bubble", "partition": "time"},
         ("mini", "recomputed"): {**PAIR, "schedule": "zero_bubble", "activation_checkpointing": True},
         ("mlm", "1f1b"): PAIR,
+        ("numbers", "1f1b"): PAIR,
+        ("tags", "1f1b"): PAIR,
+        ("weighted", "ddp"): {"strategy": "ddp", "workers": 2},
         ("bf16", "1f1b"): PAIR,
         ("half", "1f1b"): PAIR,
         ("split", "1f1b"): PAIR,
@@ -119,6 +131,9 @@ def alone(config_in, variants, tmp_path_factory):
         ("mini", "zero_bubble"),
         ("mini", "recomputed"),
         ("mlm", "1f1b"),
+        ("numbers", "1f1b"),
+        ("tags", "1f1b"),
+        ("weighted", "ddp"),
         ("taught", "1f1b"),
         ("asked", "gpipe"),
     ],

@@ -28,6 +28,7 @@ class Loudness(Classification):
     def example(self, row: Row, task: configuration.Task) -> Labelled:
         """See `DatasetTask.example`."""
         found = super().example(row, task)
+        assert found is not None
         marks = "!" * task.own(LoudnessFields).marks if found.labels == ("loud",) else ""
         return Labelled((found.content[0] + marks,), found.labels)
 

@@ -66,7 +66,7 @@ class Classification(DatasetTask[Labelled]):
         return {"multi_label": own.multi_label, "labels": json.dumps(own.labels)}
 
     @override
-    def example(self, row: Row, task: configuration.Task) -> Labelled:
+    def example(self, row: Row, task: configuration.Task) -> Labelled | None:
         """Returns the example of a row with fields `text`, perhaps `text_pair`, and `label`."""
         content = contents(row, task)
         written = _several(row) if self.fields(task).multi_label else [row.label("label")]

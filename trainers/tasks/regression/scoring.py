@@ -103,4 +103,5 @@ def _ranks(values: Numbers) -> npt.NDArray[np.float64]:
     """Returns the rank of each value from 0, the mean of their ranks where values are equal."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    return ((ends - counts + ends - 1) / 2.0)[place]
+    means: npt.NDArray[np.float64] = (ends - counts + ends - 1) / 2.0
+    return means[place]

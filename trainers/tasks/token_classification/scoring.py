@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from trainers.data.batches import Batch
 from trainers.models.heads import IGNORED
@@ -42,9 +43,10 @@ class EntityScoring:
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """(B, W) the likeliest tag of each word that is seen, in order; -1 beyond the last."""
         words = batch.labels != IGNORED
-        places = torch.where(words, words.cumsum(1) - 1, self._width)
-        found = torch.full((len(words), self._width + 1), -1, device=logits.device)
-        return found.scatter_(1, places, logits.argmax(-1))[:, :-1].float()
+        order = (~words).byte().argsort(dim=1, stable=True)  # Words first, in their order.
+        found = logits.argmax(-1).gather(1, order).masked_fill(~words.gather(1, order), -1)
+        missing = max(0, self._width - found.shape[1])
+        return functional.pad(found, (0, missing), value=-1)[:, : self._width].float()
 
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None

@@ -180,10 +180,12 @@ class TokenClassification(DatasetTask[Tagged]):
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the cross-entropy, the mean over each text's words, summed over texts."""
+        # Flat: of logits in more dimensions the loss has no deterministic kernel on a GPU.
         each = functional.cross_entropy(
-            logits.float().transpose(1, 2), batch.labels, ignore_index=IGNORED, reduction="none"
+            logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="none"
         )
-        return (each.sum(1) / (batch.labels != IGNORED).sum(1).clamp(min=1)).sum()
+        of_texts = each.view_as(batch.labels).sum(1)
+        return (of_texts / (batch.labels != IGNORED).sum(1).clamp(min=1)).sum()
 
 
 def first_pieces(words: Sequence[tuple[int, int]], offsets: Sequence[tuple[int, int]]) -> np.ndarray:
