@@ -279,19 +279,16 @@ def test_a_driver_that_was_only_slow_keeps_its_attempt(
 def test_schedulers_that_take_turns_stop_a_hung_driver(
     scheduler: Scheduler, successor: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
 ) -> None:
+    """Each in turn finds the lease that the other took over, as if the driver had renewed it."""
     experiment = submit()
     scheduler.run_once()
     store.driver_started(experiment.id, 1, "node", 1)
-    for _ in range(2):
-        clock.forward(16)
-        for each in (scheduler, successor):
-            assert each.run_once().stopped == ()
-    stopped: list[int] = []
-    for _ in range(4):
-        clock.forward(16)
-        for each in (successor, scheduler):
-            stopped += each.run_once().stopped
-    assert stopped == [experiment.id]
+    stopped: list[tuple[int, int]] = []
+    for turn in range(8):
+        clock.forward(31)
+        for each in (scheduler, successor) if turn % 2 == 0 else (successor, scheduler):
+            stopped += [(turn, id) for id in each.run_once().stopped]
+    assert stopped == [(1, experiment.id)]
 
 
 def test_restarted_schedulers_remember_how_long_a_driver_is_silent(
