@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from trainers.models.heads import ClassHead
 from trainers.tasks.info import CLASS_SCORES, FRACTION, Label, ListedFields, Score, TaskInfo
@@ -19,16 +19,20 @@ class Weights(dict[str, float]):
         return hash(frozenset(self.items()))
 
 
+ClassWeights = Annotated[
+    Annotated[Literal["balanced"], Tag("name")]
+    | Annotated[dict[Label, Weight], Field(max_length=10_000), AfterValidator(Weights), Tag("by_label")],
+    # Of a mapping only what is wrong with it is said, not that it is no name.
+    Discriminator(lambda value: "by_label" if isinstance(value, dict) else "name"),
+]
+
+
 class LabelFields(ListedFields):
     """What the labels are."""
 
     multi_label: bool = False
     """A text has any number of labels: a list, or a text with commas."""
-    class_weights: (
-        Literal["balanced"]
-        | Annotated[dict[Label, Weight], Field(min_length=1, max_length=10_000), AfterValidator(Weights)]
-        | None
-    ) = None
+    class_weights: ClassWeights | None = None
     """Factor of each label's training loss: balanced = inverse to its frequency, or a factor by label, 1 for
     those left out; unset = 1."""
 
