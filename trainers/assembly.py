@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from trainers import distillation
@@ -16,17 +17,20 @@ from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.snapshot import ModelState
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.config import RunConfig
-from trainers.data.batches import TrainingBatches
+from trainers.data.batches import TrainingBatches, Transform, collate, epoch_order
+from trainers.data.segments import Packing
 from trainers.distillation import Distilled
 from trainers.dry_runs import micro_batch, warm_up
 from trainers.dry_runs.dry_run import DryRun
 from trainers.dry_runs.stage_dry_run import StageDryRun
+from trainers.errors import BadSpecError
 from trainers.evaluation import Evaluator
 from trainers.final_test import FinalTest
 from trainers.loss_scale import loss_scale_for
-from trainers.models import dropout, origin, student
-from trainers.models.encoders import ENCODERS
+from trainers.models import dropout, origin, parity, student
+from trainers.models.encoders import ENCODERS, EncoderInfo
 from trainers.models.origin import Origin
+from trainers.models.parity import EncoderParity
 from trainers.models.student import Student
 from trainers.optimizers.build import build as build_optimizer
 from trainers.optimizers.build import idle
@@ -54,6 +58,9 @@ from trainers.telemetry.timeline import Phase, Timeline, timeline_for
 from trainers.telemetry.tracing import tracer_for
 from trainers.trainer import Trainer
 from trainers.update import Update
+
+_COMPARED_TOKENS = 512
+"""Tokens of the first batch that an encoder's parity is measured on, or two examples: float64 is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,15 @@ class _Worker:
             inference_for(config.numerics, arithmetic, device),
             multiple=rates.kind.width_multiple,
         )
+
+    @property
+    def encoder(self) -> EncoderInfo:
+        """Implementation of the encoder layers."""
+        return ENCODERS[self.config.model.encoder]
+
+    def laid_out(self, transform: Transform | None, prepared: Prepared) -> Transform | None:
+        """Returns what is done to each batch, with the layout that the encoder reads as the last of it."""
+        return Packing(transform, prepared.pad_id, self.multiple) if self.encoder.packs else transform
 
     def log(self, line: str) -> None:
         """Logs a line for people."""
@@ -182,6 +198,7 @@ def _build(worker: _Worker, attempt: _Attempt, stop: Stop) -> Trainer:
 
     model_origin = origin.locate(config.model.student, config.workspace)
     prepared = task.prepare(config, distillation.tokenizer_origin(config, model_origin), worker.log)
+    _require_room(config, prepared)
     model = _build_model(worker, task, prepared, model_origin)
     sized, forget_micro_size = _choose_micro_batch(worker, prepared, model)
     data = _run_data(worker, sized, task, prepared, model.distilled, attempt.checkpoints)
@@ -257,6 +274,20 @@ def _build(worker: _Worker, attempt: _Attempt, stop: Stop) -> Trainer:
     return trainer
 
 
+def _require_room(config: RunConfig, prepared: Prepared) -> None:
+    """Refuses a budget of tokens that an example exceeds.
+
+    Raises:
+        BadSpecError: with the field to change.
+    """
+    limit, longest = config.batch.micro_tokens, int(prepared.train.lengths.max(initial=0))
+    if limit is not None and config.trains and longest > limit:
+        raise BadSpecError(
+            f"batch.micro_tokens {limit} is below the longest training example of {longest} tokens; raise it "
+            f"to at least {longest}, or lower task.max_length"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Model:
     """A model with what trains it.
@@ -267,6 +298,7 @@ class _Model:
         distilled: What distillation adds; the null form without a teacher.
         built: The optimizer, and the implementation that really runs.
         parameters: Number of trained parameters of the whole student.
+        parity: Record of an encoder that packs, on rank 0; None = not compared.
     """
 
     student: Student
@@ -274,6 +306,7 @@ class _Model:
     distilled: Distilled
     built: Built
     parameters: int
+    parity: EncoderParity | None
 
     @property
     def state(self) -> ModelState:
@@ -285,7 +318,7 @@ class _Model:
 def _build_model(worker: _Worker, task: Task, prepared: Prepared, model_origin: Origin) -> _Model:
     """Returns the model, what distillation adds to it, and its optimizer."""
     config = worker.config
-    model = _build_student(worker, model_origin, prepared)
+    model, compared = _build_student(worker, task, prepared, model_origin)
     parameters = model.parameter_count
     # From here on the model has this worker's layers alone, and so has its optimizer.
     with preparing():  # layers may be timed
@@ -302,17 +335,20 @@ def _build_model(worker: _Worker, task: Task, prepared: Prepared, model_origin: 
         report=worker.log,
         warn=worker.warn,
     )
+    distilled = replace(distilled, transform=worker.laid_out(distilled.transform, prepared))
     with preparing():  # its kernels may be built, and are checked
         built = (
             build_optimizer(config.optimizer, distilled.module) if config.trains else idle(distilled.module)
         )
     if built.fallback is not None:
         worker.warn(f"optimizer.implementation: {built.implementation} runs, because {built.fallback}")
-    return _Model(model, partition, distilled, built, parameters)
+    return _Model(model, partition, distilled, built, parameters, compared)
 
 
-def _build_student(worker: _Worker, model_origin: Origin, prepared: Prepared) -> Student:
-    """Returns the student on its device, as the run's arithmetic wants it."""
+def _build_student(
+    worker: _Worker, task: Task, prepared: Prepared, model_origin: Origin
+) -> tuple[Student, EncoderParity | None]:
+    """Returns the student on its device, as the run's arithmetic wants it, and its encoder's parity."""
     config = worker.config
     model = student.build(
         model_origin,
@@ -322,8 +358,10 @@ def _build_student(worker: _Worker, model_origin: Origin, prepared: Prepared) ->
         max_length=config.task.max_length,
         pad_id=prepared.pad_id,
         layers=config.model.layers,
+        attention_dropout=config.model.attention_dropout,
     )
-    ENCODERS[config.model.encoder].install(model.model)
+    compared = _encoder_parity(worker, task, prepared, model)
+    worker.encoder.install(model.model)
     if not config.trains:
         # Before the model reaches the device, which never holds weights in another format.
         worker.arithmetic.prepare(model)
@@ -333,11 +371,47 @@ def _build_student(worker: _Worker, model_origin: Origin, prepared: Prepared) ->
         model.checkpoint_activations()
     if config.model.compile:
         model.compile_encoder()
-    elif config.rates.kind.host_dropout:
+    elif config.rates.kind.host_dropout and worker.encoder.host_dropout:
         dropout.install(model)
     if config.trains:
         worker.arithmetic.prepare(model)
-    return model
+    return model, compared
+
+
+def _encoder_parity(worker: _Worker, task: Task, prepared: Prepared, model: Student) -> EncoderParity | None:
+    """Returns how an encoder that packs compares with the default one on the run's first examples.
+
+    Args:
+        worker: this worker; only rank 0 compares.
+        task: Task being learned.
+        prepared: Prepared data of the task.
+        model: as it was built, before the encoder is installed.
+    """
+    config = worker.config
+    if not (worker.encoder.packs and config.trains and worker.workers.rank == 0):
+        return None
+    lengths = prepared.train.lengths
+    rows = epoch_order(lengths, config.seed, 0, config.batch.global_size)[: config.batch.global_size]
+    within = np.searchsorted(np.cumsum(lengths[rows]), _COMPARED_TOKENS, side="right")
+    batch = collate(prepared.train, rows[: max(2, int(within))], prepared.pad_id, worker.multiple)
+    transform = worker.laid_out(prepared.transform, prepared)
+    assert transform is not None
+    with preparing():
+        record = parity.measure(
+            model,
+            lambda student: worker.encoder.install(student.model),
+            transform(batch, seed=config.seed, epoch=0).to(worker.device),
+            task.loss,
+            encoder=worker.encoder.name,
+            arithmetic=worker.arithmetic,
+        )
+    if not record.passed:
+        worker.warn(
+            f"model.encoder {record.encoder} differs from the default by more than rounding explains: hidden "
+            f"states {record.hidden_max_abs:.1e} ({record.hidden_rounding:.1e}), gradients "
+            f"{record.gradient_max_rel:.1e} ({record.gradient_rounding:.1e}); use another model.encoder"
+        )
+    return record
 
 
 def _run_data(
@@ -354,7 +428,7 @@ def _run_data(
     evaluator_of = partial(
         Evaluator,
         task,
-        prepared,
+        replace(prepared, transform=worker.laid_out(prepared.transform, prepared)),
         batch_size=config.evaluation.batch_size,
         workers=workers,
         device=worker.device,
@@ -383,6 +457,8 @@ def _run_data(
         pad_id=prepared.pad_id,
         multiple=worker.multiple,
         transform=distilled.transform,
+        micro_tokens=config.batch.micro_tokens,
+        packs=worker.encoder.packs,
     )
     return RunData(task, batches, evaluator_of(part="validation"), final_test, prepared.tokenizer, identity)
 
@@ -438,6 +514,7 @@ def _model_facts(worker: _Worker, model_origin: Origin, model: _Model) -> dict[s
         ),
         "compiled": worker.config.model.compile,
         "attention": model.student.attention,
+        **({} if model.parity is None else {"encoder_parity": model.parity.as_dict()}),
         "parameters": model.parameters,
         **model.distilled.facts,
     }
@@ -526,7 +603,8 @@ def _noise_of(sized: RunConfig, worker: _Worker, model: _Model) -> GradientNoise
         module=model.distilled.module,
         replicas=worker.workers.replicas,
         whole_model=worker.workers.stages == 1,
-        accumulation=sized.accumulation,
+        # Micro-batches of a number of tokens are no equal parts of a step.
+        accumulation=sized.accumulation if sized.batch.micro_tokens is None else 1,
         device=worker.device,
     )
     return GradientNoise(source, sized.batch.global_size / sized.batch.base_size)

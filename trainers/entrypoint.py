@@ -107,9 +107,11 @@ def _out_of_memory(config: RunConfig, trainer: Trainer | None) -> OutOfMemoryErr
             f"{length}; lower evaluation.batch_size or task.max_length"
         )
     trainer.forget_micro_size()
+    tokens = trainer.config.batch.micro_tokens
+    size, field = (trainer.config.micro_size, "micro_size") if tokens is None else (tokens, "micro_tokens")
     return OutOfMemoryError(
-        f"a step does not fit in memory at micro-batch {trainer.config.micro_size} and length "
-        f"{length}; lower batch.micro_size or task.max_length"
+        f"a step does not fit in memory at micro-batch {size} and length {length}; lower batch.{field} or "
+        "task.max_length"
     )
 
 

@@ -67,7 +67,7 @@ def test_a_run_trains_with_it(configure, recorder):
 
 def test_the_published_schema_offers_what_is_registered():
     encoder = json_schema()["$defs"]["Model"]["properties"]["encoder"]
-    assert encoder["enum"] == ["huggingface", "signs"]
+    assert encoder["enum"] == list(ENCODERS)
     assert "signs = weights of one bit" in encoder["description"]
 
 
@@ -77,7 +77,7 @@ def test_the_published_schema_offers_what_is_registered():
         ({"precision": "bf16"}, "", "model.encoder signs computes in fp32, not bf16; set precision: fp32"),
         ({"hardware": "T4"}, "model.encoder", "signs runs on cpu, but hardware T4 is cuda; change hardware"),
         ({"model": {"encoder": "signs", "compile": True}}, "model", "does not work with encoder signs"),
-        ({"model": {"encoder": "fused"}}, "model.encoder", "input should be 'huggingface' or 'signs'"),
+        ({"model": {"encoder": "absent"}}, "model.encoder", "'huggingface', 'packed' or 'signs'"),
     ],
 )
 def test_what_it_cannot_run_is_refused(document, field, reason):

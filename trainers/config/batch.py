@@ -17,6 +17,8 @@ class Batch(Section):
     """Examples per optimizer update, over all workers and accumulation steps."""
     micro_size: int | Literal["auto"] = "auto"
     """Examples per forward-backward on one worker; auto = the worker's whole share of the global batch."""
+    micro_tokens: int | None = Field(default=None, ge=1, le=100_000_000)
+    """Positions per forward-backward on one worker at most, padding included; unset = limited by examples."""
     base_size: int = Field(default=1, ge=1, le=65536)
     """Batch that statistical efficiency is relative to, in examples; 1 = relative to single examples."""
 
@@ -26,6 +28,15 @@ class Batch(Section):
         if isinstance(value, int) and not 1 <= value <= 65536:
             raise ValueError(f"{value} is outside [1, 65536]; give a size or 'auto'")
         return value
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Batch:
+        if self.micro_tokens is not None and self.micro_size != "auto":
+            raise ValueError(
+                f"micro_size {self.micro_size} and micro_tokens {self.micro_tokens} both limit a "
+                "micro-batch; remove one of them"
+            )
+        return self
 
 
 class Length(Section):

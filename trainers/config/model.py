@@ -28,7 +28,9 @@ class Model(Section):
     encoder: Annotated[str, NameIn(ENCODERS), described(ENCODERS)] = HUGGINGFACE.name
     """Implementation of the encoder layers."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Dropout probability of hidden states and attention, dimensionless; 0 = off."""
+    """Dropout probability of hidden states and, unless it has its own, attention, dimensionless; 0 = off."""
+    attention_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Dropout probability of attention, dimensionless; unset = `dropout`, 0 = off."""
     compile: bool = False
     """Compile the model with torch.compile; the first steps take longer."""
 

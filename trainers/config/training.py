@@ -196,6 +196,17 @@ class TrainingSections(Section):
             require_layers(self.parallel, known, f"model.student {self.model.student}")
         elif self.model.layers is not None:
             require_layers(self.parallel, len(self.model.layers), "model.layers")
+        if not ENCODERS[self.model.encoder].pipelines:
+            raise ValueError(
+                f"model.encoder {self.model.encoder} does not work with parallel.strategy pipeline; set "
+                "another model.encoder, or another parallel.strategy"
+            )
+        if self.batch.micro_tokens is not None:
+            raise ValueError(
+                f"batch.micro_tokens {self.batch.micro_tokens} gives each step another number of "
+                "micro-batches, but a pipeline's schedule has one; set batch.micro_size, or another "
+                "parallel.strategy"
+            )
         if self.model.compile:
             raise ValueError(
                 "model.compile needs a whole encoder, which no pipeline stage has; "
@@ -233,9 +244,12 @@ class TrainingSections(Section):
 
         A pipeline's stages wait for each other the less the more micro-batches a step has: there
         `auto` makes at least `MICRO_BATCHES_PER_STAGE` of them for each stage, where the share allows it.
+        With `micro_tokens` it is the number that fits when all are as long as `task.max_length`.
         """
         if self.batch.micro_size != "auto":
             return int(self.batch.micro_size)
+        if self.batch.micro_tokens is not None:
+            return min(self.share, max(1, self.batch.micro_tokens // self.task.max_length))
         stages = self.parallel.stage_count
         if stages == 1:
             return self.share
@@ -244,5 +258,8 @@ class TrainingSections(Section):
 
     @property
     def accumulation(self) -> int:
-        """Forward-backward passes per optimizer update on one worker (elastic: at the most workers)."""
-        return self.share // self.micro_size
+        """Forward-backward passes per optimizer update on one worker (elastic: at the most workers).
+
+        With `micro_tokens` there may be fewer.
+        """
+        return math.ceil(self.share / self.micro_size)

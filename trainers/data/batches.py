@@ -6,14 +6,16 @@ so a run resumes at any step by counting, and data-parallel workers see one work
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from trainers.data.segments import Segments
 from trainers.data.selection import Indices
 from trainers.data.tokens import TokenSet
 from trainers.device_kinds import kind_of
@@ -75,12 +77,14 @@ class Batch:
         rows: (B,) number of each example in its part.
         examples: examples that count; 0 for the stand-in of a worker without a share.
         tokens: real tokens.
-        padded_tokens: B x S.
+        padded_tokens: positions that the encoder computes: B x S, or the row of `segments`.
         teacher_logits: Cached teacher logits in the head's shape, fp32; None without a cache.
         guessed: (M,) positions in the flattened batch that are to be guessed, ascending: those whose label
             is not `IGNORED`. Made on the CPU, because a GPU's host has to wait for a size that depends on
             the data. None where nothing is guessed.
         weights: (B, ...) fp32, what the loss of each label is multiplied by; None = 1.
+        segments: the same examples as one row, which encoders that pack read in place of (B, S). Heads give
+            their logits for (B, S) all the same, so that losses and scores see one shape. None = not packed.
     """
 
     input_ids: torch.Tensor
@@ -94,6 +98,7 @@ class Batch:
     teacher_logits: torch.Tensor | None = None
     guessed: torch.Tensor | None = None
     weights: torch.Tensor | None = None
+    segments: Segments | None = None
 
     def to(self, device: torch.device) -> Batch:
         """Returns the same batch on a device."""
@@ -111,11 +116,26 @@ class Batch:
         of_sequences = (self.labels != IGNORED).sum(1)
         return of_sequences.index_select(0, self.guessed // self.labels.shape[1])
 
+    @property
+    def computed_shape(self) -> torch.Size:
+        """Shape of the token ids that the encoder reads: (B, S), or (1, T) of a packed batch."""
+        return self.input_ids.shape if self.segments is None else self.segments.input_ids.shape
+
+    def padded(self) -> Batch:
+        """Returns the same batch without its row, for a model that does not pack."""
+        return replace(self, segments=None)
+
+    def unpacked(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns an encoder's values of tokens, (B, S, ...) or (1, T, ...), as (B, S, ...)."""
+        return values if self.segments is None else self.segments.unpack(values, self.input_ids.shape)
+
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """Returns the same batch with its tensors changed."""
         changed: dict[str, Any] = {
             name: change(tensor) for name in _TENSORS if (tensor := getattr(self, name)) is not None
         }
+        if self.segments is not None:
+            changed["segments"] = self.segments.each(change)
         return replace(self, **changed)
 
     def uncounted(self) -> Batch:
@@ -204,6 +224,9 @@ class TrainingBatches:
         pad_id: token id of padding.
         multiple: batch widths are rounded up to a multiple of this.
         transform: applied to each micro-batch; None = nothing.
+        micro_tokens: positions of a micro-batch at most, in place of `micro_size`; None = no such limit.
+        packs: the encoder computes no padding: replicas get equally many tokens, and no position of a
+            micro-batch is padding.
     """
 
     def __init__(
@@ -218,9 +241,11 @@ class TrainingBatches:
         pad_id: int,
         multiple: int,
         transform: Transform | None = None,
+        micro_tokens: int | None = None,
+        packs: bool = False,
     ) -> None:
         self._data, self._seed = data, seed
-        self._transform = transform
+        self._transform, self._micro_tokens, self._packs = transform, micro_tokens, packs
         self._global_size, self._micro_size = global_size, micro_size
         self._replica, self._replicas = replica, replicas
         self._pad_id, self._multiple = pad_id, multiple
@@ -249,23 +274,76 @@ class TrainingBatches:
         return self._order[place * self._global_size : (place + 1) * self._global_size]
 
     def __getitem__(self, step: int) -> StepBatch:
-        """A replica's share of a step (0-based): every `replicas`-th example, so that lengths match."""
+        """A replica's share of a step (0-based)."""
         rows = self.rows(step)
         epoch = step // self.steps_per_epoch
-        share = rows[self._replica :: self._replicas]
+        share = rows[self._places(rows)]
         if not len(share):
             # A short last batch leaves this replica without examples, but gradients are averaged
             # over all replicas: it computes one that counts nothing.
             return StepBatch([self._collate(rows[:1], epoch).uncounted()], len(rows))
-        micro = [
-            self._collate(share[start : start + self._micro_size], epoch)
-            for start in range(0, len(share), self._micro_size)
-        ]
-        return StepBatch(micro, len(rows))
+        return StepBatch([self._collate(micro, epoch) for micro in self._divided(share)], len(rows))
+
+    def _places(self, rows: Indices) -> Indices | slice:
+        """Returns which examples of a step are this replica's."""
+        if self._packs:
+            return balanced_shares(self._lengths[rows], self._replicas)[self._replica]
+        # Every `replicas`-th, so that all are as wide.
+        return slice(self._replica, None, self._replicas)
+
+    def _divided(self, share: Indices) -> Iterator[Indices]:
+        if self._micro_tokens is None:
+            starts = range(0, len(share), self._micro_size)
+            return (share[start : start + self._micro_size] for start in starts)
+        lengths = self._lengths[share].tolist()
+        edges = by_positions(lengths, self._micro_tokens, self._multiple, padded=not self._packs)
+        return (share[start:end] for start, end in pairwise(edges))
 
     def _collate(self, rows: Indices, epoch: int) -> Batch:
         batch = collate(self._data, rows, self._pad_id, self._multiple)
         return batch if self._transform is None else self._transform(batch, seed=self._seed, epoch=epoch)
+
+
+def balanced_shares(lengths: npt.NDArray[np.int64], replicas: int) -> list[Indices]:
+    """Returns which examples of a step each replica has: equally many, with equally many tokens.
+
+    The longest are dealt out first, a round at a time: each round's longest to the replica with the fewest
+    tokens so far.
+
+    Args:
+        lengths: (N,) tokens of each example.
+        replicas: Replicas that share the examples.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    totals = np.zeros(replicas, dtype=np.int64)
+    shares: list[list[int]] = [[] for _ in range(replicas)]
+    for start in range(0, len(order), replicas):
+        dealt = order[start : start + replicas]
+        receivers = np.argsort(totals, kind="stable")[: len(dealt)]
+        totals[receivers] += lengths[dealt]
+        for place, receiver in zip(dealt.tolist(), receivers.tolist(), strict=True):
+            shares[receiver].append(place)
+    return [np.array(sorted(share), dtype=np.int64) for share in shares]
+
+
+def by_positions(lengths: Sequence[int], at_most: int, multiple: int, *, padded: bool) -> list[int]:
+    """Returns the edges of micro-batches of neighbouring examples, each as large as it may be.
+
+    Args:
+        lengths: tokens of each example.
+        at_most: positions of a micro-batch that has more than one example.
+        multiple: widths and rows are rounded up to a multiple of this.
+        padded: each example takes as many positions as the longest of its micro-batch.
+    """
+    edges, longest, tokens = [0], 0, 0
+    for place, length in enumerate(lengths):
+        longest, tokens = max(longest, length), tokens + length
+        count = place + 1 - edges[-1]
+        width, rows = (longest, count) if padded else (tokens, 1)
+        if count > 1 and rows * -(-width // multiple) * multiple > at_most:
+            edges.append(place)
+            longest = tokens = length
+    return [*edges, len(lengths)]
 
 
 def evaluation_rows(lengths: npt.NDArray[np.int64], batch_size: int, rank: int, world: int) -> list[Indices]:

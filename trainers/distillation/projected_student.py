@@ -46,7 +46,7 @@ class ProjectedStudent(nn.Module):
         if self._tap is not None:
             self._tap.open = self.with_hidden
         said: Output = self.student(batch, with_hidden=self.with_hidden)
-        kept = () if self._tap is None else self._tap.take()
+        kept = () if self._tap is None else tuple(map(batch.unpacked, self._tap.take()))
         if self._tap is not None:
             self._tap.open = False  # an evaluation asks the student alone, and no one takes
         if not self.with_hidden:

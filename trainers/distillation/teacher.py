@@ -200,6 +200,7 @@ class LoadedTeacher:
 
         Without a head the logits are empty.
         """
+        batch = batch.padded()  # its layers are transformers' own
         # Its weights have their format already: the student's autocast must not convert them again.
         if self._tap is not None:
             self._tap.open = with_hidden

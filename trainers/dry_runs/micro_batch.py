@@ -150,7 +150,8 @@ def with_size(config: RunConfig, size: int) -> RunConfig:
 
 
 def _searched(config: RunConfig, device: torch.device) -> bool:
-    return config.batch.micro_size == "auto" and kind_of(device).searches_micro_batch
+    free = config.batch.micro_size == "auto" and config.batch.micro_tokens is None
+    return free and kind_of(device).searches_micro_batch
 
 
 def _memory_of(config: RunConfig) -> SizeCache:

@@ -68,7 +68,7 @@ class StageDryRun(DryRun):
         hidden = None
         with self._arithmetic.context():
             if number:
-                shape = (*batch.input_ids.shape, self._width)
+                shape = (*batch.computed_shape, self._width)
                 dtype = hidden_dtype([own for _, own in self._chunks], self._device)
                 hidden = torch.randn(shape, dtype=dtype, device=self._device, requires_grad=True)
             after = chunk(hidden, batch)

@@ -16,11 +16,17 @@ from torch import nn
 
 # The submodules, not the package's lazy names: `AutoModel` would import the model zoo's registry.
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import PreTrainedModel
 
 from trainers.data.batches import Batch
+from trainers.data.segments import Segments
+from trainers.models.dropout import TORCH_ATTENTION
 from trainers.models.families import FamilyInfo
 from trainers.models.heads import Head
+
+PLAIN_ATTENTION = "eager"
+"""transformers' own attention, of single operations."""
 
 
 class Bert:
@@ -30,7 +36,7 @@ class Bert:
         family: Entry of the family.
     """
 
-    implementation = "sdpa"
+    implementation = TORCH_ATTENTION
     """Attention that models are built with: torch's scaled dot product attention; training with dropout on
     the CPU has its own (`trainers.models.dropout`), where torch would leave its flash kernel."""
 
@@ -50,16 +56,47 @@ class Bert:
         return model
 
     def inputs(self, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
-        """Returns what the encoder is given."""
-        mask = batch.attention_mask
-        # (B, 1, 1, S): broadcast where it is used, instead of made once per pair of tokens.
+        """Returns what the encoder is given: a packed batch as its row, with its segments."""
+        tokens = self.tokens(batch, config)
+        if batch.segments is not None:
+            return {**tokens, "segments": batch.segments}
+        return {**tokens, "attention_mask": self.mask(batch, config)}
+
+    def layer_arguments(self, hidden: torch.Tensor, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
+        """Returns what a single layer is given besides its hidden states.
+
+        Args:
+            hidden: (B, S, H) or (1, T, H) hidden states.
+            batch: Batch that they belong to.
+            config: Configuration of the model.
+        """
+        if batch.segments is not None:
+            return {"segments": batch.segments}
+        mask = self.mask(batch, config)
         return {
-            "input_ids": batch.input_ids,
-            "attention_mask": None if mask is None else mask[:, None, None, :],
-            **self.token_types(batch, config),
+            "attention_mask": create_bidirectional_mask(config, inputs_embeds=hidden, attention_mask=mask)
         }
 
-    def token_types(self, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
+    def mask(self, batch: Batch, config: PreTrainedConfig) -> torch.Tensor | None:
+        """Returns (B, 1, 1, S), broadcast where it is used; (B, S) where transformers makes its own of it."""
+        mask = batch.attention_mask
+        if mask is None or config._attn_implementation == PLAIN_ATTENTION:
+            return mask
+        return mask[:, None, None, :]
+
+    def tokens(self, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
+        """Returns token ids, with what tells their places and texts apart."""
+        row = batch.segments
+        if row is None:
+            return {"input_ids": batch.input_ids, **self.token_types(batch, config)}
+        first = self.family.first_position({"pad_token_id": config.pad_token_id})
+        return {
+            "input_ids": row.input_ids,
+            "position_ids": row.position_ids + first,
+            **self.token_types(row, config),
+        }
+
+    def token_types(self, batch: Batch | Segments, config: PreTrainedConfig) -> dict[str, Any]:
         """Returns the token types as an argument, where the model tells texts apart by them."""
         if self.family.token_types and config.type_vocab_size > 1:
             return {"token_type_ids": batch.token_type_ids}
@@ -113,9 +150,7 @@ class Bert:
 
     def embed(self, model: Any, batch: Batch) -> torch.Tensor:
         """Returns the hidden states (B, S, H) that the first layer is given."""
-        embedded: torch.Tensor = model.base_model.embeddings(
-            input_ids=batch.input_ids, **self.token_types(batch, model.config)
-        )
+        embedded: torch.Tensor = model.base_model.embeddings(**self.tokens(batch, model.config))
         return embedded
 
     def head_modules(self, model: PreTrainedModel) -> list[tuple[str, nn.Module]]:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,9 @@ from typing_extensions import override
 
 CPU_ATTENTION = "stillhouse_cpu"
 """The name that this attention has among transformers' implementations."""
+
+TORCH_ATTENTION = "sdpa"
+"""torch's scaled dot product attention, by the name that transformers has for it."""
 
 SCORES_AT_ONCE = 1 << 20
 """Elements of the score matrix that are worked on together: 4 MiB, so that they stay in the cache."""
@@ -50,7 +54,8 @@ def install(model: nn.Module) -> None:
             module.__class__ = CpuDropout
     for module in model.modules():
         config = getattr(module, "config", None)
-        if config is not None:
+        # An encoder with an attention of its own keeps it.
+        if config is not None and config._attn_implementation == TORCH_ATTENTION:
             config._attn_implementation = CPU_ATTENTION
 
 
@@ -92,14 +97,57 @@ def attention(
     rate = _Rate.of(dropout)
     if rate.below == 0 or not query.is_cpu:
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, scale=scaling
+            query,
+            key,
+            value,
+            attn_mask=attention_mask,
+            dropout_p=dropout if rate.below else 0.0,
+            scale=scaling,
         )
     else:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        mixed = _DroppedAttention.apply(  # type: ignore[no-untyped-call]
-            query, key, value, _lengths(query, attention_mask), rate, scale
-        )
+        examples = _Padded(_lengths(query, attention_mask))
+        mixed = _DroppedAttention.apply(query, key, value, examples, rate, scale)  # type: ignore[no-untyped-call]
     return mixed.transpose(1, 2), None
+
+
+def segment_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: Sequence[int],
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+) -> torch.Tensor:
+    """Scaled dot product attention within each segment of a row on the CPU.
+
+    From the same seed it drops what `attention` drops of the same examples with padding.
+
+    Args:
+        query, key, value: (1, heads, T, D).
+        lengths: tokens of each segment; their sum is T.
+        dropout: rate of dropped attention; 0 outside of training.
+        scaling: Scale of the scores; None = 1 / sqrt(D).
+
+    Returns:
+        (1, heads, T, D).
+    """
+    rate = _Rate.of(dropout)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if rate.below:
+        examples = _Packed(lengths)
+        dropped: torch.Tensor = _DroppedAttention.apply(query, key, value, examples, rate, scale)  # type: ignore[no-untyped-call]
+        return dropped
+    # Neighbours of one length are the examples of one batch.
+    runs = [(length, len(list(same))) for length, same in groupby(lengths)]
+    split = [tensor[0].split([length * count for length, count in runs], 1) for tensor in (query, key, value)]
+    mixed = []
+    for number, (length, count) in enumerate(runs):
+        q, k, v = (parts[number].unflatten(1, (count, length)).transpose(0, 1) for parts in split)
+        out = functional.scaled_dot_product_attention(q, k, v, scale=scale)
+        mixed.append(out.transpose(0, 1).flatten(1, 2))
+    return torch.cat(mixed, 1)[None]
 
 
 AttentionInterface.register(CPU_ATTENTION, attention)
@@ -225,6 +273,81 @@ def _lengths(query: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
     return list(mask[:, 0, 0].sum(-1).tolist())
 
 
+class _Padded:
+    """Where examples are in tensors (B, heads, S, D).
+
+    Args:
+        lengths: tokens of each example.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = lengths
+
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """(B, heads, S, D) that lies in memory as (B, S, heads, D); zero where nothing will be written."""
+        batch, heads, width, depth = tensor.shape
+        make = torch.empty if min(self.lengths) == width else torch.zeros
+        return make((batch, width, heads, depth), dtype=tensor.dtype).transpose(1, 2)
+
+    def part(self, tensor: torch.Tensor, group: _Group) -> torch.Tensor:
+        """(examples x heads, longest, D) of a group."""
+        return tensor[group.first : group.last, group.heads, : group.longest].flatten(0, 1)
+
+    def put(self, tensor: torch.Tensor, group: _Group, values: torch.Tensor) -> None:
+        """Writes what `part` has the shape of."""
+        place = tensor[group.first : group.last, group.heads, : group.longest]
+        place.copy_(values.view(place.shape))
+
+
+class _Packed(_Padded):
+    """Where examples are in tensors (1, heads, T, D): one after the other.
+
+    Args:
+        lengths: tokens of each example.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        super().__init__(lengths)
+        self._edges = [0, *accumulate(lengths)]
+
+    @override
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        _, heads, tokens, depth = tensor.shape
+        return torch.empty((1, tokens, heads, depth), dtype=tensor.dtype).transpose(1, 2)
+
+    @override
+    def part(self, tensor: torch.Tensor, group: _Group) -> torch.Tensor:
+        row = tensor[0, group.heads]
+        if self._even(group):
+            return self._view(row, group).flatten(0, 1)
+        shape = (group.last - group.first, row.shape[0], group.longest, row.shape[2])
+        padded = row.new_zeros(shape)
+        for i, (begin, end) in enumerate(self._places(group)):
+            padded[i, :, : end - begin] = row[:, begin:end]
+        return padded.flatten(0, 1)
+
+    @override
+    def put(self, tensor: torch.Tensor, group: _Group, values: torch.Tensor) -> None:
+        row = tensor[0, group.heads]
+        by_example = values.unflatten(0, (group.last - group.first, -1))
+        if self._even(group):
+            self._view(row, group).copy_(by_example)
+            return
+        for i, (begin, end) in enumerate(self._places(group)):
+            row[:, begin:end] = by_example[i, :, : end - begin]
+
+    def _places(self, group: _Group) -> Iterator[tuple[int, int]]:
+        return pairwise(self._edges[group.first : group.last + 1])
+
+    def _even(self, group: _Group) -> bool:
+        return all(length == group.longest for length in self.lengths[group.first : group.last])
+
+    def _view(self, row: torch.Tensor, group: _Group) -> torch.Tensor:
+        """(examples, heads, longest, D) of examples that are all as long."""
+        own = row[:, self._edges[group.first] : self._edges[group.last]]
+        return own.unflatten(1, (-1, group.longest)).transpose(0, 1)
+
+
 class _DroppedAttention(torch.autograd.Function):
     """O = (keep softmax(scale Q K^T)) V / (1 - rate), a few examples at a time.
 
@@ -239,62 +362,49 @@ class _DroppedAttention(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        lengths: list[int],
+        examples: _Padded,
         rate: _Rate,
         scale: float,
     ) -> torch.Tensor:
         seed = _fresh_seed()
         ctx.save_for_backward(query, key, value)
-        ctx.lengths, ctx.rate, ctx.scale, ctx.seed = lengths, rate, scale, seed
-        mixed = _like_heads(value, lengths)
+        ctx.examples, ctx.rate, ctx.scale, ctx.seed = examples, rate, scale, seed
+        lengths = examples.lengths
+        mixed = examples.empty_like(value)
         bits = _Bits(seed)
         for group in _groups(lengths, query.shape[1]):
-            q, k, v = (_part(tensor, group) for tensor in (query, key, value))
+            q, k, v = (examples.part(tensor, group) for tensor in (query, key, value))
             shares = _softmax(q, k, scale, group, lengths)
             keep = rate.kept(bits.take(shares.shape), torch.empty_like(shares))
             out = torch.bmm(shares.mul_(keep).to(v.dtype), v * rate.scale)
-            _put(mixed, group, out)
+            examples.put(mixed, group, out)
         return mixed
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
-        lengths, rate, scale = ctx.lengths, ctx.rate, ctx.scale
-        d_query, d_key, d_value = (_like_heads(tensor, lengths) for tensor in (query, key, value))
+        examples, rate, scale = ctx.examples, ctx.rate, ctx.scale
+        lengths = examples.lengths
+        d_query, d_key, d_value = (examples.empty_like(tensor) for tensor in (query, key, value))
         nothing = query.new_empty(())
         bits = _Bits(ctx.seed)
         for group in _groups(lengths, query.shape[1]):
-            q, k, v = (_part(tensor, group) for tensor in (query, key, value))
-            gradient = _part(grads[0], group) * rate.scale
+            q, k, v = (examples.part(tensor, group) for tensor in (query, key, value))
+            gradient = examples.part(grads[0], group) * rate.scale
             shares = _softmax(q, k, scale, group, lengths)
             keep = rate.kept(bits.take(shares.shape), torch.empty_like(shares))
             d_shares = torch.bmm(gradient, v.transpose(1, 2)).to(shares.dtype).mul_(keep)
-            _put(d_value, group, torch.bmm(keep.mul_(shares).to(v.dtype).transpose(1, 2), gradient))
+            examples.put(d_value, group, torch.bmm(keep.mul_(shares).to(v.dtype).transpose(1, 2), gradient))
             d_scores = torch._softmax_backward_data(d_shares, shares, -1, shares.dtype).to(q.dtype)
-            _put(d_query, group, torch.baddbmm(nothing, d_scores, k, beta=0, alpha=scale))
-            _put(d_key, group, torch.baddbmm(nothing, d_scores.transpose(1, 2), q, beta=0, alpha=scale))
+            examples.put(d_query, group, torch.baddbmm(nothing, d_scores, k, beta=0, alpha=scale))
+            examples.put(
+                d_key, group, torch.baddbmm(nothing, d_scores.transpose(1, 2), q, beta=0, alpha=scale)
+            )
         return d_query, d_key, d_value, None, None, None
 
 
-def _like_heads(tensor: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    """(B, heads, S, D) that lies in memory as (B, S, heads, D); zero where nothing will be written."""
-    batch, heads, width, depth = tensor.shape
-    make = torch.empty if min(lengths) == width else torch.zeros
-    return make((batch, width, heads, depth), dtype=tensor.dtype).transpose(1, 2)
-
-
-def _part(tensor: torch.Tensor, group: _Group) -> torch.Tensor:
-    """(examples x heads, longest, D) of a group."""
-    return tensor[group.first : group.last, group.heads, : group.longest].flatten(0, 1)
-
-
-def _put(tensor: torch.Tensor, group: _Group, values: torch.Tensor) -> None:
-    place = tensor[group.first : group.last, group.heads, : group.longest]
-    place.copy_(values.view(place.shape))
-
-
 def _softmax(
-    q: torch.Tensor, k: torch.Tensor, scale: float, group: _Group, lengths: list[int]
+    q: torch.Tensor, k: torch.Tensor, scale: float, group: _Group, lengths: Sequence[int]
 ) -> torch.Tensor:
     """Attention's shares of a group in fp32: (examples x heads, longest, longest), 0 on padding."""
     scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=scale)

@@ -25,6 +25,11 @@ class EncoderInfo:
         devices: device kinds that it runs on; None = all.
         precisions: values of `precision` that it computes in; None = all.
         compiles: works with `model.compile`.
+        packs: reads the examples of a micro-batch as one row without padding (`Batch.segments`), in which
+            each attends to itself alone. Workers then have equally many tokens, and a run compares its first
+            batch with `huggingface` (`trainers.models.parity`).
+        pipelines: its layers can be dealt out to pipeline stages.
+        host_dropout: draws dropout as its device kind does, see `DeviceKind.host_dropout`.
     """
 
     name: str
@@ -33,6 +38,9 @@ class EncoderInfo:
     devices: tuple[str, ...] | None = None
     precisions: tuple[str, ...] | None = None
     compiles: bool = True
+    packs: bool = False
+    pipelines: bool = True
+    host_dropout: bool = True
 
     def require_precision(self, precision: str) -> None:
         """Refuses a precision that it does not compute in.
@@ -63,7 +71,37 @@ def _as_built(model: PreTrainedModel) -> None:
     """Models are built with these layers."""
 
 
-HUGGINGFACE = EncoderInfo(name="huggingface", summary="the layers of transformers", install=_as_built)
+def _plain(model: PreTrainedModel) -> None:
+    from trainers.models.architectures import PLAIN_ATTENTION
 
-ENCODERS: dict[str, EncoderInfo] = by_name(HUGGINGFACE)
+    model.config._attn_implementation = PLAIN_ATTENTION
+
+
+def _packed(model: PreTrainedModel) -> None:
+    from trainers.models.packed_attention import PACKED_ATTENTION
+
+    model.config._attn_implementation = PACKED_ATTENTION
+
+
+EAGER = EncoderInfo(
+    name="eager",
+    summary="transformers' plain attention, padded, nothing fused: the baseline of published comparisons",
+    install=_plain,
+    host_dropout=False,
+)
+HUGGINGFACE = EncoderInfo(
+    name="huggingface",
+    summary="the layers of transformers with scaled dot product attention, padded",
+    install=_as_built,
+)
+PACKED = EncoderInfo(
+    name="packed",
+    summary="the same layers over one row of tokens without padding",
+    install=_packed,
+    compiles=False,
+    packs=True,
+    pipelines=False,
+)
+
+ENCODERS: dict[str, EncoderInfo] = by_name(EAGER, HUGGINGFACE, PACKED)
 """All values of `model.encoder`."""

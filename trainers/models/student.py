@@ -70,7 +70,8 @@ class Student(nn.Module):
     def forward(self, batch: Batch, *, with_hidden: bool = False) -> Output:
         """Logits of a batch, and the hidden states when asked for."""
         encoded = self.encode(batch, with_hidden=with_hidden)
-        return Output(self.logits(encoded, batch), tuple(encoded.hidden_states) if with_hidden else ())
+        hidden = tuple(map(batch.unpacked, encoded.hidden_states)) if with_hidden else ()
+        return Output(self.logits(encoded, batch), hidden)
 
     def encode(self, batch: Batch, *, with_hidden: bool) -> Any:
         """Returns what transformers' encoder gives, before the head."""
@@ -83,22 +84,26 @@ class Student(nn.Module):
         hidden: torch.Tensor = encoded.last_hidden_state
         match self.head.reads:
             case "text":
-                pooled = getattr(encoded, "pooler_output", None)
+                # A pooler reads the first token of a row of its batch, and a packed one has many texts.
+                pooled = getattr(encoded, "pooler_output", None) if batch.segments is None else None
                 return self.architecture.text_logits(self.model, self._texts(hidden, batch), pooled)
             case "tokens":
-                return self.architecture.token_logits(self.model, hidden)
+                return batch.unpacked(self.architecture.token_logits(self.model, hidden))
             case "span":
-                return self.architecture.span_logits(self.model, hidden)
+                return batch.unpacked(self.architecture.span_logits(self.model, hidden))
             case "guessed":
                 # Only what is to be guessed: the vocabulary's product is most of a small model's work.
-                tokens = hidden.flatten(0, 1).index_select(0, batch.guessed)
+                guessed = batch.guessed if batch.segments is None else batch.segments.guessed
+                assert guessed is not None
+                tokens = hidden.flatten(0, 1).index_select(0, guessed)
                 return self.architecture.vocabulary_logits(self.model, tokens)
 
     def _texts(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the hidden state (B, H) that stands for each text."""
         if not self.architecture.averages(self.model.config):
-            return hidden[:, 0]
-        mask = batch.attention_mask
+            row = batch.segments
+            return hidden[:, 0] if row is None else hidden[0].index_select(0, row.first)
+        hidden, mask = batch.unpacked(hidden), batch.attention_mask
         if mask is None:
             return hidden.mean(1)
         weights = mask.to(hidden.dtype)[:, :, None]
@@ -171,6 +176,7 @@ def build(
     max_length: int,
     pad_id: int,
     layers: Sequence[int] | None = None,
+    attention_dropout: float | None = None,
 ) -> Student:
     """Returns the model with its first weights, drawn from torch's seed where the origin has none.
 
@@ -178,10 +184,11 @@ def build(
         origin: preset or folder.
         head: Head of the model.
         vocabulary_size: one more than the tokenizer's largest id.
-        dropout: Dropout of hidden states, attention and head.
+        dropout: Dropout of hidden states and head.
         max_length: longest sequence that it will see, in tokens.
         pad_id: token id of padding.
         layers: Layers taken from the folder, in this order; None = all.
+        attention_dropout: Dropout of attention; None = that of hidden states.
 
     Raises:
         BadSpecError: the folder's model does not fit tokenizer, length or its own weights.
@@ -195,7 +202,9 @@ def build(
         fields.pop(name, None)
     if layers is not None:
         fields[family.layer_count] = _kept(layers, origin, shape.layers)
-    fields.update(dict.fromkeys((*family.hidden_dropouts, *family.attention_dropouts), dropout))
+    fields.update(dict.fromkeys(family.hidden_dropouts, dropout))
+    within = dropout if attention_dropout is None else attention_dropout
+    fields.update(dict.fromkeys(family.attention_dropouts, within))
     fields.update(pad_token_id=pad_id)
     fields.update(_fields_of(head))
     try:

@@ -113,7 +113,11 @@ def replicate(
             fixed_buckets=config.deterministic and config.parallel.workers > 2,
             # With a teacher the weights of losses, and with them what is used, may change from step to step;
             # with accumulation a step has backward passes that exchange nothing.
-            static_graph=config.model.teacher is None and config.accumulation == 1,
+            static_graph=(
+                config.model.teacher is None
+                and config.accumulation == 1
+                and config.batch.micro_tokens is None
+            ),
             **place,
         )
     replica = Replica(student, module, **place)

@@ -116,16 +116,17 @@ def layers_of(student: Student) -> tuple[ModelLayer, ...]:
 
     return (
         ModelLayer(embed, [*embeddings.values()], table if shares else None),
-        *(ModelLayer(_encoder(layer), [layer]) for layer in architecture.layers(model)),
+        *(ModelLayer(_encoder(student, layer), [layer]) for layer in architecture.layers(model)),
         ModelLayer(head, [*poolers, *heads], table if shares else None),
     )
 
 
-def _encoder(layer: nn.Module) -> Apply:
+def _encoder(student: Student, layer: nn.Module) -> Apply:
     def apply(hidden: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        mask = batch.attention_mask
-        # As `Student.encode` has it.
-        after: torch.Tensor = layer(hidden, None if mask is None else mask[:, None, None, :])
+        assert hidden is not None
+        after: torch.Tensor = layer(
+            hidden, **student.architecture.layer_arguments(hidden, batch, student.model.config)
+        )
         return after
 
     return apply

@@ -195,7 +195,7 @@ class PipelineReplica(Replica):
 
     def _receive(self, batch: Batch, stage: int) -> torch.Tensor:
         # fp32 holds every format exactly, and the stage that sends need not say which it has.
-        hidden = torch.empty((*batch.input_ids.shape, self._width), device=self._device)
+        hidden = torch.empty((*batch.computed_shape, self._width), device=self._device)
         distributed.recv(hidden, self._rank_of(stage), self._groups.line)
         return hidden.to(self._hidden_dtype())
 

@@ -79,7 +79,7 @@ class TorchPipeline(PipelineReplica):
             return found * factor
 
         micro_batches = self._completed(micro_batches)
-        tokens = max(batch.input_ids.numel() for batch in micro_batches)
+        tokens = max(batch.computed_shape.numel() for batch in micro_batches)
         capacity = self._unit * math.ceil(tokens / self._unit) * self._width
         self._step = _Step(micro_batches, loss, capacity)
         schedule = self._schedule(len(micro_batches), capacity)
@@ -149,7 +149,7 @@ class TorchPipeline(PipelineReplica):
         batch = self._step.micro_batches[number]
         hidden = None
         if received is not None:
-            shape = (*batch.input_ids.shape, self._width)
+            shape = (*batch.computed_shape, self._width)
             hidden = received[: math.prod(shape)].view(shape)
         with self._arithmetic.context():
             hidden = None if hidden is None else hidden.to(self._hidden_dtype())

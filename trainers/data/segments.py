@@ -1,0 +1,133 @@
+"""Examples laid end to end in one row, so that an encoder computes no padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from trainers.data.batches import Batch, Transform
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The row of a micro-batch: T tokens, one segment per example.
+
+    The row is padded to a multiple by a last segment of its own, which no example reads.
+
+    Attributes:
+        input_ids: (1, T) token ids.
+        position_ids: (1, T) position of each token in its segment.
+        token_type_ids: (1, T) 1 in the second text of a pair; None when all is one text.
+        cu_seqlens: (K + 1,) int32, segment k is `[cu_seqlens[k], cu_seqlens[k + 1])`.
+        first: (B,) place of each example's first token in the row.
+        places: (N,) for each token of an example, in the order of the row, its place in the flattened (B, S)
+            batch.
+        guessed: (M,) places in the row of `Batch.guessed`, in the same order; None without them.
+        lengths: tokens of each segment, on the host: no layer has to wait for them.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    token_type_ids: torch.Tensor | None
+    cu_seqlens: torch.Tensor
+    first: torch.Tensor
+    places: torch.Tensor
+    guessed: torch.Tensor | None
+    lengths: tuple[int, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest segment, on the host."""
+        return max(self.lengths)
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Segments:
+        """Returns the same row with its tensors changed."""
+        changed: dict[str, Any] = {
+            field.name: change(value)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), torch.Tensor)
+        }
+        return replace(self, **changed)
+
+    def unpack(self, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """Returns values of the row's tokens as values of the batch's.
+
+        Args:
+            values: (1, T, ...) of each token.
+            shape: (B, S) of the batch.
+
+        Returns:
+            (B, S, ...), 0 on padding.
+        """
+        flat = values.new_zeros((shape.numel(), *values.shape[2:]))
+        return flat.index_copy(0, self.places, values[0, : self.places.shape[0]]).unflatten(0, tuple(shape))
+
+
+def pack(batch: Batch, *, pad_id: int, multiple: int) -> Batch:
+    """Returns a batch with its examples also as one row, in their order.
+
+    Args:
+        batch: on the CPU.
+        pad_id: token id of the last segment.
+        multiple: T is rounded up to a multiple of this.
+    """
+    count, width = batch.input_ids.shape
+    if batch.attention_mask is None:
+        places = torch.arange(count * width)
+        lengths = [width] * count
+    else:
+        places = batch.attention_mask.flatten().nonzero()[:, 0]
+        lengths = batch.attention_mask.sum(1).tolist()
+    tokens = len(places)
+    rest = -tokens % multiple
+    segments = [*lengths, rest] if rest else lengths
+    edges = np.array([0, *accumulate(segments)])
+    positions = np.arange(edges[-1]) - np.repeat(edges[:-1], segments)
+
+    def laid(values: torch.Tensor, filling: int) -> torch.Tensor:
+        row = torch.full((1, tokens + rest), filling, dtype=values.dtype)
+        row[0, :tokens] = values.flatten()[places]
+        return row
+
+    types, guessed = batch.token_type_ids, batch.guessed
+    return replace(
+        batch,
+        padded_tokens=tokens + rest,
+        segments=Segments(
+            input_ids=laid(batch.input_ids, pad_id),
+            position_ids=torch.from_numpy(positions)[None],
+            token_type_ids=None if types is None else laid(types, 0),
+            cu_seqlens=torch.from_numpy(edges.astype(np.int32)),
+            first=torch.from_numpy(edges[:count]),
+            places=places,
+            guessed=None if guessed is None else torch.searchsorted(places, guessed),
+            lengths=tuple(segments),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Packs each batch, after what its task does to it; a `Transform`.
+
+    Attributes:
+        before: what the task does to a batch; None = nothing.
+        pad_id: token id of padding.
+        multiple: rows are as long as a multiple of this, in tokens.
+    """
+
+    before: Transform | None
+    pad_id: int
+    multiple: int
+
+    def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
+        """Returns the batch with `segments`."""
+        if self.before is not None:
+            batch = self.before(batch, seed=seed, epoch=epoch)
+        return pack(batch, pad_id=self.pad_id, multiple=self.multiple)

@@ -1,0 +1,129 @@
+"""Attention within each segment of a row, for encoders that compute no padding.
+
+On the CPU it is the grouped attention of `trainers.models.dropout`. On a GPU it is a kernel of torch
+that takes the segments' edges: flash attention in half precision, and the memory-efficient one in fp32
+and tf32 and on GPUs that flash attention does not run on. Both draw their dropout from the GPU's Philox
+generator and draw it again in the backward pass, so that no mask is stored. Their edges are on the GPU,
+and the longest segment is a number on the host: no layer makes the host wait.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.modeling_utils import AttentionInterface
+
+from trainers.data.segments import Segments
+from trainers.models import dropout as host
+
+PACKED_ATTENTION = "stillhouse_packed"
+"""The name that this attention has among transformers' implementations."""
+
+_FLASH_FROM = (8, 0)
+_FLASH_DEPTHS = range(8, 257, 8)
+_NO_MASK = 0
+"""`custom_mask_type` of the memory-efficient kernel."""
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    segments: Segments | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Scaled dot product attention, in the form that transformers calls.
+
+    Args:
+        module: the layer that asks.
+        query, key, value: (1, heads, T, D) of a row, or (B, heads, S, D) of a padded batch.
+        attention_mask: see `trainers.models.dropout.attention`; None for a row.
+        dropout: rate of dropped attention; 0 outside of training.
+        scaling: Scale of the scores; None = 1 / sqrt(D).
+        segments: Segments of the row; None = the batch is padded.
+        options: Further arguments of a layer, of which none changes the result.
+
+    Returns:
+        (1, T, heads, D) or (B, S, heads, D), and None for the scores.
+    """
+    if segments is None:
+        return host.attention(module, query, key, value, attention_mask, dropout, scaling)
+    if query.is_cpu:
+        mixed = host.segment_attention(query, key, value, segments.lengths, dropout=dropout, scaling=scaling)
+        return mixed.transpose(1, 2), None
+    kernel = flash if has_flash(query.dtype, query.shape[-1], _capability(query.device)) else efficient
+    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    return kernel(q, k, v, segments, dropout, scaling), None
+
+
+AttentionInterface.register(PACKED_ATTENTION, attention)
+
+
+def has_flash(dtype: torch.dtype, depth: int, capability: tuple[int, int]) -> bool:
+    """Returns whether torch's flash attention computes in a format on a GPU.
+
+    Args:
+        dtype: Dtype of queries, keys and values.
+        depth: D of a head.
+        capability: compute capability of the GPU.
+    """
+    halves = (torch.float16, torch.bfloat16)
+    return dtype in halves and depth in _FLASH_DEPTHS and capability >= _FLASH_FROM
+
+
+def flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: Segments,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Flash attention by edges; (1, T, heads, D) of queries, keys and values of that shape."""
+    edges, longest = segments.cu_seqlens, segments.longest
+    mixed: torch.Tensor = torch.ops.aten._flash_attention_forward(
+        query[0], key[0], value[0], edges, edges, longest, longest, dropout, False, False, scale=scaling
+    )[0]
+    return mixed[None]
+
+
+def efficient(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: Segments,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    """The same by the memory-efficient kernel, which has every format and every GPU."""
+    edges, longest = segments.cu_seqlens, segments.longest
+    if scaling == query.shape[-1] ** -0.5:
+        scaling = None  # the default; of any other, torch 2.13 cannot trace the backward pass
+    differentiated = torch.is_grad_enabled() and (
+        query.requires_grad or key.requires_grad or value.requires_grad
+    )
+    mixed: torch.Tensor = torch.ops.aten._efficient_attention_forward(
+        query,
+        key,
+        value,
+        None,
+        edges,
+        edges,
+        longest,
+        longest,
+        dropout,
+        _NO_MASK,
+        differentiated,
+        scale=scaling,
+    )[0]
+    return mixed
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability; of a device that is only traced, the least that has all kernels."""
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else _FLASH_FROM
