@@ -180,7 +180,8 @@ def _tell(outcome: Outcome, outcomes: Sequence[Outcome]) -> None:
     done = sum(each.count for each in outcomes)
     print(
         f"{outcome.round.name}: {outcome.count} in {outcome.wall_s:.1f} s, "
-        f"{outcome.experiments} experiments, {outcome.attempts} attempts, {outcome.points} points, "
+        f"{outcome.experiments} experiments, {outcome.attempts} attempts ({outcome.in_groups} in groups), "
+        f"{outcome.points} points, "
         f"still for {outcome.longest_s:.1f} s at most; {done} in all",
         flush=True,
     )
@@ -210,7 +211,7 @@ def _summary(options: argparse.Namespace, outcomes: Sequence[Outcome], wall_s: f
         answer[kind]["targets"] = dict(sum((each.by_target for each in of_kind), Counter()))
     answer["problems"] = sum(len(outcome.problems) for outcome in outcomes)
     answer["still_s"] = round(max((outcome.longest_s for outcome in outcomes), default=0.0), 2)
-    for total in ("experiments", "attempts", "points"):
+    for total in ("experiments", "attempts", "points", "in_groups"):
         answer[total] = sum(getattr(outcome, total) for outcome in outcomes)
     faults = sum(outcome.count for outcome in outcomes if outcome.round.kind != "histories")
     answer["faults_per_minute"] = round(60.0 * faults / wall_s, 1)

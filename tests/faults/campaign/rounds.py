@@ -32,6 +32,10 @@ _SIGNATURES = (
     "(SELECT sum(p.step) FROM latest_points p JOIN runs r ON r.id = p.run_id WHERE r.experiment_id = e.id) "
     "FROM experiments e WHERE e.state NOT IN ('succeeded', 'failed', 'cancelled')"
 )
+_IN_GROUPS = (
+    "SELECT count(*) FROM attempts a WHERE a.workers > 1 AND EXISTS "
+    "(SELECT 1 FROM points p WHERE p.run_id = a.run_id AND p.attempt = a.number)"
+)
 
 
 @dataclass(slots=True)
@@ -46,6 +50,7 @@ class Outcome:
         wall_s: how long it took.
         longest_s: the longest time without progress at rest.
         experiments, attempts, points: how much went on.
+        in_groups: attempts with several workers that have reported points.
     """
 
     round: Round
@@ -58,6 +63,7 @@ class Outcome:
     experiments: int = 0
     attempts: int = 0
     points: int = 0
+    in_groups: int = 0
 
 
 def carry_out(round: Round, database: CampaignDatabase, folder: Path, keep: Path | None) -> Outcome:
@@ -90,6 +96,7 @@ def carry_out(round: Round, database: CampaignDatabase, folder: Path, keep: Path
     ((outcome.experiments,),) = database.rows("SELECT count(*) FROM experiments")
     ((outcome.attempts,),) = database.rows("SELECT count(*) FROM attempts")
     ((outcome.points,),) = database.rows("SELECT count(*) FROM points")
+    ((outcome.in_groups,),) = database.rows(_IN_GROUPS)
     outcome.wall_s = time.monotonic() - began_s
     if keep is not None and (outcome.findings or outcome.problems):
         _save(database, home, keep / round.name)
