@@ -83,6 +83,12 @@ def _packed(model: PreTrainedModel) -> None:
     model.config._attn_implementation = PACKED_ATTENTION
 
 
+def _fused(model: PreTrainedModel) -> None:
+    from trainers.models import fused
+
+    fused.install(model)
+
+
 EAGER = EncoderInfo(
     name="eager",
     summary="transformers' plain attention, padded, nothing fused: the baseline of published comparisons",
@@ -102,6 +108,14 @@ PACKED = EncoderInfo(
     packs=True,
     pipelines=False,
 )
+FUSED = EncoderInfo(
+    name="fused",
+    summary="packed, with the elementwise work in fused kernels and one product for queries, keys and values",
+    install=_fused,
+    compiles=False,
+    packs=True,
+    pipelines=False,
+)
 
-ENCODERS: dict[str, EncoderInfo] = by_name(EAGER, HUGGINGFACE, PACKED)
+ENCODERS: dict[str, EncoderInfo] = by_name(EAGER, HUGGINGFACE, PACKED, FUSED)
 """All values of `model.encoder`."""

@@ -1,0 +1,188 @@
+"""The encoder `fused`: layers of BERT's kind with their elementwise work in kernels of `cuda_ext.encoder`.
+
+Modules keep their parameters and names and get another class: embeddings, self attention (queries, keys
+and values as one product), the first linear layer with its GELU, and the layers that end in dropout,
+residual and LayerNorm. Attention itself is that of `packed`. Bias comes with the elementwise kernel, so
+the products have none. A seed is drawn from torch's CPU generator per kernel with dropout: what a
+checkpoint keeps of the generator replays every mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.models.bert import modeling_bert
+from transformers.models.electra import modeling_electra
+from transformers.models.roberta import modeling_roberta
+from transformers.models.xlm_roberta import modeling_xlm_roberta
+
+from cuda_ext import encoder
+from trainers.errors import BadSpecError
+from trainers.models.packed_attention import PACKED_ATTENTION
+
+
+def _dropout(dropout: nn.Dropout) -> dict[str, Any]:
+    """Rate and seed of a kernel, from the module that it stands for."""
+    if not (dropout.training and dropout.p):
+        return {}
+    return {"rate": dropout.p, "seed": encoder.fresh_seed()}
+
+
+def _product(linear: nn.Linear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x W^T, and the bias that is still to be added.
+
+    A Linear of another class has arithmetic of its own, such as rounding, and adds its bias itself.
+    """
+    if type(linear) is nn.Linear:
+        return functional.linear(x, linear.weight), linear.bias
+    return linear(x), torch.zeros_like(linear.bias, requires_grad=False)
+
+
+def _table(embedding: nn.Embedding) -> torch.Tensor:
+    """Its weights, wide where another class looks them up so."""
+    return embedding.weight if type(embedding) is nn.Embedding else embedding.weight.float()
+
+
+class _Embeddings:
+    """dropout(LayerNorm(word + type + position))."""
+
+    def forward(
+        self: Any,
+        input_ids: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        positions = position_ids
+        if positions is None and hasattr(self, "padding_idx"):  # a family whose positions follow padding
+            positions = self.create_position_ids_from_input_ids(input_ids, self.padding_idx)
+        elif positions is None:
+            positions = self.position_ids[:, : input_ids.shape[1]]
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        encoder.require(input_ids.device.type)
+        norm = self.LayerNorm
+        embedded = encoder.embed_norm(
+            input_ids,
+            types.expand_as(input_ids),
+            positions.expand_as(input_ids),
+            _table(self.word_embeddings),
+            _table(self.position_embeddings),
+            _table(self.token_type_embeddings),
+            norm.weight,
+            norm.bias,
+            eps=norm.eps,
+            **_dropout(self.dropout),
+        )
+        device = input_ids.device.type
+        return (
+            embedded.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else embedded
+        )
+
+
+class _SelfAttention:
+    """One product for queries, keys and values, and attention by its registered name."""
+
+    def forward(
+        self: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **options: Any
+    ) -> tuple[torch.Tensor, None]:
+        parts = (self.query, self.key, self.value)
+        # A hook reads what its module returns, and a Linear of another class has its own arithmetic.
+        if all(type(part) is nn.Linear and not part._forward_hooks for part in parts):
+            joint = encoder.joint_linear(
+                hidden_states, [part.weight for part in parts], [part.bias for part in parts]
+            )
+        else:
+            joint = torch.cat([part(hidden_states) for part in parts], -1)
+        shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
+        query, key, value = (part.view(shape).transpose(1, 2) for part in joint.chunk(3, -1))
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        mixed, _ = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.dropout.p if self.training else 0.0,
+            scaling=self.scaling,
+            **options,
+        )
+        return mixed.reshape(*hidden_states.shape[:-1], -1), None
+
+
+class _Intermediate:
+    """gelu(x W^T + b)."""
+
+    def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        return encoder.bias_gelu(*_product(self.dense, hidden_states))
+
+
+class _Output:
+    """LayerNorm(residual + dropout(x W^T + b))."""
+
+    def forward(self: Any, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
+        product, bias = _product(self.dense, hidden_states)
+        return encoder.dropout_add_norm(
+            product,
+            bias,
+            input_tensor.to(product.dtype),
+            self.LayerNorm.weight,
+            self.LayerNorm.bias,
+            eps=self.LayerNorm.eps,
+            **_dropout(self.dropout),
+        )
+
+
+def _fused(original: type[nn.Module], forward: type) -> tuple[type[nn.Module], type[nn.Module]]:
+    return original, type(f"Fused{original.__name__}", (forward, original), {"__doc__": forward.__doc__})
+
+
+_CLASSES: Mapping[type[nn.Module], type[nn.Module]] = dict(
+    _fused(getattr(module, f"{prefix}{suffix}"), forward)
+    for module, prefix in (
+        (modeling_bert, "Bert"),
+        (modeling_electra, "Electra"),
+        (modeling_roberta, "Roberta"),
+        (modeling_xlm_roberta, "XLMRoberta"),
+    )
+    for suffix, forward in (
+        ("Embeddings", _Embeddings),
+        ("SelfAttention", _SelfAttention),
+        ("Intermediate", _Intermediate),
+        ("SelfOutput", _Output),
+        ("Output", _Output),
+    )
+)
+"""Classes of transformers' modules, and what takes their place."""
+
+_ACTIVATION = "gelu"
+"""`hidden_act` of a model that the kernels compute: GELU with erf."""
+
+
+def install(model: PreTrainedModel) -> None:
+    """Gives a model the fused layers.
+
+    Raises:
+        BadSpecError: the model's layers or its activation are not those that the kernels compute, or there
+            are no kernels here.
+    """
+    modules = [module for module in model.modules() if type(module) in _CLASSES]
+    if not modules:
+        raise BadSpecError(
+            f"model.encoder fused has no kernels for the layers of {type(model).__name__}; "
+            "set model.encoder to packed"
+        )
+    if (activation := model.config.hidden_act) != _ACTIVATION:
+        raise BadSpecError(
+            f"model.encoder fused computes GELU with erf, but the model's hidden_act is {activation!r}; "
+            "set model.encoder to packed"
+        )
+    if reason := encoder.why_unavailable("cuda" if torch.cuda.is_available() else "cpu"):
+        raise BadSpecError(f"model.encoder fused: {reason}")
+    for module in modules:
+        module.__class__ = _CLASSES[type(module)]
+    model.config._attn_implementation = PACKED_ATTENTION
