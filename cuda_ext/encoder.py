@@ -52,7 +52,7 @@ def require(device_type: str) -> None:
 
         encoder_triton.register()
         _registered.add("cuda")
-    elif device_type != "cpu":
+    elif device_type not in ("cpu", "meta"):
         raise BuildError(f"there are no encoder kernels for {device_type}; set model.encoder to packed")
 
 

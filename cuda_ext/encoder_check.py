@@ -83,12 +83,12 @@ def _compiled(kernel: Any, target: str, width: int) -> KernelResources:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from cuda_ext.encoder_triton import COLUMNS, block_of, warps_of
+    from cuda_ext.encoder_triton import COLUMNS, TOTAL_COLUMNS, block_of, warps_of
 
     name = kernel.__name__
-    flat = {"bias_gelu_kernel": 1024, "bias_gelu_backward_kernel": COLUMNS}
+    flat = {"bias_gelu_kernel": 1024, "bias_gelu_backward_kernel": COLUMNS, "totals_kernel": TOTAL_COLUMNS}
     block = flat.get(name, min(block_of(width), 4096))
-    constants = {"BLOCK": block, "DROPS": True, "OTHER": True}
+    constants = {"BLOCK": block, "DROPS": True, "OTHER": True, "COUNT": 3}
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     signature = {
         argument: "constexpr"
@@ -99,7 +99,7 @@ def _compiled(kernel: Any, target: str, width: int) -> KernelResources:
         for argument in kernel.arg_names
     }
     sums = "sums_ptr" in kernel.arg_names
-    warps = 4 if name in flat and not sums else warps_of(block, sums=sums)
+    warps = 4 if name in ("bias_gelu_kernel", "totals_kernel") else warps_of(block, sums=sums)
     compiled = triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=constants),
         target=GPUTarget("cuda", TARGETS[target], 32),

@@ -18,6 +18,9 @@ PROGRAMS = 512
 COLUMNS = 256
 """Columns that a program of `bias_gelu` works on."""
 
+TOTAL_COLUMNS = 32
+"""Columns that a program of `totals_kernel` works on."""
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -259,6 +262,42 @@ def cross_entropy_backward_kernel(
     tl.store(out_ptr + row * width + columns, g * share, mask=inside)
 
 
+@triton.jit
+def totals_kernel(
+    sums_ptr, first_ptr, second_ptr, third_ptr, programs, width, COUNT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Adds the programs' sums (programs, COUNT, width), 64 programs at a time, in one order."""
+    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    first = tl.zeros((BLOCK,), tl.float32)
+    second = tl.zeros((BLOCK,), tl.float32)
+    third = tl.zeros((BLOCK,), tl.float32)
+    for begin in range(0, programs, 64):
+        numbers = begin + tl.arange(0, 64)
+        at = numbers[:, None] * (COUNT * width) + columns[None, :]
+        there = (numbers < programs)[:, None] & inside[None, :]
+        first += tl.sum(tl.load(sums_ptr + at, mask=there, other=0.0), 0)
+        if COUNT > 1:
+            second += tl.sum(tl.load(sums_ptr + at + width, mask=there, other=0.0), 0)
+        if COUNT > 2:
+            third += tl.sum(tl.load(sums_ptr + at + 2 * width, mask=there, other=0.0), 0)
+    tl.store(first_ptr + columns, first, mask=inside)
+    if COUNT > 1:
+        tl.store(second_ptr + columns, second, mask=inside)
+    if COUNT > 2:
+        tl.store(third_ptr + columns, third, mask=inside)
+
+
+def _totals(sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The sums (programs, COUNT, width) over the programs: COUNT tensors of a parameter's dtype."""
+    programs, count, width = sums.shape
+    totals = tuple(sums.new_empty((width,), dtype=dtype) for _ in range(count))
+    outputs = (*totals, totals[0], totals[0])[:3]
+    grid = (triton.cdiv(width, TOTAL_COLUMNS),)
+    totals_kernel[grid](sums, *outputs, programs, width, COUNT=count, BLOCK=TOTAL_COLUMNS)
+    return totals
+
+
 def block_of(width: int) -> int:
     """Returns the columns that a program holds for rows of a width: a power of two, at least 16."""
     return max(16, int(triton.next_power_of_2(width)))
@@ -309,17 +348,17 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     return out
 
 
-def bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     """Gradients of x and bias."""
     x, width = _require(x), x.shape[-1]
     rows = x.numel() // width
     programs, each = _shares(rows)
-    out, sums = torch.empty_like(x), x.new_empty((programs, width), dtype=torch.float32)
+    out, sums = torch.empty_like(x), x.new_empty((programs, 1, width), dtype=torch.float32)
     grid = (programs, triton.cdiv(width, COLUMNS))
     bias_gelu_backward_kernel[grid](
         grad.contiguous(), x, bias.contiguous(), out, sums, rows, width, each, BLOCK=COLUMNS, num_warps=2
     )
-    return out, sums.sum(0).to(bias.dtype)
+    return out, *_totals(sums, bias.dtype)
 
 
 def dropout_add_norm(
@@ -343,7 +382,7 @@ def dropout_add_norm(
 def dropout_add_norm_backward(
     grad: Tensor, other_grad: Tensor | None, summed: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor,
     rate: float, seed: Tensor, offset: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of x, the residual, the bias, and the LayerNorm's weight and bias."""
     width = summed.shape[-1]
     rows = summed.numel() // width
@@ -358,8 +397,7 @@ def dropout_add_norm_backward(
         weight.contiguous(), grad_x, grad_residual, sums, rows, width, each, *drawn,
         OTHER=other_grad is not None, DROPS=drawn[2] > 0, BLOCK=block, num_warps=warps_of(block, sums=True),
     )  # fmt: skip
-    totals = sums.sum(0).to(weight.dtype)
-    return grad_x, grad_residual, totals[0].clone(), totals[1].clone(), totals[2].clone()
+    return grad_x, grad_residual, *_totals(sums, weight.dtype)
 
 
 def embed_norm(
@@ -384,7 +422,7 @@ def embed_norm(
 def embed_norm_backward(
     grad: Tensor, ids: Tensor, types: Tensor, positions: Tensor, words: Tensor, position_table: Tensor,
     type_table: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, rate: float, seed: Tensor, offset: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of the three tables, and of the LayerNorm's weight and bias."""
     words, width = _require(words), words.shape[1]
     rows = ids.numel()
@@ -402,8 +440,7 @@ def embed_norm_backward(
         torch.ops.aten.embedding_dense_backward(of_rows, indices.flatten(), table.shape[0], -1, False)
         for indices, table in ((ids, words), (positions, position_table), (types, type_table))
     )
-    totals = sums.sum(0).to(weight.dtype)
-    return (*tables, totals[0].clone(), totals[1].clone())
+    return (*tables, *_totals(sums, weight.dtype))
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:

@@ -64,7 +64,8 @@ class _Embeddings:
         elif positions is None:
             positions = self.position_ids[:, : input_ids.shape[1]]
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        encoder.require(input_ids.device.type)
+        device = input_ids.device.type
+        encoder.require(device)
         norm = self.LayerNorm
         embedded = encoder.embed_norm(
             input_ids,
@@ -78,10 +79,9 @@ class _Embeddings:
             eps=norm.eps,
             **_dropout(self.dropout),
         )
-        device = input_ids.device.type
-        return (
-            embedded.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else embedded
-        )
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            return embedded.to(torch.get_autocast_dtype(device))
+        return embedded
 
 
 class _SelfAttention:
