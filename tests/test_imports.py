@@ -23,3 +23,13 @@ def test_import_leaves_out(module: str, absent: set[str]) -> None:
     code = f"import sys, {module}; print(*(name for name in {sorted(absent)!r} if name in sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.split() == []
+
+
+def test_the_rows_of_every_task_are_read_without_torch() -> None:
+    code = (
+        "import sys; from trainers.tasks import TASKS, base\n"
+        "for name in TASKS: base.build(name)\n"
+        "print(*(name for name in ('torch', 'transformers', 'ray') if name in sys.modules))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []

@@ -1,4 +1,8 @@
-"""What a task is: data, head, loss and metrics."""
+"""What a task is: data, head, loss and metrics.
+
+The modules of tasks import torch in the functions that compute with it: the service reads and checks rows
+with a task's own rules, and has no torch loaded.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from trainers.config import RunConfig
-from trainers.data.batches import Batch, Transform
 from trainers.data.tokens import TokenSet
 from trainers.models.heads import Head
 from trainers.models.origin import Origin
 from trainers.predictions import LabelCounts
 from trainers.tasks import TASKS
 from trainers.tasks.info import TaskInfo
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.data.batches import Batch, Transform
 
 
 class Scoring(Protocol):

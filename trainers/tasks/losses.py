@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch.nn import functional
+from typing import TYPE_CHECKING
 
-from trainers.data.batches import Batch
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.data.batches import Batch
 
 
 def class_loss(logits: torch.Tensor, batch: Batch, ignored: int = -100) -> torch.Tensor:
@@ -19,6 +21,8 @@ def class_loss(logits: torch.Tensor, batch: Batch, ignored: int = -100) -> torch
         batch: Batch with classes as labels.
         ignored: class that has no logit.
     """
+    from torch.nn import functional
+
     if batch.weights is None:
         return functional.cross_entropy(logits.float(), batch.labels, ignore_index=ignored, reduction="sum")
     each = functional.cross_entropy(logits.float(), batch.labels, ignore_index=ignored, reduction="none")

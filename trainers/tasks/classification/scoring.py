@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from trainers.data.batches import Batch
 from trainers.predictions import LabelCounts
 from trainers.tasks.base import Judged
 from trainers.tasks.scores import calibration_error, classification, decisions, matthews
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.data.batches import Batch
 
 
 class ClassScoring:
@@ -35,6 +39,8 @@ class ClassScoring:
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """(B, 2) the likeliest class, and its probability."""
+        import torch
+
         predicted = logits.argmax(1)
         probability = logits.float().softmax(1).gather(1, predicted[:, None])[:, 0]
         return torch.stack([predicted.float(), probability], 1)

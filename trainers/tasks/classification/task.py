@@ -7,17 +7,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from tokenizers import Tokenizer
-from torch.nn import functional
 from typing_extensions import override
 
 from trainers import config as configuration
-from trainers.data.batches import Batch
 from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.tokens import TokenSet, tokenise
@@ -28,6 +25,11 @@ from trainers.tasks.classification import LabelFields
 from trainers.tasks.classification.scoring import ClassScoring, SeveralLabelsScoring
 from trainers.tasks.dataset import DatasetTask, contents, require_alike, same_answer
 from trainers.tasks.losses import class_loss
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.data.batches import Batch
 
 UNSEEN = -1
 """Class of an example whose label is none of the classes."""
@@ -198,6 +200,9 @@ class Classification(DatasetTask[Labelled]):
         """Returns the cross-entropy, summed over the batch; of several labels, their mean for each text."""
         if batch.labels.dim() == 1:
             return class_loss(logits, batch)
+        import torch
+        from torch.nn import functional
+
         wanted = batch.labels.to(torch.float32)
         total = functional.binary_cross_entropy_with_logits(
             logits.float(), wanted, weight=batch.weights, reduction="sum"

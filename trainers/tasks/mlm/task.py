@@ -13,23 +13,20 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from tokenizers import Tokenizer
-from torch.nn import functional
 from typing_extensions import override
 
 from trainers import config as configuration
 from trainers.config import RunConfig
 from trainers.data import tokenizers
-from trainers.data.batches import Batch
 from trainers.data.cache import cached_folder
 from trainers.data.encoding import encoder_of, token_dtype
 from trainers.data.fingerprint import digest_of, digest_text
 from trainers.data.framing import frame_of
-from trainers.data.masking import Masking
 from trainers.data.packing import Packer
 from trainers.data.parts import TEST, TRAIN, VALIDATION, SplitRule, rule_identity, split_rule
 from trainers.data.selection import hashes, normal
@@ -41,6 +38,11 @@ from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Judged, Prepared, Task
 from trainers.tasks.dataset import Pace, overlap_policy
 from trainers.tasks.mlm import MaskFields
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.data.batches import Batch
 
 _LAYOUT = 2
 """Grows when the cache's content changes for the same input."""
@@ -57,6 +59,9 @@ class Mlm(Task):
     @override
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
         """Returns the data; what is already in the cache is neither read nor tokenised."""
+        # Imported here: tasks are read without torch.
+        from trainers.data.masking import Masking
+
         task = config.task
         corpus = _Corpus(open_source(task, config.workspace), task)
         cache = Path(config.workspace.cache)
@@ -111,6 +116,8 @@ class Mlm(Task):
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the cross-entropy, the mean over each sequence's guessed tokens, summed over sequences."""
+        from torch.nn import functional
+
         of_tokens = functional.cross_entropy(logits.float(), _right(batch), reduction="none")
         return (of_tokens / batch.guesses_of_sequence()).sum()
 
@@ -146,6 +153,8 @@ class GuessScoring:
         The rank is among the whole vocabulary; tokens with the same logit share their mean rank,
         and only a token that stands alone at the top is right.
         """
+        import torch
+
         right = _right(batch)
         found = []
         for start in range(0, len(right), self._TOKENS):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from trainers.data.batches import Batch
 from trainers.tasks.base import Judged
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.data.batches import Batch
 
 Numbers = npt.NDArray[np.floating]
 

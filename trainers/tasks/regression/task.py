@@ -7,15 +7,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 from typing_extensions import override
 
 from trainers import config as configuration
-from trainers.data.batches import Batch
 from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.tokens import TokenSet, tokenise
@@ -24,6 +22,11 @@ from trainers.tasks.base import Scoring
 from trainers.tasks.dataset import DatasetTask, contents, require_alike, same_answer
 from trainers.tasks.regression import NumberFields
 from trainers.tasks.regression.scoring import NumberScoring
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.data.batches import Batch
 
 _STATISTICS = "labels.json"
 

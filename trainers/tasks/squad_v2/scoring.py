@@ -7,18 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from trainers.data.batches import Batch
 from trainers.data.tokens import TokenSet
 from trainers.tasks.base import Judged
 from trainers.tasks.squad_v2 import rules
 from trainers.tasks.squad_v2.rules import GoldAnswers
 from trainers.tasks.squad_v2.windows import Question
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.data.batches import Batch
 
 N_BEST = 20
 """Spans that are kept of each window."""
@@ -37,6 +40,8 @@ def best_spans(logits: torch.Tensor, batch: Batch, max_tokens: int) -> torch.Ten
         tokens of the spans, best first. A score is the sum of two logits; places that no span
         fills score minus infinity.
     """
+    import torch
+
     first, last = logits.float().unbind(-1)
     outside = ~_in_context(batch)
     size, width = first.shape
@@ -58,6 +63,8 @@ def best_spans(logits: torch.Tensor, batch: Batch, max_tokens: int) -> torch.Ten
 
 def _in_context(batch: Batch) -> torch.Tensor:
     """(B, S) True on the context's tokens: of the second text, all but the `[SEP]` that ends it."""
+    import torch
+
     assert batch.token_type_ids is not None
     second = batch.token_type_ids.bool()
     return second & torch.nn.functional.pad(second[:, 1:], (0, 1), value=False)

@@ -7,16 +7,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
-from torch.nn import functional
 from typing_extensions import override
 
 from trainers import config as configuration
-from trainers.data.batches import Batch
 from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out_groups
@@ -28,6 +25,11 @@ from trainers.tasks.dataset import DatasetTask
 from trainers.tasks.squad_v2 import SpanFields
 from trainers.tasks.squad_v2.scoring import GoldQuestions, SpanScoring
 from trainers.tasks.squad_v2.windows import Answer, Question, tokenise_windows
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.data.batches import Batch
 
 _STRIDE = 128
 _QUESTIONS = "questions.json"
@@ -144,6 +146,9 @@ class SquadV2(DatasetTask[Question]):
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Mean of the cross-entropies of first and last token, summed over windows; padding cannot win."""
+        import torch
+        from torch.nn import functional
+
         scores = logits.float()
         if batch.attention_mask is not None:
             scores = scores.masked_fill(~batch.attention_mask[:, :, None], -torch.inf)

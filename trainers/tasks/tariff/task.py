@@ -7,15 +7,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from tokenizers import Tokenizer
 from typing_extensions import override
 
 from trainers import config as configuration
-from trainers.data.batches import Batch
 from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out_by_text, normal
@@ -29,6 +28,11 @@ from trainers.tasks.dataset import drawn, same_answer
 from trainers.tasks.losses import class_loss
 from trainers.tasks.scores import classification
 from trainers.tasks.tariff import CodeFields
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.data.batches import Batch
 
 _TOP = 5
 _CODE = re.compile(r"(\d\d){1,5}")

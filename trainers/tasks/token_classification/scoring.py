@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.nn import functional
 
-from trainers.data.batches import Batch
 from trainers.models.heads import IGNORED
 from trainers.predictions import LabelCounts
 from trainers.tasks.base import Judged
 from trainers.tasks.token_classification.tags import OUTSIDE, EntityCounts, types_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.data.batches import Batch
 
 Numbers = npt.NDArray[np.int64]
 
@@ -42,6 +45,8 @@ class EntityScoring:
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """(B, W) the likeliest tag of each word that is seen, in order; -1 beyond the last."""
+        from torch.nn import functional
+
         words = batch.labels != IGNORED
         order = (~words).byte().argsort(dim=1, stable=True)  # Words first, in their order.
         found = logits.argmax(-1).gather(1, order).masked_fill(~words.gather(1, order), -1)

@@ -7,16 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
-from torch.nn import functional
 from typing_extensions import override
 
 from trainers import config as configuration
-from trainers.data.batches import Batch
 from trainers.data.encoding import ends_of, token_dtype
 from trainers.data.framing import frame_of
 from trainers.data.parts import TRAIN
@@ -37,6 +34,11 @@ from trainers.tasks.token_classification.tags import (
     types_of,
     words_of,
 )
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.data.batches import Batch
 
 _CLASSES = "tags.json"
 _CHUNK = 1024
@@ -180,6 +182,8 @@ class TokenClassification(DatasetTask[Tagged]):
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the cross-entropy, the mean over each text's words, summed over texts."""
+        from torch.nn import functional
+
         # Flat: of logits in more dimensions the loss has no deterministic kernel on a GPU.
         each = functional.cross_entropy(
             logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="none"

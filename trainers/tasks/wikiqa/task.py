@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from tokenizers import Tokenizer
 from typing_extensions import override
 
 from trainers import config as configuration
-from trainers.data.batches import Batch
 from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out
@@ -30,6 +29,11 @@ from trainers.tasks.wikiqa.ranking import (
     ranking,
     ranks_of,
 )
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.data.batches import Batch
 
 _CLASSES = ("other", "answer")
 
