@@ -2,8 +2,9 @@
 
 A thread per request would spend most of its time handing the interpreter from thread to thread.
 Here a single worker thread checks and stores everything that arrived while it was busy; a grid
-whose expansion takes long is checked apart, so that no one waits behind it. A submission that was
-answered before is answered the same, unchecked: what its files are like today does not matter.
+whose expansion takes long is checked apart, and so is a spec whose data have to be read, so that no
+one waits behind it. A submission that was answered before is answered the same, unchecked: what its
+files are like today does not matter.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from service.config.settings import Settings
 from service.domain.records import Experiment
 from service.planner.forecasting import budget_problems
 from service.scheduling.admission import Admission, admit_spec, read_spec
+from service.spec.data import is_known
 from service.spec.experiment import ExperimentSpec
 from service.store import Keyed, NewExperiment, Store, StoreError, body_sha256
 
@@ -30,7 +32,8 @@ LARGEST_BATCH = 64
 """Submissions that one round of the worker takes: bounds how long the first of them waits."""
 LIGHT_BYTES = 16 * 1024
 LIGHT_RUNS = 20
-"""A longer text or a larger grid is checked apart from the others, and what may reuse runs."""
+"""A longer text or a larger grid is checked apart from the others, as is what may reuse runs or names data
+that changed since it was last looked at."""
 
 
 @dataclass(slots=True)
@@ -56,6 +59,10 @@ class _Request:
 
 class _TooHeavy(Exception):
     """The spec is checked in a thread of its own."""
+
+
+class _Unread(Exception):
+    """The spec is small, but its data have to be read."""
 
 
 class Intake:
@@ -97,6 +104,8 @@ class Intake:
             return await request.answer
         except _TooHeavy:
             return await self._checks.heavy(functools.partial(self._submit_alone, request))
+        except _Unread:
+            return await self._checks.look(functools.partial(self._submit_alone, request))
 
     async def _work(self) -> None:
         """Rounds until no one waits; never raises: every request gets its own answer."""
@@ -165,6 +174,8 @@ class Intake:
         spec = read_spec(text, self._catalogue)
         if light and not _is_light(spec):
             raise _TooHeavy
+        if light and not is_known([spec.task], self._settings):
+            raise _Unread
         if problems := budget_problems(spec, self._store, self._catalogue):
             raise SpecError(problems)
         snapshot = self._cluster.read(now_s)
@@ -181,8 +192,9 @@ class Intake:
 
 
 def _is_light(spec: ExperimentSpec) -> bool:
-    """Returns whether it has few grid points to check, and reuses nothing."""
-    if spec.reuse or spec.run_count() > LIGHT_RUNS:
+    """Returns whether it has few grid points and one dataset to check, and reuses nothing."""
+    several = any(name.startswith("task.") for name in spec.search.axes)
+    if several or spec.reuse or spec.run_count() > LIGHT_RUNS:
         return False
     probes = spec.search.probes() if spec.search.info.suggests else ()
     return sum(1 for _ in itertools.islice(probes, LIGHT_RUNS + 1)) <= LIGHT_RUNS

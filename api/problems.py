@@ -85,6 +85,10 @@ _SPEC_PROBLEMS = (
     ("path-not-found", "A path does not exist",
      "The dataset or model folder is missing, empty or not readable by the service.",
      "Correct the path; relative paths are resolved from the configured folders."),
+    ("bad-data", "The data cannot be used",
+     "The first rows of `task.path` lack a column or a label, are not UTF-8 or not JSON, or the parts do not "
+     "fit together. The message names file, line and field.",
+     "Fix the row or name the column in `task.columns`; `stillhouse inspect` shows what a folder holds."),
     ("model-without-weights", "A model folder has no weights",
      "The folder lacks `config.json` or the weights file.",
      "Save the model with `save_pretrained`, or use a preset."),

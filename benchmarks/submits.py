@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.options import Benchmark
+from trainers.synthetic import write_corpus
 
 BENCHMARK = Benchmark(
     "submits",
@@ -106,8 +107,7 @@ def _installation(folder: Path, database_url: str | None) -> dict[str, str]:
     from service.config.settings import Settings
     from service.store import Store
 
-    (folder / "texts").mkdir()
-    (folder / "texts" / "train.jsonl").write_text('{"text": "good", "label": 1}\n', encoding="utf-8")
+    write_corpus(folder / "texts", train=16, test=8, seed=0)
     names = {"STILLHOUSE_DATA_DIR": str(folder), "STILLHOUSE_DATA_ROOTS": str(folder)}
     if database_url is not None:
         names["STILLHOUSE_DATABASE_URL"] = database_url

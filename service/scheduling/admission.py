@@ -1,7 +1,7 @@
 """From the bytes of a submission to what the store takes, or every reason against it.
 
 The same checks whoever asks: the API, `stillhouse validate` and `stillhouse preview`. Reads the
-file system (paths), asks for the runs that a spec names where a service is at hand, and nothing else.
+file system (paths, data), asks for the runs that a spec names where a service is at hand, and nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from service.config.document import Problem, SpecError, first_problems, parse, r
 from service.config.hardware import Hardware
 from service.config.settings import Settings
 from service.scheduling.cluster import ClusterSnapshot, unsatisfiable
+from service.spec.data import data_problems
 from service.spec.encoder_size import layer_problems
 from service.spec.experiment import ExperimentSpec, RunPlan, validate
 from service.spec.models import FindRun, reference_problems
@@ -23,7 +24,7 @@ from service.spec.reuse import FindEqual, Reuse, reusable
 SNAPSHOT_AGE_S = 60.0
 """A view of the cluster older than this refuses nothing."""
 CHECK_LIMIT_S = 20.0
-"""CPU time that the paths and the grid of one spec may take to check, in s; 10,000 runs take about 2 s."""
+"""CPU time that paths, data and grid of one spec may take to check, in s; 10,000 runs take about 2 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def admit(
     now_s: float,
     find_run: FindRun | None = None,
 ) -> Admission:
-    """Checks a submission completely: fields, grid, paths and, with a fresh snapshot, capacity.
+    """Checks a submission completely: fields, grid, paths, data and, with a fresh snapshot, capacity.
 
     Args:
         text: the spec, YAML or JSON.
@@ -114,6 +115,8 @@ def checked_plans(
     if problems := path_problems(spec, settings, before_each=check_time):
         raise SpecError(problems)
     plans = list(spec.runs(catalogue, before_each=check_time))
+    if problems := data_problems((plan.spec.task for plan in plans), settings, before_each=check_time):
+        raise SpecError(problems)
     if problems := layer_problems([plan.spec.model for plan in plans], settings):
         raise SpecError(problems)
     if find_run is not None and (problems := reference_problems(plans, find_run)):
@@ -129,7 +132,7 @@ def _time_limit() -> Callable[[], None]:
         if time.thread_time() - started_s > CHECK_LIMIT_S:
             raise refusal(
                 "check-too-long",
-                f"checking the paths and the grid took more than {CHECK_LIMIT_S:g} s; list fewer values in "
+                f"checking paths, data and grid took more than {CHECK_LIMIT_S:g} s; list fewer values in "
                 "search.axes, or submit it as several experiments",
             )
 

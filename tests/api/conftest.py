@@ -25,6 +25,7 @@ from service.domain.records import Experiment, Run
 from service.scheduling.queue import Queue
 from service.spec.experiment import validate
 from service.store import PointBatch, RecordBatch, Store
+from trainers.synthetic import write_corpus
 
 BASE_URL = "http://127.0.0.1:8400"
 SPEC = """\
@@ -48,8 +49,7 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def settings(tmp_path: Path, migrated: Path) -> Settings:
     """Settings of a migrated installation with one dataset, `texts`."""
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "train.jsonl").write_text('{"text": "good", "label": 1}\n', encoding="utf-8")
+    write_corpus(tmp_path / "texts", train=16, test=8, seed=0)
     (tmp_path / "data").mkdir()
     shutil.copy(migrated, tmp_path / "data" / "stillhouse.db")
     return Settings(data_dir=tmp_path / "data", data_roots=str(tmp_path), model_roots=str(tmp_path))

@@ -29,6 +29,7 @@ from benchmarks.postgresql import PostgreSQLServer
 from service.config.settings import Settings
 from service.store import Store
 from tests.api.conftest import Driver, running
+from trainers.synthetic import write_corpus
 
 PHASES = "examples,coverage,fuzzing,stateful"
 _KINDS = ("accepted", "rejected", "conflicts", "unreachable")
@@ -43,8 +44,7 @@ EXCLUDED = (
 
 def filled_app(folder: Path, database_url: str | None) -> FastAPI:
     """Returns an application with an experiment that has ended, one that waits, and no live streams."""
-    (folder / "texts").mkdir()
-    (folder / "texts" / "train.jsonl").write_text('{"text": "good", "label": 1}\n', encoding="utf-8")
+    write_corpus(folder / "texts", train=16, test=8, seed=0)
     settings = Settings(data_dir=folder, data_roots=str(folder), database_url=database_url)
     Store.open(settings, migrate=True).close()
     app = create_app(settings)

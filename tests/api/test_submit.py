@@ -32,6 +32,8 @@ from service.spec.models import workspace_of
 from service.store import Store, StoreFull, StoreUnavailable
 from tests.api.conftest import SPEC, Driver, wait_until
 from trainers.entrypoint import input_identity
+from trainers.synthetic import write_corpus
+from trainers.tasks import first_look
 
 EXPERIMENTS = "/api/v1/experiments"
 
@@ -538,7 +540,7 @@ def test_a_reposted_spec_with_one_more_value_reuses_what_has_succeeded(
     assert client.get(f"{EXPERIMENTS}/2").json()["totals"]["cost_usd"] == 0
     assert client.delete(f"{EXPERIMENTS}/1").status_code == 409
 
-    (settings.roots("data")[0] / "texts" / "train.jsonl").write_text('{"text": "bad", "label": 0}\n')
+    write_corpus(settings.roots("data")[0] / "texts", train=16, test=8, seed=1)
     page = client.post("/api/v1/specs/preview", content=SPEC + "reuse: true\n").json()
     assert page["reused_count"] == 0
     assert "the training data changed since" in page["items"][0]["not_reused"]
@@ -548,3 +550,46 @@ def recorded(settings: Settings) -> dict[str, Any]:
     """What a worker would put into the record of a run of `SPEC` about its files."""
     spec = validate(parse(SPEC.encode()))
     return {"data": input_identity(spec, workspace_of(settings)), "student_sha256": None}
+
+
+# -- Mistakes in data ------------------------------------------------------------------------------
+
+
+def test_a_mistake_in_the_data_is_found_before_the_queue(
+    client: TestClient, store: Store, tmp_path: Path
+) -> None:
+    """SST-2 as it is published was accepted, and failed once for each run."""
+    (tmp_path / "sst2").mkdir()
+    rows = "".join(f'{{"label": {n % 2}, "sentence": "sentence {n}"}}\n' for n in range(20))
+    (tmp_path / "sst2" / "train.jsonl").write_text(rows)
+    spec = {"name": "sst2", "task": {"name": "classification", "path": "sst2"}}
+    for path in ("experiments", "specs/validate", "specs/preview"):
+        answer = client.post(f"/api/v1/{path}", json=spec)
+        assert (answer.status_code, answer.json()["type"]) == (422, "/problems/bad-data")
+        assert "set task.columns.text to one of these" in answer.json()["detail"]
+    assert store.experiments().items == []
+    spec["task"]["columns"] = {"text": "sentence"}  # type: ignore[index]
+    assert client.post("/api/v1/experiments", json=spec).status_code == 201
+
+
+def test_a_replay_does_not_look_at_the_data_again(client: TestClient, settings: Settings) -> None:
+    key = {"Idempotency-Key": "once"}
+    first = client.post("/api/v1/experiments", content=SPEC, headers=key)
+    (Path(settings.data_roots) / "texts" / "train.jsonl").write_text("no JSON any more\n")
+    again = client.post("/api/v1/experiments", content=SPEC, headers=key)
+    assert (again.status_code, again.json()["id"]) == (201, first.json()["id"])
+    assert client.post("/api/v1/experiments", content=SPEC).json()["type"] == "/problems/bad-data"
+
+
+def test_data_that_were_not_looked_at_are_read_apart_from_light_submissions(
+    app: FastAPI, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    monkeypatch.setattr(
+        first_look,
+        "mistakes_in",
+        lambda *_, **__: threads.append(threading.current_thread().name) or [],
+    )
+    for _ in range(3):
+        assert client.post("/api/v1/experiments", content=SPEC).status_code == 201
+    assert [name.partition("_")[0] for name in threads] == ["looks"]

@@ -19,9 +19,12 @@ from typing import Any
 
 import orjson
 
+from trainers.data.allowance import in_force, lines_of, read_bytes, require
 from trainers.data.rows import Row
 from trainers.errors import BadDataError
 
+_ROWS_OF_A_LOOK = 256
+"""Rows of a Parquet file that are decoded at a time where not all of it may be read."""
 csv.field_size_limit(1 << 26)
 """Characters of a field: longer than any document (Python's 131,072 are not), shorter than what a quote
 that is never closed may take of memory."""
@@ -45,7 +48,9 @@ def read_json_lines(path: Path) -> Iterator[Row]:
             except UnicodeDecodeError as error:
                 raise BadDataError(_not_utf8(path, number, error)) from None
             except (ValueError, RecursionError) as error:
-                raise BadDataError(f"{path}, line {number}: not a JSON object ({error})") from None
+                raise BadDataError(
+                    f"{path}, line {number}: not a JSON object ({error}); write one object per line"
+                ) from None
             if not isinstance(row, dict):
                 raise BadDataError(
                     f"{path}, line {number}: a JSON {type(row).__name__}, not an object; "
@@ -91,9 +96,13 @@ def read_parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
     number = 0
+    allowance = in_force()
     try:
+        require(path)
         with pyarrow.parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches():
+            for batch in table.iter_batches() if allowance is None else table.iter_batches(_ROWS_OF_A_LOOK):
+                if allowance is not None:
+                    allowance.take(batch.nbytes)
                 columns = [
                     _cells(path, name, column)
                     for name, column in zip(batch.schema.names, batch.columns, strict=True)
@@ -148,7 +157,7 @@ def read_text(path: Path) -> str:
         BadDataError: naming the file.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise BadDataError(_not_utf8(path, line, error)) from None
@@ -205,8 +214,9 @@ def _raw_lines(path: Path) -> Generator[bytes]:
     """Yields lines of a file, or of what a file compressed with gzip holds, without a byte order mark."""
     number = 0
     try:
+        require(path)
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
+            for number, line in enumerate(lines_of(stream), 1):
                 yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BadDataError(

@@ -50,7 +50,7 @@ class Row:
         """
         value = self._present(name)
         if not isinstance(value, str | int):
-            raise self.refusal(name, f"{value!r} is neither a name nor a number")
+            raise self.refusal(name, f"{value!r} is neither a name nor a number; write one of the two")
         return value
 
     def number(self, name: str) -> float:
@@ -101,7 +101,7 @@ class Row:
             if column not in self.fields:
                 raise BadDataError(
                     f"{self.where}: no column {column!r}, which task.columns.{name} names (found: "
-                    f"{', '.join(map(str, self.fields)) or 'nothing'})"
+                    f"{', '.join(map(str, self.fields)) or 'nothing'}); name one of these"
                 )
         named = {name: self.fields[column] for name, column in columns.items()}
         return Row({**self.fields, **named}, self.where, columns)
@@ -110,10 +110,10 @@ class Row:
         value = self.fields.get(name)
         if value is None:
             found = ", ".join(map(str, self.fields)) or "nothing"
-            advice = (
-                f"; set task.columns.{name} to one of these"
-                if self.fields and name not in self.fields
-                else ""
-            )
+            advice = ""
+            if name in self.fields:
+                advice = "; remove the row or fill it"
+            elif self.fields:
+                advice = f"; set task.columns.{name} to one of these"
             raise self.refusal(name, f"missing (found: {found}){advice}")
         return value

@@ -24,8 +24,8 @@ from trainers.data.rows import Row
 from trainers.errors import BadDataError
 
 
-class Source(Protocol):
-    """A dataset with a training part and perhaps a validation and a test part."""
+class RowSource(Protocol):
+    """Rows of a training part and perhaps a validation and a test part."""
 
     @property
     def name(self) -> str:
@@ -33,8 +33,8 @@ class Source(Protocol):
         ...
 
     @property
-    def parts(self) -> Mapping[str, FileSet]:
-        """Fingerprint of each part that a run reads: `train`, and `validation` and `test` if they exist."""
+    def parts(self) -> Mapping[str, object]:
+        """What is known of each part that a run reads: `train`, and `validation` and `test` if they exist."""
         ...
 
     def rows(self, part: str) -> Iterator[Row]:
@@ -43,6 +43,15 @@ class Source(Protocol):
         Raises:
             BadDataError: naming file, line and field.
         """
+        ...
+
+
+class Source(RowSource, Protocol):
+    """A dataset whose files are known."""
+
+    @property
+    def parts(self) -> Mapping[str, FileSet]:
+        """Fingerprint of each part."""
         ...
 
 
@@ -73,13 +82,22 @@ def _open(task: Task, workspace: Workspace) -> Source:
     except UnusablePath as error:
         raise BadDataError(str(error)) from None
     try:
-        if task.headerless:
-            layouts = (*info.layouts, headerless_tables, headerless_published_tables)
-        else:
-            layouts = (*info.layouts, tables, published_tables)
-        return FileSource(found, used_parts(_parts(found, layouts), task.test), memory)
+        return FileSource(found, parts_at(found, task), memory)
     except OSError as error:
         raise BadDataError(f"{error.filename or found}: cannot be read ({error.strerror})") from None
+
+
+def parts_at(path: Path, task: Task) -> Mapping[str, SourcePart]:
+    """Returns the parts that a run reads of a file or folder, unread.
+
+    Raises:
+        BadDataError: it is empty, or of no known layout.
+        OSError: it cannot be read.
+    """
+    layouts: tuple[Layout, ...] = (*task.info.layouts, tables, published_tables)
+    if task.headerless:
+        layouts = (*task.info.layouts, headerless_tables, headerless_published_tables)
+    return used_parts(_parts(path, layouts), task.test)
 
 
 def _parts(path: Path, layouts: Sequence[Layout]) -> Mapping[str, SourcePart]:
@@ -126,8 +144,7 @@ class Renamed:
 
     def __init__(self, source: Source, columns: Mapping[str, str | int]) -> None:
         self.name = source.name
-        self._source = source
-        self._columns = {name: str(column) for name, column in columns.items()}
+        self._source, self._columns = source, columns
 
     @property
     def parts(self) -> Mapping[str, FileSet]:
@@ -136,7 +153,21 @@ class Renamed:
 
     def rows(self, part: str) -> Iterator[Row]:
         """Yields the rows of a part under the task's names."""
-        return (row.renamed(self._columns) for row in self._source.rows(part))
+        return renamed(self._source.rows(part), self._columns)
+
+
+def renamed(rows: Iterator[Row], columns: Mapping[str, str | int]) -> Iterator[Row]:
+    """Yields rows under the task's names.
+
+    Args:
+        rows: Rows as the files have them.
+        columns: `task.columns`.
+
+    Raises:
+        BadDataError: a row lacks such a column.
+    """
+    written = {name: str(column) for name, column in columns.items()}
+    return (row.renamed(written) for row in rows) if columns else rows
 
 
 def source_identity(source: Source) -> dict[str, str | int | float]:

@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from trainers import config as configuration
 from trainers.config import RunConfig
+from trainers.data.rows import Row
+from trainers.data.sources import RowSource
 from trainers.data.tokens import TokenSet
 from trainers.models.heads import Head
 from trainers.models.origin import Origin
@@ -145,6 +148,30 @@ class Task(ABC):
 
         Raises:
             BadDataError: naming file, line and field.
+        """
+
+    @abstractmethod
+    def check_row(self, row: Row, task: configuration.Task) -> None:
+        """Refuses a row that a run would refuse.
+
+        Args:
+            row: under the task's own names of columns.
+            task: Task of the run.
+
+        Raises:
+            BadDataError: naming file, line and field.
+        """
+
+    @abstractmethod
+    def check_parts(self, source: RowSource, task: configuration.Task) -> None:
+        """Refuses parts that a run would refuse before it tokenises them.
+
+        Args:
+            source: All rows of all parts, each of which passes `check_row`.
+            task: Task of the run.
+
+        Raises:
+            BadDataError: a part is empty, has nothing to learn, or a label that the training part lacks.
         """
 
     @abstractmethod

@@ -30,7 +30,7 @@ from trainers.data.selection import (
     held_out_by_hash,
     normal,
 )
-from trainers.data.sources import Source, open_source, source_identity
+from trainers.data.sources import RowSource, Source, open_source, source_identity
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
 from trainers.models.heads import Head
@@ -201,9 +201,10 @@ class DatasetTask(Task, Generic[Example]):
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
         """Returns the data; what is already in the cache is neither read nor tokenised."""
         source = open_source(config.task, config.workspace)
-        examples = _Examples(self, source, config)
+        examples = _Examples(self, source, config.task)
+        identity = self._identity(source, config.task)
         cache = Path(config.workspace.cache)
-        file = self._tokenizer_file(origin, examples, cache, report)
+        file = self._tokenizer_file(origin, examples, identity, cache, report)
         tokenizer = tokenizers.load(file.parent)
         pad_id = tokenizers.SpecialTokens.of(tokenizer, file.parent).id_of("pad_token")
         tokenizer_digest = digest_text(tokenizer.to_str())
@@ -219,7 +220,7 @@ class DatasetTask(Task, Generic[Example]):
                 (folder / _UNITS).write_text(json.dumps(names), encoding="utf-8")
             (folder / _NOTES).write_text(json.dumps(examples.notes), encoding="utf-8")
 
-        key = digest_of([_LAYOUT, examples.identity, tokenizer_digest, config.task.max_length])
+        key = digest_of([_LAYOUT, identity, tokenizer_digest, config.task.max_length])
         folder = cached_folder(cache / "tokens", key, build)
         for line in json.loads((folder / _NOTES).read_text(encoding="utf-8")):
             report(line)
@@ -242,7 +243,7 @@ class DatasetTask(Task, Generic[Example]):
             tokenizers.vocabulary_size(tokenizer),
             pad_id,
             {
-                **examples.identity,
+                **identity,
                 "tokenizer.sha256": tokenizer_digest,
                 "max_length": config.task.max_length,
                 **{f"{part}.selected": len(tokens) for part, tokens in parts.items()},
@@ -254,8 +255,31 @@ class DatasetTask(Task, Generic[Example]):
             test_units=folder / _UNITS if TEST in parts else None,
         )
 
+    @override
+    def check_row(self, row: Row, task: configuration.Task) -> None:
+        self.example(row, task)
+
+    @override
+    def check_parts(self, source: RowSource, task: configuration.Task) -> None:
+        _Examples(self, source, task).selected()
+
+    def _identity(self, source: Source, task: configuration.Task) -> dict[str, str | int | float]:
+        """Returns what decides about a run's examples."""
+        return {
+            "task": task.name,
+            **selection_identity(task),
+            **source_identity(source),
+            **rule_identity(source.parts, task.test),
+            **self.settings(task),
+        }
+
     def _tokenizer_file(
-        self, origin: Origin, examples: _Examples[Example], cache: Path, report: Callable[[str], None]
+        self,
+        origin: Origin,
+        examples: _Examples[Example],
+        identity: Mapping[str, str | int | float],
+        cache: Path,
+        report: Callable[[str], None],
     ) -> Path:
         """Returns the tokenizer of a model folder, or a vocabulary trained on the training texts."""
         if isinstance(origin, Folder):
@@ -268,25 +292,18 @@ class DatasetTask(Task, Generic[Example]):
             report(f"training a WordPiece vocabulary on {len(texts)} texts")
             tokenizers.train_wordpiece(texts, VOCABULARY_SIZE).save(str(folder / tokenizers.FILE))
 
-        key = digest_of([_LAYOUT, examples.identity, VOCABULARY_SIZE])
+        key = digest_of([_LAYOUT, identity, VOCABULARY_SIZE])
         return cached_folder(cache / "vocabularies", key, build) / tokenizers.FILE
 
 
 class _Examples(Generic[Example]):
     """A run's examples, read at most once and only when the cache lacks something."""
 
-    def __init__(self, task: DatasetTask[Example], source: Source, config: RunConfig) -> None:
-        self._task, self._source, self._config = task, source, config.task
+    def __init__(self, task: DatasetTask[Example], source: RowSource, config: configuration.Task) -> None:
+        self._task, self._source, self._config = task, source, config
         self._selected: dict[str, list[Example]] | None = None
         self.notes: list[str] = []
-        self.rule = split_rule(source.parts, config.task.test)
-        self.identity: dict[str, str | int | float] = {
-            "task": config.task.name,
-            **selection_identity(config.task),
-            **source_identity(source),
-            **rule_identity(source.parts, config.task.test),
-            **task.settings(config.task),
-        }
+        self.rule = split_rule(source.parts, config.test)
 
     def selected(self) -> dict[str, list[Example]]:
         """Returns all parts of the run."""

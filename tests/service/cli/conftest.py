@@ -17,6 +17,7 @@ from service.config.settings import Settings
 from service.scheduling.queue import Queue
 from service.store import Store
 from tests.service.cli.house import House
+from trainers.synthetic import write_corpus
 
 
 @pytest.fixture
@@ -38,8 +39,7 @@ def full_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 @contextmanager
 def running(folder: Path) -> Iterator[House]:
     """The API over a new database in this folder."""
-    (folder / "texts").mkdir()
-    (folder / "texts" / "train.jsonl").write_text('{"text": "good", "label": 1}\n', encoding="utf-8")
+    write_corpus(folder / "texts", train=16, test=8, seed=0)
     settings = Settings(data_dir=folder / "data", data_roots=str(folder), token=None)
     store = Store.open(settings, migrate=True)
     listener = socket.socket()

@@ -29,8 +29,9 @@ from trainers.data.fingerprint import digest_of, digest_text
 from trainers.data.framing import frame_of
 from trainers.data.packing import Packer
 from trainers.data.parts import TEST, TRAIN, VALIDATION, SplitRule, rule_identity, split_rule
+from trainers.data.rows import Row
 from trainers.data.selection import hashes, normal
-from trainers.data.sources import Source, open_source, source_identity
+from trainers.data.sources import RowSource, Source, open_source, source_identity
 from trainers.data.tokens import TokenSet, TokenWriter
 from trainers.errors import BadDataError
 from trainers.models.heads import VocabularyHead
@@ -63,14 +64,16 @@ class Mlm(Task):
         from trainers.data.masking import Masking
 
         task = config.task
-        corpus = _Corpus(open_source(task, config.workspace), task)
+        source = open_source(task, config.workspace)
+        corpus = _Corpus(source, task)
+        texts_identity = corpus.identity(source)
         cache = Path(config.workspace.cache)
-        file = _tokenizer_file(origin, corpus, cache, report)
+        file = _tokenizer_file(origin, corpus, texts_identity, cache, report)
         tokenizer = tokenizers.load(file.parent)
         special = tokenizers.SpecialTokens.of(tokenizer, file.parent)
         sizes = {f"{part}_examples": _wanted(task, part) for part in corpus.parts}
         identity = {
-            **corpus.identity,
+            **texts_identity,
             **sizes,
             "tokenizer.sha256": digest_text(tokenizer.to_str()),
             "max_length": task.max_length,
@@ -113,6 +116,17 @@ class Mlm(Task):
             test_scoring=None if test is None else GuessScoring(len(test), losses=True),
             test_units=None if test is None else folder / _UNITS,
         )
+
+    @override
+    def check_row(self, row: Row, task: configuration.Task) -> None:
+        _text_of(row)
+
+    @override
+    def check_parts(self, source: RowSource, task: configuration.Task) -> None:
+        corpus = _Corpus(source, task)
+        for part in corpus.parts:
+            if next(corpus.texts(part), None) is None:
+                raise corpus.nothing(part)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the cross-entropy, the mean over each sequence's guessed tokens, summed over sequences."""
@@ -197,13 +211,21 @@ class _Corpus:
     (both by a hash without a seed), then a validation part of the training part.
     """
 
-    def __init__(self, source: Source, task: configuration.Task) -> None:
+    def __init__(self, source: RowSource, task: configuration.Task) -> None:
         self._source, self._task = source, task
         self._divided = VALIDATION not in source.parts
         self._rule = split_rule(source.parts, task.test)
         self.parts = (TRAIN, VALIDATION) if self._rule is SplitRule.none else (TRAIN, VALIDATION, TEST)
         self.name = source.name
-        self.identity: dict[str, str | int | float] = {
+
+    def identity(self, source: Source) -> dict[str, str | int | float]:
+        """Returns what decides about the texts of each part.
+
+        Args:
+            source: Source of the texts, with its fingerprints.
+        """
+        task = self._task
+        return {
             "task": task.name,
             "validation_fraction": task.validation_fraction if self._divided else "own part",
             "split_seed": task.split_seed if self._divided else "own part",
@@ -219,11 +241,8 @@ class _Corpus:
             BadDataError: naming file, line and field.
         """
         for row in self._source.rows(self._read_from(part)):
-            value = row.fields.get("text")
-            if isinstance(value, str) and not value.strip():
-                continue
-            text = row.text("text")
-            if self._part_of(text, part) == part:
+            text = _text_of(row)
+            if text is not None and self._part_of(text, part) == part:
                 yield text
 
     def _read_from(self, part: str) -> str:
@@ -269,6 +288,16 @@ class _Corpus:
             )
         advice = "; add texts, remove the file, or set task.test: none" if part == TEST else ""
         return BadDataError(f"{self.name}: the {part} part contains no text{advice}")
+
+
+def _text_of(row: Row) -> str | None:
+    """Returns the text of a row; None = it is blank.
+
+    Raises:
+        BadDataError: naming file, line and field.
+    """
+    value = row.fields.get("text")
+    return None if isinstance(value, str) and not value.strip() else row.text("text")
 
 
 def _share(text: str, key: bytes = b"") -> float:
@@ -342,7 +371,13 @@ def _wanted(task: configuration.Task, part: str) -> int:
     return task.examples_of(part) or task.info.default_examples[part]
 
 
-def _tokenizer_file(origin: Origin, corpus: _Corpus, cache: Path, report: Callable[[str], None]) -> Path:
+def _tokenizer_file(
+    origin: Origin,
+    corpus: _Corpus,
+    identity: Mapping[str, str | int | float],
+    cache: Path,
+    report: Callable[[str], None],
+) -> Path:
     """The tokenizer of a model folder, or a vocabulary trained on the beginning of the training text."""
     if isinstance(origin, Folder):
         return tokenizers.file_in(origin.path)
@@ -360,7 +395,7 @@ def _tokenizer_file(origin: Origin, corpus: _Corpus, cache: Path, report: Callab
         report(f"training a WordPiece vocabulary on {len(texts)} texts")
         tokenizers.train_wordpiece(texts, VOCABULARY_SIZE).save(str(folder / tokenizers.FILE))
 
-    key = digest_of([_LAYOUT, corpus.identity, VOCABULARY_SIZE, _SAMPLE_CHARACTERS])
+    key = digest_of([_LAYOUT, identity, VOCABULARY_SIZE, _SAMPLE_CHARACTERS])
     return cached_folder(cache / "vocabularies", key, build) / tokenizers.FILE
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainers.data.allowance import read_bytes, read_start
 from trainers.data.layouts import SourcePart
 from trainers.data.parts import TRAIN, named_parts
 from trainers.data.rows import Row
@@ -36,7 +37,7 @@ def read_squad(path: Path) -> Iterator[Row]:
         BadDataError: naming the file and the line, or the place in its tree.
     """
     try:
-        tree = json.loads(path.read_bytes().decode("utf-8-sig"))
+        tree = json.loads(read_bytes(path).decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise BadDataError(
             f"{path}, line {error.lineno}, column {error.colno}: not JSON ({error.msg})"
@@ -88,7 +89,4 @@ def _named(folder: Path, name: str) -> Path | None:
 
 
 def _is_official(path: Path) -> bool:
-    if path.suffix != ".json":
-        return False
-    with path.open("rb") as stream:
-        return _OFFICIAL.match(stream.read(_SNIFFED_BYTES)) is not None
+    return path.suffix == ".json" and _OFFICIAL.match(read_start(path, _SNIFFED_BYTES)) is not None

@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from trainers.data.allowance import read_start
 from trainers.data.formats import read_csv, read_text
 from trainers.data.layouts import SourcePart
 from trainers.data.rows import Row
@@ -21,6 +22,7 @@ from trainers.errors import BadDataError
 
 Reader = Callable[[Path], Iterator[Row]]
 
+_SNIFFED_BYTES = 4096
 _HARMONIZED = {"hscode", "description", "parent", "level"}
 _US = {"HTS Number", "Indent", "Description"}
 _UK_TEXTS = ("description", "original_description")
@@ -42,15 +44,14 @@ def official(path: Path) -> Mapping[str, SourcePart] | None:
 def _reader_of(file: Path) -> Reader | None:
     """Returns what reads a file; None = it is none of the official ones."""
     if file.suffix == ".csv":
-        with file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
-            columns = set(next(csv.reader(stream), []))
+        start = read_start(file, _SNIFFED_BYTES).decode("utf-8-sig", "replace")
+        columns = set(next(csv.reader(start.splitlines()[:1]), []))
         if columns >= _HARMONIZED:
             return read_harmonized_system
         return read_us_tariff if columns >= _US else None
     if file.suffix == ".json":
-        with file.open("rb") as binary:
-            start = binary.read(64).removeprefix(codecs.BOM_UTF8).lstrip()
-        return read_uk_commodities if start.startswith(b"[") else None
+        opening = read_start(file, _SNIFFED_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()
+        return read_uk_commodities if opening.startswith(b"[") else None
     return None
 
 

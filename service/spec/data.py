@@ -1,0 +1,147 @@
+"""What is wrong with the data that a spec names, as far as its first rows show.
+
+For the API, `stillhouse validate` and `stillhouse preview`. What was found is remembered for as long as the
+files stay as they are. Data that this process cannot see, such as the hub's, is checked by the first run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.config.document import Problem, first_problems
+from service.config.settings import Settings
+from service.spec.experiment import nothing
+from trainers.config import Task
+from trainers.data.paths import HUB, UnusablePath, find
+
+_FILES = 64
+"""Files of a folder that are compared one by one; of more, only the folders are."""
+_REMEMBERED = 1024
+
+Signature = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Dataset:
+    """One dataset as one task reads it."""
+
+    path: Path
+    task: Task
+
+    @property
+    def key(self) -> str:
+        return f"{self.path}\n{self.task.model_dump_json()}"
+
+
+class _Memory:
+    """What earlier looks have found; used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[str, tuple[Signature, Sequence[str]]] = OrderedDict()
+
+    def get(self, dataset: _Dataset) -> Sequence[str] | None:
+        """Returns the mistakes found in the dataset as it is now; None = look at it."""
+        with self._lock:
+            signature, mistakes = self._found.get(dataset.key, (None, ()))
+        if signature is None or signature != _signature(dataset.path)[0]:
+            return None
+        return mistakes
+
+    def keep(self, dataset: _Dataset, signature: Signature, mistakes: Sequence[str]) -> None:
+        """Remembers the mistakes of a dataset that had this signature before it was read."""
+        with self._lock:
+            self._found[dataset.key] = (signature, mistakes)
+            self._found.move_to_end(dataset.key)
+            while len(self._found) > _REMEMBERED:
+                self._found.popitem(last=False)
+
+
+_MEMORY = _Memory()
+
+
+def data_problems(
+    tasks: Iterable[Task], settings: Settings, *, before_each: Callable[[], None] = nothing
+) -> list[Problem]:
+    """Returns what is wrong with the first rows of the datasets that runs name: the first problems.
+
+    Args:
+        tasks: Tasks of the runs.
+        settings: Settings with the allowed roots.
+        before_each: called before each dataset is looked at; what it raises ends the check.
+    """
+    roots = settings.roots("data")
+
+    def mistakes() -> Iterator[str]:
+        seen: set[str] = set()  # Several ways of reading a dataset find the same.
+        for dataset in _datasets(tasks, roots):
+            before_each()
+            for mistake in _mistakes(dataset, roots):
+                if mistake not in seen:
+                    seen.add(mistake)
+                    yield mistake
+
+    return first_problems(Problem("bad-data", "task.path", mistake) for mistake in mistakes())
+
+
+def is_known(tasks: Iterable[Task], settings: Settings) -> bool:
+    """Returns whether `data_problems` would answer at once, from what earlier looks have found."""
+    return all(_MEMORY.get(dataset) is not None for dataset in _datasets(tasks, settings.roots("data")))
+
+
+def _mistakes(dataset: _Dataset, roots: Sequence[Path]) -> Sequence[str]:
+    known = _MEMORY.get(dataset)
+    if known is not None:
+        return known
+    # Imported here: only specs with data at hand pay for the import.
+    from trainers.tasks.first_look import mistakes_in
+
+    signature, exact = _signature(dataset.path)
+    mistakes = mistakes_in(dataset.path, dataset.task, roots=roots)
+    # A file that is fixed must be seen to be; one that breaks is found by the run.
+    if exact or not mistakes:
+        _MEMORY.keep(dataset, signature, mistakes)
+    return mistakes
+
+
+def _datasets(tasks: Iterable[Task], roots: Sequence[Path]) -> Iterator[_Dataset]:
+    """Yields each dataset that this process can see, once for each way of reading it."""
+    distinct = {id(task): task for task in tasks}.values()
+    seen: set[str] = set()
+    for task in distinct:
+        if not task.path or task.path.startswith(HUB):
+            continue
+        try:
+            dataset = _Dataset(find(task.path, roots), task)
+        except UnusablePath:
+            continue
+        if dataset.key not in seen:
+            seen.add(dataset.key)
+            yield dataset
+
+
+def _signature(path: Path) -> tuple[Signature, bool]:
+    """Returns what changes with a dataset, and whether it does with every change of each of its files."""
+    try:
+        found: list[object] = [_state(path.stat())]
+        if not path.is_dir():
+            return tuple(found), True
+        exact = True
+        with os.scandir(path) as entries:
+            for number, entry in enumerate(sorted(entries, key=lambda entry: entry.name)):
+                if number >= _FILES or entry.is_dir():
+                    exact = False
+                if number < _FILES:
+                    found.append((entry.name, _state(entry.stat())))
+        return tuple(found), exact
+    except OSError:
+        return (None,), False
+
+
+def _state(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

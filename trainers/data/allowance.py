@@ -1,0 +1,126 @@
+"""Limits of a first look at data: how much of it is read, for how long, and from where.
+
+Readers respect the allowance in force, so that the service can look at files with the same code as a run.
+"""
+
+from __future__ import annotations
+
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import BinaryIO
+
+
+class Spent(Exception):
+    """What was allowed has been read; not an error of the data."""
+
+
+class Allowance:
+    """What may still be read.
+
+    Args:
+        size_bytes: bytes, after decompression.
+        seconds: time from now on.
+        roots: folders that files must lie in once links are resolved; empty = anywhere.
+    """
+
+    def __init__(self, size_bytes: int, seconds: float, roots: Sequence[Path] = ()) -> None:
+        self.left_bytes = size_bytes
+        self._until_s = time.monotonic() + seconds
+        self._roots = roots
+
+    def open(self, path: Path) -> None:
+        """Refuses what is not a regular file, such as a pipe, and a link out of the roots.
+
+        Raises:
+            Spent: the file is not looked at.
+            OSError: it cannot be read.
+        """
+        if self._roots:
+            path = path.resolve()
+            if not any(path.is_relative_to(root) for root in self._roots):
+                raise Spent
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise Spent
+
+    def take(self, size_bytes: int) -> None:
+        """Counts bytes that were read, or are about to be.
+
+        Raises:
+            Spent: they are too many, or the time is over.
+        """
+        self.left_bytes -= size_bytes
+        if self.left_bytes < 0 or time.monotonic() > self._until_s:
+            raise Spent
+
+
+_IN_FORCE: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
+
+
+@contextmanager
+def within(allowance: Allowance) -> Iterator[None]:
+    """Puts an allowance in force for what this thread reads."""
+    token = _IN_FORCE.set(allowance)
+    try:
+        yield
+    finally:
+        _IN_FORCE.reset(token)
+
+
+def in_force() -> Allowance | None:
+    """Returns the allowance for what is read now; None = everything may be read."""
+    return _IN_FORCE.get()
+
+
+def lines_of(stream: BinaryIO) -> Iterator[bytes]:
+    """Yields the lines of an open file.
+
+    Raises:
+        Spent: within an allowance, before the line that exceeds it.
+    """
+    allowance = in_force()
+    if allowance is None:
+        yield from stream
+        return
+    while line := stream.readline(allowance.left_bytes + 1):
+        allowance.take(len(line))
+        yield line
+
+
+def require(path: Path) -> None:
+    """Refuses a file that the allowance in force does not cover.
+
+    Raises:
+        Spent: the file is not looked at.
+        OSError: it cannot be read.
+    """
+    if (allowance := in_force()) is not None:
+        allowance.open(path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Returns the content of a file that is read whole.
+
+    Raises:
+        Spent: it is larger than what is left of the allowance in force.
+        OSError: it cannot be read.
+    """
+    if (allowance := in_force()) is not None:
+        allowance.open(path)
+        allowance.take(path.stat().st_size)
+    return path.read_bytes()
+
+
+def read_start(path: Path, size_bytes: int) -> bytes:
+    """Returns the first bytes of a file, by which its format is recognised.
+
+    Raises:
+        Spent: the allowance in force does not cover the file.
+        OSError: it cannot be read.
+    """
+    require(path)
+    with path.open("rb") as stream:
+        return stream.read(size_bytes)
