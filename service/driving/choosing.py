@@ -13,7 +13,7 @@ from service.domain.records import Run
 from service.domain.states import RunState
 from service.driving.budget import BudgetLimit
 from service.driving.live_turns import LiveTurns
-from service.driving.pruning import does_not_fit
+from service.driving.pruning import data_key, does_not_fit
 from service.driving.queued_runs import Group, QueuedRuns
 from service.driving.room import ClusterRoom
 from service.driving.source_models import SourceModels
@@ -146,6 +146,19 @@ class RunChooser:
                 reasons[run.cell] = does_not_fit(self._context.spec_of(sample), spec)
             if (reason := reasons[run.cell]) is not None:
                 self._fail(run, reason, FailureClass.out_of_memory)
+
+    def prune_data(self, failed: Run, mistake: str) -> None:
+        """Fails the queued runs that would read the same data as one whose data cannot be used.
+
+        Args:
+            failed: the run, which had not begun to train.
+            mistake: its error.
+        """
+        key = data_key(self._context.spec_of(failed))
+        self._list()
+        for run, sample in self._queued:
+            if not self._suggestions.pending(sample) and data_key(self._context.spec_of(sample)) == key:
+                self._fail(run, mistake, FailureClass.bad_data)
 
     def _list(self) -> None:
         context = self._context

@@ -110,19 +110,22 @@ class _StartNotRecorded(Exception):
 
 
 def experiment_outcome(
-    runs: Sequence[Run], budget_reached: str | None
+    runs: Sequence[Run], budget_reached: str | None, unusable: str | None = None
 ) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
     """Returns how an experiment ends whose runs have ended, or will not be started.
 
     Args:
         runs: Runs of the experiment.
         budget_reached: the limit that keeps queued runs from starting, in words; None = none.
+        unusable: the mistake in the data of all runs, which keeps queued ones from starting; None = none.
     """
     ended = [run for run in runs if run.state is not RunState.queued]
     if any(run.state in RUN_STATES_WITH_RESULT for run in ended):
         return ExperimentState.succeeded, None
     if ended and all(run.state is RunState.cancelled for run in ended):
         return ExperimentState.cancelled, None
+    if unusable is not None:
+        return ExperimentState.failed, (FailureClass.bad_data, unusable)
     if budget_reached is not None:
         return ExperimentState.failed, (FailureClass.bad_spec, budget_reached)
     failed = [run for run in ended if run.state is RunState.failed]

@@ -46,6 +46,28 @@ def does_not_fit(spec: ExperimentSpec, failed: ExperimentSpec) -> str | None:
     return f"does not fit (by {failed.micro_size}): micro-batch {failed.micro_size} ran out of memory here"
 
 
+DATA_AXES = ("task.", "model.student")
+"""What the fields begin with that decide about a run's examples: the tokenizer is the student's."""
+
+
+def data_key(spec: ExperimentSpec) -> str:
+    """Returns what decides whether a run's data can be used: runs that share it share a mistake in them.
+
+    Args:
+        spec: the run's resolved spec, without axes.
+    """
+    return f"{spec.model.student}\n{spec.task.model_dump_json()}"
+
+
+def data_vary(spec: ExperimentSpec) -> bool:
+    """Returns whether an axis changes the data, so that a mistake in those of one run may not be others'.
+
+    Args:
+        spec: Spec of the experiment.
+    """
+    return any(name.startswith(DATA_AXES) for name in spec.search.axes)
+
+
 def diverges(losses: Sequence[float], factor: float) -> bool:
     """Returns whether a loss has risen for good: its newest window's mean is `factor` times the lowest one's.
 

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from service.config.hardware import Hardware
 from service.config.settings import Settings
 from service.domain.events import EventKind
-from service.domain.states import ExperimentState, RunState
+from service.domain.records import Run
+from service.domain.states import RUN_STATES_WITH_RESULT, ExperimentState, RunState
 from service.driving.budget import BudgetLimit
 from service.driving.choosing import Choice, RunChooser, Wait
 from service.driving.endings import Endings, experiment_outcome
 from service.driving.live_turns import LiveTurn, LiveTurns
+from service.driving.pruning import data_key, data_vary
 from service.driving.room import ClusterRoom
 from service.driving.sweep_context import SweepContext
 from service.driving.waiting_reasons import WaitingReasons
@@ -76,6 +78,7 @@ class Sweep:
         self._waiting = WaitingReasons(context)
         self._pricing: dict[Shape, DevicePricing] = {}
         self._turns = 0
+        self._unusable: str | None = None
         self.stopping: StopReason | None = None
         """Set when the whole experiment is asked to stop: nothing is handed out any more."""
 
@@ -97,7 +100,12 @@ class Sweep:
     @property
     def _closed(self) -> bool:
         """Whether no further run may begin."""
-        return self.stopping is not None or self._budget.reached is not None
+        return self.stopping is not None or self._ends_early
+
+    @property
+    def _ends_early(self) -> bool:
+        """Whether the experiment ends with runs that have not begun."""
+        return self._budget.reached is not None or self._unusable is not None
 
     def recover(self) -> None:
         """Takes back every turn, because no trial is left; runs with an open attempt are queued again.
@@ -121,7 +129,7 @@ class Sweep:
         """
         if self._closed:
             # A pause may be withdrawn while runs still stop for it.
-            return Wait.over if self._budget.reached is not None or not self._live else Wait.later
+            return Wait.over if self._ends_early or not self._live else Wait.later
         limit = self._context.spec.queue.max_concurrent_runs
         if limit is not None and len(self._live) >= limit:
             return Wait.later
@@ -207,6 +215,9 @@ class Sweep:
             self._chooser.relist()
         elif ending.failure and ending.failure[0] is FailureClass.out_of_memory:
             wait_out(lambda: self._chooser.prune(live.run), "what does not fit into memory")
+        elif ending.failure and ending.failure[0] is FailureClass.bad_data:
+            mistake = ending.failure[1]
+            wait_out(lambda: self._judge_data(live.run, mistake), "what shares a mistake in data")
 
     def final_state(self) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
         """Returns where the experiment goes, now that nothing is live and nothing will be handed out."""
@@ -216,7 +227,7 @@ class Sweep:
             return ExperimentState.cancelled, None
         if self._budget.held:
             return ExperimentState.paused, None
-        return experiment_outcome(self._context.runs(), self._budget.reached)
+        return experiment_outcome(self._context.runs(), self._budget.reached, self._unusable)
 
     def conclude(self) -> ExperimentState | None:
         """Ends the experiment; None = people asked for more since the sweep was over: carry on.
@@ -245,6 +256,24 @@ class Sweep:
                 raise
             return state  # The answer of an earlier try was lost.
 
+    def _judge_data(self, failed: Run, mistake: str) -> None:
+        """Spares the runs that share a mistake in data: all of them, or those with the same data.
+
+        A run that has trained has shown that its data can be used, here or on another node.
+        """
+        key = data_key(self._context.spec_of(failed))
+        usable = {
+            data_key(self._context.spec_of(run))
+            for run in self._context.runs()
+            if run.step or run.state in RUN_STATES_WITH_RESULT
+        }
+        if key in usable:
+            return
+        if data_vary(self._context.spec):
+            self._chooser.prune_data(failed, mistake)
+        else:
+            self._unusable = mistake
+
     def _give_turn(self, choice: Choice) -> Turn:
         context, run, shape = self._context, choice.run, choice.shape
         config = run_config(
@@ -270,7 +299,7 @@ class Sweep:
         live = self._live.of(turn)
         if live is None:
             return None
-        if self.stopping is not None or self._budget.used_up():
+        if self.stopping is not None or self._unusable is not None or self._budget.used_up():
             self.drop(turn)
             return None
         opened_s = self._clock()

@@ -543,7 +543,7 @@ def test_a_reposted_spec_with_one_more_value_reuses_what_has_succeeded(
     write_corpus(settings.roots("data")[0] / "texts", train=16, test=8, seed=1)
     page = client.post("/api/v1/specs/preview", content=SPEC + "reuse: true\n").json()
     assert page["reused_count"] == 0
-    assert "the training data changed since" in page["items"][0]["not_reused"]
+    assert "the training data and the test data changed since" in page["items"][0]["not_reused"]
 
 
 def recorded(settings: Settings) -> dict[str, Any]:

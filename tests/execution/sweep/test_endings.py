@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from service.domain.events import EventKind
 from service.domain.states import ExperimentState, RunState
 from service.driving.choosing import Wait
 from service.recording.assignment import Ending, Turn
@@ -14,6 +15,7 @@ from tests.execution.conftest import Clock
 from tests.execution.sweep.conftest import (
     COMPLETED,
     PAUSED,
+    READY,
     Begin,
     complete,
     given,
@@ -190,6 +192,63 @@ def test_out_of_memory_prunes_what_needs_more(begin: Begin, store: Store) -> Non
         assert ended[64].failure_class is FailureClass.out_of_memory
         assert (ended[64].failure_message or "").startswith("does not fit (by 32)")
     assert sweep.final_state()[0] is ExperimentState.succeeded
+
+
+NO_TEXT = (FailureClass.bad_data, "train.jsonl, line 1, field text: missing (found: sentence, label)")
+
+
+def test_a_mistake_in_the_data_of_all_runs_ends_the_experiment_once(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(6)
+    first = given(sweep)
+    sweep.ended(first.turn, Ending("failed", failure=NO_TEXT))
+    assert sweep.next_turn() is Wait.over
+    assert sweep.conclude() is ExperimentState.failed
+    assert store.experiment(experiment.id).failure_message == NO_TEXT[1]
+    runs = store.runs(experiment_id=experiment.id).items
+    assert {(run.state, run.failure_class, run.failure_message) for run in runs} == {
+        (RunState.failed, *NO_TEXT)
+    }
+    assert sorted(run.attempt for run in runs) == [0, 0, 0, 0, 0, 1]
+    told = [event.kind for event in store.events(experiment.id) if NO_TEXT[1] in event.message]
+    assert told == [EventKind.run_failed, EventKind.experiment_failed]
+
+
+def test_a_run_that_waits_for_its_workers_is_spared_a_mistake_in_data(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(2)
+    first, second = given(sweep), turn_of(sweep)
+    sweep.ended(first.turn, Ending("failed", failure=NO_TEXT))
+    assert not sweep.wanted(second)
+    assert sweep.open(second, READY) is None
+    assert sweep.conclude() is ExperimentState.failed
+    assert store.run(second.run_id).failure_message == NO_TEXT[1]
+
+
+def test_runs_with_other_data_are_judged_separately(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(2, search={"axes": {"task.path": ["good", "bad"]}})
+    paths = {run.id: run.point["task.path"] for run in store.runs(experiment_id=experiment.id).items}
+    attempts = 0
+    while isinstance(turn := sweep.next_turn(), Turn):
+        assignment = opened(sweep, turn)
+        if paths[turn.run_id] == "good":
+            complete(sweep, store, assignment)
+        else:
+            attempts += 1
+            sweep.ended(turn, Ending("failed", failure=NO_TEXT))
+    ended = store.runs(experiment_id=experiment.id).items
+    assert attempts == 1
+    assert {run.state for run in ended if paths[run.id] == "good"} == {RunState.succeeded}
+    assert {run.failure_message for run in ended if paths[run.id] == "bad"} == {NO_TEXT[1]}
+    assert sweep.conclude() is ExperimentState.succeeded
+
+
+def test_data_that_a_run_has_trained_on_are_usable(begin: Begin, store: Store) -> None:
+    """One node may lack the files, or they changed between the attempts at one run."""
+    sweep, _ = begin(3)
+    complete(sweep, store, given(sweep))
+    second = given(sweep)
+    sweep.ended(second.turn, Ending("failed", failure=NO_TEXT))
+    complete(sweep, store, given(sweep))
+    assert sweep.conclude() is ExperimentState.succeeded
 
 
 def test_workers_that_fail_before_they_are_ready_count_as_a_failure_of_the_run(
