@@ -15,6 +15,7 @@ from service.cli import (
     comparing,
     deciding,
     exporting,
+    inspecting,
     profiling,
     reading,
     reporting,
@@ -113,6 +114,7 @@ app.command(rich_help_panel=_START)(upkeep.backup)
 app.command(rich_help_panel=_START)(upkeep.restore)
 app.add_typer(upkeep.database, name="db", rich_help_panel=_START)
 
+app.command(rich_help_panel=_SUBMIT)(inspecting.inspect)
 app.command(rich_help_panel=_SUBMIT)(submitting.validate)
 app.command(rich_help_panel=_SUBMIT)(submitting.preview)
 app.command(rich_help_panel=_SUBMIT)(profiling.profile)

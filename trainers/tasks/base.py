@@ -163,6 +163,17 @@ class Task(ABC):
         """
 
     @abstractmethod
+    def texts_of(self, row: Row, task: configuration.Task) -> Sequence[str]:
+        """Returns the texts of a row that become tokens; none where a run leaves the row out.
+
+        Args:
+            row, task: See `check_row`.
+
+        Raises:
+            BadDataError: naming file, line and field.
+        """
+
+    @abstractmethod
     def check_parts(self, source: RowSource, task: configuration.Task) -> None:
         """Refuses parts that a run would refuse before it tokenises them.
 

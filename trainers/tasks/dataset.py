@@ -260,6 +260,11 @@ class DatasetTask(Task, Generic[Example]):
         self.example(row, task)
 
     @override
+    def texts_of(self, row: Row, task: configuration.Task) -> Sequence[str]:
+        example = self.example(row, task)
+        return () if example is None else tuple(self.texts(example))
+
+    @override
     def check_parts(self, source: RowSource, task: configuration.Task) -> None:
         _Examples(self, source, task).selected()
 

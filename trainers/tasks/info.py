@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Literal
@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainers.data.layouts import Layout
+from trainers.data.sample import Guess, Sample
 from trainers.models.heads import Head
 from trainers.reporting import Figure
 
@@ -91,6 +92,15 @@ class ListedFields(CutFields):
             raise ValueError(f"labels lists {twice!r} twice; list each label once")
 
 
+def columns_named(*names: str) -> Callable[[Sample], Guess | None]:
+    """Returns the guess of a task that reads data with columns of these names, as its own files have.
+
+    Args:
+        names: Columns that all have to be there.
+    """
+    return lambda sample: Guess({}, 3) if sample.names >= set(names) else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskInfo:
     """A task: its data, what is learned, and how that is judged.
@@ -110,6 +120,7 @@ class TaskInfo:
         hub_id: dataset that is used when `task.path` is unset; empty = there is none.
         hub_examples: training examples of that dataset, for forecasts; None = not known unread.
         default_examples: Examples drawn from each part by default; empty = all.
+        guess: How it would read data with these first rows, for `stillhouse inspect`; None = not at all.
     """
 
     name: str
@@ -126,6 +137,7 @@ class TaskInfo:
     hub_id: str = ""
     hub_examples: int | None = None
     default_examples: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    guess: Callable[[Sample], Guess | None] = lambda sample: None
 
     def __post_init__(self) -> None:
         scores = MappingProxyType({"validation_loss": VALIDATION_LOSS, **self.scores})

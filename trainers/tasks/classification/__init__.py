@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from trainers.data.sample import Column, Guess, Sample, columns
 from trainers.models.heads import ClassHead
 from trainers.tasks.info import CLASS_SCORES, FRACTION, Label, ListedFields, Score, TaskInfo
 
@@ -48,6 +49,33 @@ class LabelFields(ListedFields):
                 )
 
 
+def _guess(sample: Sample) -> Guess | None:
+    texts = sample.texts[:2]
+    several = next((one for one in sample.columns if one.is_several_labels), None)
+    found = [one for one in sample.columns if one.is_label]
+    label = several or sample.column("label") or (found[-1] if found else None)
+    if not texts or label is None or label in texts or label.is_number:
+        return None
+    pair = texts[1] if len(texts) > 1 else None
+    fields = columns(sample.mapped(text=texts[0], text_pair=pair, label=label))
+    if several is not None:
+        fields["multi_label"] = True
+    if (names := _names(label, sample)) is not None:
+        fields["labels"] = names
+    return Guess(fields, 2)
+
+
+def _names(label: Column, sample: Sample) -> list[str] | None:
+    """Returns the list next to the data whose positions the labels are; None = there is none."""
+    written = {
+        one for value in label.values for one in (value if isinstance(value, list) else str(value).split(","))
+    }
+    if not all(str(one).isdigit() for one in written):
+        return None
+    highest = max(map(int, written), default=0)
+    return next((list(names) for names in sample.lists if highest < len(names) <= 2 * (highest + 1)), None)
+
+
 CLASSIFICATION = TaskInfo(
     name="classification",
     summary="classes of any labelled texts or pairs of texts",
@@ -64,4 +92,5 @@ CLASSIFICATION = TaskInfo(
     headline="accuracy",
     own_fields=LabelFields,
     columns=("text", "text_pair", "label"),
+    guess=_guess,
 )

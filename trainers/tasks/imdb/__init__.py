@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from trainers.data.sample import Guess, Sample
 from trainers.models.heads import ClassHead
 from trainers.tasks.imdb.files import labelled_folders
 from trainers.tasks.info import CLASS_SCORES, CutFields, TaskInfo
+
+
+def _guess(sample: Sample) -> Guess | None:
+    """Recognises the corpus by the names of its two classes."""
+    label = sample.column("label")
+    if label is None or sample.column("text") is None:
+        return None
+    written = {str(value).strip().lower() for value in label.values}
+    return Guess({}, 3) if written and written <= {"neg", "pos", "negative", "positive"} else None
+
 
 IMDB = TaskInfo(
     name="imdb",
@@ -15,6 +26,7 @@ IMDB = TaskInfo(
     headline="accuracy",
     own_fields=CutFields,
     layouts=(labelled_folders,),
+    guess=_guess,
     hub_id="stanfordnlp/imdb",
     hub_examples=25_000,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from trainers.data.parts import TEST, TRAIN, VALIDATION
+from trainers.data.sample import Guess, Sample, columns
 from trainers.models.heads import VocabularyHead
 from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo
 from trainers.tasks.mlm.files import plain_texts
@@ -17,6 +18,11 @@ class MaskFields(OwnFields):
     """Share of a sequence's tokens that are to be guessed."""
     whole_word: bool = False
     """Mask all pieces of a word together."""
+
+
+def _guess(sample: Sample) -> Guess | None:
+    text = sample.column("text") or next(iter(sample.texts), None)
+    return None if text is None or not text.is_text else Guess(columns(sample.mapped(text=text)), 1)
 
 
 MLM = TaskInfo(
@@ -35,6 +41,7 @@ MLM = TaskInfo(
     counted="sequences",
     columns=("text",),
     layouts=(plain_texts,),
+    guess=_guess,
     hub_id="Salesforce/wikitext:wikitext-2-raw-v1",
     default_examples={TRAIN: 65_536, VALIDATION: 8_192, TEST: 8_192},
 )

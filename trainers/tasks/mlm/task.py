@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -120,6 +120,11 @@ class Mlm(Task):
     @override
     def check_row(self, row: Row, task: configuration.Task) -> None:
         _text_of(row)
+
+    @override
+    def texts_of(self, row: Row, task: configuration.Task) -> Sequence[str]:
+        text = _text_of(row)
+        return () if text is None else (text,)
 
     @override
     def check_parts(self, source: RowSource, task: configuration.Task) -> None:

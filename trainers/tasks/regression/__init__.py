@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from trainers.data.sample import Guess, Sample, columns
 from trainers.models.heads import NumberHead
 from trainers.tasks.info import NO_LOSS, CutFields, Score, TaskInfo
 
@@ -26,6 +27,16 @@ class NumberFields(CutFields):
             raise ValueError(f"label_range [{low}, {high}] is empty; write the smaller number first")
 
 
+def _guess(sample: Sample) -> Guess | None:
+    texts = sample.texts[:2]
+    numbers = [one for one in sample.columns if one.is_number]
+    if not texts or not numbers:
+        return None
+    pair = texts[1] if len(texts) > 1 else None
+    number = sample.column("label") if sample.column("label") in numbers else numbers[0]
+    return Guess(columns(sample.mapped(text=texts[0], text_pair=pair, label=number)), 2)
+
+
 REGRESSION = TaskInfo(
     name="regression",
     summary="a number for any texts or pairs of texts",
@@ -39,4 +50,5 @@ REGRESSION = TaskInfo(
     headline="pearson",
     own_fields=NumberFields,
     columns=("text", "text_pair", "label"),
+    guess=_guess,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from trainers.models.heads import SpanHead
-from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo
+from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo, columns_named
 from trainers.tasks.squad_v2.files import official
 
 _OF_SOME = Score("1", better="higher", share="some")
@@ -47,6 +47,7 @@ SQUAD_V2 = TaskInfo(
     counted="questions",
     columns=("id", "question", "context", "answers", "title", "is_impossible"),
     layouts=(official,),
+    guess=columns_named("id", "question", "context", "answers"),
     hub_id="rajpurkar/squad_v2",
     hub_examples=131_944,  # windows at length 384
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from trainers.models.heads import ClassHead
-from trainers.tasks.info import CLASS_SCORES, FRACTION, CutFields, Score, TaskInfo
+from trainers.tasks.info import CLASS_SCORES, FRACTION, CutFields, Score, TaskInfo, columns_named
 from trainers.tasks.tariff.files import official
 
 
@@ -31,4 +31,5 @@ TARIFF = TaskInfo(
     own_fields=CodeFields,
     columns=("text", "code"),
     layouts=(official,),
+    guess=columns_named("text", "code"),
 )

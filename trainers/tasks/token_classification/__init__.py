@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainers.data.sample import Guess, Sample
 from trainers.models.heads import TokenHead
 from trainers.tasks.info import NO_LOSS, ListedFields, Score, TaskInfo
 from trainers.tasks.token_classification.files import column_files
@@ -21,6 +22,11 @@ class TagFields(ListedFields):
 
 _ENTITIES = Score("1", better="higher")
 
+def _guess(sample: Sample) -> Guess | None:
+    known = sample.names >= {"tokens", "tags"} or sample.names >= {"text", "spans"}
+    return Guess({}, 3) if known else None
+
+
 TOKEN_CLASSIFICATION = TaskInfo(
     name="token_classification",
     summary="entities in texts, by BIO tags or spans",
@@ -37,4 +43,5 @@ TOKEN_CLASSIFICATION = TaskInfo(
     own_fields=TagFields,
     columns=("tokens", "tags", "text", "spans"),
     layouts=(column_files,),
+    guess=_guess,
 )

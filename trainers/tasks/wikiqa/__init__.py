@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from trainers.data.sample import Guess, Sample
 from trainers.models.heads import ClassHead
 from trainers.tasks.info import FRACTION, MAIN_FRACTION, CutFields, Score, TaskInfo
 from trainers.tasks.wikiqa.files import official
+
+
+def _guess(sample: Sample) -> Guess | None:
+    names = {str(name).lower() for name in sample.names}
+    return Guess({}, 3) if names >= {"question", "label"} and names & {"sentence", "answer"} else None
+
 
 WIKIQA = TaskInfo(
     name="wikiqa",
@@ -25,6 +32,7 @@ WIKIQA = TaskInfo(
     counted="questions",
     columns=("question", "sentence", "label", "question_id"),
     layouts=(official,),
+    guess=_guess,
     hub_id="microsoft/wiki_qa",
     hub_examples=20_360,
 )

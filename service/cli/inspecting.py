@@ -1,0 +1,210 @@
+"""`stillhouse inspect`: what a file or folder holds, and a spec to start from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.cli.exits import ExitCode, Failure
+from service.cli.output import Json, console, print_json, say
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from trainers.tasks.inspection import Contents, PartContents
+
+_LABELS, _FILES = 12, 8
+"""Labels of a column, and files, that are listed."""
+_CUT_SHARE = 0.05
+"""Share of the examples that a suggested `task.max_length` may cut."""
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder or file with data.")],
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Count tokens with this tokenizer; unset = a fast estimate."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a folder holds: parts, columns, labels, lengths, duplicates, and a spec to start from."""
+    from trainers.errors import TrainingError
+    from trainers.tasks import inspection
+
+    try:
+        contents = inspection.inspect(path.resolve(strict=True), tokenizer)
+    except OSError as error:
+        raise Failure(
+            f"{error.filename or path}: cannot be read ({error.strerror})", ExitCode.usage
+        ) from None
+    except TrainingError as error:
+        raise Failure(str(error), ExitCode.usage) from None
+    spec = starting_spec(contents)
+    if as_json:
+        print_json(_document(contents, spec))
+        return
+    for line in _lines(contents):
+        say(line) if isinstance(line, str) else console().print(line)
+    if spec is not None:
+        say("")
+        say("a spec to start from:")
+        say("")
+        say(_yaml(spec).rstrip())
+
+
+def starting_spec(contents: Contents) -> dict[str, Any] | None:
+    """Returns a spec for the likeliest task; None = no task can read the data."""
+    if not contents.proposals:
+        return None
+    best = contents.proposals[0]
+    task = {"name": best.task["name"], "path": _path_in_spec(best.path)}
+    task.update({name: value for name, value in best.task.items() if name != "name"})
+    lengths = contents.parts["train"].lengths if "train" in contents.parts else None
+    if lengths is not None:
+        fitting = [length for length, share in lengths.cut.items() if share <= _CUT_SHARE]
+        task["max_length"] = fitting[0] if fitting else max(lengths.cut)
+    name = "".join(character if character.isalnum() else "-" for character in contents.path.stem.lower())
+    return {
+        "name": f"{name.strip('-')[:60] or 'data'}-first-run",
+        "task": task,
+        "model": {"student": "mini"},
+        "optimizer": {"name": "adamw", "learning_rate": 3.0e-4},
+        "batch": {"global_size": 32},
+        "length": {"epochs": 3},
+        "hardware": "cpu",
+        "seeds": [0],
+    }
+
+
+def _path_in_spec(path: Path) -> str:
+    """Returns the path relative to the data root that it lies in, or whole."""
+    from service.cli.connection import read_settings
+
+    for root in read_settings().roots("data"):
+        if path.is_relative_to(root) and path != root:
+            return str(path.relative_to(root))
+    return str(path)
+
+
+def _yaml(spec: Mapping[str, Any]) -> str:
+    import yaml
+
+    sections = (
+        yaml.safe_dump({name: value}, sort_keys=False, width=76, allow_unicode=True)
+        for name, value in spec.items()
+    )
+    return "".join(sections)
+
+
+def _lines(contents: Contents) -> Iterator[str | Table]:
+    yield f"{contents.path}"
+    for name, size in list(contents.files.items())[:_FILES]:
+        yield f"  {name}  {_size(size)}"
+    if len(contents.files) > _FILES:
+        yield f"  and {len(contents.files) - _FILES:,} other files"
+    yield ""
+    if not contents.proposals:
+        yield "no task can read this:"
+        for task, why in contents.refused.items():
+            yield f"  {task}: {why}"
+        return
+    best, *others = contents.proposals
+    yield f"task: {best.task['name']}, reading {best.path.name}"
+    if others:
+        named = dict.fromkeys(f"{one.task['name']} ({one.path.name})" for one in others)
+        yield f"also possible: {', '.join(named)}"
+    described = (f"{name} ({kind})" for name, kind in contents.columns.items())
+    yield f"columns: {', '.join(described)}"
+    yield ""
+    yield _parts_table(contents)
+    yield from _label_lines(contents)
+    for pair, count in contents.shared.items():
+        if count:
+            yield f"in {pair}: {count:,} examples with the same text"
+    for part, found in contents.parts.items():
+        for mistake in found.mistakes:
+            yield f"{part}: {mistake}"
+
+
+def _parts_table(contents: Contents) -> Table:
+    """Figures by part: a column for each, so that three fit into a narrow terminal."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", overflow="fold")
+    for part in contents.parts:
+        table.add_column(part, justify="right", overflow="fold")
+    parts = contents.parts.values()
+    table.add_row("rows", *(f"{part.rows:,}{'' if part.whole else '+'}" for part in parts))
+    table.add_row("usable", *(f"{part.usable:,}" for part in parts))
+    table.add_row("empty texts", *(f"{part.empty:,}" for part in parts))
+    table.add_row("duplicates", *(f"{part.duplicates:,}" for part in parts))
+    for percent in _percentiles(parts):
+        shown = "longest" if percent == 100 else f"p{percent}"
+        table.add_row(f"tokens {shown}", *(_length(part, "tokens", percent) for part in parts))
+    for percent in _percentiles(parts):
+        shown = "longest" if percent == 100 else f"p{percent}"
+        table.add_row(f"words {shown}", *(_length(part, "words", percent) for part in parts))
+    for length in next((part.lengths.cut for part in parts if part.lengths), {}):
+        shares = (f"{part.lengths.cut[length]:.1%}" if part.lengths else "-" for part in parts)
+        table.add_row(f"cut at {length}", *shares)
+    return table
+
+
+def _percentiles(parts: Any) -> list[int]:
+    return next((list(part.lengths.tokens) for part in parts if part.lengths), [])
+
+
+def _length(part: PartContents, unit: str, percent: int) -> str:
+    return f"{getattr(part.lengths, unit)[percent]:,}" if part.lengths else "-"
+
+
+def _label_lines(contents: Contents) -> Iterator[str]:
+    yield f"tokens are counted by {contents.token_count}"
+    for part, found in contents.parts.items():
+        for name, counts in found.labels.items():
+            ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+            shown = ", ".join(f"{label} {count:,}" for label, count in ordered[:_LABELS])
+            more = f", and {len(ordered) - _LABELS:,} others" if len(ordered) > _LABELS else ""
+            yield f"{part}, {name}: {shown}{more}"
+        for name, (low, mean, high) in found.numbers.items():
+            yield f"{part}, {name}: {low:g} to {high:g}, mean {mean:.3g}"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes:,} B" if size_bytes < 10_000 else f"{size_bytes / 1e6:,.1f} MB"
+
+
+def _document(contents: Contents, spec: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {
+        "path": os.fspath(contents.path),
+        "files": contents.files,
+        "columns": contents.columns,
+        "parts": {
+            name: {
+                "files": part.files,
+                "rows": part.rows,
+                "whole": part.whole,
+                "usable": part.usable,
+                "empty_texts": part.empty,
+                "duplicates": part.duplicates,
+                "labels": part.labels,
+                "numbers": {
+                    column: dict(zip(("least", "mean", "greatest"), numbers, strict=True))
+                    for column, numbers in part.numbers.items()
+                },
+                "lengths": part.lengths,
+                "mistakes": part.mistakes,
+            }
+            for name, part in contents.parts.items()
+        },
+        "shared": contents.shared,
+        "token_count": contents.token_count,
+        "tasks": [{**one.task, "path": os.fspath(one.path)} for one in contents.proposals],
+        "refused": contents.refused,
+        "spec": spec,
+    }

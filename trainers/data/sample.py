@@ -1,0 +1,149 @@
+"""The first rows of a table by column, and which columns look like texts, labels or numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_LIST = re.compile(r"[\w-]+(,[\w-]+)*")
+_MOST_LABELS = 1000
+_LABEL_CHARACTERS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the first rows.
+
+    Attributes:
+        name: its name, or its position in a file without a header.
+        values: Values that are not null, in the order of the rows.
+    """
+
+    name: str | int
+    values: Sequence[Any]
+
+    @property
+    def is_text(self) -> bool:
+        """Whether values are strings of several words, few of which occur twice."""
+        words = [len(value.split()) for value in self.values if isinstance(value, str)]
+        return (
+            len(words) == len(self.values) > 0
+            and sum(words) >= 2 * len(words)
+            and not (len(words) >= 10 and len(set(self.values)) * 2 <= len(words))
+        )
+
+    @property
+    def is_label(self) -> bool:
+        """Whether values are names or whole numbers, most of which occur again."""
+        return _recurring(self.values) and not self.is_text
+
+    @property
+    def is_several_labels(self) -> bool:
+        """Whether values are lists of labels, or strings with commas between labels."""
+        if not self.values:
+            return False
+        if all(isinstance(value, list) for value in self.values):
+            inner = [one for value in self.values for one in value]
+            return _recurring(inner)
+        if not all(isinstance(value, str) and _LIST.fullmatch(value) for value in self.values):
+            return False
+        split = [value.split(",") for value in self.values]
+        return any(len(one) > 1 for one in split) and _recurring([label for one in split for label in one])
+
+    @property
+    def is_number(self) -> bool:
+        """Whether values are numbers, some of them with a fraction."""
+        numbers = [_number(value) for value in self.values]
+        return bool(numbers) and None not in numbers and any(one is not None and one % 1 for one in numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The first rows of a part.
+
+    Attributes:
+        columns: Columns in the order of the file.
+        lists: lines of short text files next to the data, such as names of classes.
+    """
+
+    columns: Sequence[Column]
+    lists: Sequence[Sequence[str]] = ()
+
+    @property
+    def names(self) -> set[str | int]:
+        """Names of the columns."""
+        return {column.name for column in self.columns}
+
+    @property
+    def texts(self) -> list[Column]:
+        """Columns that look like texts."""
+        return [column for column in self.columns if column.is_text]
+
+    def column(self, name: str) -> Column | None:
+        """Returns a column by name."""
+        return next((column for column in self.columns if column.name == name), None)
+
+    def mapped(self, **fields: Column | None) -> dict[str, str | int]:
+        """Returns `task.columns` for these fields; columns that have the field's name are left out.
+
+        Args:
+            fields: Column of each field; None = the data have none for it.
+        """
+        found = {name: column.name for name, column in fields.items() if column is not None}
+        if any(isinstance(column, int) for column in found.values()):
+            return found
+        return {name: column for name, column in found.items() if column != name}
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """How a task would read the data.
+
+    Attributes:
+        fields: fields of the section `task` besides `name` and `path`.
+        certainty: 3 = the task's own format, 2 = columns of the right kind, 1 = it would do.
+    """
+
+    fields: Mapping[str, Any]
+    certainty: int
+
+
+def columns(mapped: Mapping[str, str | int]) -> dict[str, Any]:
+    """Returns the field `columns` of the section `task`, where it is needed."""
+    return {"columns": dict(mapped)} if mapped else {}
+
+
+def looks_like_a_header(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bool:
+    """Returns whether the first line of a delimited file names its columns.
+
+    Args:
+        names: Cells of the line.
+        rows: Cells of the lines that follow.
+    """
+    if len(set(names)) < len(names) or not all(names):
+        return False
+    if any(len(name) > 64 or len(name.split()) > 3 or _number(name) is not None for name in names):
+        return False
+    return not any(name == cell for row in rows for name, cell in zip(names, row, strict=False))
+
+
+def _recurring(values: Sequence[Any]) -> bool:
+    if not values or not all(isinstance(value, str | int) for value in values):
+        return False
+    distinct = {str(value) for value in values}
+    return (
+        len(distinct) <= min(_MOST_LABELS, max(2, len(values) // 3))
+        and max(map(len, distinct)) <= _LABEL_CHARACTERS
+        and not all(_number(value) is not None and not str(value).lstrip("-").isdigit() for value in distinct)
+    )
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None

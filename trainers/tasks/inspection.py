@@ -1,0 +1,402 @@
+"""What a file or folder holds: parts, columns, labels, lengths, duplicates, and the tasks that it fits.
+
+Each task proposes how it would read the data (`TaskInfo.guess`), and a proposal stands when the first rows
+pass the checks that a submission passes. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from trainers import config as configuration
+from trainers.data.allowance import Allowance, Spent, within
+from trainers.data.formats import HEADERLESS, ending, read_lines
+from trainers.data.layouts import SourcePart
+from trainers.data.rows import Row
+from trainers.data.sample import Column, Sample, looks_like_a_header
+from trainers.data.selection import hashes, normal
+from trainers.data.sources import parts_at, renamed
+from trainers.errors import BadDataError
+from trainers.tasks import TASKS
+from trainers.tasks.base import build
+from trainers.tasks.first_look import mistakes_in
+
+LENGTHS = (64, 128, 256, 512)
+"""Values of `task.max_length` whose effect is shown."""
+PERCENTILES = (50, 90, 99, 100)
+MOST_ROWS = 100_000
+"""Rows of a part that are read."""
+_LENGTHS_OF = 10_000
+"""Texts of a part whose length is measured: every k-th."""
+_SAMPLE_ROWS = 300
+_SAMPLE_BYTES, _SAMPLE_S = 4 << 20, 2.0
+_LIST_BYTES = 1 << 16
+_SHOWN = 3
+_PIECE = re.compile(r"\w+|[^\w\s]")
+_LONG = 7
+"""Characters of a word that is usually one token."""
+
+Counts = Mapping[str, int]
+CountTokens = Callable[[Sequence[str]], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long examples are.
+
+    Attributes:
+        tokens, words: Length at each of `PERCENTILES`.
+        cut: share of the examples with more tokens than each of `LENGTHS`.
+    """
+
+    tokens: Mapping[int, int]
+    words: Mapping[int, int]
+    cut: Mapping[int, float]
+
+
+@dataclass(slots=True)
+class PartContents:
+    """What a part holds.
+
+    Attributes:
+        files: Files of the part, relative to the path.
+        rows: rows that were read.
+        whole: whether these are all.
+        usable: rows that the task can use.
+        empty: rows with an empty text.
+        labels: how often each label occurs, by column.
+        numbers: least, mean and greatest value of columns of numbers.
+        lengths: lengths of the usable rows; None = there are none.
+        duplicates: examples whose texts occurred before in the part.
+        mistakes: what is wrong with the first rows that cannot be used.
+        keys: hashes of the examples' texts.
+    """
+
+    files: Sequence[str]
+    rows: int = 0
+    whole: bool = True
+    usable: int = 0
+    empty: int = 0
+    labels: dict[str, Counts] = field(default_factory=dict)
+    numbers: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    lengths: Lengths | None = None
+    duplicates: int = 0
+    mistakes: list[str] = field(default_factory=list)
+    keys: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A task that can read the data.
+
+    Attributes:
+        task: section `task` of a spec, without defaults.
+        certainty: See `Guess`.
+        path: Path that is read.
+    """
+
+    task: Mapping[str, Any]
+    certainty: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a file or folder holds.
+
+    Attributes:
+        path: what was looked at.
+        files: each file with its size in bytes.
+        proposals: Tasks that can read it, the likeliest first.
+        columns: Columns as the files have them, with what they look like.
+        parts: Parts as the first proposal reads them.
+        shared: examples that two parts have in common.
+        token_count: how tokens were counted.
+        refused: why other tasks cannot read it, by task.
+    """
+
+    path: Path
+    files: Mapping[str, int]
+    proposals: Sequence[Proposal]
+    columns: Mapping[str | int, str]
+    parts: Mapping[str, PartContents]
+    shared: Mapping[str, int]
+    token_count: str
+    refused: Mapping[str, str]
+
+
+def inspect(path: Path, tokenizer: Path | None = None) -> Contents:
+    """Reads a file or folder as the likeliest task does.
+
+    Args:
+        path: file or folder.
+        tokenizer: folder of the tokenizer that counts tokens; None = they are estimated.
+
+    Raises:
+        BadSpecError: the tokenizer cannot be used.
+        OSError: the path cannot be read.
+    """
+    count = estimated_tokens if tokenizer is None else _counter(tokenizer)
+    proposals, refused = _proposals(path)
+    if not proposals and path.is_dir():
+        for file in sorted(one for one in path.iterdir() if one.is_file()):
+            found, _ = _proposals(file)
+            proposals.extend(found)
+    proposals.sort(key=lambda one: (-one.certainty, -_size(one.path)))
+    best = proposals[0] if proposals else None
+    parts: dict[str, PartContents] = {}
+    columns: Mapping[str | int, str] = {}
+    if best is not None:
+        parts = _contents(best, count)
+        sample = _sample(best.path, configuration.Task.model_validate({**best.task, "path": str(best.path)}))
+        columns = {} if sample is None else {one.name: _kind(one) for one in sample.columns}
+    names = list(parts)
+    shared = {
+        f"{one} and {other}": len(parts[one].keys & parts[other].keys)
+        for place, one in enumerate(names)
+        for other in names[place + 1 :]
+    }
+    how = "a fast estimate" if tokenizer is None else f"the tokenizer of {tokenizer}"
+    return Contents(path, _files(path), proposals, columns, parts, shared, how, refused)
+
+
+def estimated_tokens(texts: Sequence[str]) -> list[int]:
+    """Returns about how many WordPiece tokens texts have: words, their long ends, and punctuation."""
+    return [sum(1 + max(0, len(piece) - _LONG) // 4 for piece in _PIECE.findall(text)) for text in texts]
+
+
+def _counter(folder: Path) -> CountTokens:
+    from trainers.data import tokenizers
+
+    tokenizer = tokenizers.load(folder)
+
+    def count(texts: Sequence[str]) -> list[int]:
+        encoded = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [len(one) for one in encoded]
+
+    return count
+
+
+# -- Which tasks can read it -----------------------------------------------------------------------
+
+
+def _proposals(path: Path) -> tuple[list[Proposal], dict[str, str]]:
+    """Returns the tasks whose checks the first rows pass, and why each other task's do not."""
+    found: list[Proposal] = []
+    refused: dict[str, str] = {}
+    for name, info in TASKS.items():
+        try:
+            sample = _sample(path, configuration.Task(name=name, path=str(path)))
+        except BadDataError as error:
+            refused[name] = str(error)
+            continue
+        guess = None if sample is None else info.guess(sample)
+        if guess is None:
+            refused[name] = f"no columns for {', '.join(info.columns)}"
+            continue
+        try:
+            task = configuration.Task.model_validate({"name": name, "path": str(path), **guess.fields})
+        except ValidationError as error:
+            refused[name] = str(error.errors()[0]["msg"])
+            continue
+        mistakes = mistakes_in(path, task)
+        if mistakes:
+            refused[name] = mistakes[0]
+        else:
+            found.append(Proposal({"name": name, **guess.fields}, guess.certainty, path))
+    return found, refused
+
+
+def _sample(path: Path, task: configuration.Task) -> Sample | None:
+    """Returns the first rows of the training part as a task reads it; None = it has none.
+
+    Raises:
+        BadDataError: they cannot be read.
+    """
+    if not task.headerless and (rows := _without_header(path, task)):
+        pass
+    else:
+        rows = _first_rows(path, task)
+    if not rows:
+        return None
+    names = list(dict.fromkeys(name for row in rows for name in row.fields))
+    columns = []
+    for name in names:
+        values = [value for row in rows if (value := row.fields.get(name)) not in (None, "")]
+        position = int(name) if all(str(one).isdigit() for one in names) else name
+        columns.append(Column(position, values))
+    return Sample(columns, _lists(path))
+
+
+def _without_header(path: Path, task: configuration.Task) -> list[Row]:
+    """Returns the rows of delimited files whose first line is a row; none where it names the columns."""
+    headerless = task.model_copy(update={"columns": {task.info.columns[0]: 0}})
+    try:
+        with within(_allowance()):
+            files = parts_at(path, task)["train"].files
+        if len(files) != 1 or ending(files[0]) not in {*HEADERLESS, ".txt"}:
+            return []
+        rows = _first_rows(path, headerless)
+    except (BadDataError, Spent):
+        return []
+    cells = [list(row.fields.values()) for row in rows]
+    if not cells or not all(isinstance(cell, str) for row in cells for cell in row):
+        return []
+    return [] if looks_like_a_header([cell.strip() for cell in cells[0]], cells[1:]) else rows
+
+
+def _first_rows(path: Path, task: configuration.Task) -> list[Row]:
+    rows: list[Row] = []
+    try:
+        with within(_allowance()):
+            for row in islice(parts_at(path, task)["train"].read(), _SAMPLE_ROWS):
+                rows.append(row)
+    except Spent:
+        pass
+    return rows
+
+
+def _lists(path: Path) -> list[list[str]]:
+    """Returns the lines of short text files next to the data."""
+    folder = path if path.is_dir() else path.parent
+    found = []
+    for file in sorted(folder.glob("*.txt"))[:20]:
+        try:
+            if file.is_file() and file.stat().st_size <= _LIST_BYTES:
+                lines = [line.strip() for line, _ in read_lines(file) if line.strip()]
+                if len(lines) > 1 and len(set(lines)) == len(lines) and max(map(len, lines)) <= 100:
+                    found.append(lines)
+        except BadDataError:
+            continue
+    return found
+
+
+def _allowance() -> Allowance:
+    return Allowance(_SAMPLE_BYTES, _SAMPLE_S)
+
+
+def _kind(column: Column) -> str:
+    if column.is_several_labels:
+        return "labels"
+    if column.is_number:
+        return "number"
+    if column.is_label:
+        return "label"
+    return "text" if column.is_text else type(column.values[0]).__name__ if column.values else "empty"
+
+
+# -- What the parts hold ---------------------------------------------------------------------------
+
+
+def _contents(proposal: Proposal, count: CountTokens) -> dict[str, PartContents]:
+    task = configuration.Task.model_validate({**proposal.task, "path": str(proposal.path)})
+    root = proposal.path if proposal.path.is_dir() else proposal.path.parent
+    return {
+        part: _read_part(source, task, root, count) for part, source in parts_at(proposal.path, task).items()
+    }
+
+
+def _read_part(source: SourcePart, task: configuration.Task, root: Path, count: CountTokens) -> PartContents:
+    rules = build(task.name)
+    files = [str(file.relative_to(root)) for file in source.files[:_SHOWN]]
+    if len(source.files) > _SHOWN:
+        files.append(f"and {len(source.files) - _SHOWN:,} others")
+    part = PartContents(files)
+    texts: list[Sequence[str]] = []
+    values: dict[str, list[Any]] = {}
+    for row in _usable_rows(renamed(source.read(), task.columns), part):
+        found: Sequence[str] = ()
+        try:
+            found = rules.texts_of(row, task)
+        except BadDataError as error:
+            if len(part.mistakes) < _SHOWN:
+                part.mistakes.append(str(error))
+        part.empty += _has_empty_text(row, task)
+        if not found:
+            continue
+        part.usable += 1
+        texts.append(found)
+        for name in task.info.columns:
+            value = row.fields.get(name)
+            if value is not None and value not in found:
+                values.setdefault(name, []).append(value)
+    keys = hashes(normal("\n".join(one)) for one in texts).tolist()
+    part.keys = set(keys)
+    part.duplicates = len(keys) - len(part.keys)
+    for name, column in values.items():
+        _describe(Column(name, column), part)
+    part.lengths = _lengths(texts, count) if texts else None
+    return part
+
+
+def _usable_rows(rows: Iterator[Row], part: PartContents) -> Iterator[Row]:
+    """Yields rows until one cannot be read or enough have been."""
+    try:
+        for row in rows:
+            if part.rows == MOST_ROWS:
+                part.whole = False
+                return
+            part.rows += 1
+            yield row
+    except BadDataError as error:
+        part.whole = False
+        part.mistakes.append(str(error))
+
+
+def _has_empty_text(row: Row, task: configuration.Task) -> bool:
+    values = [row.fields[name] for name in task.info.columns if name in row.fields]
+    return any(isinstance(value, str) and not value.strip() for value in values)
+
+
+def _describe(column: Column, part: PartContents) -> None:
+    name = str(column.name)
+    if column.is_number:
+        numbers = [float(value) for value in column.values]
+        part.numbers[name] = (min(numbers), sum(numbers) / len(numbers), max(numbers))
+    elif column.is_several_labels:
+        part.labels[name] = Counter(
+            str(label)
+            for value in column.values
+            for label in (value if isinstance(value, list) else value.split(","))
+        )
+    elif column.is_label:
+        part.labels[name] = Counter(map(str, column.values))
+
+
+def _lengths(texts: Sequence[Sequence[str]], count: CountTokens) -> Lengths:
+    measured = texts[:: -(-len(texts) // _LENGTHS_OF)]
+    flat = [text for one in measured for text in one]
+    owners = np.repeat(np.arange(len(measured)), [len(one) for one in measured])
+    # [CLS], and a [SEP] after each text.
+    tokens = np.bincount(owners, count(flat)) + 1 + np.bincount(owners)
+    words = np.bincount(owners, [len(text.split()) for text in flat])
+    return Lengths(
+        *(
+            {percent: int(np.percentile(each, percent)) for percent in PERCENTILES}
+            for each in (tokens, words)
+        ),
+        {length: float(np.mean(tokens > length)) for length in LENGTHS},
+    )
+
+
+def _files(path: Path) -> dict[str, int]:
+    if path.is_file():
+        return {path.name: path.stat().st_size}
+    return {
+        str(file.relative_to(path)): file.stat().st_size
+        for file in islice(sorted(path.rglob("*")), 10_000)
+        if file.is_file()
+    }
+
+
+def _size(path: Path) -> int:
+    return sum(_files(path).values())
