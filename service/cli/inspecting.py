@@ -64,7 +64,7 @@ def starting_spec(contents: Contents) -> dict[str, Any] | None:
     task = {"name": best.task["name"], "path": _path_in_spec(best.path)}
     task.update({name: value for name, value in best.task.items() if name != "name"})
     lengths = contents.parts["train"].lengths if "train" in contents.parts else None
-    if lengths is not None:
+    if lengths is not None and best.cuts:
         fitting = [length for length, share in lengths.cut.items() if share <= _CUT_SHARE]
         task["max_length"] = fitting[0] if fitting else max(lengths.cut)
     name = "".join(character if character.isalnum() else "-" for character in contents.path.stem.lower())
@@ -151,7 +151,7 @@ def _parts_table(contents: Contents) -> Table:
         table.add_row(f"words {shown}", *(_length(part, "words", percent) for part in parts))
     for length in next((part.lengths.cut for part in parts if part.lengths), {}):
         shares = (f"{part.lengths.cut[length]:.1%}" if part.lengths else "-" for part in parts)
-        table.add_row(f"cut at {length}", *shares)
+        table.add_row(f"{'cut at' if contents.proposals[0].cuts else 'longer than'} {length}", *shares)
     return table
 
 

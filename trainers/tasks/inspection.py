@@ -29,6 +29,7 @@ from trainers.errors import BadDataError
 from trainers.tasks import TASKS
 from trainers.tasks.base import build
 from trainers.tasks.first_look import mistakes_in
+from trainers.tasks.info import CutFields
 
 LENGTHS = (64, 128, 256, 512)
 """Values of `task.max_length` whose effect is shown."""
@@ -107,6 +108,11 @@ class Proposal:
     task: Mapping[str, Any]
     certainty: int
     path: Path
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the task cuts long texts; others divide or pack them."""
+        return issubclass(TASKS[self.task["name"]].own_fields, CutFields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ class TagFields(ListedFields):
 
 _ENTITIES = Score("1", better="higher")
 
+
 def _guess(sample: Sample) -> Guess | None:
     known = sample.names >= {"tokens", "tags"} or sample.names >= {"text", "spans"}
     return Guess({}, 3) if known else None
