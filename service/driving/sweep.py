@@ -14,7 +14,7 @@ from service.config.hardware import Hardware
 from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.records import Run
-from service.domain.states import RUN_STATES_WITH_RESULT, ExperimentState, RunState
+from service.domain.states import RUN_STATES_WITH_RESULT, TERMINAL_RUN_STATES, ExperimentState, RunState
 from service.driving.budget import BudgetLimit
 from service.driving.choosing import Choice, RunChooser, Wait
 from service.driving.endings import Endings, experiment_outcome
@@ -79,6 +79,7 @@ class Sweep:
         self._pricing: dict[Shape, DevicePricing] = {}
         self._turns = 0
         self._unusable: str | None = None
+        self._spared: frozenset[int] = frozenset()
         self.stopping: StopReason | None = None
         """Set when the whole experiment is asked to stop: nothing is handed out any more."""
 
@@ -237,6 +238,9 @@ class Sweep:
             StoreOutage: the database is unavailable.
         """
         context = self._context
+        if self._unusable is not None and not self._spared.issuperset(self._unfinished()):
+            self._unusable = None  # A run that had failed was queued again: its data may have been fixed.
+            return None
         state, failure = self.final_state()
         try:
             return context.store.finish_experiment(
@@ -256,6 +260,10 @@ class Sweep:
                 raise
             return state  # The answer of an earlier try was lost.
 
+    def _unfinished(self) -> list[int]:
+        """Returns the runs that have not ended."""
+        return [run.id for run in self._context.runs() if run.state not in TERMINAL_RUN_STATES]
+
     def _judge_data(self, failed: Run, mistake: str) -> None:
         """Spares the runs that share a mistake in data: all of them, or those with the same data.
 
@@ -273,6 +281,7 @@ class Sweep:
             self._chooser.prune_data(failed, mistake)
         else:
             self._unusable = mistake
+            self._spared = frozenset(self._unfinished())
 
     def _give_turn(self, choice: Choice) -> Turn:
         context, run, shape = self._context, choice.run, choice.shape
