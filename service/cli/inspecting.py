@@ -48,7 +48,10 @@ def inspect(
         print_json(_document(contents, spec))
         return
     for line in _lines(contents):
-        say(line) if isinstance(line, str) else console().print(line)
+        if isinstance(line, str):
+            say(line)
+        else:
+            console().print(line)
     if spec is not None:
         say("")
         say("a spec to start from:")

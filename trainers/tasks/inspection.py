@@ -38,8 +38,12 @@ MOST_ROWS = 100_000
 """Rows of a part that are read."""
 _LENGTHS_OF = 10_000
 """Texts of a part whose length is measured: every k-th."""
+_ALL_BYTES, _ALL_S = 4 << 30, 600.0
+"""What is read in all; pipes and devices are never."""
 _SAMPLE_ROWS = 300
 _SAMPLE_BYTES, _SAMPLE_S = 4 << 20, 2.0
+_FILES_TRIED = 20
+"""Files of a folder without parts that are each looked at as a dataset, the largest first."""
 _LIST_BYTES = 1 << 16
 _SHOWN = 3
 _PIECE = re.compile(r"\w+|[^\w\s]")
@@ -154,7 +158,8 @@ def inspect(path: Path, tokenizer: Path | None = None) -> Contents:
     count = estimated_tokens if tokenizer is None else _counter(tokenizer)
     proposals, refused = _proposals(path)
     if not proposals and path.is_dir():
-        for file in sorted(one for one in path.iterdir() if one.is_file()):
+        files = sorted((one for one in path.iterdir() if one.is_file()), key=_size, reverse=True)
+        for file in files[:_FILES_TRIED]:
             found, _ = _proposals(file)
             proposals.extend(found)
     proposals.sort(key=lambda one: (-one.certainty, -_size(one.path)))
@@ -306,9 +311,11 @@ def _kind(column: Column) -> str:
 def _contents(proposal: Proposal, count: CountTokens) -> dict[str, PartContents]:
     task = configuration.Task.model_validate({**proposal.task, "path": str(proposal.path)})
     root = proposal.path if proposal.path.is_dir() else proposal.path.parent
-    return {
-        part: _read_part(source, task, root, count) for part, source in parts_at(proposal.path, task).items()
-    }
+    with within(Allowance(_ALL_BYTES, _ALL_S)):
+        return {
+            part: _read_part(source, task, root, count)
+            for part, source in parts_at(proposal.path, task).items()
+        }
 
 
 def _read_part(source: SourcePart, task: configuration.Task, root: Path, count: CountTokens) -> PartContents:
@@ -353,6 +360,8 @@ def _usable_rows(rows: Iterator[Row], part: PartContents) -> Iterator[Row]:
                 return
             part.rows += 1
             yield row
+    except Spent:
+        part.whole = False
     except BadDataError as error:
         part.whole = False
         part.mistakes.append(str(error))

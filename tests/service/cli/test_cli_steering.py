@@ -12,6 +12,7 @@ from service.domain.records import MeasurementRow
 from service.domain.states import ExperimentState, RunState
 from service.store import RecordBatch
 from tests.service.cli.house import SPEC, House
+from trainers.synthetic import write_corpus
 
 
 def test_submit_says_the_number_and_how_to_watch(house: House) -> None:
@@ -116,10 +117,13 @@ def test_reuse_is_previewed_submitted_and_shown(house: House) -> None:
     first = house.runs(2)[0]
     assert "run:1, with the same settings and data" in house.run("show", f"run:{first.id}").stdout
 
-    (house.folder / "texts" / "train.jsonl").write_text('{"text": "other", "label": 0}\n', encoding="utf-8")
+    write_corpus(house.folder / "texts", train=16, test=8, seed=1)
     preview = house.run("preview", wider, "--reuse")
     assert "12 runs in total\n" in preview.stdout
-    assert "not reused: run 1 has the same settings, but the training data changed since" in preview.stderr
+    assert (
+        "not reused: run 1 has the same settings, but the training data and the test data changed since"
+        in preview.stderr
+    )
 
 
 def test_cancel_of_a_queued_experiment_is_at_once(house: House) -> None:
