@@ -54,6 +54,8 @@ def inspect(
             console().print(line)
     if spec is not None:
         say("")
+        for mistake in contents.proposals[0].mistakes:
+            say(f"fix first: {mistake}")
         say("a spec to start from:")
         say("")
         say(_yaml(spec).rstrip())
@@ -207,7 +209,9 @@ def _document(contents: Contents, spec: Mapping[str, Any] | None) -> dict[str, A
         },
         "shared": contents.shared,
         "token_count": contents.token_count,
-        "tasks": [{**one.task, "path": os.fspath(one.path)} for one in contents.proposals],
+        "tasks": [
+            {**one.task, "path": os.fspath(one.path), "mistakes": one.mistakes} for one in contents.proposals
+        ],
         "refused": contents.refused,
         "spec": spec,
     }

@@ -128,7 +128,7 @@ class Sweep:
         Raises:
             StaleAttempt: the experiment's attempt is over.
         """
-        if self._closed:
+        if self._closed and not self._data_may_be_fixed():
             # A pause may be withdrawn while runs still stop for it.
             return Wait.over if self._ends_early or not self._live else Wait.later
         limit = self._context.spec.queue.max_concurrent_runs
@@ -238,8 +238,7 @@ class Sweep:
             StoreOutage: the database is unavailable.
         """
         context = self._context
-        if self._unusable is not None and not self._spared.issuperset(self._unfinished()):
-            self._unusable = None  # A run that had failed was queued again: its data may have been fixed.
+        if self._data_may_be_fixed():
             return None
         state, failure = self.final_state()
         try:
@@ -259,6 +258,14 @@ class Sweep:
             if (ended.attempt, ended.state) != (context.attempt, state):
                 raise
             return state  # The answer of an earlier try was lost.
+
+    def _data_may_be_fixed(self) -> bool:
+        """Whether a run that had failed was queued again since all were found to share a mistake in data."""
+        if self._unusable is None or self._spared.issuperset(self._unfinished()):
+            return False
+        self._unusable = None
+        self._chooser.relist()
+        return not self._closed
 
     def _unfinished(self) -> list[int]:
         """Returns the runs that have not ended."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 
 class Spent(Exception):
@@ -75,7 +75,7 @@ def in_force() -> Allowance | None:
     return _IN_FORCE.get()
 
 
-def lines_of(stream: BinaryIO) -> Iterator[bytes]:
+def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
     """Yields the lines of an open file.
 
     Raises:

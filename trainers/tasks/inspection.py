@@ -6,6 +6,7 @@ pass the checks that a submission passes. Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -108,11 +109,13 @@ class Proposal:
         task: section `task` of a spec, without defaults.
         certainty: See `Guess`.
         path: Path that is read.
+        mistakes: what a submission would refuse, in a few rows or of whole parts.
     """
 
     task: Mapping[str, Any]
     certainty: int
     path: Path
+    mistakes: Sequence[str] = ()
 
     @property
     def cuts(self) -> bool:
@@ -163,7 +166,7 @@ def inspect(path: Path, tokenizer: Path | None = None) -> Contents:
         for file in files[:_FILES_TRIED]:
             found, _ = _proposals(file)
             proposals.extend(found)
-    proposals.sort(key=lambda one: (-one.certainty, -_size(one.path)))
+    proposals.sort(key=lambda one: (-one.certainty, bool(one.mistakes), -_size(one.path)))
     best = proposals[0] if proposals else None
     parts: dict[str, PartContents] = {}
     columns: Mapping[str | int, str] = {}
@@ -227,10 +230,10 @@ def _proposals(path: Path) -> tuple[list[Proposal], dict[str, str]]:
             refused[name] = str(error.errors()[0]["msg"])
             continue
         mistakes = mistakes_in(path, task)
-        if mistakes:
+        if mistakes and not _mostly_usable(path, task):
             refused[name] = mistakes[0]
         else:
-            found.append(Proposal({"name": name, **guess.fields}, guess.certainty, path))
+            found.append(Proposal({"name": name, **guess.fields}, guess.certainty, path, tuple(mistakes)))
     return found, refused
 
 
@@ -270,6 +273,23 @@ def _without_header(path: Path, task: configuration.Task) -> list[Row]:
     if not cells or not all(isinstance(cell, str) for row in cells for cell in row):
         return []
     return [] if looks_like_a_header([cell.strip() for cell in cells[0]], cells[1:]) else rows
+
+
+def _mostly_usable(path: Path, task: configuration.Task) -> bool:
+    """Returns whether a run could use most of the first rows: the others are mistakes in the data."""
+    rules, usable = build(task.name), 0
+    try:
+        rows = [
+            row.renamed({name: str(column) for name, column in task.columns.items()})
+            for row in _first_rows(path, task)
+        ]
+    except BadDataError:
+        return False
+    for row in rows:
+        with contextlib.suppress(BadDataError):
+            rules.check_row(row, task)
+            usable += 1
+    return 2 * usable > len(rows)
 
 
 def _first_rows(path: Path, task: configuration.Task) -> list[Row]:
@@ -402,10 +422,8 @@ def _lengths(texts: Sequence[Sequence[str]], count: CountTokens) -> Lengths:
     tokens = np.bincount(owners, count(flat)) + 1 + np.bincount(owners)
     words = np.bincount(owners, [len(text.split()) for text in flat])
     return Lengths(
-        *(
-            {percent: int(np.percentile(each, percent)) for percent in PERCENTILES}
-            for each in (tokens, words)
-        ),
+        {percent: int(np.percentile(tokens, percent)) for percent in PERCENTILES},
+        {percent: int(np.percentile(words, percent)) for percent in PERCENTILES},
         {length: float(np.mean(tokens > length)) for length in LENGTHS},
     )
 
