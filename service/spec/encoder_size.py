@@ -57,9 +57,11 @@ def layer_problems(models: Iterable[Model], settings: Settings) -> list[Problem]
         models: Models of the runs of a grid, their paths checked.
         settings: Settings with the allowed roots.
     """
+    chosen = dict.fromkeys((model.student, model.layers) for model in models if model.layers is not None)
+    if not chosen:
+        return []
     roots = settings.roots("model")
     problems: dict[Problem, None] = {}
-    chosen = dict.fromkeys((model.student, model.layers) for model in models if model.layers is not None)
     for student, layers in chosen:
         if layers is None or (size := encoder_size(student, roots)) is None:
             continue

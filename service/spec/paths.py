@@ -5,6 +5,7 @@ For the API, `stillhouse validate` and the driver. `trainers.data.paths.find` is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,13 +19,16 @@ from trainers.models.origin import PRESETS
 
 _FIELDS = ("task.path", *MODEL_FIELDS)
 
+Roots = Callable[[str], Sequence[Path]]
+"""Gives the allowed folders of `data` or `model` paths."""
 
-def dataset_problem(text: str, roots: Sequence[Path]) -> Problem | None:
+
+def dataset_problem(text: str, roots: Roots) -> Problem | None:
     """Returns what is wrong with `task.path`, or None."""
     if text.startswith(HUB):
         return _id_problem(text, "dataset", "task.path")
     try:
-        path = find(text, roots)
+        path = find(text, roots("data"))
         if path.is_dir():
             if next(path.iterdir(), None) is None:
                 return Problem(
@@ -47,7 +51,7 @@ def dataset_problem(text: str, roots: Sequence[Path]) -> Problem | None:
     return None
 
 
-def model_problem(text: str, roots: Sequence[Path], field: str = "model.student") -> Problem | None:
+def model_problem(text: str, roots: Roots, field: str = "model.student") -> Problem | None:
     """What is wrong with a model's name or folder, or None; whether a run exists is not judged here."""
     if text in PRESETS and field == "model.teacher":
         return Problem(
@@ -64,7 +68,7 @@ def model_problem(text: str, roots: Sequence[Path], field: str = "model.student"
     except ValueError as error:
         return Problem("invalid-value", field, str(error))
     try:
-        path = find(text, roots)
+        path = find(text, roots("model"))
         if not path.is_dir():
             return Problem("path-not-found", field, f"'{text}' is a file; give its folder")
         if not (path / "config.json").is_file():
@@ -101,13 +105,13 @@ def path_problems(
         settings: Settings with the allowed roots.
         before_each: called before each path is looked at; what it raises ends the check.
     """
-    data_roots, model_roots = settings.roots("data"), settings.roots("model")
+    roots = functools.cache(settings.roots)  # Resolving them takes longer than most other checks.
 
     def problem(field: str, text: str) -> Problem | None:
         before_each()
         if field == "task.path":
-            return dataset_problem(text, data_roots)
-        return model_problem(text, model_roots, field)
+            return dataset_problem(text, roots)
+        return model_problem(text, roots, field)
 
     found = (problem(field, text) for field in _FIELDS for text in _texts(spec, field))
     return first_problems(one for one in found if one is not None)

@@ -57,7 +57,7 @@ def find(text: str, roots: Sequence[Path]) -> Path:
 
     Args:
         text: path as the spec has it.
-        roots: folders that it may lie in.
+        roots: folders that it may lie in, resolved.
 
     Raises:
         OutsideRoots: it lies in none of them.
@@ -67,11 +67,8 @@ def find(text: str, roots: Sequence[Path]) -> Path:
     if "\0" in text:
         raise UnusablePath(f"{text!r} holds a NUL character; remove it")
     try:
-        resolved_roots = [root.resolve() for root in roots]
-        candidates = [(root / text).resolve() for root in resolved_roots]
-        inside = [
-            path for path, root in zip(candidates, resolved_roots, strict=True) if path.is_relative_to(root)
-        ]
+        candidates = [(root / text).resolve() for root in roots]
+        inside = [path for path, root in zip(candidates, roots, strict=True) if path.is_relative_to(root)]
         for path in inside:
             if path.exists():
                 return path
@@ -96,7 +93,7 @@ def resolve(text: str, roots: Sequence[str], what: str) -> Path:
     if not roots:
         raise UnusablePath(f"{what} path '{text}' cannot be used: this worker allows no {what} folders")
     try:
-        return find(text, [Path(root) for root in roots])
+        return find(text, [Path(root).resolve() for root in roots])
     except OutsideRoots as error:
         raise UnusablePath(f"{what} path {error}; move it there, or allow its folder") from None
     except UnusablePath as error:
