@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -21,10 +20,10 @@ from cuda_ext.errors import (
     SparseGradientError,
     TensorMismatchError,
 )
+from cuda_ext.formats import FUSED_DTYPES, state_dtypes
 from cuda_ext.tensor_batch import Group, StepInputs, TensorBatch, bias_correction
 
-_log = logging.getLogger(__name__)
-
+_OPTIONS = ("no_prox", "maximize")
 _STEPS: dict[str, Callable[[list[TensorBatch], StepInputs], None]] = {
     "single_unfused": unfused.single,
     "multi_unfused": unfused.multi,
@@ -40,10 +39,8 @@ _SETTINGS = (
     "capturable",
     "_implementation",
     "_device_types",
-    "_relayout",
     "_step_supports_amp_scaling",
 )
-_FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Adan(torch.optim.Optimizer):
@@ -119,7 +116,6 @@ class Adan(torch.optim.Optimizer):
         self.capturable = capturable
         self._implementation = ""
         self._device_types: frozenset[str] = frozenset()
-        self._relayout = False
         # GradScaler then hands over grad_scale and found_inf as tensors and does not synchronise.
         self._step_supports_amp_scaling = True
         defaults = {
@@ -136,6 +132,13 @@ class Adan(torch.optim.Optimizer):
         """For copies and pickles: the base class keeps groups and state only."""
         kept: dict[str, Any] = super().__getstate__()
         return {**kept, **{name: value for name, value in vars(self).items() if name in _SETTINGS}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also takes what was saved before an option existed: the option is then off."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for option in _OPTIONS:
+                group.setdefault(option, False)
 
     @property
     def implementation(self) -> str:
@@ -164,7 +167,7 @@ class Adan(torch.optim.Optimizer):
                     f"master_weights={self.master_weights!r} joins bfloat16 with its lower 16 bits; "
                     f"use {other!r} for {str(param.dtype).removeprefix('torch.')} parameters"
                 )
-            if param.dtype not in _FUSED_DTYPES and self.requested_implementation.endswith("_fused"):
+            if param.dtype not in FUSED_DTYPES and self.requested_implementation.endswith("_fused"):
                 raise TensorMismatchError(
                     f"a parameter is {param.dtype}, but the fused kernels take float32, bfloat16 and "
                     "float16; "
@@ -179,7 +182,7 @@ class Adan(torch.optim.Optimizer):
         if wanted in UNFUSED_TWIN:
             reasons = (why_not(wanted, device_type) for device_type in sorted(self._device_types))
             reason = next((text for text in reasons if text is not None), None)
-            if reason is None and any(param.dtype not in _FUSED_DTYPES for param in params):
+            if reason is None and any(param.dtype not in FUSED_DTYPES for param in params):
                 reason = "the fused kernels take float32, bfloat16 and float16 parameters only"
         if reason is not None:
             replacement = UNFUSED_TWIN[wanted]
@@ -219,7 +222,8 @@ class Adan(torch.optim.Optimizer):
 
         Raises:
             SparseGradientError: a gradient is sparse.
-            TensorMismatchError: a gradient's dtype or device is not its parameter's.
+            TensorMismatchError: a gradient's dtype or device is not its parameter's, or the parameter was
+                cast since its first step.
             LayoutError: a parameter has gaps in memory (fused only).
         """
         loss = None
@@ -237,15 +241,12 @@ class Adan(torch.optim.Optimizer):
                 return
             inputs = self._inputs(batches)
         with record_function("adan.compute"):
-            try:
-                _STEPS[self._implementation](batches, inputs)
-            except RuntimeError as error:
-                batches = self._second_try(batches, error)
-                _STEPS[self._implementation](batches, inputs)
+            _STEPS[self._implementation](batches, inputs)
 
     def _collect(self) -> list[TensorBatch]:
         """Sorts parameters that have gradients into batches; makes the state of new ones."""
         batches: dict[tuple[Any, ...], TensorBatch] = {}
+        in_order = self._implementation in UNFUSED_TWIN
         for group in self.param_groups:
             for param in group["params"]:
                 grad = param.grad
@@ -267,7 +268,16 @@ class Adan(torch.optim.Optimizer):
                 state = self.state[param]
                 if "step" not in state:
                     self._begin_state(param, state)
-                if self._relayout:
+                elif not isinstance(state["step"], Tensor):
+                    state["step"] = self._step_count(param, float(state["step"]))
+                if state["g_prev"].dtype is not state_dtypes(param.dtype, self.moments_dtype)["g_prev"]:
+                    raise TensorMismatchError(
+                        f"a parameter of shape {tuple(param.shape)} is {param.dtype}, but its state was made "
+                        "for another dtype; cast the model before its first step, or start with a fresh "
+                        "optimizer"
+                    )
+                if in_order:
+                    # Before the first launch: what is refused in a later one leaves half a step behind.
                     grad = _laid_out_like(grad, param)
                 key = (param.device, param.dtype)
                 if key not in batches:
@@ -276,15 +286,16 @@ class Adan(torch.optim.Optimizer):
         return list(batches.values())
 
     def _begin_state(self, param: Tensor, state: dict[str, Any]) -> None:
-        on_device = self._implementation in UNFUSED_TWIN and param.device.type == "cuda"
-        state["step"] = torch.zeros((), dtype=torch.float32, device=param.device if on_device else "cpu")
-        moments = self.moments_dtype if param.dtype in _FUSED_DTYPES else param.dtype
-        wide = torch.float32 if param.dtype in _FUSED_DTYPES else param.dtype
-        dtypes = {"exp_avg": moments, "exp_avg_diff": moments, "exp_avg_sq": wide, "g_prev": param.dtype}
-        for name, dtype in dtypes.items():
+        state["step"] = self._step_count(param, 0.0)
+        for name, dtype in state_dtypes(param.dtype, self.moments_dtype).items():
             state[name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
         if completing := masters.state_name(param, self.master_weights):
             state[completing] = masters.fresh(param, completing)
+
+    def _step_count(self, param: Tensor, value: float) -> Tensor:
+        """Returns a step count where this implementation reads it."""
+        on_device = self._implementation in UNFUSED_TWIN and param.device.type == "cuda"
+        return torch.full((), value, dtype=torch.float32, device=param.device if on_device else "cpu")
 
     def _inputs(self, batches: list[TensorBatch]) -> StepInputs:
         devices = {batch.device for batch in batches}
@@ -302,30 +313,6 @@ class Adan(torch.optim.Optimizer):
             found_inf=_scalar(getattr(self, "found_inf", None), device),
             max_grad_norm=self.max_grad_norm,
         )
-
-    def _second_try(self, batches: list[TensorBatch], error: RuntimeError) -> list[TensorBatch]:
-        """Turns a refusal of the kernels, which check before they write, into a remedy or a typed error."""
-        if self._implementation not in UNFUSED_TWIN or self._relayout:
-            raise error
-        for batch in batches:
-            for param in batch.params:
-                if not _is_dense(param):
-                    raise LayoutError(
-                        f"a parameter of shape {tuple(param.shape)} and strides {param.stride()} has gaps or "
-                        "overlaps in memory; make it contiguous or choose implementation='multi_unfused'"
-                    ) from error
-        mismatched = any(
-            grad.stride() != param.stride()
-            for batch in batches
-            for param, grad in zip(batch.params, batch.grads, strict=True)
-        )
-        if not mismatched:
-            raise error
-        _log.info(
-            "gradients differ from their parameters in memory order; from now on they are copied to match"
-        )
-        self._relayout = True
-        return self._collect()
 
     @torch.no_grad()
     def freeze_second_moment(self, floors: Mapping[Tensor, float]) -> None:
@@ -358,7 +345,7 @@ class Adan(torch.optim.Optimizer):
     def refresh_masters(self) -> None:
         """Takes the 16-bit parameters' present values as fp32 masters: call it after loading weights."""
         for param, state in self.state.items():
-            for name in ("master", "remainder"):
+            for name in masters.STATE_NAMES:
                 if name in state:
                     state[name].copy_(masters.fresh(param, name))
 
@@ -366,26 +353,40 @@ class Adan(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores state exactly, in the dtypes of the state rather than the parameters'.
 
+        What registered pre-hooks return is what is checked and restored; post-hooks find it restored.
+
         Raises:
             StateDictError: shapes differ, or a part such as `g_prev` is missing. Nothing is changed then.
         """
-        checkpoint.check(self, state_dict, self.master_weights)
-        super().load_state_dict(state_dict)
-        on_device = self._implementation in UNFUSED_TWIN
-        checkpoint.restore(self, state_dict, self.moments_dtype, on_device=on_device)
-        self._choose_implementation()
+        given = state_dict
+
+        def check(_optimizer: torch.optim.Optimizer, handed_on: dict[str, Any]) -> None:
+            nonlocal given
+            given = handed_on
+            checkpoint.check(self, given, self.master_weights)
+
+        def restore(_optimizer: torch.optim.Optimizer) -> None:
+            checkpoint.restore(self, given, self.moments_dtype, self.master_weights, self._step_count)
+            self._choose_implementation()
+
+        hooks = (
+            self.register_load_state_dict_pre_hook(check),
+            self.register_load_state_dict_post_hook(restore, prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 def _check_group(group: Group) -> None:
     betas = group["betas"]
     if len(betas) != 3 or not all(0.0 <= beta < 1.0 for beta in betas):
         raise HyperParameterError(f"betas are {betas}; Adan takes three, each at least 0 and below 1")
-    if isinstance(group["lr"], Tensor):
-        if group["lr"].numel() != 1:
-            raise HyperParameterError(f"lr is a tensor of {group['lr'].numel()} elements; it must have one")
-    elif not (math.isfinite(group["lr"]) and group["lr"] >= 0.0):
-        raise HyperParameterError(f"lr is {group['lr']}; it must be finite and at least 0")
-    for name in ("eps", "weight_decay"):
+    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
+        raise HyperParameterError(f"lr is a tensor of {group['lr'].numel()} elements; it must have one")
+    for name in ("lr", "eps", "weight_decay"):
         if not (math.isfinite(group[name]) and group[name] >= 0.0):
             raise HyperParameterError(f"{name} is {group[name]}; it must be finite and at least 0")
 
@@ -408,6 +409,12 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _laid_out_like(grad: Tensor, param: Tensor) -> Tensor:
+    """The gradient in its parameter's memory order, copied where it has another."""
+    if not (param.is_contiguous() or _is_dense(param)):
+        raise LayoutError(
+            f"a parameter of shape {tuple(param.shape)} and strides {param.stride()} has gaps or overlaps in "
+            "memory; make it contiguous or choose implementation='multi_unfused'"
+        )
     if grad.stride() == param.stride():
         return grad
     return torch.empty_like(param, memory_format=torch.preserve_format).copy_(grad)

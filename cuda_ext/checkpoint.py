@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from torch.optim import Optimizer
 
 from cuda_ext import masters
 from cuda_ext.errors import StateDictError
+from cuda_ext.formats import state_dtypes
 
+_GROUP = ("lr", "betas", "eps", "weight_decay")
 _REQUIRED = ("step", "exp_avg", "exp_avg_diff", "exp_avg_sq", "g_prev")
 
 
@@ -24,6 +27,10 @@ def _pairs(optimizer: Optimizer, state_dict: dict[str, Any]) -> list[tuple[Tenso
         )
     pairs = []
     for index, (saved, own) in enumerate(zip(saved_groups, optimizer.param_groups, strict=True)):
+        if missing := [name for name in _GROUP if name not in saved]:
+            raise StateDictError(
+                f"group {index} of the checkpoint lacks {', '.join(missing)}; save with cuda_ext.Adan"
+            )
         if len(saved["params"]) != len(own["params"]):
             raise StateDictError(
                 f"group {index} has {len(saved['params'])} parameters in the checkpoint and "
@@ -62,40 +69,46 @@ def check(optimizer: Optimizer, state_dict: dict[str, Any], master_weights: str)
                     "same master_weights, or start with a fresh optimizer"
                 )
             shape = () if name == "step" else tuple(param.shape)
-            if tuple(state[name].shape) != shape:
+            found = tuple(torch.as_tensor(state[name]).shape)
+            if found != shape:
                 raise StateDictError(
-                    f"{name!r} of parameter {index} has shape {tuple(state[name].shape)} in the checkpoint "
+                    f"{name!r} of parameter {index} has shape {found} in the checkpoint "
                     f"and the parameter {shape}; load it into the model it was saved from"
                 )
 
 
 def restore(
-    optimizer: Optimizer, state_dict: dict[str, Any], moments_dtype: torch.dtype, *, on_device: bool
+    optimizer: Optimizer,
+    state_dict: dict[str, Any],
+    moments_dtype: torch.dtype,
+    master_weights: str,
+    step_count: Callable[[Tensor, float], Tensor],
 ) -> None:
     """Copies saved state into tensors laid out like the parameters.
 
     The base class casts floating-point state to the parameter's dtype, which would cut fp32
-    moments and masters of a bfloat16 model down to bfloat16.
+    moments and masters of a bfloat16 model down to bfloat16. Masters that the optimizer does not
+    keep are dropped; entries that are not Adan's stay as the base class has them.
 
     Args:
         optimizer: Optimizer whose state is replaced.
         state_dict: State dictionary that `check` accepted.
         moments_dtype: Dtype of m and v.
-        on_device: steps live next to CUDA parameters (fused) instead of on the CPU.
+        master_weights: kind of masters that the optimizer keeps.
+        step_count: makes a parameter's step count from a number.
     """
     for param, saved in _pairs(optimizer, state_dict):
         state = optimizer.state[param]
-        for name, value in saved.items():
-            if name == "step":
-                device = param.device if on_device and param.device.type == "cuda" else torch.device("cpu")
-                state[name] = torch.tensor(float(value), dtype=torch.float32, device=device)
-            elif isinstance(value, Tensor):
-                dtype = moments_dtype if _is_moment(name, value) else value.dtype
-                own = torch.empty_like(
-                    param, dtype=dtype, memory_format=torch.preserve_format, requires_grad=False
-                )
-                state[name] = own.copy_(value)
-
-
-def _is_moment(name: str, value: Tensor) -> bool:
-    return name in ("exp_avg", "exp_avg_diff") and value.dtype in (torch.float32, torch.bfloat16)
+        state["step"] = step_count(param, float(saved["step"]))
+        completing = masters.state_name(param, master_weights)
+        dtypes: dict[str, torch.dtype] = state_dtypes(param.dtype, moments_dtype)
+        if completing is not None:
+            dtypes[completing] = saved[completing].dtype
+        for name in masters.STATE_NAMES:
+            if name != completing:
+                state.pop(name, None)
+        for name, dtype in dtypes.items():
+            own = torch.empty_like(
+                param, dtype=dtype, memory_format=torch.preserve_format, requires_grad=False
+            )
+            state[name] = own.copy_(saved[name])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cuda_ext import native
+from cuda_ext import masters, native
 from cuda_ext.tensor_batch import Group, StepInputs, TensorBatch, combined_norm
 
 GROUPS_PER_LAUNCH = 16
@@ -82,7 +82,7 @@ def _launch(batch: TensorBatch, inputs: StepInputs, norm: Tensor | None) -> None
             group["weight_decay"],
         )
         flags.append(int(group["no_prox"]) + 2 * int(group["maximize"]))
-    completing = next((name for name in ("master", "remainder") if name in batch.states[0]), None)
+    completing = next((name for name in masters.STATE_NAMES if name in batch.states[0]), None)
     torch.ops.stillhouse.adan_(
         batch.params,
         batch.grads,

@@ -12,6 +12,9 @@ from cuda_ext import storage
 MASTER_KINDS = ("auto", *storage.MASTERS, "none")
 """`auto` is `fp32` for 16-bit parameters. float32 parameters need none, whatever is asked for."""
 
+STATE_NAMES = ("master", "remainder")
+"""Names that a completing tensor has in a parameter's state."""
+
 _SIXTEEN_BIT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 

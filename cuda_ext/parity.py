@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cuda_ext import masters, native
 from cuda_ext.adan import Adan
+from cuda_ext.formats import state_dtypes
 from cuda_ext.reference import ReferenceState, clip_coefficient, reference_step
 
 # Sizes around a vector, a stage and a chunk, and BERT's vocabulary; a matrix; nothing at all.
@@ -163,9 +164,15 @@ def _bounds(
     short = dtype is not torch.float32
     if short and master_weights == "none":
         return 1.0, 1.5  # movements below half a unit of the storage are lost; only the order of size is left
-    if moments_dtype is torch.bfloat16 or (short and max_grad_norm > 0.0):
-        return 1e-2, 5e-2  # m and v, or a clipped g_prev, carry 8 or 11 bits
+    if torch.bfloat16 in (moments_dtype, *_rounded(dtype, max_grad_norm)):
+        return 1e-2, 5e-2  # m and v, or g_prev, carry 8 bits
     return (1.0 + _ROUNDINGS_PER_STEP * steps) * _UNIT, 1e-2
+
+
+def _rounded(dtype: torch.dtype, max_grad_norm: float) -> tuple[torch.dtype, ...]:
+    """Formats that the previous gradient is rounded to: stored as it came, it is exact."""
+    stored = state_dtypes(dtype, torch.float32)["g_prev"]
+    return () if stored is dtype and max_grad_norm == 0.0 else (stored,)
 
 
 def _capability(implementation: str, device: torch.device) -> str:

@@ -28,9 +28,7 @@ def single(batches: list[TensorBatch], inputs: StepInputs) -> None:
         return
     norm = None
     if inputs.max_grad_norm > 0.0:
-        norm = combined_norm(
-            [torch.linalg.vector_norm(g, dtype=torch.float32) for b in batches for g in b.grads]
-        )
+        norm = combined_norm([torch.linalg.vector_norm(_wide(g)) for b in batches for g in b.grads])
     factor = gradient_factor(inputs, norm)
     for batch in batches:
         for group, part in batch.per_group():

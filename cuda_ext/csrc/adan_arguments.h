@@ -86,6 +86,7 @@ inline PreparedLaunch prepare_launch(const AdanArguments& a, int64_t chunk) {
 
   const at::Device device = a.params[0].device();
   const at::ScalarType dtype = a.params[0].scalar_type();
+  const at::ScalarType previous = dtype == at::kHalf ? at::kBFloat16 : dtype;  // see previous_storage
   const at::ScalarType moments = a.exp_avgs[0].scalar_type();
   TORCH_CHECK(moments == at::kFloat || moments == at::kBFloat16, "adan: moments must be float32 or bfloat16");
 
@@ -131,7 +132,7 @@ inline PreparedLaunch prepare_launch(const AdanArguments& a, int64_t chunk) {
       like_param(a.exp_avgs[index], moments, "exp_avg");
       like_param(a.exp_avg_diffs[index], moments, "exp_avg_diff");
       like_param(a.exp_avg_sqs[index], at::kFloat, "exp_avg_sq");
-      like_param(a.g_prevs[index], dtype, "g_prev");
+      like_param(a.g_prevs[index], previous, "g_prev");
       if (launch.master != Master::kNone) like_param(a.masters[index], master_dtype, "the master");
       const at::Tensor& step = a.steps[index];
       TORCH_CHECK(step.scalar_type() == at::kFloat && step.numel() == 1 && step.device() == device,

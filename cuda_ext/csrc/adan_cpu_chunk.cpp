@@ -79,6 +79,7 @@ void join_theta(float* __restrict theta, int64_t count, const uint16_t* __restri
 void update_staged(const ChunkWork& work, UpdateFloats update) {
   const AdanTensor& t = *work.tensor;
   const Storage moments = work.bfloat16_moments ? Storage::kBFloat16 : Storage::kFloat32;
+  const Storage previous = previous_storage(work.storage);
   const bool full = work.master == Master::kFull, split = work.master == Master::kSplit;
   alignas(64) float theta_stage[kStage], gradient_stage[kStage], m_stage[kStage], v_stage[kStage],
       g_prev_stage[kStage];
@@ -87,7 +88,7 @@ void update_staged(const ChunkWork& work, UpdateFloats update) {
     const Block theta(full ? t.master : t.param, full ? Storage::kFloat32 : work.storage, begin, theta_stage);
     const Block gradient(const_cast<void*>(t.grad), work.storage, begin, gradient_stage);
     const Block m(t.m, moments, begin, m_stage), v(t.v, moments, begin, v_stage);
-    const Block g_prev(t.g_prev, work.storage, begin, g_prev_stage);
+    const Block g_prev(t.g_prev, previous, begin, g_prev_stage);
     uint16_t* const upper = static_cast<uint16_t*>(t.param) + begin;
     int16_t* const remainder = static_cast<int16_t*>(t.master) + begin;  // used when the master is split
 
@@ -99,7 +100,7 @@ void update_staged(const ChunkWork& work, UpdateFloats update) {
     if (gradient.staged) widen(t.grad, work.storage, begin, count, gradient.values);
     if (m.staged) widen(t.m, moments, begin, count, m.values);
     if (v.staged) widen(t.v, moments, begin, count, v.values);
-    if (g_prev.staged && !work.first) widen(t.g_prev, work.storage, begin, count, g_prev.values);
+    if (g_prev.staged && !work.first) widen(t.g_prev, previous, begin, count, g_prev.values);
 
     update(count, theta.values, gradient.values, m.values, v.values, t.n + begin, g_prev.values, work.scalars);
 
@@ -110,7 +111,7 @@ void update_staged(const ChunkWork& work, UpdateFloats update) {
     }
     if (m.staged) narrow(m.values, moments, begin, count, t.m);
     if (v.staged) narrow(v.values, moments, begin, count, t.v);
-    if (g_prev.staged) narrow(g_prev.values, work.storage, begin, count, t.g_prev);
+    if (g_prev.staged) narrow(g_prev.values, previous, begin, count, t.g_prev);
   }
 }
 

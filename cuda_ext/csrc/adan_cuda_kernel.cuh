@@ -68,6 +68,16 @@ __device__ __forceinline__ void store_four(T* p, const Four& f) {
   __stcs(reinterpret_cast<uint2*>(p), packed.bits);
 }
 
+// Type of the previous gradient: see previous_storage.
+template <typename T>
+struct PreviousOf {
+  using Type = T;
+};
+template <>
+struct PreviousOf<__half> {
+  using Type = __nv_bfloat16;
+};
+
 // Parameters: in storage only, with an fp32 master, or split into bfloat16 and 16 remainder bits.
 template <typename T, Master kMaster>
 struct Parameter {
@@ -177,6 +187,7 @@ __device__ __forceinline__ void reload_shared() { asm volatile("" ::: "memory");
 template <typename T, typename Moment, Master kMaster>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     adan_kernel(const __grid_constant__ AdanArgumentsOnDevice a) {
+  using Previous = typename PreviousOf<T>::Type;
   if (a.found_inf != nullptr && *a.found_inf != 0.0f) return;
 
   __shared__ AdanTensor tensor;
@@ -215,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
       Four v = load_four(static_cast<const Moment*>(tensor.v) + i);
       Four n = load_four(static_cast<const float*>(tensor.n) + i);
       Four previous = {};
-      if (!first) previous = load_four(static_cast<const T*>(tensor.g_prev) + i);
+      if (!first) previous = load_four(static_cast<const Previous*>(tensor.g_prev) + i);
       reload_shared();
       const AdanScalars s = shared_scalars;
 #pragma unroll
@@ -233,12 +244,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
       store_four(static_cast<Moment*>(tensor.m) + i, m);
       store_four(static_cast<Moment*>(tensor.v) + i, v);
       store_four(tensor.n + i, n);
-      store_four(static_cast<T*>(tensor.g_prev) + i, previous);
+      store_four(static_cast<Previous*>(tensor.g_prev) + i, previous);
     }
     for (int64_t i = vector_end + threadIdx.x; i < end; i += kThreads) {
       const Parameter<T, kMaster> parameter{static_cast<T*>(tensor.param), tensor.master};
       Moment *m = static_cast<Moment*>(tensor.m) + i, *v = static_cast<Moment*>(tensor.v) + i;
-      T* g_prev = static_cast<T*>(tensor.g_prev) + i;
+      Previous* g_prev = static_cast<Previous*>(tensor.g_prev) + i;
       AdanElement e{parameter.load(i), to_float(*m), to_float(*v), tensor.n[i], first ? 0.0f : to_float(*g_prev)};
       adan_update(e, to_float(static_cast<const T*>(tensor.grad)[i]), shared_scalars, first);
       parameter.store(i, e.theta);

@@ -21,7 +21,7 @@ struct AdanTensor {
   void* m;        // fp32, or bfloat16 when the launch says so
   void* v;        // like m
   float* n;
-  void* g_prev;   // stored like grad
+  void* g_prev;   // in previous_storage
   void* master;   // float for Master::kFull, int16_t for Master::kSplit
   float* step;    // finished steps of this parameter; the kernel adds one
   int64_t numel;
@@ -29,6 +29,12 @@ struct AdanTensor {
   int32_t group;
   int32_t aligned;      // every pointer allows vector accesses of four elements
 };
+
+// How the previous gradient is stored. It carries no loss scale, so that fp16, which ends at 6e-8, would lose it:
+// bfloat16 has the range of fp32 in as many bytes.
+constexpr Storage previous_storage(Storage gradients) {
+  return gradients == Storage::kFloat16 ? Storage::kBFloat16 : gradients;
+}
 
 struct AdanLaunch {
   const AdanTensor* tensors;

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cuda_ext import Adan
+from cuda_ext.formats import state_dtypes
 from cuda_ext.native import grad_norm
 
 GUARD = 64  # elements on either side of each buffer
@@ -22,7 +23,7 @@ def arguments(
     lists = [[make(size, dtype) for size in sizes] for _ in range(2)]
     moments = [[make(size, torch.float32) for size in sizes] for _ in range(2)]
     squares = [make(size, torch.float32).abs_() for size in sizes]
-    previous = [make(size, dtype) for size in sizes]
+    previous = [make(size, state_dtypes(dtype, torch.float32)["g_prev"]) for size in sizes]
     masters = [make(size, torch.float32) for size in sizes] if short else []
     steps = [torch.tensor(float(index)) for index in range(len(sizes))]
     return (
