@@ -46,8 +46,11 @@ _INSTRUCTION_SETS = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"),
 }
-ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0")
+ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 """Compute capabilities that the CUDA kernels are built and checked for where none is asked for."""
+_PTX = "+PTX"
+"""Ending of a target whose code the driver also translates for newer devices."""
+_LAUNCHERS = ("ccache", "sccache", "distcc")
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Plan:
         digest = hashlib.sha256()
         for part in (torch.__version__, platform.machine(), sys.platform, repr(self.units), repr(self.link)):
             digest.update(part.encode() + b"\0")
+        for command in sorted({unit.compiler for unit in self.units}):
+            digest.update(compiler_version(command).encode() + b"\0")
         for path in sorted(SOURCES.iterdir()):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         return digest.hexdigest()[:20]
@@ -103,6 +108,20 @@ def compiler() -> str:
         if name and shutil.which(shlex.split(name)[0]):
             return name
     raise BuildError("no C++ compiler found; install g++ or set CXX")
+
+
+@functools.cache
+def compiler_version(command: str) -> str:
+    """Returns what a compiler prints of itself: one that was upgraded in place makes another library.
+
+    Raises:
+        BuildError: it does not run.
+    """
+    try:
+        asked = [*shlex.split(command), "--version"]
+        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    except OSError as error:
+        raise BuildError(f"{command} does not run ({error}); set CXX or CUDA_HOME") from error
 
 
 def _torch_include() -> tuple[str, ...]:
@@ -142,25 +161,30 @@ def cpu_plan() -> Plan:
 
 
 def wanted_architectures() -> tuple[str, ...]:
-    """Targets of the CUDA library: `TORCH_CUDA_ARCH_LIST`, else the GPUs here, else all we check for."""
+    """Targets of the CUDA library: `TORCH_CUDA_ARCH_LIST`, else the GPUs here, else all we check for.
+
+    Unless they are listed, the newest one also serves devices that come after it.
+    """
     if listed := os.environ.get("TORCH_CUDA_ARCH_LIST"):
         return tuple(listed.replace(";", " ").replace(",", " ").split())
     if torch.cuda.is_available():
         capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-        return tuple(f"{major}.{minor}" for major, minor in sorted(capabilities))
-    return ARCHITECTURES
+        *older, newest = (f"{major}.{minor}" for major, minor in sorted(capabilities))
+    else:
+        *older, newest = ARCHITECTURES
+    return (*older, newest + _PTX)
 
 
 def _architecture_flags(architectures: tuple[str, ...]) -> tuple[str, ...]:
     flags: list[str] = []
     for architecture in architectures:
-        number = architecture.removesuffix("+PTX").replace(".", "")
+        number = architecture.removesuffix(_PTX).replace(".", "")
         if not number.rstrip("af").isdigit():
             raise BuildError(
                 f"TORCH_CUDA_ARCH_LIST names {architecture!r}; write numbers such as 9.0 or 9.0+PTX"
             )
         flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
-        if architecture.endswith("+PTX"):
+        if architecture.endswith(_PTX):
             flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
     return tuple(flags)
 
@@ -206,11 +230,19 @@ def cuda_units(nvcc_path: str, architectures: tuple[str, ...], *extra: str) -> t
         "-std=c++17",
         "-O3",
         "-Xcompiler=-fPIC,-fvisibility=hidden",
+        *_host_compiler(),
         *_architecture_flags(architectures),
         *extra,
     )
     names = ("adan_cuda", "adan_cuda_float32", "adan_cuda_bfloat16", "adan_cuda_float16")
     return tuple(Unit(name, nvcc_path, f"{name}.cu", flags) for name in names)
+
+
+def _host_compiler() -> tuple[str, ...]:
+    """nvcc's flag for the host compiler that CXX names; none where it is unset, and nvcc takes its own."""
+    words = shlex.split(os.environ.get("CXX", ""))
+    named = next((word for word in words if Path(word).name not in _LAUNCHERS), None)
+    return () if named is None or not shutil.which(named) else (f"-ccbin={shutil.which(named)}",)
 
 
 def why_no_cuda() -> str | None:
@@ -315,10 +347,10 @@ def _packaged(kind: str) -> Path | None:
 
 
 def _runs_on(target: str, major: int, minor: int) -> bool:
-    number = target.removesuffix("+PTX").rstrip("af")
+    number = target.removesuffix(_PTX).rstrip("af")
     built_major, built_minor = (int(part) for part in number.split("."))
     same_family = built_major == major and built_minor <= minor
-    return same_family or (target.endswith("+PTX") and (built_major, built_minor) <= (major, minor))
+    return same_family or (target.endswith(_PTX) and (built_major, built_minor) <= (major, minor))
 
 
 def compile_plan(plan: Plan, folder: Path) -> Path:
@@ -406,22 +438,30 @@ def build_ahead(kind: str, *, in_package: bool = False) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; exit code 1 when nothing could be built."""
+    """Command line; exit code 1 when nothing could be built, or with `--complete` not everything."""
     parser = argparse.ArgumentParser(
         prog="python -m cuda_ext.build", description="Compile Stillhouse's kernels."
+    )
+    parser.add_argument(
+        "--complete",
+        action="store_true",
+        help="fail unless there are kernels for all that this torch computes on",
     )
     parser.add_argument(
         "--in-package", action="store_true", help="next to the package instead of in the user's cache"
     )
     options = parser.parse_args(arguments)
-    built = 0
+    missing = []
     for kind in ("cpu", "cuda"):
         try:
             print(f"{kind}: {build_ahead(kind, in_package=options.in_package)}")
-            built += 1
         except BuildError as error:
             print(f"{kind}: not built: {error}")
-    return 0 if built else 1
+            missing.append(kind)
+    wanted = ["cpu", *(["cuda"] if torch.version.cuda else [])]
+    if options.complete:
+        return 1 if set(missing) & set(wanted) else 0
+    return 1 if len(missing) == 2 else 0
 
 
 if __name__ == "__main__":

@@ -133,6 +133,62 @@ def test_targets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
         build._architecture_flags(("Hopper",))
 
 
+def test_without_a_list_the_newest_target_also_serves_devices_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.setattr(build.torch.cuda, "is_available", lambda: False)
+    assert build.wanted_architectures()[-2:] == ("10.0", "12.0+PTX")
+    monkeypatch.setattr(build.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(build.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(build.torch.cuda, "get_device_capability", lambda i: [(9, 0), (8, 0)][i])
+    assert build.wanted_architectures() == ("8.0", "9.0+PTX")
+
+
+def test_a_compiler_upgraded_in_place_makes_another_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "c++"
+    monkeypatch.setenv("CXX", str(compiler))
+
+    def key(version: str) -> str:
+        compiler.write_text(f"#!/bin/sh\necho {version}\n")
+        compiler.chmod(0o755)
+        build.compiler_version.cache_clear()
+        return build.cpu_plan().key
+
+    assert key("12.2") != key("13.1")
+    assert key("12.2") == key("12.2")
+    build.compiler_version.cache_clear()
+
+
+@pytest.mark.parametrize("launcher", ["", "ccache "])
+def test_nvcc_takes_the_host_compiler_that_cxx_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> None:
+    host = tmp_path / "g++-12"
+    host.touch(mode=0o755)
+    monkeypatch.setenv("CXX", f"{launcher}{host}")
+    assert all(f"-ccbin={host}" in unit.flags for unit in build.cuda_units("nvcc", ("9.0",)))
+    monkeypatch.delenv("CXX")
+    assert not any("-ccbin" in flag for unit in build.cuda_units("nvcc", ("9.0",)) for flag in unit.flags)
+
+
+@pytest.mark.parametrize(("cuda", "code"), [("13.0", 1), (None, 0)])
+def test_a_complete_build_lacks_nothing_that_torch_computes_on(
+    cuda: str | None, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ahead(kind: str, *, in_package: bool) -> Path:
+        if kind == "cuda":
+            raise BuildError("nvcc not found")
+        return tmp_path
+
+    monkeypatch.setattr(build, "build_ahead", ahead)
+    monkeypatch.setattr(build.torch.version, "cuda", cuda)
+    assert build.main(["--complete"]) == code
+    assert build.main([]) == 0
+
+
 @pytest.mark.parametrize(
     ("target", "capability", "fits"),
     [("8.0", (8, 6), True), ("8.6", (8, 0), False), ("8.0", (9, 0), False), ("8.0+PTX", (9, 0), True)],
@@ -158,16 +214,25 @@ ptxas info    : Used 64 registers, used 1 barriers, 57 bytes smem
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # the first run with new sources compiles; later ones read what it found
 def test_no_cuda_kernel_spills_on_any_target() -> None:
-    """Compiles all kernels for all six targets; the result is cached by the sources' hash."""
+    """Compiles all kernels for all targets; the result is cached by the sources' hash."""
     try:
         build.nvcc()
     except BuildError as error:
         pytest.skip(str(error))
     found = kernel_check.kernel_resources()
-    assert {row.target for row in found} == {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100"}
-    assert len(found) == 6 * 16
+    assert {row.target for row in found} == {f"sm_{name.replace('.', '')}" for name in build.ARCHITECTURES}
+    assert len(found) == len(build.ARCHITECTURES) * 16
     assert [row for row in found if row.spill_bytes] == []
     assert max(row.registers for row in found) <= kernel_check.REGISTER_LIMIT
+
+
+def test_the_image_has_the_kernels_or_is_not_built() -> None:
+    stages = (Path(build.__file__).parents[1] / "docker" / "Dockerfile").read_text().split("\nFROM ")
+    kernels, final = stages[-2:]
+    assert "FORCE_CUDA=1" in kernels
+    assert "python -m cuda_ext.build --in-package --complete" in kernels
+    assert "COPY --from=kernels" in final
+    assert "native.require('cuda' if torch.version.cuda else 'cpu')" in final
 
 
 def test_a_failure_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
