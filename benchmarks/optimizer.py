@@ -21,7 +21,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,7 @@ class Variant:
 
     name: str
     step: Callable[[], object]
+    gradients: Gradients
     times_ms: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, float]:
@@ -124,7 +125,10 @@ class Variant:
 def make_parameters(
     shapes: list[tuple[int, ...]], device: str, dtype: torch.dtype
 ) -> list[torch.nn.Parameter]:
-    """Random parameters with random gradients: zeros would flatter caches and adders."""
+    """Random parameters with random gradients: zeros would flatter caches and adders.
+
+    See `Gradients` for those of the steps.
+    """
     generator = torch.Generator(device).manual_seed(0)
     params = []
     for shape in shapes:
@@ -133,6 +137,32 @@ def make_parameters(
         param.grad = (torch.randn(shape, generator=generator, device=device) * 1e-3).to(dtype)
         params.append(param)
     return params
+
+
+class Gradients:
+    """Two sets of gradients that steps take in turn: with constant ones the difference of two is 0.
+
+    They are copied into place, outside of any time, so that a CUDA graph sees them as well.
+
+    Args:
+        params: Parameters with a first set of gradients.
+    """
+
+    def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
+        self._used = [param.grad for param in params if param.grad is not None]
+        generator = torch.Generator(self._used[0].device).manual_seed(1)
+        first = [grad.clone() for grad in self._used]
+        second = [
+            torch.randn(grad.shape, generator=generator, device=grad.device).mul_(1e-3).to(grad.dtype)
+            for grad in self._used
+        ]
+        self._sets = (first, second)
+        self._turn = 0
+
+    def alternate(self) -> None:
+        """Puts the other set in place."""
+        self._turn = 1 - self._turn
+        torch._foreach_copy_(self._used, self._sets[self._turn])
 
 
 def variants_for(device: str, size: str, *, extras: bool) -> tuple[list[Variant], dict[str, Adan], int]:
@@ -146,23 +176,24 @@ def variants_for(device: str, size: str, *, extras: bool) -> tuple[list[Variant]
         if device == "cpu":  # one state for all: the same tensors in the same places for each
             adans[implementation].state = adans[IMPLEMENTATIONS[0]].state
     adamw = torch.optim.AdamW(params, lr=1e-4, weight_decay=0.01, fused=True)
-    variants = [Variant(name, optimizer.step) for name, optimizer in adans.items()]
-    variants.append(Variant("torch_fused_adamw", adamw.step))
+    gradients = Gradients(params)
+    variants = [Variant(name, optimizer.step, gradients) for name, optimizer in adans.items()]
+    variants.append(Variant("torch_fused_adamw", adamw.step, gradients))
     if (official := official_adan(params, device)) is not None:
-        variants.append(Variant("official", official))
+        variants.append(Variant("official", official, gradients))
     if extras:
         clipped = Adan(params, lr=1e-4, weight_decay=0.01, implementation="multi_fused", max_grad_norm=1.0)
         if device == "cpu":
             clipped.state = adans[IMPLEMENTATIONS[0]].state
-        variants.append(Variant("multi_fused_clipped", clipped.step))
+        variants.append(Variant("multi_fused_clipped", clipped.step, gradients))
         short = Adan(params, lr=1e-4, implementation="multi_fused", moments_dtype=torch.bfloat16)
-        variants.append(Variant("multi_fused_bfloat16_moments", short.step))
+        variants.append(Variant("multi_fused_bfloat16_moments", short.step, gradients))
         half = make_parameters(shapes, device, torch.bfloat16)
         split = Adan(half, lr=1e-4, implementation="multi_fused", master_weights="split")
-        variants.append(Variant("multi_fused_bfloat16_split", split.step))
+        variants.append(Variant("multi_fused_bfloat16_split", split.step, Gradients(half)))
         if device == "cuda":
-            variants.append(graph_variant(params))
-            variants.append(scaled_variant(params))
+            variants.append(Variant("multi_fused_graph", graph_step(params), gradients))
+            variants.append(Variant("multi_fused_clip_unscale_skip", scaled_step(params), gradients))
     return variants, adans, elements
 
 
@@ -177,7 +208,7 @@ def official_adan(params: list[torch.nn.Parameter], device: str) -> Callable[[],
     return step
 
 
-def graph_variant(params: list[torch.nn.Parameter]) -> Variant:
+def graph_step(params: list[torch.nn.Parameter]) -> Callable[[], object]:
     """The step replayed from a CUDA graph."""
     optimizer = Adan(params, lr=1e-4, implementation="multi_fused", capturable=True)
     side = torch.cuda.Stream()
@@ -188,15 +219,15 @@ def graph_variant(params: list[torch.nn.Parameter]) -> Variant:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         optimizer.step()
-    return Variant("multi_fused_graph", graph.replay)
+    return graph.replay
 
 
-def scaled_variant(params: list[torch.nn.Parameter]) -> Variant:
+def scaled_step(params: list[torch.nn.Parameter]) -> Callable[[], object]:
     """Clip, unscale and skip, all in the step."""
     optimizer = Adan(params, lr=1e-4, implementation="multi_fused", max_grad_norm=1.0)
     optimizer.grad_scale = torch.full((), 1024.0, device="cuda")
     optimizer.found_inf = torch.zeros((), device="cuda")
-    return Variant("multi_fused_clip_unscale_skip", optimizer.step)
+    return optimizer.step
 
 
 def time_rounds(variants: list[Variant], device: str, rounds: int, steps: int, bandwidth: Bandwidth) -> None:
@@ -204,12 +235,17 @@ def time_rounds(variants: list[Variant], device: str, rounds: int, steps: int, b
     for number in range(rounds + 1):
         for variant in variants:
             for _ in range(steps):
+                variant.gradients.alternate()
                 elapsed = timed_ms(variant.step, device)
                 if number > 0:
                     variant.times_ms.append(elapsed)
         if number > 0:
             bandwidth.measure()
         print(f"round {number} of {rounds}" + (" (warm-up)" if number == 0 else ""), flush=True)
+
+
+HOST_HEAD_START_CYCLES = 20_000_000
+"""About 10 ms at a GPU's clock; the Python of an Adan step takes 0.6 to 1.2 ms."""
 
 
 def timed_ms(step: Callable[[], object], device: str) -> float:
@@ -220,7 +256,7 @@ def timed_ms(step: Callable[[], object], device: str) -> float:
         return (time.perf_counter() - begin) * 1e3
     begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     # Work ahead of the first event lets the host run ahead of the device: the launch is then not in the time.
-    torch.cuda._sleep(1_000_000)
+    torch.cuda._sleep(HOST_HEAD_START_CYCLES)
     begin_event.record()
     step()
     end_event.record()
@@ -309,24 +345,44 @@ def profiled_step(optimizer: Adan, device: str) -> dict[str, float | int]:
     }
 
 
-def energy_mj(step: Callable[[], object], device: str, steps: int = 50) -> float | None:
-    """Energy of one step by a hardware counter; None where there is none that may be read."""
+COUNTER_SECONDS = 3.0
+"""Shortest time between two readings: NVML refreshes its counter every 20 to 100 ms."""
+_STEPS_AT_ONCE = 16
+
+
+def energy_mj(step: Callable[[], object], device: str, seconds: float = COUNTER_SECONDS) -> float | None:
+    """Energy of one step by a hardware counter; None where there is none that may be read.
+
+    Args:
+        step: taken again and again.
+        device: `cpu` or `cuda`; it is idle at both readings.
+        seconds: at least so long.
+    """
     read = _gpu_counter() if device == "cuda" else _cpu_counter()
     if read is None:
         return None
-    begin = read()
-    for _ in range(steps):
-        step()
-    if device == "cuda":
-        torch.cuda.synchronize()
+    wait = torch.cuda.synchronize if device == "cuda" else _nothing
+    wait()
+    steps, begin, began_s = 0, read(), time.perf_counter()
+    while time.perf_counter() - began_s < seconds:
+        for _ in range(_STEPS_AT_ONCE):
+            step()
+        wait()
+        steps += _STEPS_AT_ONCE
     return round((read() - begin) / steps, 1)
+
+
+def _nothing() -> None:
+    """The host's own work is done when it returns."""
 
 
 def _gpu_counter() -> Callable[[], float] | None:
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+        # NVML counts devices that CUDA_VISIBLE_DEVICES hides, so that a number would be another one's.
+        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
         nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except Exception:  # no library, no driver, no counter on this device: all mean "not measured"
         return None
@@ -386,7 +442,7 @@ def main() -> None:
         name: {
             "total_ms": summaries[name]["median_ms"],
             **breakdown(optimizer, device),
-            "energy_mj": energy_mj(optimizer.step, device),
+            "energy_mj": energy_mj(optimizer.step, device, 0.1 if options.smoke else COUNTER_SECONDS),
             "ran": optimizer.implementation,
         }
         for name, optimizer in adans.items()
