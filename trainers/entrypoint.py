@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from trainers.config import RunConfig, TrainingSections, Workspace
 from trainers.device_kinds import DEVICE_KINDS
 from trainers.dry_runs.profile import ModelShape, Profile
-from trainers.errors import FailureClass, OutOfMemoryError, TrainingError
+from trainers.errors import FailureClass, OutOfMemoryError, TrainingError, out_of_memory
 from trainers.reporting import Clock, Fence, Sink, Stop, TrainingOutcome
 from trainers.tasks import TASKS
 from trainers.telemetry.instruments import Instruments
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from trainers.trainer import Trainer
 
 _MESSAGE_LIMIT = 1000
-_ALLOCATION = ("can't allocate memory", "out of memory", "cannot allocate memory")
 _CONNECTION = ("connection closed by peer", "connection reset", "timed out", "gloo", "nccl", "broken pipe")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -286,9 +285,7 @@ def _failure_class(error: BaseException) -> FailureClass:
         return error.failure_class
     text = str(error).lower()
     torch = sys.modules.get("torch")
-    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
-        return FailureClass.out_of_memory
-    if isinstance(error, RuntimeError) and any(words in text for words in _ALLOCATION):
+    if out_of_memory(error) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return FailureClass.out_of_memory
     if torch is not None and isinstance(error, torch.distributed.DistError):
         return FailureClass.infrastructure

@@ -77,3 +77,20 @@ class PipelineError(TrainingError):
     """A stage of a pipeline is gone, or said nothing for too long; names it."""
 
     failure_class = FailureClass.infrastructure
+
+
+_ALLOCATION = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "out of memory",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "device_allocation_failed",  # cuDNN 9: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Returns whether an exception says that memory ran out: torch's own, the driver's or a library's."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _ALLOCATION)

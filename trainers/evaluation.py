@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -117,7 +116,9 @@ class Evaluator:
         if batch is None:
             return
         with self._evaluating(replica):
-            self._forward(replica, batch.to(self._device))
+            said = self._forward(replica, batch.to(self._device))
+            if said is not None:
+                self._read(*said)
 
     def observe(self, replica: Replica, abandon: Callable[[], bool]) -> Observed | None:
         """Returns what scoring needs of the whole part, the same on every worker.
@@ -176,7 +177,7 @@ class Evaluator:
     @torch.no_grad()
     def _forward_all(self, replica: Replica, abandon: Callable[[], bool]) -> _Share | None:
         """This worker's share; None when abandoned."""
-        share = _Share()
+        share, backend = _Share(), kind_of(self._device).backend
         batches = Prefetcher(self._prepare, 0, len(self._batches))
         try:
             for rows in self._batches:
@@ -187,14 +188,15 @@ class Evaluator:
                     continue
                 batch = batch.to(self._device)
                 # The copy is not part of an example's time.
-                kind_of(self._device).backend.synchronize(self._device)
-                began_s = time.perf_counter()
+                began = backend.moment(self._device)
                 said = self._forward(replica, batch)
-                spent_s = time.perf_counter() - began_s
+                computed = backend.moment(self._device)
+                found = None if said is None else self._read(*said)
+                spent_s = backend.seconds(began, computed)
                 share.spent_s += spent_s
-                if said is None:
+                if found is None:
                     continue
-                kept, batch_loss = said
+                kept, batch_loss = found
                 share.rows.append(rows)
                 share.observed.append(kept)
                 share.loss += batch_loss
@@ -204,22 +206,29 @@ class Evaluator:
         return share
 
     def _prepare(self, number: int) -> Batch | None:
-        """Returns a batch on the CPU, None where this worker has none left; runs ahead, in a thread."""
+        """Returns a batch on the host, None where this worker has none left; runs ahead, in a thread."""
         rows = self._batches[number]
         if not len(rows):
             return None
         batch = collate(self._data, rows, self._pad_id, self._multiple)
-        return batch if self._transform is None else self._transform(batch, seed=0, epoch=0)
+        if self._transform is not None:
+            batch = self._transform(batch, seed=0, epoch=0)
+        return batch.pinned(self._device)
 
-    def _forward(self, replica: Replica, batch: Batch) -> tuple[np.ndarray, float] | None:
-        """What is observed of each example and the sum of their loss, when the device has computed both."""
+    def _forward(self, replica: Replica, batch: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What is observed of each example (B, K) and the sum of their loss, on the device."""
         with self._inference.context():
             said = replica.infer(batch)
             if said is None:
                 return None
             observed = self._scoring.observe(said.logits, batch)
             loss = self._task.loss(said.logits, batch)
-        return observed.float().cpu().numpy(), float(loss)
+        return observed.float(), loss.float()
+
+    def _read(self, observed: torch.Tensor, loss: torch.Tensor) -> tuple[np.ndarray, float]:
+        """Returns both on the host, in one transfer: the only thing in a batch that it waits for."""
+        flat = torch.cat([observed.flatten(), loss.reshape(1)]).cpu().numpy()
+        return flat[:-1].reshape(observed.shape), float(flat[-1])
 
 
 def _costs(every: Sequence[_Share]) -> dict[str, float]:

@@ -30,6 +30,7 @@ def reset_process(config: RunConfig) -> None:
     torch.clear_autocast_cache()
     for kind in trained_on():
         torch.set_autocast_enabled(kind.torch_type, False)
+        kind.backend.begin_run()
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
     torch.set_float32_matmul_precision("highest")
@@ -83,9 +84,6 @@ def _threads(config: RunConfig) -> int:
 
 
 def _deterministic(wanted: bool) -> None:
-    if wanted:
-        # cuBLAS reads this when it makes its first workspace; it has no effect on CPU.
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(wanted)
     # Nothing reads memory that was not written, so filling it would only cost time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

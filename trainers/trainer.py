@@ -31,6 +31,7 @@ from trainers.telemetry.flops import Tally, tally
 from trainers.telemetry.gradient_noise import StepNorms
 from trainers.telemetry.rates import Communication, Throughput
 from trainers.telemetry.timeline import Phase
+from trainers.update import counts_underflow
 
 _REASONS = tuple(StopReason)
 
@@ -178,7 +179,8 @@ class Trainer:
         self.timeline.enter(Phase.optimizer)
         noise.source.before_update()
         seen = noise.source.sum()
-        underflow_pct = update.underflow_pct() if report else None
+        underflow_due = report and counts_underflow(step, config.log_every_steps)
+        underflow_pct = update.underflow_pct() if underflow_due else None
         squares = update.squares()
 
         self.timeline.enter(Phase.communication)

@@ -10,6 +10,19 @@ from torch import nn
 from trainers.loss_scale import LossScale
 from trainers.optimizers.build import restart
 
+UNDERFLOW_EVERY_STEPS = 32
+"""Counting reads all gradients and launches three kernels for each, as much as the step itself."""
+
+
+def counts_underflow(step: int, log_every_steps: int) -> bool:
+    """Returns whether a step that reports also counts underflow: the first to do so in as many steps.
+
+    Args:
+        step: 0-based.
+        log_every_steps: steps between reports.
+    """
+    return step // UNDERFLOW_EVERY_STEPS != (step - log_every_steps) // UNDERFLOW_EVERY_STEPS
+
 
 class Update:
     """The optimizer of a run and what happens to its gradients first.

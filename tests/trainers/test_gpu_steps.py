@@ -148,7 +148,8 @@ def test_a_clipped_step_of_half_parameters_that_reports_underflow(of_task, assem
         )
     )
     assert isinstance(trainer.model.state.optimizer, MasterAdamW)
-    assert numbers_read(trainer, monkeypatch) == [4, 3]
+    # Underflow is counted in the first of them, noise as well.
+    assert numbers_read(trainer, monkeypatch) == [4, 2]
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -91,6 +91,23 @@ def test_running_out_of_memory_is_an_answer_and_other_errors_are_errors():
         fits(broken)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "CUDA error: out of memory",
+    ],
+)
+def test_a_library_that_cannot_allocate_is_out_of_memory(words):
+    def attempt() -> None:
+        raise RuntimeError(words)
+
+    assert not fits(attempt)
+    assert classify(RuntimeError(words))[0] is FailureClass.out_of_memory
+
+
 def broken() -> None:
     raise RuntimeError("device-side assert")
 

@@ -188,7 +188,7 @@ def test_half_parameters_in_bf16_learn(configure, tmp_path, recorder, optimizer,
     losses = recorder.series("loss")
     assert outcome.summary["accuracy"] > 0.85
     assert "half parameters" in recorder.facts["precision_implementation"]
-    assert set(recorder.series("underflow_pct")) == set(losses)
+    assert set(recorder.series("underflow_pct")) == set(losses) & set(range(1, max(losses) + 1, 32))
     state = json.loads((Path(outcome.checkpoint) / "config.json").read_text())
     assert state["architectures"] == ["BertForSequenceClassification"]
 

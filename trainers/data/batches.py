@@ -106,9 +106,16 @@ class Batch:
             return self
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pinned(self) -> Batch:
-        """Returns the same batch in memory that a GPU copies from by itself, while the host continues."""
-        return self._each(torch.Tensor.pin_memory)
+    def pinned(self, device: torch.device) -> Batch:
+        """Returns the same batch in memory that the device copies from by itself, while the host continues.
+
+        As it is where the host computes.
+        """
+        pinning = kind_of(device).backend.pinning(device)
+        if pinning is None:
+            return self
+        with pinning:
+            return self._each(torch.Tensor.pin_memory)
 
     def guesses_of_sequence(self) -> torch.Tensor:
         """(M,) how many positions are to be guessed in the sequence of each that is."""
@@ -170,12 +177,8 @@ class StepBatch:
     global_examples: int
 
     def pinned(self, device: torch.device) -> StepBatch:
-        """Returns the same step, see `Batch.pinned`; as it is where the host computes."""
-        pinning = kind_of(device).backend.pinning(device)
-        if pinning is None:
-            return self
-        with pinning:
-            return replace(self, micro_batches=[micro.pinned() for micro in self.micro_batches])
+        """Returns the same step, see `Batch.pinned`."""
+        return replace(self, micro_batches=[micro.pinned(device) for micro in self.micro_batches])
 
 
 def collate(data: TokenSet, rows: Indices, pad_id: int, multiple: int) -> Batch:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -61,6 +63,9 @@ class Backend:
     def synchronize(self, device: torch.device) -> None:
         """Waits until the device has done what it was given."""
 
+    def begin_run(self) -> None:
+        """Chooses among what torch leaves open, for the whole process."""
+
     def free_cache(self) -> None:
         """Returns memory that torch caches."""
 
@@ -84,6 +89,18 @@ class Backend:
     def keep_random_state(self, device: torch.device) -> AbstractContextManager[None]:
         """Around what draws random numbers: generators are afterwards as they were."""
         return torch.random.fork_rng([])
+
+    def send(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Returns a host tensor on the device; the host does not wait for the copy."""
+        return tensor
+
+    def moment(self, device: torch.device) -> Any:
+        """Returns the moment at which the device has done what it was given so far, for `seconds`."""
+        return time.perf_counter()
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Returns the time between two moments; waits for the later one."""
+        return float(end - begin)
 
     def pinning(self, device: torch.device) -> AbstractContextManager[object] | None:
         """Around pinning memory that the device copies from by itself; None where nothing is copied."""

@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from trainers.config import RunConfig
 from trainers.device_kinds import free_caches, kind_of
-from trainers.errors import OutOfMemoryError
+from trainers.errors import OutOfMemoryError, out_of_memory
 from trainers.parallel.workers import Workers
 from trainers.preparation import preparing
 from trainers.tasks.info import OwnFields
@@ -162,7 +162,10 @@ def fits(attempt: Callable[[], None]) -> bool:
     """Returns whether something runs without running out of memory; what it held is free afterwards."""
     try:
         attempt()
-    except torch.OutOfMemoryError:
+    except (RuntimeError, MemoryError) as error:
+        # cuBLAS and cuDNN allocate by themselves, and refuse in words of their own.
+        if not (isinstance(error, torch.OutOfMemoryError) or out_of_memory(error)):
+            raise
         # The traceback holds the frames that hold the tensors: leave it before freeing.
         enough = False
     else:

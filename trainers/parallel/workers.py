@@ -9,6 +9,8 @@ import torch
 from torch import distributed
 from typing_extensions import override
 
+from trainers.device_kinds import kind_of
+
 
 class Workers:
     """One worker, alone: every exchange is with itself.
@@ -86,7 +88,8 @@ class GroupWorkers(Workers):
     @override
     def sum(self, values: Sequence[float | torch.Tensor], device: torch.device) -> list[float]:
         known = [0.0 if isinstance(value, torch.Tensor) else value for value in values]
-        tensor = torch.tensor(known, dtype=torch.float64, device=device)
+        # Made on the device, it would wait there for all that the step has launched.
+        tensor = kind_of(device).backend.send(torch.tensor(known, dtype=torch.float64), device)
         for place, value in enumerate(values):
             if isinstance(value, torch.Tensor):
                 tensor[place] = value

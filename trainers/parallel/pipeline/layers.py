@@ -237,6 +237,20 @@ class StagePartition:
         return cls(layout, own)
 
 
+def sent_dtype(device: torch.device) -> torch.dtype:
+    """Returns the format that hidden states travel in between stages: autocast's, or fp32, which holds all.
+
+    Under autocast the next layer's products round them to it in any case; what is lost is the rounding of
+    the residual where a stage ends. Every stage has the same answer, whatever its layers are.
+
+    Args:
+        device: Device to compute on, within the arithmetic's context.
+    """
+    if torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    return torch.float32
+
+
 def hidden_dtype(chunks: Iterable[nn.Module], device: torch.device) -> torch.dtype:
     """Returns the format of hidden states between layers: every layer ends in a LayerNorm.
 

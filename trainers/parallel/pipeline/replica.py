@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from trainers.data.batches import Batch, StepBatch
 from trainers.models.student import Output, Student
-from trainers.parallel.pipeline.layers import ModelChunk, StagePartition, hidden_dtype
+from trainers.parallel.pipeline.layers import ModelChunk, StagePartition, hidden_dtype, sent_dtype
 from trainers.parallel.pipeline.watch import StageWatch
 from trainers.parallel.replica import LossOf, Replica
 from trainers.parallel.workers import Workers
@@ -194,13 +194,15 @@ class PipelineReplica(Replica):
             distributed.all_reduce(self._table.grad, group=self._groups.table)
 
     def _receive(self, batch: Batch, stage: int) -> torch.Tensor:
-        # fp32 holds every format exactly, and the stage that sends need not say which it has.
-        hidden = torch.empty((*batch.computed_shape, self._width), device=self._device)
+        shape = (*batch.computed_shape, self._width)
+        hidden = torch.empty(shape, dtype=sent_dtype(self._device), device=self._device)
         distributed.recv(hidden, self._rank_of(stage), self._groups.line)
         return hidden.to(self._hidden_dtype())
 
     def _send(self, hidden: torch.Tensor, stage: int) -> None:
-        distributed.send(hidden.float().contiguous(), self._rank_of(stage), self._groups.line)
+        distributed.send(
+            hidden.to(sent_dtype(self._device)).contiguous(), self._rank_of(stage), self._groups.line
+        )
 
     def _hidden_dtype(self) -> torch.dtype:
         return hidden_dtype(self._chunks.values(), self._device)

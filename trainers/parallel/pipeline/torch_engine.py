@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from trainers.data.batches import Batch
 from trainers.models.student import Output
-from trainers.parallel.pipeline.layers import ModelChunk
+from trainers.parallel.pipeline.layers import ModelChunk, sent_dtype
 from trainers.parallel.pipeline.replica import PipelineReplica
 from trainers.parallel.replica import LossOf
 from trainers.telemetry.timeline import Phase, Timeline
@@ -128,7 +128,9 @@ class TorchPipeline(PipelineReplica):
         return made
 
     def _stage(self, number: int, chunk: ModelChunk, capacity: int) -> PipelineStage:
-        hidden = torch.empty(capacity, device=self._device, requires_grad=True)
+        with self._arithmetic.context():
+            sent = sent_dtype(self._device)
+        hidden = torch.empty(capacity, dtype=sent, device=self._device, requires_grad=True)
         last = number + 1 == len(self._layout.chunks)
         return _TimedStage(
             _StageModule(self, chunk, first=number == 0, last=last),
@@ -156,7 +158,7 @@ class TorchPipeline(PipelineReplica):
             after = chunk(hidden, batch)
             if last:
                 return self._step.loss(after, batch)
-        flat = after.float().reshape(-1)
+            flat = after.to(sent_dtype(self._device)).reshape(-1)
         return functional.pad(flat, (0, self._step.capacity - flat.numel()))
 
 

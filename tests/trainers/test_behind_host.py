@@ -1,0 +1,189 @@
+"""What keeps a device busy behind the host: memory it copies from, and reads that the host waits for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.trainers.conftest import Configure
+from trainers import assembly
+from trainers.device_kinds import CPU, CUDA
+from trainers.device_kinds.cuda_backend import CudaBackend
+from trainers.entrypoint import train
+from trainers.evaluation import Evaluator
+from trainers.models import dropout
+from trainers.parallel.pipeline.replica import PipelineReplica
+from trainers.parallel.pipeline.torch_engine import TorchPipeline
+from trainers.parallel.workers import GroupWorkers
+from trainers.precision import Arithmetic, Autocast
+from trainers.process import reset_process
+from trainers.reporting import NeverStop, NullSink
+from trainers.update import counts_underflow
+
+HOST = torch.device("cpu")
+
+
+def test_cublas_is_deterministic_before_torch_can_have_asked() -> None:
+    script = (
+        "import os, sys, trainers.entrypoint;"
+        "print('torch' in sys.modules, os.environ['CUBLAS_WORKSPACE_CONFIG'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "CUBLAS_WORKSPACE_CONFIG"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**environment, "PYTHONPATH": str(Path(assembly.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["False", ":4096:8"]
+
+
+def test_a_run_leaves_cudnns_attention_out(configure: Configure) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    reset_process(configure())
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+@pytest.mark.parametrize(
+    ("every", "counted"), [(1, [0, 32, 64, 96]), (10, [9, 39, 69, 99]), (32, [31, 63, 95]), (50, [49, 99])]
+)
+def test_underflow_is_counted_in_the_first_report_of_each_32_steps(every: int, counted: list[int]) -> None:
+    reports = [step for step in range(100) if (step + 1) % every == 0]
+    assert [step for step in reports if counts_underflow(step, every)] == counted
+
+
+@pytest.fixture
+def alone_in_a_group() -> Iterator[None]:
+    """A process group whose other member is never there: what is sent is received by no one."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    distributed.destroy_process_group()
+
+
+def test_the_numbers_of_a_step_leave_from_pinned_memory(
+    alone_in_a_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[torch.Tensor, torch.device]] = []
+
+    def send(self: object, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        sent.append((tensor, device))
+        return tensor
+
+    monkeypatch.setattr(CudaBackend, "send", send)
+    device = torch.device("cuda", 0)
+    assert GroupWorkers().sum([1.5, torch.tensor(2.0), 3], device) == [1.5, 2.0, 3.0]
+    assert [(tensor.device, to) for tensor, to in sent] == [(HOST, device)]
+
+
+def test_a_gpu_is_sent_pinned_memory_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[tuple[bool, bool]] = []
+
+    class Pinned:
+        def to(self, device: torch.device, *, non_blocking: bool) -> str:
+            copied.append((device.type == "cuda", non_blocking))
+            return "there"
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: Pinned())
+    assert CUDA.backend.send(torch.zeros(2), torch.device("cuda", 0)) == "there"
+    assert copied == [(True, True)]
+
+
+class Reads(TorchDispatchMode):
+    """Counts numbers that are read one by one: on a GPU the host waits for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_evaluation_waits_once_a_batch_and_copies_from_pinned_memory(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned, reads, transfers = [], Reads(), []
+    monkeypatch.setattr(type(CPU.backend), "pinning", lambda self, device: nullcontext())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    forward, read = Evaluator._forward, Evaluator._read
+
+    def watched(self: Evaluator, *given: Any) -> Any:
+        with monkeypatch.context() as inside, reads:
+            inside.setattr(type(CPU.backend), "synchronize", _refuse)
+            return forward(self, *given)
+
+    def transferred(self: Evaluator, *given: Any) -> Any:
+        transfers.append(given)
+        return read(self, *given)
+
+    monkeypatch.setattr(Evaluator, "_forward", watched)
+    monkeypatch.setattr(Evaluator, "_read", transferred)
+    outcome = train(configure(length={"steps": 1}), NullSink(), NeverStop())
+    assert outcome.summary["score"] is not None
+    assert transfers
+    assert reads.count == 0
+    assert len(pinned) >= 2 * len(transfers)
+
+
+def _refuse(*_: object) -> None:
+    raise AssertionError("the host waits")
+
+
+def test_attention_off_the_cpu_drops_what_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+
+    def recorded(query: torch.Tensor, *_: object, dropout_p: float = 0.0, **options: object) -> torch.Tensor:
+        rates.append(dropout_p)
+        return query
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", recorded)
+    heads = [torch.empty(2, 3, 8, 4, device="meta") for _ in range(3)]
+    for rate in (0.1, 0.0):
+        dropout.attention(torch.nn.Identity(), *heads, None, rate)
+    assert rates == [0.1, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "sent"),
+    [(Arithmetic(), torch.float32), (Autocast(HOST, torch.bfloat16), torch.bfloat16)],
+    ids=["fp32", "autocast"],
+)
+def test_stages_send_hidden_states_in_the_precision_of_the_products(
+    arithmetic: Arithmetic, sent: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.dtype] = []
+    monkeypatch.setattr(distributed, "send", lambda tensor, *_: seen.append(tensor.dtype))
+    monkeypatch.setattr(distributed, "recv", lambda tensor, *_: seen.append(tensor.dtype))
+    batch = SimpleNamespace(input_ids=torch.zeros(2, 3, dtype=torch.int64))
+    stage: Any = SimpleNamespace(
+        _device=HOST,
+        _width=4,
+        _groups=SimpleNamespace(line=None),
+        _arithmetic=arithmetic,
+        _step=SimpleNamespace(micro_batches=[batch], capacity=32),
+        _rank_of=lambda stage: stage,
+        _hidden_dtype=lambda: torch.float32,
+    )
+    with arithmetic.context():
+        PipelineReplica._send(stage, torch.zeros(2, 3, 4), 1)
+        assert PipelineReplica._receive(stage, batch, 1).dtype == torch.float32
+    assert seen == [sent, sent]
+    chunk: Any = lambda hidden, batch: torch.zeros(2, 3, 4)  # noqa: E731
+    assert TorchPipeline.apply(stage, chunk, None, 0, last=False).dtype == sent
