@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cuda_ext import counters, native
-from tests.cuda_ext.paired import MOVEMENT_BOUNDS, SIZES, Paired, misaligned
+from tests.cuda_ext.paired import MOVEMENT_BOUNDS, SIZES, VALUE_BOUNDS, Paired, misaligned
 
 STORAGE: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "fp32": (torch.float32, {}),
@@ -31,7 +31,7 @@ def test_follows_the_reference_at_steps_1_2_and_100(implementation: str, storage
     for steps in (1, 1, 98):
         paired.step(steps)
         assert paired.worst_error() < MOVEMENT_BOUNDS[dtype]
-        assert paired.worst_error(of="value") < 2e-5
+        assert paired.worst_error(of="value") < VALUE_BOUNDS[dtype]
 
 
 @pytest.mark.parametrize(

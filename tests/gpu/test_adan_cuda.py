@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from cuda_ext import IMPLEMENTATIONS, Adan, ConfigurationError, counters, measure_parity, native
-from tests.cuda_ext.paired import MOVEMENT_BOUNDS, SIZES, Paired, misaligned
+from tests.cuda_ext.paired import MOVEMENT_BOUNDS, SIZES, VALUE_BOUNDS, Paired, misaligned
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
 
@@ -51,7 +51,7 @@ def test_follows_the_reference_at_steps_1_2_and_100(implementation: str, storage
     for steps in (1, 1, 98):
         paired.step(steps)
         assert paired.worst_error() < MOVEMENT_BOUNDS[dtype]
-        assert paired.worst_error(of="value") < 2e-5
+        assert paired.worst_error(of="value") < VALUE_BOUNDS[dtype]
 
 
 @pytest.mark.parametrize("implementation", ["single_fused", "multi_fused"])
