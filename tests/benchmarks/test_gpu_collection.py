@@ -18,7 +18,8 @@ from importlib.machinery import PathFinder
 
 find = PathFinder.find_spec
 
-def without(name, path=None, target=None):
+@classmethod
+def without(_, name, path=None, target=None):
     return None if name.split(".")[0] in {OURS!r} else find(name, path, target)
 
 PathFinder.find_spec = without
