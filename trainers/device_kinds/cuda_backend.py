@@ -103,7 +103,7 @@ class CudaBackend(Backend):
 
     @override
     def moment(self, device: torch.device) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         return event
 
