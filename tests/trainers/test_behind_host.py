@@ -171,7 +171,7 @@ def test_stages_send_hidden_states_in_the_precision_of_the_products(
     seen: list[torch.dtype] = []
     monkeypatch.setattr(distributed, "send", lambda tensor, *_: seen.append(tensor.dtype))
     monkeypatch.setattr(distributed, "recv", lambda tensor, *_: seen.append(tensor.dtype))
-    batch = SimpleNamespace(input_ids=torch.zeros(2, 3, dtype=torch.int64))
+    batch = SimpleNamespace(computed_shape=torch.Size((2, 3)))
     stage: Any = SimpleNamespace(
         _device=HOST,
         _width=4,
