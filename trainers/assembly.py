@@ -29,6 +29,8 @@ from trainers.final_test import FinalTest
 from trainers.loss_scale import loss_scale_for
 from trainers.models import dropout, origin, parity, student
 from trainers.models.encoders import ENCODERS, EncoderInfo
+from trainers.models.families import Attention
+from trainers.models.fit import student_misfits
 from trainers.models.origin import Origin
 from trainers.models.parity import EncoderParity
 from trainers.models.student import Student
@@ -197,6 +199,7 @@ def _build(worker: _Worker, attempt: _Attempt, stop: Stop) -> Trainer:
     worker.sink.progress(step=0, total_steps=0, phase="preparing")
 
     model_origin = origin.locate(config.model.student, config.workspace)
+    _require_fit(config, model_origin)
     prepared = task.prepare(config, distillation.tokenizer_origin(config, model_origin), worker.log)
     _require_room(config, prepared)
     model = _build_model(worker, task, prepared, model_origin)
@@ -288,6 +291,20 @@ def _require_room(config: RunConfig, prepared: Prepared) -> None:
         )
 
 
+def _require_fit(config: RunConfig, model: Origin) -> None:
+    """Refuses a student that cannot do what the run asks of it.
+
+    Raises:
+        BadSpecError: with the first reason.
+    """
+    if isinstance(model, origin.Folder):
+        misfits = student_misfits(config, str(model), model.family, model.config())
+    else:
+        misfits = student_misfits(config, str(model), model.family, model.config(origin.VOCABULARY_SIZE))
+    for misfit in misfits:
+        raise BadSpecError(misfit.reason)
+
+
 @dataclass(frozen=True, slots=True)
 class _Model:
     """A model with what trains it.
@@ -372,7 +389,8 @@ def _build_student(
     if config.model.compile:
         model.compile_encoder()
     elif config.rates.kind.host_dropout and worker.encoder.host_dropout:
-        dropout.install(model)
+        attends_to_all = model.architecture.family.attention is Attention.full
+        dropout.install(model, attention=attends_to_all)
     if config.trains:
         worker.arithmetic.prepare(model)
     return model, compared

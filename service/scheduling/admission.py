@@ -17,6 +17,7 @@ from service.scheduling.cluster import ClusterSnapshot, unsatisfiable
 from service.spec.data import data_problems
 from service.spec.encoder_size import layer_problems
 from service.spec.experiment import ExperimentSpec, RunPlan, validate
+from service.spec.model_fit import model_problems
 from service.spec.models import FindRun, reference_problems
 from service.spec.paths import path_problems
 from service.spec.reuse import FindEqual, Reuse, reusable
@@ -116,6 +117,8 @@ def checked_plans(
         raise SpecError(problems)
     plans = list(spec.runs(catalogue, before_each=check_time))
     if problems := data_problems((plan.spec.task for plan in plans), settings, before_each=check_time):
+        raise SpecError(problems)
+    if problems := model_problems([plan.spec for plan in plans], settings):
         raise SpecError(problems)
     if problems := layer_problems([plan.spec.model for plan in plans], settings):
         raise SpecError(problems)

@@ -1,19 +1,21 @@
-"""How large a student's encoder is, told by its configuration; weights are never read."""
+"""What the configuration of a model says before anyone loads it; weights are never read."""
 
 from __future__ import annotations
 
 import functools
 import json
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from service.config.document import Problem
 from service.config.settings import Settings
 from service.spec.models import reference
 from trainers.config import Model
 from trainers.data.paths import HUB, UnusablePath, find
+from trainers.models.families import family_of
 from trainers.models.origin import PRESETS
 
 _LARGEST_CONFIGURATION = 1 << 20
@@ -22,7 +24,7 @@ _LARGEST_CONFIGURATION = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class EncoderSize:
-    """Layers and hidden size of a BERT encoder."""
+    """Layers and hidden size of an encoder."""
 
     layers: int
     hidden: int
@@ -41,11 +43,33 @@ def encoder_size(student: str, roots: Sequence[Path]) -> EncoderSize | None:
     """
     if student in PRESETS:
         return EncoderSize(*PRESETS[student])
+    fields = configuration(student, roots)
+    family = None if fields is None else family_of(fields)
+    if fields is None or family is None:
+        return None
+    sizes = fields.get(family.layer_count), fields.get(family.hidden_size)
+    if any(type(size) is not int or size < 1 for size in sizes):
+        return None
+    return EncoderSize(*sizes)
+
+
+def configuration(model: str, roots: Sequence[Path]) -> Mapping[str, Any] | None:
+    """Returns the fields of a model's `config.json`; None where this machine cannot read them.
+
+    Args:
+        model: a folder, `hub:<id>` or `run:<id>`.
+        roots: folders that models may lie in.
+    """
+    file = model_file(model, "config.json", roots)
+    return None if file is None else read_object(file, _LARGEST_CONFIGURATION)
+
+
+def model_file(model: str, name: str, roots: Sequence[Path]) -> Path | None:
+    """Returns a file of a model; None where this machine does not have the model."""
     try:
-        file = _cached(student.removeprefix(HUB)) if student.startswith(HUB) else _in_folder(student, roots)
-        if file is None:
-            return None
-        return _size_in(file)
+        if model.startswith(HUB):
+            return _cached(model.removeprefix(HUB), name)
+        return _in_folder(model, name, roots)
     except (OSError, ValueError):
         return None
 
@@ -77,40 +101,41 @@ def layer_problems(models: Iterable[Model], settings: Settings) -> list[Problem]
     return list(problems)
 
 
-def _in_folder(student: str, roots: Sequence[Path]) -> Path | None:
-    if reference(student) is not None:
+def _in_folder(model: str, name: str, roots: Sequence[Path]) -> Path | None:
+    if reference(model) is not None:
         return None
     try:
-        return find(student, roots) / "config.json"
+        return find(model, roots) / name
     except UnusablePath:
         return None
 
 
-def _size_in(file: Path) -> EncoderSize | None:
-    status = file.stat()
-    if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_CONFIGURATION:
+def read_object(file: Path, most_bytes: int) -> Mapping[str, Any] | None:
+    """Returns the object in a JSON file; None when there is none, or it is larger than that.
+
+    A file is read once for all models of a grid that are the same one.
+    """
+    try:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
+            return None
+        return _read(file, status.st_mtime_ns, status.st_size)
+    except (OSError, ValueError):
         return None
-    return _read(file, status.st_mtime_ns, status.st_size)
 
 
 @functools.lru_cache(maxsize=256)
-def _read(file: Path, modified_ns: int, size: int) -> EncoderSize | None:
-    """Reads a file once for all models of a grid that are the same one."""
+def _read(file: Path, modified_ns: int, size: int) -> Mapping[str, Any] | None:
     try:
         fields = json.loads(file.read_bytes())
     except RecursionError:  # Nested deeper than any configuration.
         return None
-    layers, hidden = (
-        (fields.get("num_hidden_layers"), fields.get("hidden_size")) if isinstance(fields, dict) else (0, 0)
-    )
-    if type(layers) is not int or type(hidden) is not int or min(layers, hidden) < 1:
-        return None
-    return EncoderSize(layers, hidden)
+    return fields if isinstance(fields, dict) else None
 
 
-def _cached(identifier: str) -> Path | None:
+def _cached(identifier: str, name: str) -> Path | None:
     # Imported here: only specs with hub models pay for the import.
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(identifier, "config.json")
+    found = try_to_load_from_cache(identifier, name)
     return Path(found) if isinstance(found, str) else None

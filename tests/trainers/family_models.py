@@ -78,7 +78,12 @@ def write_model(folder: Path, family: str, head: Head, **fields: Any) -> PreTrai
     own = SIZES.get(family, {})
     sizes = {**(own if "dim" in own else {**USUAL, **own}), **fields}
     config = imported(info.config)(
-        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, initializer_range=0.5, **sizes
+        **{
+            "vocab_size": len(tokenizer),
+            "pad_token_id": tokenizer.pad_token_id,
+            "initializer_range": 0.5,
+            **sizes,
+        }
     )
     torch.manual_seed(0)
     model: PreTrainedModel = imported(info.models + head.suffix)(config).eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,19 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer, PreTrainedModel
 
 from tests.trainers.family_models import TEXTS, write_model
+from trainers.config import Parallel, Strategy
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, collate
 from trainers.data.tokens import tokenise
+from trainers.distillation.taps import RelationTap
 from trainers.entrypoint import train
+from trainers.errors import BadSpecError
 from trainers.models.architectures import imported
 from trainers.models.families import FAMILIES
 from trainers.models.heads import ClassHead, Head, SpanHead, VocabularyHead
 from trainers.models.origin import Folder
 from trainers.models.student import Student, build
+from trainers.parallel.pipeline.layers import ModelChunk, StagePartition
 from trainers.reporting import NeverStop
 
 HEADS: tuple[Head, ...] = (ClassHead(("no", "yes")), SpanHead(), VocabularyHead())
@@ -137,3 +142,123 @@ def test_it_trains_and_continues_bitwise_after_a_stop(family, tmp_path, configur
         for config in (whole, configure(**settings))
     )
     assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize("family", ["roberta", "modernbert", "deberta-v2"])
+def test_a_teacher_with_another_tokenizer_teaches_by_logits_of_the_same_texts(
+    family, tmp_path, configure, recorder, shared
+):
+    head = ClassHead(("negative", "positive"))
+    write_model(tmp_path / "models" / "student", "bert", head)
+    teacher = write_model(
+        tmp_path / "models" / "teacher", family, head, id2label={0: "negative", 1: "positive"}
+    )
+    config = configure(
+        model={"student": "student", "teacher": "teacher"},
+        distillation={"teacher_precision": "fp32"},
+        workspace__model_roots=(str(tmp_path / "models"),),
+        workspace__cache=str(tmp_path / "cache"),
+    )
+    assert train(config, recorder, NeverStop()).summary["steps"] == 6
+    assert recorder.facts["teacher_logits"] == "computed once, cached on disk"
+    rows = [json.loads(line) for line in (shared / "data" / "reviews" / "train.jsonl").open()]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "models" / "teacher")
+    encoded = tokenizer(
+        [row["text"] for row in rows], padding=True, truncation=True, max_length=48, return_tensors="pt"
+    )
+    with torch.no_grad():
+        expected = teacher(**encoded).logits.numpy()
+    (file,) = (tmp_path / "cache" / "teacher-logits").rglob("logits.npy")
+    kept = np.load(file)
+    np.testing.assert_allclose(np.sort(kept, axis=0), np.sort(expected, axis=0), rtol=1e-3, atol=1e-3)
+
+
+@every_family
+def test_it_trains_in_bf16(family, tmp_path, configure, recorder):
+    write_model(tmp_path / "models" / "own", family, HEADS[0])
+    config = configure(
+        model={"student": "own"},
+        workspace__model_roots=(str(tmp_path / "models"),),
+        precision="bf16",
+        length={"steps": 3},
+    )
+    outcome = train(config, recorder, NeverStop())
+    assert outcome.summary["steps"] == 3
+    assert np.isfinite(outcome.summary["train_loss"])
+
+
+@pytest.mark.parametrize("family", ["distilbert", "roberta", "electra", "modernbert", "deberta-v2"])
+def test_hidden_states_are_the_embeddings_output_and_each_layers(family, tmp_path):
+    write_model(tmp_path, family, HEADS[0])
+    model = student_of(tmp_path, HEADS[0])
+    with torch.no_grad():
+        output = model(batch_of(tmp_path), with_hidden=True)
+    assert len(output.hidden) == 1 + len(model.architecture.layers(model.model))
+    assert {state.shape for state in output.hidden} == {(*batch_of(tmp_path).input_ids.shape, 32)}
+
+
+@pytest.mark.parametrize("family", [name for name, info in FAMILIES.items() if info.relations])
+def test_relations_are_queries_keys_and_values(family, tmp_path):
+    write_model(tmp_path, family, HEADS[0])
+    model = student_of(tmp_path, HEADS[0])
+    tap = RelationTap(model, 1)
+    tap.open = True
+    with torch.no_grad():
+        model(batch_of(tmp_path))
+    shape = (*batch_of(tmp_path).input_ids.shape, 32)
+    assert [part.shape for part in tap.take()] == [shape, shape, shape]
+
+
+@pytest.mark.parametrize("family", [name for name, info in FAMILIES.items() if info.pipelines])
+@every_head
+def test_stages_compute_what_the_whole_model_does(family, head, tmp_path):
+    write_model(tmp_path, family, head)
+    batch = batch_of(tmp_path, pairs=True)
+    with torch.no_grad():
+        expected = student_of(tmp_path, head)(batch).logits
+    hidden: torch.Tensor | None = None
+    for stage in range(2):
+        model = student_of(tmp_path, head)
+        partition = StagePartition.of(Parallel(strategy=Strategy.pipeline, workers=2), model, stage)
+        assert model.absent
+        with torch.no_grad():
+            hidden = ModelChunk(partition.own.values())(hidden, batch)
+    assert hidden is not None
+    torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", [name for name, info in FAMILIES.items() if info.selects_layers])
+def test_chosen_layers_are_those_of_the_file(family, tmp_path):
+    write_model(tmp_path, family, HEADS[0])
+    whole, chosen = (
+        build(
+            Folder(tmp_path),
+            head=HEADS[0],
+            vocabulary_size=10,
+            dropout=0.0,
+            max_length=64,
+            pad_id=tokenizers.SpecialTokens.of(tokenizers.load(tmp_path), tmp_path).id_of("pad_token"),
+            layers=layers,
+        )
+        for layers in (None, (1,))
+    )
+    kept = chosen.architecture.layers(chosen.model)
+    assert len(kept) == 1
+    of_file = whole.architecture.layers(whole.model)[1].state_dict()
+    for name, tensor in kept[0].state_dict().items():
+        assert torch.equal(tensor, of_file[name]), name
+
+
+def test_a_position_table_has_room_for_two_fewer_where_positions_begin_after_padding(tmp_path):
+    write_model(tmp_path, "roberta", HEADS[0])
+    student_of(tmp_path, HEADS[0], max_length=64)
+    with pytest.raises(BadSpecError, match=r"task\.max_length 65 exceeds the model's 64 positions"):
+        student_of(tmp_path, HEADS[0], max_length=65)
+
+
+def test_a_tokenizer_that_pads_with_another_id_is_refused(tmp_path):
+    write_model(tmp_path, "roberta", HEADS[0], pad_token_id=3)
+    with pytest.raises(
+        BadSpecError, match=r"tokenizer pads with id 1, but .* was trained with 3; use its own"
+    ):
+        student_of(tmp_path, HEADS[0])

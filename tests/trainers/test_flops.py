@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.trainers.family_models import write_model
 from trainers.data.batches import Batch
 from trainers.models import student
+from trainers.models.families import FAMILIES
 from trainers.models.heads import (
     IGNORED,
     ClassHead,
@@ -19,7 +21,7 @@ from trainers.models.heads import (
     TokenHead,
     VocabularyHead,
 )
-from trainers.models.origin import Preset
+from trainers.models.origin import Folder, Preset
 from trainers.telemetry.flops import FlopCount, Tally, flop_count_of, tally
 
 VOCABULARY = 1000
@@ -95,6 +97,28 @@ def test_real_lengths_count_and_padding_does_not():
     together = tally([batch_of(lengths, head)])
     assert flop_count_of(model.model.config, head).training(together) == pytest.approx(alone, rel=0.01)
     assert tally([batch_of(lengths, head, width=512)]) == together
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
+def test_every_familys_forward_pass_equals_torchs_count(family, head, tmp_path):
+    # Texts within the window, in which a windowed layer computes what it needs and nothing else.
+    written = write_model(
+        tmp_path, family, head, **({"local_attention": 128} if family == "modernbert" else {})
+    )
+    batch = batch_of([40] * 3, head)
+    model = student.build(
+        Folder(tmp_path), head=head, vocabulary_size=written.config.vocab_size, dropout=0.0, max_length=64,
+        pad_id=written.config.pad_token_id,
+    ).eval().requires_grad_(False)  # fmt: skip
+    counted = counted_by_torch(model, [batch], backward=False)
+    assert flop_count_of(model.model.config, head).forward(tally([batch])) == pytest.approx(counted, rel=0.01)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 20])
+def test_pairs_within_a_window(length):
+    near = (torch.arange(length)[:, None] - torch.arange(length)).abs() <= 4
+    assert tally([batch_of([length], SpanHead())]).pairs_within(4) == int(near.sum())
 
 
 def test_a_stand_in_for_a_missing_share_counts_nothing():

@@ -101,11 +101,13 @@ def set_up(
             report("the teacher is unused: all distillation weights are 0")
         return Distilled(student, Objective(task), data.transform)
 
+    folder = teacher.locate(config.model.teacher, config.workspace)
+    read = teacher.read_by(folder, config, task, data, report)
     found = Teacher(
-        teacher.locate(config.model.teacher, config.workspace),
+        folder,
         config,
         task,
-        data,
+        read,
         device,
         with_head=bool(wanted.soft_weight),
         report=report,
@@ -141,7 +143,7 @@ def set_up(
     transform = data.transform
     if kept:
         root = Path(config.workspace.cache) / "teacher-logits"
-        transform = cached_logits(root, found, data, device, multiple, report)
+        transform = cached_logits(root, found, read, device, multiple, report)
     loaded = None
     if computes_loss and (inside or not kept):
         loaded = found.load(relations_of=layer_map[-1] if wanted.relation_weight else None)

@@ -17,9 +17,11 @@ from trainers.config import Precision, RunConfig, Workspace
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
 from trainers.device_kinds import kind_of
+from trainers.distillation import plan
 from trainers.distillation.taps import RelationTap
 from trainers.errors import BadSpecError, NotFiniteError
 from trainers.models import origin, student
+from trainers.models.fit import teacher_misfits
 from trainers.models.heads import HEADS, ClassHead, Head, SpanHead, TokenHead
 from trainers.models.origin import WEIGHTS, Folder
 from trainers.models.student import Output
@@ -105,7 +107,7 @@ class Teacher:
         folder: Folder of the model.
         config: the run.
         task: Task being learned.
-        data: the task's tokenizer and head.
+        data: the task's head, and its examples as the teacher reads them, see `read_by`.
         device: Device it will compute on.
         with_head: whether its logits will be asked for.
         report: told what people should know, in one line each.
@@ -116,7 +118,7 @@ class Teacher:
         sha256: Hash of its configuration and weights.
 
     Raises:
-        BadSpecError: another vocabulary, another task, or too few positions.
+        BadSpecError: another task, too few positions, or no relations where they are wanted.
     """
 
     def __init__(
@@ -135,12 +137,8 @@ class Teacher:
         fields = folder.config()
         shape = folder.family.shape(fields)
         self.layers, self.width, self.attention_heads = shape.layers, shape.hidden, shape.attention_heads
-        if shape.positions < config.task.max_length:
-            raise BadSpecError(
-                f"{_FIELD} {folder} has {shape.positions} positions, fewer than task.max_length "
-                f"{config.task.max_length}; lower task.max_length to {shape.positions}"
-            )
-        _same_vocabulary(data.tokenizer, folder)
+        for misfit in teacher_misfits(config, str(folder), folder.family, fields):
+            raise BadSpecError(f"{_FIELD}: {misfit.reason}")
         if with_head:
             _same_task(folder, fields, data.head, task.spellings, report)
         self.format = format_on(device, config.distillation.teacher_precision, config.precision)
@@ -227,22 +225,58 @@ def require_finite(logits: torch.Tensor, teacher: Teacher) -> None:
         )
 
 
-def _same_vocabulary(file: Path, folder: Folder) -> None:
-    """The same pieces under the same numbers, or the teacher reads other words than the student."""
+def read_by(
+    folder: Folder, config: RunConfig, task: Task, data: Prepared, report: Callable[[str], None]
+) -> Prepared:
+    """Returns a run's examples as the teacher reads them: with its own tokenizer where that differs.
+
+    With another tokenizer it teaches by its logits of whole texts, which do not depend on tokens.
+
+    Args:
+        folder: Folder of the teacher.
+        config: the run.
+        task: Task being learned.
+        data: the examples as the student reads them.
+        report: told about long work, in one line each.
+
+    Raises:
+        BadSpecError: the tokenizers differ, and the run needs more of the teacher than such logits.
+    """
+    difference = _difference(data.tokenizer, folder)
+    if difference is None:
+        return data
+    wanted = config.distillation
+    reason = None
+    if data.head.reads != "text":
+        reason = f"task {config.task.name} is learned token by token"
+    elif plan.looks_inside(wanted):
+        reason = "hidden states and relations are compared token by token"
+    elif not wanted.cache_logits:
+        reason = "distillation.cache_logits is false"
+    if reason is not None:
+        raise BadSpecError(
+            f"{_FIELD} {folder} has a different vocabulary than the student: {difference}; it can teach only "
+            f"by cached logits of whole texts, but {reason}; use a student and a teacher with the same "
+            "tokenizer"
+        )
+    report(f"{_FIELD}: the teacher has a tokenizer of its own and reads the same texts with it")
+    read = task.prepare(config, folder, lambda line: report(f"{_FIELD}: {line}"))
+    assert len(read.train) == len(data.train)
+    return read
+
+
+def _difference(file: Path, folder: Folder) -> str | None:
+    """Returns where the pieces or their numbers differ, in words; None = nowhere."""
     own = tokenizers.file_in(folder.path)
     if file == own or (own.is_file() and file.read_bytes() == own.read_bytes()):
-        return
+        return None
     ours, theirs = (_pieces(tokenizers.load(path)) for path in (file.parent, folder.path))
     if ours == theirs:
-        return
+        return None
     number, (our, their) = next(
         (number, pair) for number, pair in enumerate(zip_longest(ours, theirs)) if pair[0] != pair[1]
     )
-    raise BadSpecError(
-        f"{_FIELD} {folder} has a different vocabulary than the student: {len(theirs)} and {len(ours)} "
-        f"pieces, first difference at {number} ({their!r} and {our!r}); "
-        "use a student and a teacher with the same tokenizer"
-    )
+    return f"{len(theirs)} and {len(ours)} pieces, first difference at {number} ({their!r} and {our!r})"
 
 
 def _pieces(tokenizer: Tokenizer) -> list[str]:

@@ -166,6 +166,16 @@ class Bert:
         found = getattr(model.base_model, "pooler", None)
         return found if isinstance(found, nn.Module) else None
 
+    def arithmetic(self, config: PreTrainedConfig) -> dict[str, Any]:
+        """Returns what decides the number of floating point operations; see `FlopCount`."""
+        family = self.family
+        return {
+            "layers": getattr(config, family.layer_count),
+            "hidden": getattr(config, family.hidden_size),
+            "feed_forward": getattr(config, family.feed_forward),
+            "vocabulary": config.vocab_size,
+        }
+
     # Weights
 
     def layer_number(self, model: PreTrainedModel) -> re.Pattern[str]:
@@ -214,6 +224,110 @@ class Roberta(Bert):
     def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
         """See `Bert`."""
         logits: torch.Tensor = model.lm_head(tokens)
+        return logits
+
+
+class Electra(Roberta):
+    """ELECTRA: embeddings may be narrower than the layers."""
+
+    def embeddings(self, model: Any) -> dict[str, nn.Module]:
+        """See `Bert`."""
+        project = getattr(model.base_model, "embeddings_project", None)
+        return {**super().embeddings(model), **({} if project is None else {"embeddings_project": project})}
+
+    def embed(self, model: Any, batch: Batch) -> torch.Tensor:
+        """See `Bert`."""
+        embedded = super().embed(model, batch)
+        for module in [*self.embeddings(model).values()][1:]:
+            embedded = module(embedded)
+        return embedded
+
+    def arithmetic(self, config: PreTrainedConfig) -> dict[str, Any]:
+        """See `Bert`."""
+        narrower = config.embedding_size != config.hidden_size
+        return {**super().arithmetic(config), "embedding": config.embedding_size if narrower else None}
+
+    def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
+        """See `Bert`."""
+        logits: torch.Tensor = model.generator_lm_head(model.generator_predictions(tokens))
+        return logits
+
+
+class ModernBert(Bert):
+    """ModernBERT: rotary positions, windows, one map for queries, keys and values."""
+
+    def inputs(self, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
+        """See `Bert`; the model makes a mask of its own for layers with a window."""
+        return {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+
+    def averages(self, config: PreTrainedConfig) -> bool:
+        """See `Bert`."""
+        return bool(config.classifier_pooling == "mean")
+
+    def arithmetic(self, config: PreTrainedConfig) -> dict[str, Any]:
+        """See `Bert`."""
+        return {
+            **super().arithmetic(config),
+            "gated": True,
+            "windowed_layers": config.layer_types.count("sliding_attention"),
+            "window": config.sliding_window,
+            "dense_tokens": True,
+        }
+
+    def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        """See `Bert`."""
+        return self.token_logits(model, text)
+
+    def token_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Bert`."""
+        logits: torch.Tensor = model.classifier(model.drop(model.head(hidden)))
+        return logits
+
+    def span_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Bert`."""
+        return self.token_logits(model, hidden)
+
+    def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
+        """See `Bert`."""
+        logits: torch.Tensor = model.decoder(model.head(tokens))
+        return logits
+
+
+class DebertaV2(Bert):
+    """DeBERTa-v2 and v3: disentangled attention in the model's own code."""
+
+    implementation = "eager"
+
+    def inputs(self, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
+        """See `Bert`; the model does arithmetic with the mask."""
+        mask = batch.attention_mask
+        return {
+            "input_ids": batch.input_ids,
+            "attention_mask": None if mask is None else mask.long(),
+            **self.token_types(batch, config),
+        }
+
+    def arithmetic(self, config: PreTrainedConfig) -> dict[str, Any]:
+        """See `Bert`."""
+        found = super().arithmetic(config)
+        if not config.relative_attention:
+            return found
+        reach = getattr(config, "position_buckets", -1)
+        for fallback in (config.max_relative_positions, config.max_position_embeddings):
+            reach = fallback if reach < 1 else reach
+        terms = sum(term in (config.pos_att_type or ()) for term in ("c2p", "p2c"))
+        return {**found, "relative_positions": 2 * reach, "relative_terms": terms}
+
+    def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        """See `Bert`."""
+        logits: torch.Tensor = model.classifier(model.dropout(model.pooler(text[:, None])))
+        return logits
+
+    def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
+        """See `Bert`."""
+        if model.legacy:
+            return super().vocabulary_logits(model, tokens)
+        logits: torch.Tensor = model.lm_predictions(tokens, model.get_input_embeddings())
         return logits
 
 

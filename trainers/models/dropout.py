@@ -43,15 +43,18 @@ _WORDS_PER_DRAW = 1 << 17
 """Each draw of so many 64-bit words has its own generator, so that threads can share the work."""
 
 
-def install(model: nn.Module) -> None:
+def install(model: nn.Module, *, attention: bool = True) -> None:
     """Lets a model's dropout, in its layers and in its attention, be the one of this module.
 
     Args:
-        model: a BERT of transformers on the CPU; names, parameters and evaluation stay as they are.
+        model: an encoder of transformers on the CPU; names, parameters and evaluation stay as they are.
+        attention: whether each token attends to all of its text, which this attention computes.
     """
     for module in model.modules():
         if type(module) is nn.Dropout:
             module.__class__ = CpuDropout
+    if not attention:
+        return
     for module in model.modules():
         config = getattr(module, "config", None)
         # An encoder with an attention of its own keeps it.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainers.models.families import Attention, FamilyInfo
 from trainers.registry import by_name
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class EncoderInfo:
             batch with `huggingface` (`trainers.models.parity`).
         pipelines: its layers can be dealt out to pipeline stages.
         host_dropout: draws dropout as its device kind does, see `DeviceKind.host_dropout`.
+        attention: Kinds of attention in families that it runs; None = all.
+        blocks: Layouts of encoder layers that it runs, see `FamilyInfo.block`; None = all.
     """
 
     name: str
@@ -41,6 +44,14 @@ class EncoderInfo:
     packs: bool = False
     pipelines: bool = True
     host_dropout: bool = True
+    attention: tuple[Attention, ...] | None = None
+    blocks: tuple[str, ...] | None = None
+
+    def supports(self, family: FamilyInfo) -> bool:
+        """Returns whether it runs the models of a family."""
+        return (self.attention is None or family.attention in self.attention) and (
+            self.blocks is None or family.block in self.blocks
+        )
 
     def require_precision(self, precision: str) -> None:
         """Refuses a precision that it does not compute in.

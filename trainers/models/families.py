@@ -64,7 +64,7 @@ class FamilyInfo:
             gives all three; empty = relations cannot be distilled.
         heads: Weights of each kind of head in its folders, by the head's suffix: how their names begin.
         attention: How its layers attend.
-        encoders: Values of `model.encoder` that it runs with.
+        block: Layout of its encoder layers, for encoders with their own code for one; None = like no other.
         token_types: Whether the encoder tells the texts of a pair apart by token types.
         offset_by_padding: Position ids begin after the token id of padding, and not at 0.
         pipelines: Whether its layers can be dealt out to pipeline stages.
@@ -87,7 +87,7 @@ class FamilyInfo:
     layers: str = "encoder.layer"
     relations: tuple[str, ...] = ("attention.self.query", "attention.self.key", "attention.self.value")
     attention: Attention = Attention.full
-    encoders: tuple[str, ...] = ("eager", "huggingface", "packed", "fused")
+    block: str | None = None
     token_types: bool = True
     offset_by_padding: bool = False
     pipelines: bool = True
@@ -113,7 +113,7 @@ class FamilyInfo:
 
     def first_position(self, fields: Mapping[str, Any]) -> int:
         """Returns the position id of a text's first token."""
-        return int(fields["pad_token_id"]) + 1 if self.offset_by_padding else 0
+        return int(fields.get("pad_token_id", 1)) + 1 if self.offset_by_padding else 0
 
 
 def published(package: str, stem: str) -> dict[str, str]:
@@ -130,6 +130,9 @@ def published(package: str, stem: str) -> dict[str, str]:
     }
 
 
+BERT_BLOCK = "bert"
+"""Attention, then two Linears with GELU; after each dropout, residual and LayerNorm; named as in BERT."""
+
 _CODE = "trainers.models.architectures"
 
 BERT = FamilyInfo(
@@ -143,6 +146,7 @@ BERT = FamilyInfo(
         "ForQuestionAnswering": ("qa_outputs.",),
         "ForMaskedLM": ("cls.predictions.",),
     },
+    block=BERT_BLOCK,
 )
 DISTILBERT = replace(
     BERT,
@@ -159,6 +163,7 @@ DISTILBERT = replace(
     attention_dropouts=("attention_dropout",),
     encoders=("eager", "huggingface", "packed"),
     layers="transformer.layer",
+    block=None,
     relations=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     token_types=False,
 )
@@ -172,8 +177,48 @@ ROBERTA = replace(
     offset_by_padding=True,
 )
 XLM_ROBERTA = replace(ROBERTA, name="xlm-roberta", summary="XLM-R", **published("xlm_roberta", "XLMRoberta"))
+ELECTRA = replace(
+    BERT,
+    name="electra",
+    summary="ELECTRA",
+    **published("electra", "Electra"),
+    architecture=f"{_CODE}:Electra",
+    heads={**BERT.heads, "ForMaskedLM": ("generator_",)},
+)
+MODERNBERT = replace(
+    BERT,
+    name="modernbert",
+    summary="ModernBERT",
+    **published("modernbert", "ModernBert"),
+    architecture=f"{_CODE}:ModernBert",
+    heads={**dict.fromkeys(BERT.heads, ("classifier.",)), "ForMaskedLM": ("decoder.",)},
+    hidden_dropouts=("embedding_dropout", "mlp_dropout", "classifier_dropout"),
+    attention_dropouts=("attention_dropout",),
+    layers="layers",
+    relations=("attn.Wqkv",),
+    attention=Attention.windowed,
+    block=None,
+    token_types=False,
+    pipelines=False,
+    selects_layers=False,
+)
+DEBERTA_V2 = replace(
+    BERT,
+    name="deberta-v2",
+    summary="DeBERTa-v2 and v3",
+    **published("deberta_v2", "DebertaV2"),
+    architecture=f"{_CODE}:DebertaV2",
+    heads={**BERT.heads, "ForMaskedLM": ("cls.predictions.", "lm_predictions.")},
+    hidden_dropouts=("hidden_dropout_prob", "pooler_dropout", "cls_dropout"),
+    relations=(),
+    attention=Attention.own,
+    block=None,
+    pipelines=False,
+)
 
-FAMILIES: dict[str, FamilyInfo] = by_name(BERT, DISTILBERT, ROBERTA, XLM_ROBERTA)
+FAMILIES: dict[str, FamilyInfo] = by_name(
+    BERT, DISTILBERT, ROBERTA, XLM_ROBERTA, ELECTRA, MODERNBERT, DEBERTA_V2
+)
 """All families, by `model_type`."""
 
 

@@ -1,4 +1,4 @@
-"""Counted arithmetic of a BERT: multiplications and additions of its matrix products, by layer.
+"""Counted arithmetic of a model: multiplications and additions of its matrix products, by layer.
 
 Counted for real tokens: what padding costs is a loss, not work. Everything besides matrix products
 (LayerNorm, softmax, GELU, dropout, embeddings' look-up, the optimizer) is left out, as is usual
@@ -8,7 +8,7 @@ for MFU; of BERT-base at length 512 it is under one percent of the arithmetic.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trainers.models.families import FAMILIES
@@ -32,12 +32,23 @@ class Tally:
         tokens: sum of their lengths.
         squares: sum of their squared lengths: attention compares each token with each.
         guessed: positions to be guessed, for a vocabulary head.
+        lengths: Tokens of each example, for attention within a window.
+        passes: Micro-batches, for products that do not depend on their size.
     """
 
     sequences: int = 0
     tokens: int = 0
     squares: int = 0
     guessed: int = 0
+    lengths: tuple[int, ...] = field(default=(), compare=False)
+    passes: int = field(default=1, compare=False)
+
+    def pairs_within(self, window: int) -> int:
+        """Returns the pairs of tokens of one example that are at most `window` apart."""
+        return sum(
+            length**2 if window >= length else length * (2 * window + 1) - window * (window + 1)
+            for length in self.lengths
+        )
 
 
 def tally(batches: Iterable[Batch]) -> Tally:
@@ -48,18 +59,18 @@ def tally(batches: Iterable[Batch]) -> Tally:
         sum(one.tokens for one in each),
         sum(one.squares for one in each),
         sum(one.guessed for one in each),
+        tuple(length for one in each for length in one.lengths),
+        len(each),
     )
 
 
 def _tally(batch: Batch) -> Tally:
     rows, width = batch.input_ids.shape
-    if batch.attention_mask is None:
-        squares = rows * width * width
-    else:
-        lengths = batch.attention_mask.sum(1)
-        squares = int((lengths * lengths).sum())
+    mask = batch.attention_mask
+    lengths: list[int] = [width] * rows if mask is None else mask.sum(1).tolist()
+    squares = sum(length * length for length in lengths)
     guessed = 0 if batch.guessed is None else len(batch.guessed)
-    return Tally(batch.examples, batch.tokens, squares, guessed)
+    return Tally(batch.examples, batch.tokens, squares, guessed, tuple(lengths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,14 @@ class FlopCount:
         feed_forward: inner size F of a layer's two Linears.
         vocabulary: pieces V.
         head: Head of the model; None = no head is computed.
+        gated: a layer has a third Linear, whose output gates the first one's (GLU).
+        windowed_layers: Layers that attend within a window only.
+        window: Tokens on each side that these attend to.
+        relative_positions: Position keys that each token is compared with, and position queries likewise
+            (disentangled attention); 0 = none.
+        relative_terms: 2 = both, 1 = one of them.
+        embedding: Size E of embeddings that are projected to H; None = H.
+        dense_tokens: a head for tokens has a Linear (H, H) before its output.
     """
 
     layers: int
@@ -79,12 +98,31 @@ class FlopCount:
     feed_forward: int
     vocabulary: int
     head: Head | None
+    gated: bool = False
+    windowed_layers: int = 0
+    window: int = 0
+    relative_positions: int = 0
+    relative_terms: int = 2
+    embedding: int | None = None
+    dense_tokens: bool = False
 
     def encoder(self, counted: Tally) -> float:
-        """Forward of all layers: L [2S(4H^2 + 2HF) + 4 S^2 H] per sequence of S tokens."""
-        linear = 2.0 * counted.tokens * (4 * self.hidden**2 + 2 * self.hidden * self.feed_forward)
-        attention = 4.0 * counted.squares * self.hidden
-        return self.layers * (linear + attention)
+        """Forward of all layers: L [2S(4H^2 + 2HF) + 4 S^2 H] per sequence of S tokens.
+
+        A gated layer has 3HF; one with a window W has 4 S (2W + 1) H for its attention, less at the ends.
+        Each term of disentangled attention adds 2 S P H for P positions, and 2 P H^2 per micro-batch.
+        """
+        linears = 4 * self.hidden**2 + (3 if self.gated else 2) * self.hidden * self.feed_forward
+        pairs = (self.layers - self.windowed_layers) * counted.squares
+        if self.windowed_layers:
+            pairs += self.windowed_layers * counted.pairs_within(self.window)
+        relative = 2.0 * self.relative_positions * self.relative_terms * self.hidden
+        return (
+            2.0 * counted.tokens * self.layers * linears
+            + 4.0 * pairs * self.hidden
+            + self.layers * relative * (counted.tokens + counted.passes * self.hidden)
+            + 2.0 * counted.tokens * self.hidden * (self.embedding or 0)
+        )
 
     def ending(self, counted: Tally) -> float:
         """Forward of the head: of the first token, of every token, or of the guessed ones."""
@@ -92,10 +130,11 @@ class FlopCount:
             return 0.0
         logits = logits_of(self.head)
         if logits is None:
-            return 2.0 * counted.guessed * (self.hidden**2 + self.hidden * self.vocabulary)
+            return 2.0 * counted.guessed * (self.embedding or self.hidden) * (self.hidden + self.vocabulary)
         if self.head.reads == "text":
             return 2.0 * counted.sequences * (self.hidden**2 + self.hidden * logits)
-        return 2.0 * counted.tokens * self.hidden * logits
+        dense = self.hidden if self.dense_tokens else 0
+        return 2.0 * counted.tokens * self.hidden * (dense + logits)
 
     def forward(self, counted: Tally) -> float:
         """Returns one forward pass."""
@@ -113,11 +152,7 @@ def flop_count_of(config: PreTrainedConfig, head: Head | None) -> FlopCount:
         config: Configuration of the model.
         head: Head of the model; None = no head is computed.
     """
-    family = FAMILIES[config.model_type]
-    return FlopCount(
-        layers=getattr(config, family.layer_count),
-        hidden=getattr(config, family.hidden_size),
-        feed_forward=getattr(config, family.feed_forward),
-        vocabulary=config.vocab_size,
-        head=head,
-    )
+    # Imported here: forecasts count without torch.
+    from trainers.models.architectures import architecture_of
+
+    return FlopCount(head=head, **architecture_of(FAMILIES[config.model_type]).arithmetic(config))

@@ -35,13 +35,23 @@ def test_missing_teacher(distil):
     )
 
 
-def test_another_vocabulary(distil, copied, teacher):
+@pytest.mark.parametrize(
+    ("distillation", "reason"),
+    [
+        ({"hidden_weight": 1.0}, "hidden states and relations are compared token by token"),
+        ({"cache_logits": False}, "distillation.cache_logits is false"),
+    ],
+)
+def test_another_vocabulary_where_more_than_cached_logits_is_needed(
+    distil, copied, teacher, distillation, reason
+):
     tokenizer = tokenizers.train_wordpiece(["Only these few words."], 60)
     tokenizer.save(str(copied / tokenizers.FILE))
     pieces = tokenizer.get_vocab_size()
     refused(
-        distil(model__student=str(teacher), model__teacher=str(copied)),
-        rf"different vocabulary than the student: {pieces} and \d+ pieces, first difference at \d+ \('",
+        distil(model__student=str(teacher), model__teacher=str(copied), distillation=distillation),
+        rf"different vocabulary than the student: {pieces} and \d+ pieces, first difference at \d+ \('.*"
+        rf"it can teach only by cached logits of whole texts, but {reason}",
     )
 
 

@@ -1,0 +1,103 @@
+"""Models that cannot do what a spec asks of them, where this machine can read their configuration."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from service.config.document import Problem, first_problems
+from service.config.settings import Settings
+from service.spec.encoder_size import configuration, model_file, read_object
+from service.spec.experiment import ExperimentSpec
+from trainers.config import TrainingSections
+from trainers.models.families import BERT, FAMILIES, MODEL_TYPE, FamilyInfo, family_of
+from trainers.models.fit import Misfit, student_misfits, teacher_misfits
+from trainers.models.origin import PRESETS, VOCABULARY_SIZE, Preset
+
+_LARGEST_TOKENIZER = 32 << 20
+"""Bytes of a `tokenizer.json` that is read; the largest of published models have 17 MB."""
+
+_Misfits = Callable[[TrainingSections, str, FamilyInfo, Mapping[str, Any]], Iterator[Misfit]]
+
+
+def model_problems(specs: Iterable[ExperimentSpec], settings: Settings) -> list[Problem]:
+    """Returns the first problems of the models of a grid.
+
+    Args:
+        specs: Specs of its runs, their paths checked.
+        settings: Settings with the allowed roots.
+    """
+    roots = settings.roots("model")
+    of_folder = functools.cache(functools.partial(_folder_problems, roots=roots))
+    return first_problems(
+        dict.fromkeys(itertools.chain.from_iterable(_problems(spec, roots, of_folder) for spec in specs))
+    )
+
+
+def _problems(
+    spec: ExperimentSpec, roots: Sequence[Path], of_folder: Callable[[str, str], list[Problem]]
+) -> Iterator[Problem]:
+    judged: tuple[tuple[str, str | None, _Misfits], ...] = (
+        ("model.student", spec.model.student, student_misfits),
+        ("model.teacher", spec.model.teacher, teacher_misfits),
+    )
+    for field, model, misfits in judged:
+        if model is None:
+            continue
+        family: FamilyInfo | None = BERT
+        fields: Mapping[str, Any] | None
+        if model in PRESETS:
+            fields = Preset(model).config(VOCABULARY_SIZE)
+        else:
+            yield from of_folder(field, model)
+            fields = configuration(model, roots)
+            family = None if fields is None else family_of(fields)
+        # Of a configuration without its sizes the worker says what is wrong.
+        if (
+            fields is None
+            or family is None
+            or any(type(fields.get(name)) is not int for name in family.sizes)
+        ):
+            continue
+        for misfit in misfits(spec, model, family, fields):
+            yield Problem("invalid-value", misfit.field, misfit.reason)
+
+
+def _folder_problems(field: str, model: str, *, roots: Sequence[Path]) -> list[Problem]:
+    """Returns what is wrong with a model itself."""
+    fields = configuration(model, roots)
+    if fields is None:
+        return []
+    kind = fields.get(MODEL_TYPE)
+    if isinstance(kind, str) and kind not in FAMILIES:
+        reason = f"'{model}': {MODEL_TYPE} is {kind!r}; models that can be trained are {', '.join(FAMILIES)}"
+        return [Problem("invalid-value", field, reason)]
+    largest, rows = _largest_id(model, roots), fields.get("vocab_size")
+    if largest is not None and type(rows) is int and largest >= rows:
+        return [
+            Problem(
+                "invalid-value",
+                field,
+                f"'{model}': the tokenizer's ids go up to {largest}, but the model has rows for 0 to "
+                f"{rows - 1}; use its own tokenizer",
+            )
+        ]
+    return []
+
+
+def _largest_id(model: str, roots: Sequence[Path]) -> int | None:
+    """Returns the largest id of a model's tokenizer; None where it is not known."""
+    file = model_file(model, "tokenizer.json", roots)
+    document = None if file is None else read_object(file, _LARGEST_TOKENIZER)
+    if document is None:
+        return None
+    try:
+        vocabulary = document["model"]["vocab"]
+        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        added = [token["id"] for token in document.get("added_tokens") or ()]
+        return max(map(int, (*ids, *added)), default=None)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None  # The worker says what is wrong with it.

@@ -1,0 +1,99 @@
+"""Whether a model can do what a run asks of it, judged by its configuration alone. Imports no torch.
+
+The service judges at submission what it can see, and each worker again before it reads data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainers.config import Strategy, TrainingSections
+from trainers.models.encoders import ENCODERS
+from trainers.models.families import FamilyInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """What a model cannot do.
+
+    Attributes:
+        field: Field of the spec to change.
+        reason: The problem and its fix, in one line.
+    """
+
+    field: str
+    reason: str
+
+
+def student_misfits(
+    run: TrainingSections, model: str, family: FamilyInfo, fields: Mapping[str, Any]
+) -> Iterator[Misfit]:
+    """Yields what a student cannot do.
+
+    Args:
+        run: Sections of the run.
+        model: the student, for messages.
+        family: Family of the student.
+        fields: Fields of its configuration.
+    """
+    encoder = ENCODERS[run.model.encoder]
+    if not encoder.supports(family):
+        others = " or ".join(other.name for other in ENCODERS.values() if other.supports(family))
+        yield Misfit(
+            "model.encoder",
+            f"model.encoder {encoder.name} does not run {family.summary} models such as '{model}'; use "
+            f"{others}",
+        )
+    if run.parallel.strategy is Strategy.pipeline and not family.pipelines:
+        yield Misfit(
+            "parallel.strategy",
+            f"{family.summary} models such as '{model}' cannot be split into pipeline stages; use single or "
+            "ddp",
+        )
+    if run.model.layers is not None and not family.selects_layers:
+        yield Misfit(
+            "model.layers",
+            f"the layers of {family.summary} models such as '{model}' depend on their place and cannot be "
+            "chosen; remove model.layers",
+        )
+    if run.model.teacher is not None and run.distillation.relation_weight and not family.relations:
+        yield _without_relations(family, model)
+    yield from _positions(run, model, family, fields)
+
+
+def teacher_misfits(
+    run: TrainingSections, model: str, family: FamilyInfo, fields: Mapping[str, Any]
+) -> Iterator[Misfit]:
+    """Yields what a teacher cannot do.
+
+    Args:
+        run: Sections of the run.
+        model: the teacher, for messages.
+        family: Family of the teacher.
+        fields: Fields of its configuration.
+    """
+    if run.distillation.relation_weight and not family.relations:
+        yield _without_relations(family, model)
+    yield from _positions(run, model, family, fields)
+
+
+def _without_relations(family: FamilyInfo, model: str) -> Misfit:
+    return Misfit(
+        "distillation.relation_weight",
+        f"{family.summary} models such as '{model}' have no query, key and value relations to distil; set "
+        "distillation.relation_weight: 0",
+    )
+
+
+def _positions(
+    run: TrainingSections, model: str, family: FamilyInfo, fields: Mapping[str, Any]
+) -> Iterator[Misfit]:
+    positions = family.shape(fields).positions
+    if positions < run.task.max_length:
+        yield Misfit(
+            "task.max_length",
+            f"'{model}' has {positions} positions, fewer than task.max_length {run.task.max_length}; lower "
+            f"task.max_length to {positions}",
+        )
