@@ -6,7 +6,7 @@ depends on the choice read the entry's properties.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -70,11 +70,16 @@ class NameIn:
         raise PydanticCustomError("enum", "Input should be {expected}", {"expected": expected})
 
 
-def described(registry: Mapping[str, Entry]) -> Any:
-    """Returns field metadata that adds the entries' summaries to the field's description."""
+def described(registry: Mapping[str, E], limits: Callable[[E], str] = lambda entry: "") -> Any:
+    """Returns field metadata that adds the entries' summaries to the field's description.
+
+    Args:
+        registry: Registry of the entries.
+        limits: What an entry is limited to, in words after its summary.
+    """
 
     def append(schema: dict[str, Any]) -> None:
-        summaries = "; ".join(f"{entry.name} = {entry.summary}" for entry in registry.values())
+        summaries = "; ".join(f"{entry.name} = {entry.summary}{limits(entry)}" for entry in registry.values())
         schema["description"] = f"{schema.get('description', '')} {summaries}.".strip()
 
     return Field(json_schema_extra=append)

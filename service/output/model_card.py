@@ -44,6 +44,7 @@ class Told:
         summary: figures by name; empty until the run has ended.
         measurements: with unit and provenance.
         facts: Facts of the last attempt that trained.
+        model_type: Family of the model, as in its `config.json`.
     """
 
     run: Run
@@ -55,6 +56,7 @@ class Told:
     summary: Mapping[str, float | int | str | None]
     measurements: Sequence[MeasurementRow]
     facts: Mapping[str, Any]
+    model_type: str
 
 
 def model_card(told: Told) -> str:
@@ -70,7 +72,7 @@ def _front_matter(told: Told) -> dict[str, Any]:
     front: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": pipeline,
-        "tags": ["bert", "stillhouse", run.task],
+        "tags": [told.model_type, "stillhouse", run.task],
     }
     if run.student.startswith(HUB):
         front["base_model"] = run.student.removeprefix(HUB)

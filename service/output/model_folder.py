@@ -12,6 +12,7 @@ import json
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from service.config.settings import Settings
@@ -22,6 +23,8 @@ from service.store import Store
 from trainers.checkpoints import manifest
 
 WEIGHTS = "model.safetensors"
+_SPECIAL_TOKENS = "special_tokens_map.json"
+_SETTINGS = "tokenizer_config.json"
 _ROLES = {
     "unk_token": "[UNK]",
     "sep_token": "[SEP]",
@@ -110,13 +113,14 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
         summary=store.summary(run_id),
         measurements=store.measurements(run_id),
         facts=(attempts[-1].facts if attempts else None) or {},
+        model_type=_model_type(path),
     )
     try:
         sealed = manifest.sealed_files(path)[WEIGHTS]
         texts = {
             "README.md": model_card(told).encode(),
             "config.json": (path / "config.json").read_bytes(),
-            **tokenizer_files((path / "tokenizer.json").read_bytes(), int(spec["task"]["max_length"])),
+            **tokenizer_files(path, int(spec["task"]["max_length"])),
         }
         weights = (path / WEIGHTS).open("rb")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -133,27 +137,61 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
     return ModelFolder(f"run-{run_id}", (_File(MANIFEST, len(text), _sha256(text), io.BytesIO(text)), *files))
 
 
-def tokenizer_files(tokenizer: bytes, max_length: int) -> dict[str, bytes]:
-    """Returns what `AutoTokenizer` reads, from the one file that says all of it."""
+def _model_type(folder: Path) -> str:
+    """Returns the family of the model in a checkpoint.
+
+    Raises:
+        NoModel: its configuration cannot be read.
+    """
+    try:
+        return str(json.loads((folder / "config.json").read_bytes())["model_type"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NoModel(f"{folder}: config.json cannot be read ({error})") from None
+
+
+def tokenizer_files(folder: Path, max_length: int) -> dict[str, bytes]:
+    """Returns what `AutoTokenizer` reads, from what a checkpoint has of its tokenizer.
+
+    Args:
+        folder: Folder of the checkpoint.
+        max_length: Longest sequence in tokens.
+    """
+    tokenizer = (folder / "tokenizer.json").read_bytes()
     document = json.loads(tokenizer)
-    vocabulary: Mapping[str, int] = document["model"]["vocab"]
     normalizer = document.get("normalizer") or {}
-    special = {role: token for role, token in _ROLES.items() if token in vocabulary}
-    config: dict[str, Any] = {
+    special = _special_tokens(folder, document)
+    common = {"model_max_length": max_length, **special}
+    files = {
+        "tokenizer.json": tokenizer,
+        _SPECIAL_TOKENS: json.dumps(special, indent=1).encode(),
+    }
+    if normalizer.get("type") != "BertNormalizer" or document["model"]["type"] != "WordPiece":
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **common}
+        return {**files, _SETTINGS: json.dumps(config, indent=1).encode()}
+    vocabulary: Mapping[str, int] = document["model"]["vocab"]
+    config = {
         "tokenizer_class": "BertTokenizerFast",
         "do_lower_case": bool(normalizer.get("lowercase", True)),
         "strip_accents": normalizer.get("strip_accents"),
         "tokenize_chinese_chars": bool(normalizer.get("handle_chinese_chars", True)),
-        "model_max_length": max_length,
-        **special,
+        **common,
     }
     pieces = sorted(vocabulary, key=vocabulary.__getitem__)
     return {
-        "tokenizer.json": tokenizer,
-        "tokenizer_config.json": json.dumps(config, indent=1).encode(),
-        "special_tokens_map.json": json.dumps(special, indent=1).encode(),
+        **files,
+        _SETTINGS: json.dumps(config, indent=1).encode(),
         "vocab.txt": "".join(f"{piece}\n" for piece in pieces).encode(),
     }
+
+
+def _special_tokens(folder: Path, document: Mapping[str, Any]) -> dict[str, str]:
+    """Returns special tokens by what they are for; older checkpoints do not name those of a BERT."""
+    file = folder / _SPECIAL_TOKENS
+    if file.is_file():
+        named: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+        return named
+    vocabulary = document["model"]["vocab"]
+    return {role: token for role, token in _ROLES.items() if token in vocabulary}
 
 
 def _sha256(content: bytes) -> str:

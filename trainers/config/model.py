@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from trainers.config.section import Identifier, Section
-from trainers.models.encoders import ENCODERS, HUGGINGFACE
+from trainers.models.encoders import ENCODERS, HUGGINGFACE, EncoderInfo
 from trainers.registry import NameIn, described
 
 LAYERS: Mapping[str, int] = MappingProxyType({"tiny": 2, "mini": 4, "small": 4, "medium": 8, "base": 12})
@@ -20,12 +20,13 @@ class Model(Section):
     """The model that is trained."""
 
     student: Identifier | Annotated[str, Field(max_length=4096)] = "mini"
-    """A preset (tiny mini small medium base), a folder under a model root, `hub:<id>`, or `run:<id>`."""
+    """A preset (tiny mini small medium base), a folder under a model root, `hub:<id>`, or `run:<id>`; of a family
+    in docs/models.md."""
     layers: tuple[Annotated[int, Field(ge=0, le=255)], ...] | None = Field(default=None, min_length=1)
     """Of a student with weights, the layers that are kept, 0-based and in this order; unset = all."""
     teacher: str | None = Field(default=None, max_length=4096)
     """Frozen source model for distillation: a folder, `hub:<id>` or `run:<id>`; unset = no distillation."""
-    encoder: Annotated[str, NameIn(ENCODERS), described(ENCODERS)] = HUGGINGFACE.name
+    encoder: Annotated[str, NameIn(ENCODERS), described(ENCODERS, EncoderInfo.families)] = HUGGINGFACE.name
     """Implementation of the encoder layers."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout probability of hidden states and, unless it has its own, attention, dimensionless; 0 = off."""

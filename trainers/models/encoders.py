@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainers.models.families import Attention, FamilyInfo
+from trainers.models.families import FAMILIES, Attention, FamilyInfo
 from trainers.registry import by_name
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ class EncoderInfo:
         return (self.attention is None or family.attention in self.attention) and (
             self.blocks is None or family.block in self.blocks
         )
+
+    def families(self) -> str:
+        """Returns the families that it runs, in words for its description; nothing where it runs all."""
+        supported = [family.name for family in FAMILIES.values() if self.supports(family)]
+        return "" if len(supported) == len(FAMILIES) else f" (of {', '.join(supported)})"
 
     def require_precision(self, precision: str) -> None:
         """Refuses a precision that it does not compute in.

@@ -195,7 +195,7 @@ def test_a_tokenizer_of_pieces_alone_keeps_its_case_in_the_checkpoint(tmp_path: 
     (tmp_path / "model" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     (tmp_path / "checkpoint").mkdir()
     tokenizers.write(tmp_path / "checkpoint", tokenizers.file_in(tmp_path / "model"))
-    files = tokenizer_files((tmp_path / "checkpoint" / "tokenizer.json").read_bytes(), 32)
+    files = tokenizer_files(tmp_path / "checkpoint", 32)
     for name, content in files.items():
         (tmp_path / "checkpoint" / name).write_bytes(content)
     loaded = AutoTokenizer.from_pretrained(tmp_path / "checkpoint")
