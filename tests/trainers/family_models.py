@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from trainers.data import tokenizers
 from trainers.models.architectures import imported
 from trainers.models.families import FAMILIES
-from trainers.models.heads import Head
+from trainers.models.heads import Head, NumberHead
 
 TEXTS = (
     "a good film with a happy end",
@@ -76,7 +76,8 @@ def write_model(folder: Path, family: str, head: Head, **fields: Any) -> PreTrai
     """
     info, tokenizer = FAMILIES[family], tokenizer_of(family)
     own = SIZES.get(family, {})
-    sizes = {**(own if "dim" in own else {**USUAL, **own}), **fields}
+    labels = {"num_labels": 1} if isinstance(head, NumberHead) else {}
+    sizes = {**labels, **(own if "dim" in own else {**USUAL, **own}), **fields}
     config = imported(info.config)(
         **{
             "vocab_size": len(tokenizer),

@@ -23,13 +23,19 @@ from trainers.entrypoint import train
 from trainers.errors import BadSpecError
 from trainers.models.architectures import imported
 from trainers.models.families import FAMILIES
-from trainers.models.heads import ClassHead, Head, SpanHead, VocabularyHead
+from trainers.models.heads import ClassHead, Head, NumberHead, SpanHead, TokenHead, VocabularyHead
 from trainers.models.origin import Folder
 from trainers.models.student import Student, build
 from trainers.parallel.pipeline.layers import ModelChunk, StagePartition
 from trainers.reporting import NeverStop
 
-HEADS: tuple[Head, ...] = (ClassHead(("no", "yes")), SpanHead(), VocabularyHead())
+HEADS: tuple[Head, ...] = (
+    ClassHead(("no", "yes")),
+    NumberHead(),
+    SpanHead(),
+    TokenHead(("O", "B-a")),
+    VocabularyHead(),
+)
 every_family = pytest.mark.parametrize("family", FAMILIES)
 every_head = pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
 
@@ -85,8 +91,9 @@ def test_logits_are_those_of_transformers(family, head, pairs, tmp_path):
         ours = model(batch).logits
     expected = theirs(written, tmp_path, head, batch, pairs=pairs)
     real = torch.ones(len(expected), dtype=torch.bool)
-    if head.reads in ("span", "guessed") and batch.attention_mask is not None:
-        real = batch.attention_mask if head.reads == "span" else batch.attention_mask.flatten()[batch.guessed]
+    mask = batch.attention_mask
+    if head.reads != "text" and mask is not None:
+        real = mask.flatten()[batch.guessed] if head.reads == "guessed" else mask
     torch.testing.assert_close(ours[real], expected[real], rtol=1e-4, atol=1e-4)
     assert float(expected[real].std()) > 0.01
 

@@ -20,8 +20,8 @@ class Model(Section):
     """The model that is trained."""
 
     student: Identifier | Annotated[str, Field(max_length=4096)] = "mini"
-    """A preset (tiny mini small medium base), a folder under a model root, `hub:<id>`, or `run:<id>`; of a family
-    in docs/models.md."""
+    """A preset (tiny mini small medium base), or of a family in docs/models.md a folder under a model root,
+    `hub:<id>`, or `run:<id>`."""
     layers: tuple[Annotated[int, Field(ge=0, le=255)], ...] | None = Field(default=None, min_length=1)
     """Of a student with weights, the layers that are kept, 0-based and in this order; unset = all."""
     teacher: str | None = Field(default=None, max_length=4096)
