@@ -28,6 +28,7 @@ from trainers.models.origin import Folder
 from trainers.models.student import Student, build
 from trainers.parallel.pipeline.layers import ModelChunk, StagePartition
 from trainers.reporting import NeverStop
+from trainers.tasks.squad_v2.windows import Answer, Question, tokenise_windows
 
 HEADS: tuple[Head, ...] = (
     ClassHead(("no", "yes")),
@@ -269,3 +270,16 @@ def test_a_tokenizer_that_pads_with_another_id_is_refused(tmp_path):
         BadSpecError, match=r"tokenizer pads with id 1, but .* was trained with 3; use its own"
     ):
         student_of(tmp_path, HEADS[0])
+
+
+@every_family
+def test_spans_of_words_are_found_in_the_tokens_of_every_tokenizer(family, tmp_path):
+    write_model(tmp_path, family, HEADS[0])
+    context, word = TEXTS[0], "film"
+    at = context.index(word)
+    question = Question("q", "1", "", context, "which one?", (Answer(word, at),))
+    data = tokenise_windows([question], tokenizers.load(tmp_path), 64, 8, lambda done: None)
+    first, last = data.labels[0]
+    assert (first, last) != (0, 0)
+    chars = data.columns["chars"][data.columns["chars_at"][0] + np.arange(first, last + 1)]
+    assert context[chars[0, 0] : chars[-1, 1]] == word

@@ -71,10 +71,11 @@ class Contexts:
         ids: list[npt.NDArray[np.integer]] = []
         chars: list[npt.NDArray[np.int32]] = []
         for start in range(0, len(texts), _CHUNK):
-            encoded = tokenizer.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False)
+            chunk = list(texts[start : start + _CHUNK])
+            encoded = tokenizer.encode_batch(chunk, add_special_tokens=False)
             lengths.extend(len(one) for one in encoded)
             ids.extend(np.array(one.ids, dtype=token_dtype(tokenizer)) for one in encoded)
-            chars.extend(np.array(one.offsets, dtype=np.int32).reshape(-1, 2) for one in encoded)
+            chars.extend(_places(text, one.offsets) for text, one in zip(chunk, encoded, strict=True))
         self.offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
         self.ids, self.chars = np.concatenate(ids), np.concatenate(chars)
 
@@ -84,6 +85,16 @@ class Contexts:
         first = int(np.searchsorted(chars[:, 1], answer.start, side="right"))
         last = int(np.searchsorted(chars[:, 0], answer.start + len(answer.text), side="left")) - 1
         return (first, last) if first <= last else None
+
+
+def _places(text: str, offsets: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:
+    """Returns where tokens are in a text, (T, 2), without a space that a word begins with."""
+    places = np.array(offsets, dtype=np.int32).reshape(-1, 2)
+    if len(places):
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        first = np.minimum(places[:, 0], len(codes) - 1)
+        places[:, 0] += (codes[first] == ord(" ")) & (places[:, 1] - places[:, 0] > 1)
+    return places
 
 
 def windows(length: int, room: int, overlap: int) -> Iterable[Span]:
