@@ -47,10 +47,10 @@ def encoder_size(student: str, roots: Sequence[Path]) -> EncoderSize | None:
     family = None if fields is None else family_of(fields)
     if fields is None or family is None:
         return None
-    sizes = fields.get(family.layer_count), fields.get(family.hidden_size)
-    if any(type(size) is not int or size < 1 for size in sizes):
+    layers, hidden = fields.get(family.layer_count), fields.get(family.hidden_size)
+    if type(layers) is not int or type(hidden) is not int or min(layers, hidden) < 1:
         return None
-    return EncoderSize(*sizes)
+    return EncoderSize(layers, hidden)
 
 
 def configuration(model: str, roots: Sequence[Path]) -> Mapping[str, Any] | None:

@@ -103,16 +103,16 @@ class SpecialTokens:
             tokenizer: from `load`.
             folder: Folder of its files.
         """
-        settings = _settings(folder)
+        settings, vocabulary = _settings(folder), tokenizer.get_vocab()
         names = {}
         for role, usual in _ROLES.items():
             given = settings.get(role)
             content = given.get("content") if isinstance(given, dict) else given
             for name in (content, *usual):
-                if isinstance(name, str) and tokenizer.token_to_id(name) is not None:
+                if isinstance(name, str) and name in vocabulary:
                     names[role] = name
                     break
-        ids = {role: tokenizer.token_to_id(name) for role, name in names.items()}
+        ids = {role: vocabulary[name] for role, name in names.items()}
         added = tokenizer.get_added_tokens_decoder().items()
         return cls(
             folder, names, ids, frozenset(ids.values()) | {number for number, one in added if one.special}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypedDict
 
 from trainers.registry import by_name
 
@@ -116,7 +116,14 @@ class FamilyInfo:
         return int(fields.get("pad_token_id", 1)) + 1 if self.offset_by_padding else 0
 
 
-def published(package: str, stem: str) -> dict[str, str]:
+class Published(TypedDict):
+    """Where transformers has the classes of a family; see `FamilyInfo`."""
+
+    config: str
+    models: str
+
+
+def published(package: str, stem: str) -> Published:
     """Returns where transformers has the classes of a family.
 
     Args:
@@ -124,10 +131,10 @@ def published(package: str, stem: str) -> dict[str, str]:
         stem: How its class names begin.
     """
     folder = f"transformers.models.{package}"
-    return {
-        "config": f"{folder}.configuration_{package}:{stem}Config",
-        "models": f"{folder}.modeling_{package}:{stem}",
-    }
+    return Published(
+        config=f"{folder}.configuration_{package}:{stem}Config",
+        models=f"{folder}.modeling_{package}:{stem}",
+    )
 
 
 BERT_BLOCK = "bert"

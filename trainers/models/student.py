@@ -92,6 +92,7 @@ class Student(nn.Module):
             case "span":
                 return batch.unpacked(self.architecture.span_logits(self.model, hidden))
             case "guessed":
+                assert batch.guessed is not None
                 # Only what is to be guessed: the vocabulary's product is most of a small model's work.
                 guessed = batch.guessed if batch.segments is None else batch.segments.guessed
                 assert guessed is not None

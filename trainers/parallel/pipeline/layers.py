@@ -176,7 +176,7 @@ def keep(student: Student, layers: Collection[int]) -> None:
     if 0 not in layers:
         table = model.get_input_embeddings() if tied and last in layers else None
         for name, module in architecture.embeddings(model).items():
-            if table in module.children():
+            if any(part is table for part in module.children()):
                 _forget_all_but(table, module)
             else:
                 setattr(student.encoder, name, nn.Identity())
