@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -209,13 +210,18 @@ def write(folder: Path, file: Path) -> None:
     Raises:
         BadSpecError: it cannot be read.
     """
-    tokenizer = load(file.parent)
     if file.name == FILE:
         (folder / FILE).write_bytes(file.read_bytes())
     else:
-        tokenizer.save(str(folder / FILE))
-    names = SpecialTokens.of(tokenizer, file.parent).names
+        load(file.parent).save(str(folder / FILE))
+    names = _special_names(file.parent, file.stat().st_mtime_ns)
     (folder / SETTINGS[0]).write_text(json.dumps(names, indent=1), encoding="utf-8")
+
+
+@lru_cache(maxsize=4)
+def _special_names(folder: Path, modified_ns: int) -> dict[str, str]:
+    """Returns special tokens by what they are for; remembered, because large tokenizers load slowly."""
+    return dict(SpecialTokens.of(load(folder), folder).names)
 
 
 def continues_word(tokenizer: Tokenizer) -> Callable[[str], bool]:
