@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer, PreTrainedModel
 
 from tests.trainers.family_models import TEXTS, write_model
-from trainers.config import Parallel, Strategy
+from trainers.config import Parallel, RunConfig, Strategy
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, collate
 from trainers.data.tokens import tokenise
@@ -283,3 +283,24 @@ def test_spans_of_words_are_found_in_the_tokens_of_every_tokenizer(family, tmp_p
     assert (first, last) != (0, 0)
     chars = data.columns["chars"][data.columns["chars_at"][0] + np.arange(first, last + 1)]
     assert context[chars[0, 0] : chars[-1, 1]] == word
+
+
+@pytest.mark.slow
+def test_two_workers_train_every_family_to_one_workers_loss(launch, config_in, tmp_path, recorder):
+    for family in FAMILIES:
+        write_model(tmp_path / "models" / family, family, HEADS[0])
+
+    def config(family: str, workers: str, **changes: Any) -> RunConfig:
+        return config_in(
+            tmp_path / f"{family}-{workers}",
+            model={"student": family, "dropout": 0.0},
+            workspace__model_roots=(str(tmp_path / "models"),),
+            length={"steps": 2},
+            **changes,
+        )
+
+    both = launch([config(name, "two", parallel={"strategy": "ddp", "workers": 2}) for name in FAMILIES])
+    assert both.codes == [0, 0]
+    for name, run in zip(FAMILIES, both.results[0]["runs"], strict=True):
+        alone = train(config(name, "one"), recorder, NeverStop())
+        assert run["summary"]["train_loss"] == pytest.approx(alone.summary["train_loss"], rel=1e-4), name
