@@ -581,11 +581,14 @@ def _choose_micro_batch(
     config, device = worker.config, worker.device
     if not config.trains:
         return micro_batch.with_size(config, config.micro_size), lambda: None
-    shape = model.student.model.config
+    described = model.student.model.config.to_dict()
     kind: Callable[..., DryRun] = DryRun
     if model.partition is not None:
         kind = partial(
-            StageDryRun, partition=model.partition, stage=worker.workers.stage, width=shape.hidden_size
+            StageDryRun,
+            partition=model.partition,
+            stage=worker.workers.stage,
+            width=model.student.shape.hidden,
         )
     dry_run = kind(
         config,
@@ -598,7 +601,7 @@ def _choose_micro_batch(
         multiple=worker.multiple,
         transform=model.distilled.transform,
     )
-    tried = {**shape.to_dict(), "longest example": dry_run.longest}
+    tried = {**described, "longest example": dry_run.longest}
     size = micro_batch.choose(config, worker.workers, device, tried, dry_run.at_size)
     sized = micro_batch.with_size(config, size)
     forget = partial(micro_batch.forget, config, device, tried)

@@ -112,21 +112,19 @@ def set_up(
         with_head=bool(wanted.soft_weight),
         report=report,
     )
-    shape = student.model.config
-    if found.layers <= shape.num_hidden_layers and found.width <= shape.hidden_size:
+    shape = student.shape
+    if found.layers <= shape.layers and found.width <= shape.hidden:
         warn(
             f"model.teacher {found.folder} is no larger than its student ({found.layers} layers of width "
-            f"{found.width}, and {shape.num_hidden_layers} of {shape.hidden_size}); is this the intended "
+            f"{found.width}, and {shape.layers} of {shape.hidden}); is this the intended "
             "model?"
         )
-    layer_map = _layer_map(wanted.layer_map, shape.num_hidden_layers, found.layers)
-    heads = plan.relation_heads(
-        (shape.hidden_size, found.width), (shape.num_attention_heads, found.attention_heads)
-    )
+    layer_map = _layer_map(wanted.layer_map, shape.layers, found.layers)
+    heads = plan.relation_heads((shape.hidden, found.width), (shape.attention_heads, found.attention_heads))
     # Before the teacher is loaded, which draws random numbers and which a cache may spare.
     levels = [0] if wanted.embedding_weight else []
-    levels += range(1, shape.num_hidden_layers + 1) if wanted.hidden_weight else []
-    levels += [shape.num_hidden_layers] if wanted.cosine_weight else []
+    levels += range(1, shape.layers + 1) if wanted.hidden_weight else []
+    levels += [shape.layers] if wanted.cosine_weight else []
     projected = ProjectedStudent(
         student, found.width, levels=levels, relations=bool(wanted.relation_weight)
     ).to(device)

@@ -33,7 +33,7 @@ class ProjectedStudent(nn.Module):
         super().__init__()
         self.student = student
         self.with_hidden = True
-        width, depth = student.model.config.hidden_size, student.model.config.num_hidden_layers
+        width, depth = student.shape.hidden, student.shape.layers
         self.projections = nn.ModuleDict(
             {str(level): nn.Linear(width, teacher_width, bias=False) for level in sorted(set(levels))}
             if width != teacher_width

@@ -20,6 +20,7 @@ from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
 from trainers.models import number_output
 from trainers.models.architectures import Bert, architecture_of, tied_to
+from trainers.models.families import Shape
 from trainers.models.heads import ClassHead, Head, NumberHead, TokenHead
 from trainers.models.origin import WEIGHTS, Folder, Origin
 
@@ -109,6 +110,11 @@ class Student(nn.Module):
             return hidden.mean(1)
         weights = mask.to(hidden.dtype)[:, :, None]
         return (hidden * weights).sum(1) / weights.sum(1)
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of the encoder."""
+        return self.architecture.family.shape(self.model.config.to_dict())
 
     @property
     def encoder(self) -> Any:

@@ -88,7 +88,7 @@ class PipelineReplica(Replica):
         tied = next((layer.tied for layer in layers.values() if layer.tied is not None), None)
         self._table = tied if layout.tied_stages() else None
         self._watch = StageWatch(self._workers, self._timeline, timeout_s)
-        self._width = int(student.model.config.hidden_size)
+        self._width = student.shape.hidden
         self._done = torch.zeros(1, device=self._device)
 
     @abstractmethod

@@ -26,7 +26,7 @@ def measure(student: Student, config: RunConfig, device: torch.device, arithmeti
     Draws random numbers: a run seeds its generators afterwards. Leaves no gradients.
     """
     batch = _batch(student, config.micro_size, config.task.max_length).to(device)
-    width = int(student.model.config.hidden_size)
+    width = student.shape.hidden
     student.train()
     least = []
     for number, layer in enumerate(layers_of(student)):
