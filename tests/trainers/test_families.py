@@ -169,7 +169,8 @@ def test_a_teacher_with_another_tokenizer_teaches_by_logits_of_the_same_texts(
     )
     assert train(config, recorder, NeverStop()).summary["steps"] == 6
     assert recorder.facts["teacher_logits"] == "computed once, cached on disk"
-    rows = [json.loads(line) for line in (shared / "data" / "reviews" / "train.jsonl").open()]
+    lines = (shared / "data" / "reviews" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "models" / "teacher")
     encoded = tokenizer(
         [row["text"] for row in rows], padding=True, truncation=True, max_length=48, return_tensors="pt"

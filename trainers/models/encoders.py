@@ -123,6 +123,7 @@ PACKED = EncoderInfo(
     compiles=False,
     packs=True,
     pipelines=False,
+    attention=(Attention.full,),
 )
 FUSED = EncoderInfo(
     name="fused",
