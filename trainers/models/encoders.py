@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainers.models.families import FAMILIES, Attention, FamilyInfo
+from trainers.models.families import BERT_BLOCK, FAMILIES, Attention, FamilyInfo
 from trainers.registry import by_name
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ FUSED = EncoderInfo(
     compiles=False,
     packs=True,
     pipelines=False,
+    attention=(Attention.full,),
+    blocks=(BERT_BLOCK,),
 )
 
 ENCODERS: dict[str, EncoderInfo] = by_name(EAGER, HUGGINGFACE, PACKED, FUSED)

@@ -168,7 +168,6 @@ DISTILBERT = replace(
     feed_forward="hidden_dim",
     hidden_dropouts=("dropout", "seq_classif_dropout", "qa_dropout"),
     attention_dropouts=("attention_dropout",),
-    encoders=("eager", "huggingface", "packed"),
     layers="transformer.layer",
     block=None,
     relations=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
