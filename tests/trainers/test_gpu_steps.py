@@ -78,7 +78,7 @@ def of_task(config_in: Configure, corpora: Path, tmp_path: Path) -> Callable[...
 @pytest.fixture
 def assembled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[RunConfig], Trainer]]:
     """Make a run's trainer, whose model has a GPU's dropout and attention."""
-    monkeypatch.setattr(assembly.dropout, "install", lambda model: None)
+    monkeypatch.setattr(assembly.dropout, "install", lambda model, **settings: None)
     with ExitStack() as stack:
 
         def make(config: RunConfig) -> Trainer:

@@ -40,8 +40,6 @@ def variants(shared, config_in, tmp_path_factory):
     """Changes of a configuration by name: those of the model and task, which one worker has as well."""
     (shared / "data" / "lines").mkdir()
     (shared / "data" / "lines" / "train.txt").write_text("\n".join(sentences(120)), encoding="utf-8")
-    for task in ("regression", "token_classification"):
-        write_task(shared / "data" / task, task)
     teacher = config_in(tmp_path_factory.mktemp("teacher"), length={"steps": 2})
     folder = train(teacher, Recorder(), NeverStop()).checkpoint
     assert folder is not None
@@ -54,12 +52,6 @@ def variants(shared, config_in, tmp_path_factory):
         "long": LONG,
         "mini": MINI,
         "mlm": {**SMALL, "task": {"name": "mlm", "path": "lines", "max_length": 24}},
-        "numbers": {**SMALL, "task": {"name": "regression", "path": "regression", "max_length": 24}},
-        "tags": {**SMALL, "task": {"name": "token_classification", "path": "token_classification"}},
-        "weighted": {
-            **SMALL,
-            "task": {"name": "classification", "path": "reviews", "class_weights": {"1": 5}},
-        },
         "bf16": {**SMALL, "precision": "bf16"},
         "half": {**SMALL, "precision": "bf16", "numerics": {"parameters": "half", "evaluation": "half"}},
         "split": {
@@ -85,9 +77,6 @@ def pair(launch, config_in, variants, tmp_path_factory):
         ("mini", "zero_bubble"): {**PAIR, "schedule": "zero_bubble", "partition": "time"},
         ("mini", "recomputed"): {**PAIR, "schedule": "zero_bubble", "activation_checkpointing": True},
         ("mlm", "1f1b"): PAIR,
-        ("numbers", "1f1b"): PAIR,
-        ("tags", "1f1b"): PAIR,
-        ("weighted", "ddp"): {"strategy": "ddp", "workers": 2},
         ("bf16", "1f1b"): PAIR,
         ("half", "1f1b"): PAIR,
         ("split", "1f1b"): PAIR,
@@ -131,9 +120,6 @@ def alone(config_in, variants, tmp_path_factory):
         ("mini", "zero_bubble"),
         ("mini", "recomputed"),
         ("mlm", "1f1b"),
-        ("numbers", "1f1b"),
-        ("tags", "1f1b"),
-        ("weighted", "ddp"),
         ("taught", "1f1b"),
         ("asked", "gpipe"),
     ],
@@ -146,6 +132,28 @@ def test_two_workers_have_the_loss_curve_and_scores_of_one(pair, alone, variant,
     assert run["summary"]["parameters"] == summary["parameters"]
     if how != "ddp":  # whose workers divide micro-batches of their own
         assert run["summary"]["padding_pct"] == summary["padding_pct"]
+
+
+@pytest.mark.slow
+def test_numbers_tags_and_weighted_labels_have_the_loss_curve_of_one_worker(launch, config_in, tmp_path):
+    changes = {**SMALL, "length": {"steps": 6}, "workspace__data_roots": (str(tmp_path),)}
+    spread = {
+        "regression": ({}, PAIR),
+        "token_classification": ({}, PAIR),
+        "classification": ({"class_weights": {"1": 5}}, {"strategy": "ddp", "workers": 2}),
+    }
+    pairs, alone = [], []
+    for name, (own, parallel) in spread.items():
+        write_task(tmp_path / name, name)
+        task = {"name": name, "path": name, "max_length": 24, **own}
+        recorder = Recorder()
+        train(config_in(tmp_path / f"{name}-alone", **{**changes, "task": task}), recorder, NeverStop())
+        alone.append(recorder.series("loss"))
+        pairs.append(config_in(tmp_path / f"{name}-pair", **{**changes, "task": task, "parallel": parallel}))
+    ended = launch(pairs)
+    assert ended.codes == [0, 0]
+    for run, expected in zip(ended.results[0]["runs"], alone, strict=True):
+        assert losses(run) == pytest.approx(expected, rel=2e-4)
 
 
 @pytest.mark.parametrize("variant", ["bf16", "half", "split"])
