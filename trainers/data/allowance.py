@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO
 
 
 class Spent(Exception):
@@ -75,7 +75,7 @@ def in_force() -> Allowance | None:
     return _IN_FORCE.get()
 
 
-def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
+def lines_of(stream: BufferedIOBase) -> Iterator[bytes]:
     """Yields the lines of an open file.
 
     Raises:

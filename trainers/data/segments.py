@@ -66,7 +66,8 @@ class Segments:
             (B, S, ...), 0 on padding.
         """
         flat = values.new_zeros((shape.numel(), *values.shape[2:]))
-        return flat.index_copy(0, self.places, values[0, : self.places.shape[0]]).unflatten(0, tuple(shape))
+        placed = flat.index_copy(0, self.places, values[0, : self.places.shape[0]])
+        return torch.unflatten(placed, 0, tuple(shape))
 
 
 def pack(batch: Batch, *, pad_id: int, multiple: int) -> Batch:

@@ -144,10 +144,11 @@ def segment_attention(
         return dropped
     # Neighbours of one length are the examples of one batch.
     runs = [(length, len(list(same))) for length, same in groupby(lengths)]
-    split = [tensor[0].split([length * count for length, count in runs], 1) for tensor in (query, key, value)]
+    sizes = [length * count for length, count in runs]
+    split = [torch.split(tensor[0], sizes, dim=1) for tensor in (query, key, value)]
     mixed = []
     for number, (length, count) in enumerate(runs):
-        q, k, v = (parts[number].unflatten(1, (count, length)).transpose(0, 1) for parts in split)
+        q, k, v = (torch.unflatten(parts[number], 1, (count, length)).transpose(0, 1) for parts in split)
         out = functional.scaled_dot_product_attention(q, k, v, scale=scale)
         mixed.append(out.transpose(0, 1).flatten(1, 2))
     return torch.cat(mixed, 1)[None]
@@ -332,7 +333,7 @@ class _Packed(_Padded):
     @override
     def put(self, tensor: torch.Tensor, group: _Group, values: torch.Tensor) -> None:
         row = tensor[0, group.heads]
-        by_example = values.unflatten(0, (group.last - group.first, -1))
+        by_example = torch.unflatten(values, 0, (group.last - group.first, -1))
         if self._even(group):
             self._view(row, group).copy_(by_example)
             return
@@ -348,7 +349,7 @@ class _Packed(_Padded):
     def _view(self, row: torch.Tensor, group: _Group) -> torch.Tensor:
         """(examples, heads, longest, D) of examples that are all as long."""
         own = row[:, self._edges[group.first] : self._edges[group.last]]
-        return own.unflatten(1, (-1, group.longest)).transpose(0, 1)
+        return torch.unflatten(own, 1, (-1, group.longest)).transpose(0, 1)
 
 
 class _DroppedAttention(torch.autograd.Function):
