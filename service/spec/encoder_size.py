@@ -15,7 +15,7 @@ from service.config.settings import Settings
 from service.spec.models import reference
 from trainers.config import Model
 from trainers.data.paths import HUB, UnusablePath, find
-from trainers.models.families import family_of
+from trainers.models.families import BERT, MODEL_TYPE, family_of
 from trainers.models.origin import PRESETS
 
 _LARGEST_CONFIGURATION = 1 << 20
@@ -44,8 +44,7 @@ def encoder_size(student: str, roots: Sequence[Path]) -> EncoderSize | None:
     if student in PRESETS:
         return EncoderSize(*PRESETS[student])
     fields = configuration(student, roots)
-    family = None if fields is None else family_of(fields)
-    if fields is None or family is None:
+    if fields is None or (family := family_of({MODEL_TYPE: BERT.name, **fields})) is None:
         return None
     layers, hidden = fields.get(family.layer_count), fields.get(family.hidden_size)
     if type(layers) is not int or type(hidden) is not int or min(layers, hidden) < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,12 @@ from trainers.errors import FailureClass
 
 API = "/api/v1"
 SPEC = "name: students\ntask: {name: imdb, path: texts}\n"
-TOKENIZER = '{"model": {"vocab": {"[PAD]": 0, "[UNK]": 1, "tea": 2}}, "normalizer": {"lowercase": false}}'
+TOKENIZER = json.dumps(
+    {
+        "model": {"type": "WordPiece", "vocab": {"[PAD]": 0, "[UNK]": 1, "tea": 2}},
+        "normalizer": {"type": "BertNormalizer", "lowercase": False},
+    }
+)
 
 
 def submitted(client: TestClient, text: str, status: int) -> dict[str, Any]:
