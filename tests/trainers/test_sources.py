@@ -425,7 +425,7 @@ def test_model_that_is_no_bert_is_said(configure, tmp_path):
     write(folder / "model.safetensors", "x")
     write(folder / "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
     config = configure(model__student="other", workspace__model_roots=(str(tmp_path / "models"),))
-    with pytest.raises(BadSpecError, match="model_type is 'gpt2'; only bert models"):
+    with pytest.raises(BadSpecError, match="model_type is 'gpt2'; models that can be trained are bert, "):
         train(config, NullSink(), NeverStop())
 
 
@@ -434,7 +434,7 @@ def test_damaged_weights_are_said(configure, tmp_path):
     write(
         folder / "config.json",
         '{"model_type": "bert", "vocab_size": 6, "hidden_size": 12, "num_hidden_layers": 1, '
-        '"num_attention_heads": 12, "max_position_embeddings": 512}',
+        '"intermediate_size": 24, "num_attention_heads": 12, "max_position_embeddings": 512}',
     )
     write(folder / "model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00garbage")
     write(folder / "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
