@@ -2,7 +2,7 @@
 
     python -m benchmarks.encoders --keep
 
-Each round trains every contender on the same 32 examples in a changed order: forward, backward, Adan;
+Each round trains every contender on the same 64 examples in a changed order: forward, backward, Adan;
 `eager` in random batches of 16 padded to their longest, the others in batches of 16 neighbours in length.
 Ratios are medians over the rounds of two contenders' wall-clock times in one round, so that a neighbour on
 the machine slows both. Lengths are drawn from a log-normal distribution with IMDb's mean and median (313 and
@@ -63,6 +63,8 @@ BENCHMARK = Benchmark(
 MEAN, MEDIAN = 313, 235
 """Tokens of IMDb's reviews, uncut."""
 BATCH = 16
+WINDOW = 32
+"""Batches that are sorted by length together."""
 VOCABULARY = 30522
 PAD = 0
 HEAD = ClassHead(("negative", "positive"))
@@ -116,6 +118,19 @@ def drawn_lengths(count: int, seed: int) -> list[int]:
     spread = math.sqrt(2 * math.log(MEAN / MEDIAN))
     drawn = np.random.default_rng(seed).lognormal(math.log(MEDIAN), spread, count)
     return [max(8, round(length)) for length in drawn]
+
+
+def chosen_of(lengths: list[int], count: int, seed: int) -> list[int]:
+    """Returns the lengths of a round's examples, shuffled.
+
+    A window of 32 batches is sorted by length, as a run's data are, and evenly spaced batches are taken:
+    sorted again they are the bucketed batches, and shuffled they are random ones.
+    """
+    rng = np.random.default_rng(seed)
+    batches = np.sort(rng.choice(lengths, WINDOW * BATCH)).reshape(WINDOW, BATCH)
+    step = WINDOW // max(1, count // BATCH)
+    picked = batches[rng.integers(step) :: step]
+    return [int(length) for length in rng.permutation(picked.flatten())]
 
 
 def examples(lengths: list[int], cap: int) -> TokenSet:
@@ -233,8 +248,7 @@ def compared(
     taken: dict[str, list[float]] = {name: [] for name in contenders}
     tokens = []
     for number in range(rounds + 1):  # the first warms up
-        chosen = [lengths[(number * count + i) % len(lengths)] for i in range(count)]
-        data = examples(chosen, cap)
+        data = examples(chosen_of(lengths, count, seed=number), cap)
         tokens.append(int(data.lengths.sum()))
         for name in order.sample(list(contenders), len(contenders)):
             taken[name].append(contenders[name].seconds(data))
@@ -329,7 +343,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     if given.lengths:
         lengths = [int(line) for line in Path(given.lengths).read_text().split()]
     else:
-        lengths = drawn_lengths(given.examples * (given.rounds + 1), seed=0)
+        lengths = drawn_lengths(10_000, seed=0)
     cpu = torch.device("cpu")
     figures: dict[str, Any] = {"cpu": {}}
     for model in given.models.split(","):
@@ -360,7 +374,7 @@ def main() -> None:
     """Command line."""
     parser = BENCHMARK.parser()
     parser.size("--rounds", 5, smoke=1, help="timed rounds of each model and cap")
-    parser.size("--examples", 32, smoke=4, help="examples of a round")
+    parser.size("--examples", 64, smoke=16, help="examples of a round, a multiple of 16")
     parser.size("--models", "mini,minilm", smoke="tiny", help="models, separated by commas")
     parser.size("--caps", "128,256,512", smoke="32", help="longest examples in tokens")
     parser.size("--traced", "base", smoke="tiny", help="model whose launches are counted")
