@@ -107,7 +107,7 @@ def test_texts_that_are_too_long_can_be_an_error(private, tmp_path, cached):
 
 
 def test_too_long_belongs_to_tasks_without_windows():
-    with pytest.raises(ValueError, match="too_long belongs to task .*wikiqa, tariff, not squad_v2"):
+    with pytest.raises(ValueError, match=r"too_long belongs to task .*wikiqa, tariff, not squad_v2"):
         Task(name="squad_v2", too_long="error")
 
 
