@@ -29,7 +29,7 @@ def house(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("answers")
     shutil.copy(migrated, folder / "stillhouse.db")
     (folder / "texts").mkdir()
-    rows = '{"text": "good", "label": 1}\n{"text": "bad", "label": 0}\n' * 10
+    rows = "".join(f'{{"text": "number {i}", "label": {i % 2}}}\n' for i in range(20))
     (folder / "texts" / "train.jsonl").write_text(rows, encoding="utf-8")
     settings = Settings(data_dir=folder, data_roots=str(folder))
     store, clock = open_store(settings)
