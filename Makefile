@@ -4,10 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TRITON := build/triton
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-all test-postgres smoke lint format docs bench clean
+.PHONY: help install demo serve test test-all test-postgres smoke kernels lint format docs bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +36,7 @@ test: $(READY) ## Run the tests of every part, with Ray, PostgreSQL and a browse
 test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs)
 	@$(BIN)/python -m pytest $(PARALLEL) -m "slow and not ray and not smoke"
 	@$(BIN)/python -m pytest -m "slow and ray and not smoke"
+	@$(MAKE) --no-print-directory kernels
 	@$(MAKE) --no-print-directory smoke
 
 test-postgres: $(READY) ## Run the tests that need PostgreSQL
@@ -42,6 +44,11 @@ test-postgres: $(READY) ## Run the tests that need PostgreSQL
 
 smoke: $(READY) ## Run every benchmark at its smallest size, two at a time (about 4 minutes)
 	@$(BIN)/python -m pytest $(PARALLEL) -m smoke tests/benchmarks
+
+kernels: $(READY) ## Interpret and compile the encoder's CUDA kernels; without a GPU, Triton goes to build/
+	@$(BIN)/python -c 'import triton' 2>/dev/null || test -d $(TRITON)/triton || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(TRITON) triton
+	@PYTHONPATH=$(TRITON) $(BIN)/python -m pytest tests/cuda_ext/test_encoder_triton.py
 
 lint: $(READY) ## Check style, types and import contracts
 	@$(BIN)/ruff check .

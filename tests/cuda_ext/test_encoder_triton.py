@@ -14,7 +14,7 @@ import pytest
 from cuda_ext import encoder, encoder_check
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed: make kernels brings it"
 )
 
 INTERPRETED = """
