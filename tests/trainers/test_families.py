@@ -17,12 +17,15 @@ from tests.trainers.family_models import TEXTS, write_model
 from trainers.config import Parallel, RunConfig, Strategy
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, collate
+from trainers.data.segments import pack
 from trainers.data.tokens import tokenise
 from trainers.distillation.taps import RelationTap
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
+from trainers.models import dropout
 from trainers.models.architectures import imported
-from trainers.models.families import FAMILIES
+from trainers.models.encoders import EAGER, ENCODERS, HUGGINGFACE
+from trainers.models.families import FAMILIES, Attention
 from trainers.models.heads import ClassHead, Head, NumberHead, SpanHead, TokenHead, VocabularyHead
 from trainers.models.origin import Folder
 from trainers.models.student import Student, build
@@ -97,6 +100,43 @@ def test_logits_are_those_of_transformers(family, head, pairs, tmp_path):
         real = mask.flatten()[batch.guessed] if head.reads == "guessed" else mask
     torch.testing.assert_close(ours[real], expected[real], rtol=1e-4, atol=1e-4)
     assert float(expected[real].std()) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("family", "encoder"),
+    [
+        (family.name, encoder.name)
+        for family in FAMILIES.values()
+        for encoder in ENCODERS.values()
+        if encoder.supports(family) and encoder.name != HUGGINGFACE.name
+    ],
+)
+@every_head
+def test_every_encoder_gives_the_familys_logits_and_gradients(family, encoder, head, tmp_path):
+    write_model(tmp_path, family, head)
+    padded = batch_of(tmp_path, pairs=FAMILIES[family].token_types)
+    pad_id = int(padded.input_ids[padded.attention_mask.logical_not()][0])
+    padded = replace(padded, guessed=padded.attention_mask.flatten().nonzero()[::3, 0].contiguous())
+    # ModernBERT's plain attention takes its softmax in fp32, which float64's least number is beyond.
+    dtype, error = (torch.float32, 1e-4) if encoder == EAGER.name else (torch.float64, 1e-10)
+    found = []
+    for info in (HUGGINGFACE, ENCODERS[encoder]):
+        model = student_of(tmp_path, head)
+        info.install(model.model)
+        if info.host_dropout:
+            dropout.install(model, attention=FAMILIES[family].attention is Attention.full)
+        model = model.to(dtype).eval()
+        logits = model(pack(padded, pad_id=pad_id, multiple=8) if info.packs else padded).logits
+        real = padded.attention_mask if head.reads in ("span", "tokens") else slice(None)
+        logits[real].square().sum().backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        found.append((logits[real].detach(), gradients))
+    (expected, of_default), (logits, gradients) = found
+    torch.testing.assert_close(logits, expected, rtol=0.0, atol=error * float(expected.abs().max()))
+    assert gradients.keys() == of_default.keys()
+    largest = max(float(gradient.abs().max()) for gradient in of_default.values())
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, of_default[name], rtol=0.0, atol=error * largest, msg=name)
 
 
 @every_family
