@@ -190,7 +190,7 @@ class RunCalls(Wire):
         """A run's points and log lines until it ends, across reconnects.
 
         Raises:
-            ApiError: there is no such run.
+            ApiError: the run does not exist.
             Unreachable: the server stayed away.
         """
         for kind, payload in self._stream(f"/api/v1/runs/{id}/stream", None):

@@ -94,7 +94,7 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
         which: Checkpoint to open.
 
     Raises:
-        NotFound: there is no such run.
+        NotFound: the run does not exist.
         NoModel: it has no such checkpoint, or one that is not whole.
     """
     run = store.run(run_id)

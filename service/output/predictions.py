@@ -23,7 +23,7 @@ def predictions_file(store: Store, settings: Settings, run_id: int) -> Path:
     """Returns the Parquet file of a run's predictions, or of the run that it reuses.
 
     Raises:
-        NotFound: there is no such run.
+        NotFound: the run does not exist.
         NoPredictions: it has none, or not yet, or its files are not on this machine.
     """
     run = store.run(run_id)

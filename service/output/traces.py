@@ -25,7 +25,7 @@ def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
     """Returns a run's timeline as it lies on the disk: a document in Chrome's trace-event format.
 
     Raises:
-        NotFound: there is no such run.
+        NotFound: the run does not exist.
         NoTrace: it keeps none, or not yet, or its files are not on this machine.
     """
     run = store.run(run_id)
@@ -47,7 +47,7 @@ def read_kernel_trace(store: Store, settings: Settings, run_id: int, rank: int) 
     """Returns the profiler's trace of a worker's profiled steps, a document in Chrome's trace-event format.
 
     Raises:
-        NotFound: there is no such run.
+        NotFound: the run does not exist.
         NoTrace: it keeps none of this worker, or not yet, or its files are not on this machine.
     """
     run = store.run(run_id)

@@ -70,7 +70,7 @@ class Accounting(StorePart):
         """Returns what every attempt at a run is charged; an open one counts up to now.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: the run does not exist.
         """
         with self.database.read() as connection:
             run = read_run(connection, run_id)

@@ -61,7 +61,7 @@ class Attempts(StorePart):
                 None = the next.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: the run does not exist.
             StaleAttempt: the experiment's attempt is over.
             Conflict: the run is not queued any more, or cancel or pause was requested.
         """
@@ -135,7 +135,7 @@ class Attempts(StorePart):
             failure: class and one line.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: the run does not exist.
             StaleAttempt: the experiment's attempt is over.
             Conflict: the run is not queued any more.
         """

@@ -157,7 +157,7 @@ def source_of(connection: Connection, run_id: int) -> int:
     """Returns the run whose points, logs and record a run shows: another that it reuses, or itself.
 
     Raises:
-        NotFound: when there is no such run.
+        NotFound: when the run does not exist.
     """
     found: int | None = connection.execute(reuse_statements.source_of_run(run_id)).scalar()
     if found is None:
@@ -169,7 +169,7 @@ def experiment_id_of(connection: Connection, run_id: int) -> int:
     """Returns the experiment of a run.
 
     Raises:
-        NotFound: when there is no such run.
+        NotFound: when the run does not exist.
     """
     found: int | None = connection.execute(statements.experiment_of_run(run_id)).scalar()
     if found is None:

@@ -224,7 +224,7 @@ class Reading(StorePart):
         """Returns the canonical JSON of the run's spec with its axis values written in.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: the run does not exist.
         """
         with self.database.read() as connection:
             found: str | None = connection.execute(statements.spec_of_run(id)).scalar()
@@ -265,7 +265,7 @@ class Reading(StorePart):
         """Returns all attempts at a run, or at the one that it reuses, oldest first.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: the run does not exist.
         """
         with self.database.read() as connection:
             source = source_of(connection, run_id)
@@ -276,7 +276,7 @@ class Reading(StorePart):
         """Returns all measurements of a run, of all attempts; one that is not a number is NaN.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: the run does not exist.
         """
         with self.database.read() as connection:
             source = source_of(connection, run_id)
@@ -287,7 +287,7 @@ class Reading(StorePart):
         """Returns all figures that the run ended with; empty until then.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: the run does not exist.
         """
         with self.database.read() as connection:
             found: dict[str, Any] | None = connection.execute(statements.summary_of_run(run_id)).scalar()
@@ -307,7 +307,7 @@ class Reading(StorePart):
             attempt: only lines of this attempt.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: the run does not exist.
         """
         place = (-1, -1) if after is None else divmod(after, 1 << 32)
         with self.database.read() as connection:

@@ -343,7 +343,7 @@ class Requesting(StorePart):
         """Cancels a waiting run at once; asks the driver to cancel one that runs; leaves an ended one.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: the run does not exist.
         """
         now = self.clock()
 
@@ -372,7 +372,7 @@ class Requesting(StorePart):
         """Queues a failed, cancelled or stopped run again, and with it an experiment that has ended.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: the run does not exist.
             Conflict: the run has not ended, has succeeded, or its experiment is being cancelled.
         """
         now = self.clock()

@@ -47,7 +47,7 @@ class Series(StorePart):
         """Returns the latest point of each metric, by name.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: the run does not exist.
         """
         with self.database.read() as connection:
             source = source_of(connection, run_id)
@@ -73,7 +73,7 @@ class Series(StorePart):
             max_points: sample each series down to about this many, see `sampled_points`; None = all.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: the run does not exist.
         """
         with self.database.read() as connection:
             run = _Run.of(connection, run_id, min_step, max_step)
@@ -107,7 +107,7 @@ class Series(StorePart):
                 the answer would hold more than `MOST_POINTS`.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: the run does not exist.
         """
         with self.database.read() as connection:
             run = _Run.of(connection, run_id, min_step, max_step)
@@ -127,7 +127,7 @@ class Series(StorePart):
         """The first points of a metric from `min_step` on, and the step at which the next page begins.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: the run does not exist.
         """
         with self.database.read() as connection:
             run = _Run.of(connection, run_id, min_step, max_step)

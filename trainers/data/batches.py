@@ -310,7 +310,7 @@ class TrainingBatches:
 def balanced_shares(lengths: npt.NDArray[np.int64], replicas: int) -> list[Indices]:
     """Returns which examples of a step each replica has: equally many, with equally many tokens.
 
-    The longest are dealt out first, a round at a time: each round's longest to the replica with the fewest
+    The longest are assigned first, a round at a time: each round's longest to the replica with the fewest
     tokens so far.
 
     Args:

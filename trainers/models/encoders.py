@@ -29,7 +29,7 @@ class EncoderInfo:
         packs: reads the examples of a micro-batch as one row without padding (`Batch.segments`), in which
             each attends to itself alone. Workers then have equally many tokens, and a run compares its first
             batch with `huggingface` (`trainers.models.parity`).
-        pipelines: its layers can be dealt out to pipeline stages.
+        pipelines: its layers can be divided among pipeline stages.
         host_dropout: draws dropout as its device kind does, see `DeviceKind.host_dropout`.
         attention: Kinds of attention in families that it runs; None = all.
         blocks: Layouts of encoder layers that it runs, see `FamilyInfo.block`; None = all.

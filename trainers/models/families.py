@@ -67,7 +67,7 @@ class FamilyInfo:
         block: Layout of its encoder layers, for encoders with their own code for one; None = like no other.
         token_types: Whether the encoder tells the texts of a pair apart by token types.
         offset_by_padding: Position ids begin after the token id of padding, and not at 0.
-        pipelines: Whether its layers can be dealt out to pipeline stages.
+        pipelines: Whether its layers can be divided among pipeline stages.
         selects_layers: Whether `model.layers` works: layers do not depend on their place.
     """
 

@@ -23,7 +23,7 @@ class Weights(dict[str, float]):
 ClassWeights = Annotated[
     Annotated[Literal["balanced"], Tag("name")]
     | Annotated[dict[Label, Weight], Field(max_length=10_000), AfterValidator(Weights), Tag("by_label")],
-    # Of a mapping only what is wrong with it is said, not that it is no name.
+    # For a mapping, report only what is wrong inside it, not that it is not a name.
     Discriminator(lambda value: "by_label" if isinstance(value, dict) else "name"),
 ]
 

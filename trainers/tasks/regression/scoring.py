@@ -97,7 +97,7 @@ def _standard(values: Numbers) -> npt.NDArray[np.float64]:
     """Returns values with mean 0 and standard deviation 1; zeros for constants."""
     centred: npt.NDArray[np.float64] = values.astype(np.float64) - values.mean(dtype=np.float64)
     deviation = float(np.sqrt(np.square(centred).mean()))
-    # What rounding leaves of constants is no deviation.
+    # Constants have no deviation beyond rounding.
     if deviation <= 1e-12 * max(1e-300, float(np.abs(values).max())):
         return np.zeros(len(values))
     return centred / deviation
