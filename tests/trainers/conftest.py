@@ -134,6 +134,28 @@ class Ended:
 Launch = Callable[..., Ended]
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder for the files of a user's own data."""
+    path = tmp_path / "data"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def on_folder(configure: Configure, folder: Path) -> Configure:
+    """A configuration of a task on the files in `folder`, of its name and the fields of its section."""
+
+    def make(name: str, **task: Any) -> RunConfig:
+        return configure(
+            task={"name": name, "path": str(folder), "max_length": 16, **task},
+            workspace__data_roots=(str(folder.parent),),
+            workspace__cache=str(folder.parent / "cache"),
+        )
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def launch() -> Iterator[Launch]:
     """Run configurations one after the other in fresh processes, one process per worker.

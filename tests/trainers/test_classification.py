@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -29,22 +29,8 @@ WORDS = {"sports": "ball goal team", "science": "atom cell star", "business": "b
 
 
 @pytest.fixture
-def folder(tmp_path):
-    path = tmp_path / "data"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def classify(configure, folder):
-    def make(**task: Any):
-        return configure(
-            task={"name": "classification", "path": str(folder), "max_length": 16, **task},
-            workspace__data_roots=(str(folder.parent),),
-            workspace__cache=str(folder.parent / "cache"),
-        )
-
-    return make
+def classify(on_folder):
+    return partial(on_folder, "classification")
 
 
 def write(folder, part, rows):

@@ -154,21 +154,3 @@ def test_a_step_computed_again_from_its_inputs_is_bitwise_the_same(config_in, tm
         assert recorder.facts["encoder_parity"]["passed"]
         losses.append(recorder.series("loss"))
     assert losses[0] == losses[1]
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_bitwise(launch, config_in, tmp_path) -> None:
-    changes = {
-        "model": {"student": "tiny", "dropout": 0.1, "encoder": "fused"},
-        "deterministic": True,
-        "length": {"steps": 8},
-        "batch": {"global_size": 8, "micro_tokens": 100},
-        "checkpoint": {"every_steps": 1, "every_s": 0.0},
-    }
-    whole = launch([config_in(tmp_path / "whole", **changes)]).results[0]["runs"][0]
-    config = config_in(tmp_path / "killed", **changes)
-    assert launch([config], kill_at=5).codes != [0]
-    resumed = launch([config]).results[0]["runs"][0]
-    assert resumed["resumed_from"] > 0
-    assert {**whole["losses"], **resumed["losses"]} == whole["losses"]
-    assert resumed["weights"] == whole["weights"]

@@ -80,10 +80,12 @@ def test_a_step_computed_again_from_its_inputs_is_bitwise_the_same(config_in, tm
     assert trained(config_in(tmp_path / "again", parallel=again, **changes))[0] == plain
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_killed_run_resumes_bitwise(launch, config_in, tmp_path, precision):
+@pytest.mark.parametrize(
+    ("encoder", "precision"), [("packed", "fp32"), ("packed", "bf16"), ("fused", "fp32")]
+)
+def test_a_killed_run_resumes_bitwise(launch, config_in, tmp_path, encoder, precision):
     changes = {
-        "model": model("packed", dropout=0.1),
+        "model": model(encoder, dropout=0.1),
         "precision": precision,
         "deterministic": True,
         "length": {"steps": 8},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,22 +22,8 @@ from trainers.tasks.regression.scoring import NumberScoring, pearson, rmse, spea
 
 
 @pytest.fixture
-def folder(tmp_path):
-    path = tmp_path / "data"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def regress(configure, folder):
-    def make(**task: Any):
-        return configure(
-            task={"name": "regression", "path": str(folder), "max_length": 16, **task},
-            workspace__data_roots=(str(folder.parent),),
-            workspace__cache=str(folder.parent / "cache"),
-        )
-
-    return make
+def regress(on_folder):
+    return partial(on_folder, "regression")
 
 
 def write(folder, rows, part="train"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,22 +31,8 @@ TAGS = ("O", "B-a", "I-a", "B-b", "I-b")
 
 
 @pytest.fixture
-def folder(tmp_path):
-    path = tmp_path / "data"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def tag(configure, folder):
-    def make(**task: Any):
-        return configure(
-            task={"name": "token_classification", "path": str(folder), "max_length": 16, **task},
-            workspace__data_roots=(str(folder.parent),),
-            workspace__cache=str(folder.parent / "cache"),
-        )
-
-    return make
+def tag(on_folder):
+    return partial(on_folder, "token_classification")
 
 
 def write(folder, rows, part="train"):
