@@ -29,7 +29,7 @@ demo: $(READY) ## Run a small sweep end to end and print the comparison (under 4
 serve: $(READY) ## Start the service on this machine: database, Ray with dashboard, API, scheduler
 	@$(BIN)/stillhouse up
 
-test: $(READY) ## Run the tests of every part, with Ray, PostgreSQL and a browser (about 10 minutes)
+test: $(READY) ## Run the tests of every part, with Ray, PostgreSQL and a browser (about 14 minutes)
 	@$(BIN)/python -m pytest $(PARALLEL) -m "not ray and not slow and not smoke"
 	@$(BIN)/python -m pytest -m "ray and not slow and not smoke"
 
@@ -42,7 +42,7 @@ test-all: test ## Run everything: `make test`, then the slow tests and all bench
 test-postgres: $(READY) ## Run the tests that need PostgreSQL
 	@$(BIN)/python -m pytest -m postgresql
 
-smoke: $(READY) ## Run every benchmark at its smallest size, two at a time (about 4 minutes)
+smoke: $(READY) ## Run every benchmark at its smallest size, two at a time (about 5 minutes)
 	@$(BIN)/python -m pytest $(PARALLEL) -m smoke tests/benchmarks
 
 kernels: $(READY) ## Interpret and compile the encoder's CUDA kernels; without a GPU, Triton goes to build/
