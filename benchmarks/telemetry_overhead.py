@@ -33,7 +33,7 @@ import torch
 from typing_extensions import override
 
 from benchmarks.options import Benchmark
-from trainers import assembly
+from trainers import assembly, run_worker
 from trainers.config import RunConfig
 from trainers.data.batches import StepBatch
 from trainers.models import origin, student
@@ -103,7 +103,7 @@ def measure(pairs: int = PAIRS) -> dict[str, Any]:
         began_s = time.perf_counter()
         with (
             Instruments(config, began_s) as instruments,
-            mock.patch.object(assembly, "timeline_for", lambda device, began: SwitchedTimeline(began)),
+            mock.patch.object(run_worker, "timeline_for", lambda device, began: SwitchedTimeline(began)),
             mock.patch.object(assembly, "Trainer", SwitchedTrainer),
             mock.patch.object(student, "build", _with_published_vocabulary),
         ):

@@ -3,51 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from trainers import distillation
+from trainers import distillation, run_model
 from trainers.checkpoints import snapshot, store
 from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.snapshot import ModelState
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.config import RunConfig
-from trainers.data.batches import TrainingBatches, Transform, collate, epoch_order
-from trainers.data.segments import Packing
+from trainers.data.batches import TrainingBatches
 from trainers.distillation import Distilled
-from trainers.dry_runs import micro_batch, warm_up
-from trainers.dry_runs.dry_run import DryRun
-from trainers.dry_runs.stage_dry_run import StageDryRun
 from trainers.errors import BadSpecError
 from trainers.evaluation import Evaluator
 from trainers.final_test import FinalTest
 from trainers.loss_scale import loss_scale_for
-from trainers.models import dropout, origin, parity, student
-from trainers.models.encoders import ENCODERS, EncoderInfo
-from trainers.models.families import Attention
-from trainers.models.fit import student_misfits
+from trainers.models import origin
 from trainers.models.origin import Origin
-from trainers.models.parity import EncoderParity
 from trainers.models.student import Student
-from trainers.optimizers.build import build as build_optimizer
-from trainers.optimizers.build import idle
-from trainers.optimizers.info import Built
-from trainers.parallel import partition_stages, replicate, workers_of
-from trainers.parallel.pipeline.layers import StagePartition
+from trainers.parallel import replicate
 from trainers.parallel.workers import Workers
-from trainers.precision import Arithmetic, Inference, arithmetic_for, inference_for
-from trainers.preparation import counted_by, preparing
+from trainers.preparation import counted_by
 from trainers.process import seed_all
 from trainers.progress import Progress
-from trainers.reporting import Clock, Fence, NullSink, Sink, Stop
+from trainers.reporting import Clock, Fence, Sink, Stop
+from trainers.run_model import RunModel
 from trainers.run_parts import RunCheckpoints, RunData, RunParts, RunTelemetry, TrainedModel
+from trainers.run_worker import RunWorker
 from trainers.tasks.base import Prepared, Task, build
-from trainers.telemetry.devices import other_device
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.flops import flop_count_of
 from trainers.telemetry.gradient_noise import GradientNoise, source_for
@@ -56,79 +41,10 @@ from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.overhead import OverheadMeter
 from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.run_figures import RunFigures
-from trainers.telemetry.timeline import Phase, Timeline, timeline_for
+from trainers.telemetry.timeline import Phase
 from trainers.telemetry.tracing import tracer_for
 from trainers.trainer import Trainer
 from trainers.update import Update
-
-_COMPARED_TOKENS = 512
-"""Tokens of the first batch that an encoder's parity is measured on, or two examples: float64 is slow."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    """This worker: where it computes and what it measures with.
-
-    Attributes:
-        sink: The null sink on all workers but rank 0.
-        multiple: Batch widths are rounded up to a multiple of this.
-    """
-
-    config: RunConfig
-    sink: Sink
-    workers: Workers
-    device: torch.device
-    timeline: Timeline
-    instruments: Instruments
-    arithmetic: Arithmetic
-    inference: Inference
-    multiple: int
-
-    @classmethod
-    def of(cls, config: RunConfig, sink: Sink, began_s: float, instruments: Instruments) -> _Worker:
-        """Returns this process' place in the run."""
-        workers, rates = workers_of(config), config.rates
-        device = rates.kind.backend.device(rates.hardware)
-        arithmetic = arithmetic_for(config.precision, device, config.numerics)
-        return cls(
-            config,
-            sink if workers.rank == 0 else NullSink(),
-            workers,
-            device,
-            timeline_for(device, began_s),
-            instruments,
-            arithmetic,
-            inference_for(config.numerics, arithmetic, device),
-            multiple=rates.kind.width_multiple,
-        )
-
-    @property
-    def encoder(self) -> EncoderInfo:
-        """Implementation of the encoder layers."""
-        return ENCODERS[self.config.model.encoder]
-
-    def laid_out(self, transform: Transform | None, prepared: Prepared) -> Transform | None:
-        """Returns what is done to each batch, with the layout that the encoder reads as the last of it."""
-        return Packing(transform, prepared.pad_id, self.multiple) if self.encoder.packs else transform
-
-    def log(self, line: str) -> None:
-        """Logs a line for people."""
-        self.sink.log("info", line)
-
-    def warn(self, line: str) -> None:
-        """Logs a warning for people."""
-        self.sink.log("warning", line)
-
-    def warn_of_other_device(self) -> None:
-        """Warns where the GPU is not the one whose power, bandwidth and peaks the run is given."""
-        rates = self.config.rates
-        reported = rates.kind.backend.name(self.device)
-        if reported is not None and other_device(reported, rates.reported_as):
-            self.warn(
-                f"hardware {rates.hardware} is requested, but this {rates.kind.noun} is {reported}: cost, "
-                "MFU and modelled energy use the figures of the former; use the variant that the nodes have "
-                "(docs/hardware.md)"
-            )
 
 
 def assemble(
@@ -155,7 +71,7 @@ def assemble(
     Raises:
         TrainingError: whatever the run asks for that cannot be had.
     """
-    worker = _Worker.of(config, sink, began_s, instruments)
+    worker = RunWorker.of(config, sink, began_s, instruments)
     timeline = worker.timeline
     heartbeat = Heartbeat()
     if worker.workers.rank == 0:
@@ -191,7 +107,7 @@ class _Attempt:
     newest: Path | None
 
 
-def _build(worker: _Worker, attempt: _Attempt, stop: Stop) -> Trainer:
+def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
     """Returns the trainer; each part is built after those that it depends on."""
     config, workers, device, timeline = worker.config, worker.workers, worker.device, worker.timeline
     worker.warn_of_other_device()
@@ -199,11 +115,11 @@ def _build(worker: _Worker, attempt: _Attempt, stop: Stop) -> Trainer:
     worker.sink.progress(step=0, total_steps=0, phase="preparing")
 
     model_origin = origin.locate(config.model.student, config.workspace)
-    _require_fit(config, model_origin)
+    run_model.require_fit(config, model_origin)
     prepared = task.prepare(config, distillation.tokenizer_origin(config, model_origin), worker.log)
     _require_room(config, prepared)
-    model = _build_model(worker, task, prepared, model_origin)
-    sized, forget_micro_size = _choose_micro_batch(worker, prepared, model)
+    model = run_model.build(worker, task, prepared, model_origin)
+    sized, forget_micro_size = run_model.choose_micro_batch(worker, prepared, model)
     data = _run_data(worker, sized, task, prepared, model.distilled, attempt.checkpoints)
     total_steps = config.length.total_steps(len(prepared.train), config.batch.global_size)
 
@@ -291,149 +207,8 @@ def _require_room(config: RunConfig, prepared: Prepared) -> None:
         )
 
 
-def _require_fit(config: RunConfig, model: Origin) -> None:
-    """Refuses a student that cannot do what the run asks of it.
-
-    Raises:
-        BadSpecError: with the first reason.
-    """
-    if isinstance(model, origin.Folder):
-        misfits = student_misfits(config, str(model), model.family, model.config())
-    else:
-        misfits = student_misfits(config, str(model), model.family, model.config(origin.VOCABULARY_SIZE))
-    for misfit in misfits:
-        raise BadSpecError(misfit.reason)
-
-
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """A model with what trains it.
-
-    Attributes:
-        student: On its device, with this worker's layers only.
-        partition: Which layers these are; None = all.
-        distilled: What distillation adds; the null form without a teacher.
-        built: The optimizer, and the implementation that really runs.
-        parameters: Number of trained parameters of the whole student.
-        parity: Record of an encoder that packs, on rank 0; None = not compared.
-    """
-
-    student: Student
-    partition: StagePartition | None
-    distilled: Distilled
-    built: Built
-    parameters: int
-    parity: EncoderParity | None
-
-    @property
-    def state(self) -> ModelState:
-        """What checkpoints hold."""
-        built = self.built
-        return ModelState(self.student, self.distilled.projections, built.optimizer, built.names)
-
-
-def _build_model(worker: _Worker, task: Task, prepared: Prepared, model_origin: Origin) -> _Model:
-    """Returns the model, what distillation adds to it, and its optimizer."""
-    config = worker.config
-    model, compared = _build_student(worker, task, prepared, model_origin)
-    parameters = model.parameter_count
-    # From here on the model has this worker's layers alone, and so has its optimizer.
-    with preparing():  # layers may be timed
-        partition = partition_stages(config, model, worker.workers, worker.device, worker.arithmetic)
-    distilled = distillation.set_up(
-        config,
-        task,
-        prepared,
-        model,
-        device=worker.device,
-        arithmetic=worker.arithmetic,
-        multiple=worker.multiple,
-        computes_loss=partition is None or partition.computes_loss,
-        report=worker.log,
-        warn=worker.warn,
-    )
-    distilled = replace(distilled, transform=worker.laid_out(distilled.transform, prepared))
-    with preparing():  # its kernels may be built, and are checked
-        built = (
-            build_optimizer(config.optimizer, distilled.module) if config.trains else idle(distilled.module)
-        )
-    if built.fallback is not None:
-        worker.warn(f"optimizer.implementation: {built.implementation} runs, because {built.fallback}")
-    return _Model(model, partition, distilled, built, parameters, compared)
-
-
-def _build_student(
-    worker: _Worker, task: Task, prepared: Prepared, model_origin: Origin
-) -> tuple[Student, EncoderParity | None]:
-    """Returns the student on its device, as the run's arithmetic wants it, and its encoder's parity."""
-    config = worker.config
-    model = student.build(
-        model_origin,
-        head=prepared.head,
-        vocabulary_size=prepared.vocabulary_size,
-        dropout=config.model.dropout,
-        max_length=config.task.max_length,
-        pad_id=prepared.pad_id,
-        layers=config.model.layers,
-        attention_dropout=config.model.attention_dropout,
-    )
-    compared = _encoder_parity(worker, task, prepared, model)
-    worker.encoder.install(model.model)
-    if not config.trains:
-        # Before the model reaches the device, which never holds weights in another format.
-        worker.arithmetic.prepare(model)
-        worker.inference.keep(model)
-    model.to(worker.device)
-    if config.parallel.activation_checkpointing:
-        model.checkpoint_activations()
-    if config.model.compile:
-        model.compile_encoder()
-    elif config.rates.kind.host_dropout and worker.encoder.host_dropout:
-        attends_to_all = model.architecture.family.attention is Attention.full
-        dropout.install(model, attention=attends_to_all)
-    if config.trains:
-        worker.arithmetic.prepare(model)
-    return model, compared
-
-
-def _encoder_parity(worker: _Worker, task: Task, prepared: Prepared, model: Student) -> EncoderParity | None:
-    """Returns how an encoder that packs compares with the default one on the run's first examples.
-
-    Args:
-        worker: this worker; only rank 0 compares.
-        task: Task being learned.
-        prepared: Prepared data of the task.
-        model: as it was built, before the encoder is installed.
-    """
-    config = worker.config
-    if not (worker.encoder.packs and config.trains and worker.workers.rank == 0):
-        return None
-    lengths = prepared.train.lengths
-    rows = epoch_order(lengths, config.seed, 0, config.batch.global_size)[: config.batch.global_size]
-    within = np.searchsorted(np.cumsum(lengths[rows]), _COMPARED_TOKENS, side="right")
-    batch = collate(prepared.train, rows[: max(2, int(within))], prepared.pad_id, worker.multiple)
-    transform = worker.laid_out(prepared.transform, prepared)
-    assert transform is not None
-    with preparing():
-        record = parity.measure(
-            model,
-            lambda student: worker.encoder.install(student.model),
-            transform(batch, seed=config.seed, epoch=0).to(worker.device),
-            task.loss,
-            encoder=worker.encoder.name,
-            arithmetic=worker.arithmetic,
-        )
-    if not record.passed:
-        worker.warn(
-            f"model.encoder {record.encoder} differs from the default by more than rounding explains: hidden "
-            f"states {record.hidden_max_abs:.1e} ({record.hidden_rounding:.1e}), gradients "
-            f"{record.gradient_max_rel:.1e} ({record.gradient_rounding:.1e}); use another model.encoder"
-        )
-    return record
-
-
 def _run_data(
-    worker: _Worker,
+    worker: RunWorker,
     sized: RunConfig,
     task: Task,
     prepared: Prepared,
@@ -482,7 +257,7 @@ def _run_data(
 
 
 def _restore(
-    worker: _Worker, attempt: _Attempt, taken: Snapshot | None, state: ModelState, data: RunData
+    worker: RunWorker, attempt: _Attempt, taken: Snapshot | None, state: ModelState, data: RunData
 ) -> Progress:
     """Restores model, optimizer and clock from a snapshot; returns the counters, new ones without it."""
     progress = Progress()
@@ -498,7 +273,7 @@ def _restore(
     return progress
 
 
-def _worker_facts(worker: _Worker) -> dict[str, object]:
+def _worker_facts(worker: RunWorker) -> dict[str, object]:
     config = worker.config
     return {
         **environment_facts(worker.device),
@@ -522,7 +297,7 @@ def _data_facts(prepared: Prepared, identity: Mapping[str, object]) -> dict[str,
     }
 
 
-def _model_facts(worker: _Worker, model_origin: Origin, model: _Model) -> dict[str, object]:
+def _model_facts(worker: RunWorker, model_origin: Origin, model: RunModel) -> dict[str, object]:
     workspace = worker.config.workspace
     return {
         "student_sha256": (
@@ -539,7 +314,12 @@ def _model_facts(worker: _Worker, model_origin: Origin, model: _Model) -> dict[s
 
 
 def _telemetry(
-    worker: _Worker, sized: RunConfig, prepared: Prepared, model: _Model, noise: GradientNoise, steps: range
+    worker: RunWorker,
+    sized: RunConfig,
+    prepared: Prepared,
+    model: RunModel,
+    noise: GradientNoise,
+    steps: range,
 ) -> RunTelemetry:
     """Returns what measures the run over the `steps` that are left."""
     timeline, wanted = worker.timeline, sized.telemetry
@@ -574,50 +354,7 @@ def _only_here(config: RunConfig, model: Student, data: Prepared) -> bool:
     return bool(model.fresh) or config.model.layers is not None or data.test_units is not None
 
 
-def _choose_micro_batch(
-    worker: _Worker, prepared: Prepared, model: _Model
-) -> tuple[RunConfig, Callable[[], None]]:
-    """Returns the run with its micro-batch, compiled and warmed up for it, and what forgets that size."""
-    config, device = worker.config, worker.device
-    if not config.trains:
-        return micro_batch.with_size(config, config.micro_size), lambda: None
-    described = model.student.model.config.to_dict()
-    kind: Callable[..., DryRun] = DryRun
-    if model.partition is not None:
-        kind = partial(
-            StageDryRun,
-            partition=model.partition,
-            stage=worker.workers.stage,
-            width=model.student.shape.hidden,
-        )
-    dry_run = kind(
-        config,
-        model.distilled.module,
-        model.distilled.objective,
-        worker.arithmetic,
-        prepared.train,
-        device=device,
-        pad_id=prepared.pad_id,
-        multiple=worker.multiple,
-        transform=model.distilled.transform,
-    )
-    tried = {**described, "longest example": dry_run.longest}
-    size = micro_batch.choose(config, worker.workers, device, tried, dry_run.at_size)
-    sized = micro_batch.with_size(config, size)
-    forget = partial(micro_batch.forget, config, device, tried)
-    if config.model.compile:
-        try:
-            with preparing():
-                dry_run.compile(size)
-        except torch.OutOfMemoryError:
-            forget()
-            raise
-    key = micro_batch.key_of(sized, device, {**tried, "micro size": size})
-    warm_up.once(key, worker.workers, worker.timeline, lambda: dry_run.rehearse(size))
-    return sized, forget
-
-
-def _noise_of(sized: RunConfig, worker: _Worker, model: _Model) -> GradientNoise:
+def _noise_of(sized: RunConfig, worker: RunWorker, model: RunModel) -> GradientNoise:
     source = source_for(
         wanted=sized.telemetry.gradient_noise and sized.trains,
         optimizer=model.built.optimizer,
@@ -631,7 +368,7 @@ def _noise_of(sized: RunConfig, worker: _Worker, model: _Model) -> GradientNoise
     return GradientNoise(source, sized.batch.global_size / sized.batch.base_size)
 
 
-def _newest(checkpoints: CheckpointStore, worker: _Worker) -> Path | None:
+def _newest(checkpoints: CheckpointStore, worker: RunWorker) -> Path | None:
     """Rank 0 verifies and decides, so that all workers resume from the same checkpoint."""
     chosen = checkpoints.newest(worker.warn) if worker.workers.rank == 0 else None
     shared: Path | None = worker.workers.broadcast(chosen)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainers.conftest import Configure
 from tests.trainers.corpora import write_task
-from trainers import assembly
+from trainers import run_encoder
 from trainers.assembly import assemble
 from trainers.config import RunConfig
 from trainers.entrypoint import train
@@ -78,7 +78,7 @@ def of_task(config_in: Configure, corpora: Path, tmp_path: Path) -> Callable[...
 @pytest.fixture
 def assembled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[RunConfig], Trainer]]:
     """Make a run's trainer, whose model has a GPU's dropout and attention."""
-    monkeypatch.setattr(assembly.dropout, "install", lambda model, **settings: None)
+    monkeypatch.setattr(run_encoder.dropout, "install", lambda model, **settings: None)
     with ExitStack() as stack:
 
         def make(config: RunConfig) -> Trainer:

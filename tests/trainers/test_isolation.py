@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainers import assembly
+from trainers import run_model
 from trainers.entrypoint import reset_process, train
 from trainers.errors import BadDataError
 from trainers.reporting import NeverStop, NullSink
@@ -75,13 +75,13 @@ def test_peak_memory_counts_this_run_alone(config_in, tmp_path):
 
 
 def test_peak_memory_is_that_of_training_and_preparing_has_its_own(configure, monkeypatch):
-    build = assembly.build_optimizer
+    build = run_model.build_optimizer
 
     def with_ballast(*arguments):
         ballast = torch.ones(64 * 1024 * 1024)  # 256 MiB
         del ballast
         return build(*arguments)
 
-    monkeypatch.setattr(assembly, "build_optimizer", with_ballast)
+    monkeypatch.setattr(run_model, "build_optimizer", with_ballast)
     summary = train(configure(), NullSink(), NeverStop()).summary
     assert summary["peak_memory_mib"] < summary["preparation_memory_mib"] - 128

@@ -193,10 +193,10 @@ def test_both_workers_scale_alike_in_emulated_fp16(launch, config_in, tmp_path):
 
 
 def test_loss_that_is_not_finite_is_not_the_scales_doing(configure, recorder, poison, monkeypatch):
-    from trainers import assembly
+    from trainers import run_worker
     from trainers.precision import Rounded
 
-    monkeypatch.setattr(assembly, "arithmetic_for", lambda *_: Rounded(torch.float16))
+    monkeypatch.setattr(run_worker, "arithmetic_for", lambda *_: Rounded(torch.float16))
     poison(1)
     config = configure(precision="fp16", numerics={"initial_loss_scale": 128.0})
     with pytest.raises(NotFiniteError, match="step 2: loss nan"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trainers import assembly
+from trainers import run_worker
 from trainers.config import Numerics, Precision
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
@@ -34,7 +34,7 @@ def emulated_fp16(monkeypatch):
     def arithmetic(precision, device, numerics):
         return Rounded(torch.float16, half_parameters=numerics.parameters == "half")
 
-    monkeypatch.setattr(assembly, "arithmetic_for", arithmetic)
+    monkeypatch.setattr(run_worker, "arithmetic_for", arithmetic)
 
 
 def cell(half: torch.dtype) -> torch.nn.Linear:

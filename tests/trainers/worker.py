@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from trainers import assembly
+from trainers import run_model, run_worker
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
 from trainers.entrypoint import classify, train
@@ -89,7 +89,7 @@ def main(job: dict[str, Any]) -> None:
     workers = configs[0].parallel.workers
     torch.set_num_threads(1)
     if job["emulate_fp16"]:
-        assembly.arithmetic_for = lambda precision, device, numerics: Rounded(torch.float16)
+        run_worker.arithmetic_for = lambda precision, device, numerics: Rounded(torch.float16)
     if workers > 1:
         distributed.init_process_group(
             "gloo",
@@ -103,7 +103,7 @@ def main(job: dict[str, Any]) -> None:
         # Any one worker's word stops all: the last one's here.
         mine = rank == workers - 1
         if job["poison_step"] is not None:
-            assembly.warm_up.once = lambda *_: None  # so that a call of the loss is a step's
+            run_model.warm_up.once = lambda *_: None  # so that a call of the loss is a step's
         if mine and job["poison_step"] is not None:
             poison_loss(job["poison_step"], job["poison_until"])
         if mine and job["stall_at"] is not None:

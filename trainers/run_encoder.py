@@ -1,0 +1,85 @@
+"""What computes the student's layers: encoder, dropout, recomputation, compilation, and its parity check."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainers.data.batches import collate, epoch_order
+from trainers.models import dropout, parity
+from trainers.models.families import Attention
+from trainers.models.parity import EncoderParity
+from trainers.models.student import Student
+from trainers.preparation import preparing
+from trainers.run_worker import RunWorker
+from trainers.tasks.base import Prepared, Task
+
+_COMPARED_TOKENS = 512
+"""Tokens of the first batch that an encoder's parity is measured on, or two examples: float64 is slow."""
+
+
+def install(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -> EncoderParity | None:
+    """Puts a student on the worker's device, computed as the run asks.
+
+    Args:
+        worker: this worker.
+        task: Task being learned.
+        prepared: Prepared data of the task.
+        model: as it was built; changed in place.
+
+    Returns:
+        The parity of an encoder that packs, on rank 0; None = not compared.
+    """
+    config = worker.config
+    compared = _parity(worker, task, prepared, model)
+    worker.encoder.install(model.model)
+    if not config.trains:
+        # Before the model reaches the device, which never holds weights in another format.
+        worker.arithmetic.prepare(model)
+        worker.inference.keep(model)
+    model.to(worker.device)
+    if config.parallel.activation_checkpointing:
+        model.checkpoint_activations()
+    if config.model.compile:
+        model.compile_encoder()
+    elif config.rates.kind.host_dropout and worker.encoder.host_dropout:
+        attends_to_all = model.architecture.family.attention is Attention.full
+        dropout.install(model, attention=attends_to_all)
+    if config.trains:
+        worker.arithmetic.prepare(model)
+    return compared
+
+
+def _parity(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -> EncoderParity | None:
+    """Returns how an encoder that packs compares with the default one on the run's first examples.
+
+    Args:
+        worker: this worker; only rank 0 compares.
+        task: Task being learned.
+        prepared: Prepared data of the task.
+        model: as it was built, before the encoder is installed.
+    """
+    config = worker.config
+    if not (worker.encoder.packs and config.trains and worker.workers.rank == 0):
+        return None
+    lengths = prepared.train.lengths
+    rows = epoch_order(lengths, config.seed, 0, config.batch.global_size)[: config.batch.global_size]
+    within = np.searchsorted(np.cumsum(lengths[rows]), _COMPARED_TOKENS, side="right")
+    batch = collate(prepared.train, rows[: max(2, int(within))], prepared.pad_id, worker.multiple)
+    transform = worker.laid_out(prepared.transform, prepared)
+    assert transform is not None
+    with preparing():
+        record = parity.measure(
+            model,
+            lambda student: worker.encoder.install(student.model),
+            transform(batch, seed=config.seed, epoch=0).to(worker.device),
+            task.loss,
+            encoder=worker.encoder.name,
+            arithmetic=worker.arithmetic,
+        )
+    if not record.passed:
+        worker.warn(
+            f"model.encoder {record.encoder} differs from the default by more than rounding explains: hidden "
+            f"states {record.hidden_max_abs:.1e} ({record.hidden_rounding:.1e}), gradients "
+            f"{record.gradient_max_rel:.1e} ({record.gradient_rounding:.1e}); use another model.encoder"
+        )
+    return record

@@ -1,0 +1,155 @@
+"""The model of a run with what trains it: student, distillation, optimizer, size of the micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from trainers import distillation, run_encoder
+from trainers.checkpoints.snapshot import ModelState
+from trainers.config import RunConfig
+from trainers.distillation import Distilled
+from trainers.dry_runs import micro_batch, warm_up
+from trainers.dry_runs.dry_run import DryRun
+from trainers.dry_runs.stage_dry_run import StageDryRun
+from trainers.errors import BadSpecError
+from trainers.models import origin, student
+from trainers.models.fit import student_misfits
+from trainers.models.origin import Origin
+from trainers.models.parity import EncoderParity
+from trainers.models.student import Student
+from trainers.optimizers.build import build as build_optimizer
+from trainers.optimizers.build import idle
+from trainers.optimizers.info import Built
+from trainers.parallel import partition_stages
+from trainers.parallel.pipeline.layers import StagePartition
+from trainers.preparation import preparing
+from trainers.run_worker import RunWorker
+from trainers.tasks.base import Prepared, Task
+
+
+@dataclass(frozen=True, slots=True)
+class RunModel:
+    """A model with what trains it.
+
+    Attributes:
+        student: On its device, with this worker's layers only.
+        partition: Which layers these are; None = all.
+        distilled: What distillation adds; the null form without a teacher.
+        built: The optimizer, and the implementation that really runs.
+        parameters: Number of trained parameters of the whole student.
+        parity: Record of an encoder that packs, on rank 0; None = not compared.
+    """
+
+    student: Student
+    partition: StagePartition | None
+    distilled: Distilled
+    built: Built
+    parameters: int
+    parity: EncoderParity | None
+
+    @property
+    def state(self) -> ModelState:
+        """What checkpoints hold."""
+        built = self.built
+        return ModelState(self.student, self.distilled.projections, built.optimizer, built.names)
+
+
+def require_fit(config: RunConfig, model: Origin) -> None:
+    """Refuses a student that cannot do what the run asks of it.
+
+    Raises:
+        BadSpecError: with the first reason.
+    """
+    if isinstance(model, origin.Folder):
+        misfits = student_misfits(config, str(model), model.family, model.config())
+    else:
+        misfits = student_misfits(config, str(model), model.family, model.config(origin.VOCABULARY_SIZE))
+    for misfit in misfits:
+        raise BadSpecError(misfit.reason)
+
+
+def build(worker: RunWorker, task: Task, prepared: Prepared, model_origin: Origin) -> RunModel:
+    """Returns the model, what distillation adds to it, and its optimizer."""
+    config = worker.config
+    model = student.build(
+        model_origin,
+        head=prepared.head,
+        vocabulary_size=prepared.vocabulary_size,
+        dropout=config.model.dropout,
+        max_length=config.task.max_length,
+        pad_id=prepared.pad_id,
+        layers=config.model.layers,
+        attention_dropout=config.model.attention_dropout,
+    )
+    compared = run_encoder.install(worker, task, prepared, model)
+    parameters = model.parameter_count
+    # From here on the model has this worker's layers alone, and so has its optimizer.
+    with preparing():  # layers may be timed
+        partition = partition_stages(config, model, worker.workers, worker.device, worker.arithmetic)
+    distilled = distillation.set_up(
+        config,
+        task,
+        prepared,
+        model,
+        device=worker.device,
+        arithmetic=worker.arithmetic,
+        multiple=worker.multiple,
+        computes_loss=partition is None or partition.computes_loss,
+        report=worker.log,
+        warn=worker.warn,
+    )
+    distilled = replace(distilled, transform=worker.laid_out(distilled.transform, prepared))
+    with preparing():  # its kernels may be built, and are checked
+        built = (
+            build_optimizer(config.optimizer, distilled.module) if config.trains else idle(distilled.module)
+        )
+    if built.fallback is not None:
+        worker.warn(f"optimizer.implementation: {built.implementation} runs, because {built.fallback}")
+    return RunModel(model, partition, distilled, built, parameters, compared)
+
+
+def choose_micro_batch(
+    worker: RunWorker, prepared: Prepared, model: RunModel
+) -> tuple[RunConfig, Callable[[], None]]:
+    """Returns the run with its micro-batch, compiled and warmed up for it, and what forgets that size."""
+    config, device = worker.config, worker.device
+    if not config.trains:
+        return micro_batch.with_size(config, config.micro_size), lambda: None
+    described = model.student.model.config.to_dict()
+    kind: Callable[..., DryRun] = DryRun
+    if model.partition is not None:
+        kind = partial(
+            StageDryRun,
+            partition=model.partition,
+            stage=worker.workers.stage,
+            width=model.student.shape.hidden,
+        )
+    dry_run = kind(
+        config,
+        model.distilled.module,
+        model.distilled.objective,
+        worker.arithmetic,
+        prepared.train,
+        device=device,
+        pad_id=prepared.pad_id,
+        multiple=worker.multiple,
+        transform=model.distilled.transform,
+    )
+    tried = {**described, "longest example": dry_run.longest}
+    size = micro_batch.choose(config, worker.workers, device, tried, dry_run.at_size)
+    sized = micro_batch.with_size(config, size)
+    forget = partial(micro_batch.forget, config, device, tried)
+    if config.model.compile:
+        try:
+            with preparing():
+                dry_run.compile(size)
+        except torch.OutOfMemoryError:
+            forget()
+            raise
+    key = micro_batch.key_of(sized, device, {**tried, "micro size": size})
+    warm_up.once(key, worker.workers, worker.timeline, lambda: dry_run.rehearse(size))
+    return sized, forget

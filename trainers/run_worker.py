@@ -1,0 +1,86 @@
+"""The worker that takes part in a run: where it computes and what it measures with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from trainers.config import RunConfig
+from trainers.data.batches import Transform
+from trainers.data.segments import Packing
+from trainers.models.encoders import ENCODERS, EncoderInfo
+from trainers.parallel import workers_of
+from trainers.parallel.workers import Workers
+from trainers.precision import Arithmetic, Inference, arithmetic_for, inference_for
+from trainers.reporting import NullSink, Sink
+from trainers.tasks.base import Prepared
+from trainers.telemetry.devices import other_device
+from trainers.telemetry.instruments import Instruments
+from trainers.telemetry.timeline import Timeline, timeline_for
+
+
+@dataclass(frozen=True, slots=True)
+class RunWorker:
+    """This process' place in a run.
+
+    Attributes:
+        sink: The null sink on all workers but rank 0.
+        multiple: Batch widths are rounded up to a multiple of this.
+    """
+
+    config: RunConfig
+    sink: Sink
+    workers: Workers
+    device: torch.device
+    timeline: Timeline
+    instruments: Instruments
+    arithmetic: Arithmetic
+    inference: Inference
+    multiple: int
+
+    @classmethod
+    def of(cls, config: RunConfig, sink: Sink, began_s: float, instruments: Instruments) -> RunWorker:
+        """Returns this process' place in the run."""
+        workers, rates = workers_of(config), config.rates
+        device = rates.kind.backend.device(rates.hardware)
+        arithmetic = arithmetic_for(config.precision, device, config.numerics)
+        return cls(
+            config,
+            sink if workers.rank == 0 else NullSink(),
+            workers,
+            device,
+            timeline_for(device, began_s),
+            instruments,
+            arithmetic,
+            inference_for(config.numerics, arithmetic, device),
+            multiple=rates.kind.width_multiple,
+        )
+
+    @property
+    def encoder(self) -> EncoderInfo:
+        """Implementation of the encoder layers."""
+        return ENCODERS[self.config.model.encoder]
+
+    def laid_out(self, transform: Transform | None, prepared: Prepared) -> Transform | None:
+        """Returns what is done to each batch, with the layout that the encoder reads as the last of it."""
+        return Packing(transform, prepared.pad_id, self.multiple) if self.encoder.packs else transform
+
+    def log(self, line: str) -> None:
+        """Logs a line for people."""
+        self.sink.log("info", line)
+
+    def warn(self, line: str) -> None:
+        """Logs a warning for people."""
+        self.sink.log("warning", line)
+
+    def warn_of_other_device(self) -> None:
+        """Warns where the GPU is not the one whose power, bandwidth and peaks the run is given."""
+        rates = self.config.rates
+        reported = rates.kind.backend.name(self.device)
+        if reported is not None and other_device(reported, rates.reported_as):
+            self.warn(
+                f"hardware {rates.hardware} is requested, but this {rates.kind.noun} is {reported}: cost, "
+                "MFU and modelled energy use the figures of the former; use the variant that the nodes have "
+                "(docs/hardware.md)"
+            )
