@@ -331,11 +331,6 @@ def test_a_pipeline_refuses_a_token_budget(configure):
         configure(parallel=pipeline, batch={"global_size": 8, "micro_tokens": 500})
 
 
-def test_a_pipeline_refuses_packed_rows(configure):
-    with pytest.raises(ValidationError, match=r"model\.encoder packed does not work with parallel.strategy"):
-        configure(parallel={"strategy": "pipeline", "workers": 2}, model__encoder="packed")
-
-
 def test_attention_has_a_dropout_of_its_own(configure):
     model = student.build(
         Preset("tiny"),

@@ -1,6 +1,9 @@
-"""Runs with the encoder `packed`: every task, a teacher, several workers and a kill."""
+"""Runs with the encoders that pack: every task, a teacher, several workers, pipelines and a kill."""
 
 from __future__ import annotations
+
+from importlib.util import find_spec
+from itertools import product
 
 import pytest
 
@@ -13,6 +16,9 @@ from trainers.tasks import TASKS
 
 TWO = {"strategy": "ddp", "workers": 2}
 PIPELINE = {"strategy": "pipeline", "workers": 2}
+ENGINES = ["torch"] if find_spec("deepspeed") is None else ["torch", "deepspeed"]
+PIPELINES = list(product(("packed", "fused"), ENGINES))
+SMALL = {"global_size": 8, "micro_size": 2}
 INSIDE = {"hidden_weight": 1.0, "embedding_weight": 0.5, "relation_weight": 1.0, "cosine_weight": 0.5}
 
 pytestmark = pytest.mark.slow
@@ -106,7 +112,6 @@ def pair(launch, config_in, tmp_path_factory):
     """Losses by name of several runs of one pair of workers."""
     folder = tmp_path_factory.mktemp("pair")
     changes = {"length": {"epochs": 1}, "deterministic": True}
-    small = {"global_size": 8, "micro_size": 2}
     configs = {
         "ddp": {"parallel": TWO, "model": model("packed")},
         "budget": {
@@ -114,7 +119,15 @@ def pair(launch, config_in, tmp_path_factory):
             "model": model("packed"),
             "batch": {"global_size": 8, "micro_tokens": 60},
         },
-        "eager": {"parallel": PIPELINE, "model": model("eager"), "batch": small},
+        "eager": {"parallel": PIPELINE, "model": model("eager"), "batch": SMALL},
+        **{
+            f"{encoder}, {engine}": {
+                "parallel": {**PIPELINE, "engine": engine},
+                "model": model(encoder),
+                "batch": SMALL,
+            }
+            for encoder, engine in PIPELINES
+        },
     }
     ended = launch([config_in(folder / name, **changes, **own) for name, own in configs.items()])
     failed = [run for result in ended.results if result for run in result["runs"] if "failure" in run]
@@ -126,9 +139,45 @@ def pair(launch, config_in, tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("how", ["ddp", "budget", "eager"])
+@pytest.mark.parametrize(
+    "how", ["ddp", "budget", "eager", *(f"{encoder}, {engine}" for encoder, engine in PIPELINES)]
+)
 def test_two_workers_have_the_losses_of_one_that_pads(pair, config_in, tmp_path, how):
     config = config_in(tmp_path, model=model("huggingface"), length={"epochs": 1}, deterministic=True)
     expected = trained(config)[0]
     assert len(expected) == 12  # 90 examples in batches of 8: the last batch has 2
     assert pair[how] == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize("encoder", ["packed", "fused"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_backward_pass_in_two_parts_has_the_losses_of_one_that_pads(
+    launch, config_in, tmp_path, encoder, precision
+):
+    changes = {"length": {"steps": 6}, "precision": precision, "batch": SMALL}
+    sizes = {"student": "mini"}  # two stages with two chunks each
+    schedule = {**PIPELINE, "schedule": "zero_bubble", "partition": "time"}
+    config = config_in(tmp_path / "two", parallel=schedule, model=model(encoder, **sizes), **changes)
+    ended = launch([config])
+    assert ended.codes == [0, 0], ended.results
+    expected = trained(config_in(tmp_path / "one", model=model("huggingface", **sizes), **changes))[0]
+    losses = {int(step): loss for step, loss in ended.results[0]["runs"][0]["losses"].items()}
+    assert losses == pytest.approx(expected, rel=2e-4 if precision == "fp32" else 2e-2)
+
+
+@pytest.mark.parametrize("encoder", ["packed", "fused"])
+def test_stages_with_dropout_resume_bitwise(launch, config_in, tmp_path, encoder):
+    changes = {
+        "model": model(encoder, dropout=0.1),
+        "parallel": {**PIPELINE, "activation_checkpointing": True},
+        "deterministic": True,
+        "length": {"steps": 6},
+        "batch": SMALL,
+        "checkpoint": {"every_steps": 1, "every_s": 0.0},
+    }
+    whole = launch([config_in(tmp_path / "whole", **changes)]).results[0]["runs"][0]
+    config = config_in(tmp_path / "killed", **changes)
+    assert launch([config], kill_at=3).codes != [0, 0]
+    resumed = launch([config]).results[0]["runs"][0]
+    assert resumed["resumed_from"] > 0
+    assert resumed["weights"] == whole["weights"]

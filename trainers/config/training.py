@@ -196,11 +196,6 @@ class TrainingSections(Section):
             require_layers(self.parallel, known, f"model.student {self.model.student}")
         elif self.model.layers is not None:
             require_layers(self.parallel, len(self.model.layers), "model.layers")
-        if not ENCODERS[self.model.encoder].pipelines:
-            raise ValueError(
-                f"model.encoder {self.model.encoder} does not work with parallel.strategy pipeline; set "
-                "another model.encoder, or another parallel.strategy"
-            )
         if self.batch.micro_tokens is not None:
             raise ValueError(
                 f"batch.micro_tokens {self.batch.micro_tokens} gives each step another number of "

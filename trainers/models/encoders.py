@@ -29,7 +29,6 @@ class EncoderInfo:
         packs: reads the examples of a micro-batch as one row without padding (`Batch.segments`), in which
             each attends to itself alone. Workers then have equally many tokens, and a run compares its first
             batch with `huggingface` (`trainers.models.parity`).
-        pipelines: its layers can be divided among pipeline stages.
         host_dropout: draws dropout as its device kind does, see `DeviceKind.host_dropout`.
         attention: Kinds of attention in families that it runs; None = all.
         blocks: Layouts of encoder layers that it runs, see `FamilyInfo.block`; None = all.
@@ -42,7 +41,6 @@ class EncoderInfo:
     precisions: tuple[str, ...] | None = None
     compiles: bool = True
     packs: bool = False
-    pipelines: bool = True
     host_dropout: bool = True
     attention: tuple[Attention, ...] | None = None
     blocks: tuple[str, ...] | None = None
@@ -122,7 +120,6 @@ PACKED = EncoderInfo(
     install=_packed,
     compiles=False,
     packs=True,
-    pipelines=False,
     attention=(Attention.full,),
 )
 FUSED = EncoderInfo(
@@ -131,7 +128,6 @@ FUSED = EncoderInfo(
     install=_fused,
     compiles=False,
     packs=True,
-    pipelines=False,
     attention=(Attention.full,),
     blocks=(BERT_BLOCK,),
 )

@@ -8,7 +8,9 @@ import torch
 
 from trainers.config import RunConfig
 from trainers.data.batches import Batch
+from trainers.data.segments import pack
 from trainers.device_kinds import kind_of
+from trainers.models.encoders import ENCODERS
 from trainers.models.heads import IGNORED, VocabularyHead
 from trainers.models.student import Student
 from trainers.parallel.pipeline.layers import ModelLayer, layers_of
@@ -25,12 +27,15 @@ def measure(student: Student, config: RunConfig, device: torch.device, arithmeti
 
     Draws random numbers: a run seeds its generators afterwards. Leaves no gradients.
     """
-    batch = _batch(student, config.micro_size, config.task.max_length).to(device)
+    batch = _batch(student, config.micro_size, config.task.max_length)
+    if ENCODERS[config.model.encoder].packs:
+        batch = pack(batch, pad_id=0, multiple=kind_of(device).width_multiple)
+    batch = batch.to(device)
     width = student.shape.hidden
     student.train()
     least = []
     for number, layer in enumerate(layers_of(student)):
-        hidden = torch.randn((*batch.input_ids.shape, width), device=device) if number else None
+        hidden = torch.randn((*batch.computed_shape, width), device=device) if number else None
         least.append(min(_seconds(layer, hidden, batch, device, arithmetic) for _ in range(_ROUNDS)))
     student.zero_grad(set_to_none=True)
     return least
