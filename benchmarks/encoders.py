@@ -25,7 +25,6 @@ import math
 import random
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.options import Benchmark
 from cuda_ext import Adan
@@ -47,6 +45,7 @@ from trainers.models.origin import Preset
 from trainers.models.student import Student
 from trainers.precision import Arithmetic
 from trainers.tasks.losses import class_loss
+from trainers.telemetry.step_trace import StepTrace
 
 BENCHMARK = Benchmark(
     "encoders",
@@ -70,19 +69,6 @@ PAD = 0
 HEAD = ClassHead(("negative", "positive"))
 PEAK_TFLOPS: Mapping[str, float] = {"H200": 989.0, "H100": 989.0, "A100": 312.0}
 """Dense bf16 peak by a part of the GPU's name, from NVIDIA's data sheets."""
-
-_LAUNCHES: Mapping[str, int] = {
-    "bias_gelu_backward": 2,
-    "dropout_add_norm_backward": 2,
-    "embed_norm_backward": 5,
-}
-"""Kernels of an operator of `cuda_ext.encoder` that launches more than one."""
-_FREE = (
-    "view", "reshape", "transpose", "permute", "expand", "slice", "select", "split", "detach", "alias",
-    "unsqueeze", "squeeze", "empty", "as_strided", "aten.t.", "unbind", "chunk", "sym_", "prim.",
-    "lift_fresh", "narrow",
-)  # fmt: skip
-"""Parts of the names of operators that move no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,29 +269,6 @@ def equivalence(model: str, lengths: list[int], cap: int) -> dict[str, float]:
     }
 
 
-class Trace(TorchDispatchMode):
-    """Counts operators that compute, and the bytes of the tensors that they read and write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.launches: Counter[str] = Counter()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        name = str(function)
-        if not any(part in name for part in _FREE):
-            tensors = [
-                value
-                for value in (*torch.utils._pytree.tree_leaves((args, kwargs, result)),)
-                if isinstance(value, torch.Tensor) and value.device.type == "meta"
-            ]
-            if tensors:
-                self.launches[name] += _LAUNCHES.get(function.__name__.partition(".")[0], 1)
-                self.bytes += sum(tensor.nbytes for tensor in tensors)
-        return result
-
-
 def traced(model: str, encoder: str) -> tuple[int, float]:
     """Returns launches of a step and bytes per token and layer, in bf16, of a batch of eight texts of 256."""
     built = install(build(model), encoder, host=False).to(torch.bfloat16).to("meta").train()
@@ -314,13 +277,13 @@ def traced(model: str, encoder: str) -> tuple[int, float]:
     if ENCODERS[encoder].packs:
         batch = pack(batch, pad_id=PAD, multiple=8)
     batch = batch.to(torch.device("meta"))
-    trace = Trace()
+    trace = StepTrace()
     with trace:
         loss = class_loss(built(batch).logits, batch)
         loss.backward()  # type: ignore[no-untyped-call]
     optimizer_launches = 2  # the gradient's norm and the step of all tensors
     layers = built.model.config.num_hidden_layers
-    return sum(trace.launches.values()) + optimizer_launches, trace.bytes / (8 * 256 * layers)
+    return trace.launched + optimizer_launches, trace.bytes / (8 * 256 * layers)
 
 
 def on_cuda(lengths: list[int], *, rounds: int, count: int) -> dict[str, Any]:

@@ -86,10 +86,12 @@ def flash(
 ) -> torch.Tensor:
     """Flash attention by edges; (1, T, heads, D) of queries, keys and values of that shape."""
     edges, longest = segments.cu_seqlens, segments.longest
+    # Not [0]: the gradient of a selection is zeros and a copy, that of a view is a view.
+    q, k, v = (tensor.squeeze(0) for tensor in (query, key, value))
     mixed: torch.Tensor = torch.ops.aten._flash_attention_forward(
-        query[0], key[0], value[0], edges, edges, longest, longest, dropout, False, False, scale=scaling
+        q, k, v, edges, edges, longest, longest, dropout, False, False, scale=scaling
     )[0]
-    return mixed[None]
+    return mixed.unsqueeze(0)
 
 
 def efficient(
