@@ -105,6 +105,11 @@ def _out_of_memory(config: RunConfig, trainer: Trainer | None) -> OutOfMemoryErr
             f"an evaluation does not fit in memory at batch {config.evaluation.batch_size} and length "
             f"{length}; lower evaluation.batch_size or task.max_length"
         )
+    if trainer.timeline.entered[0] is Phase.checkpoint:
+        return OutOfMemoryError(
+            "the copy of a checkpoint does not fit in the worker's host memory; give workers more memory, or "
+            "use a smaller model"
+        )
     trainer.forget_micro_size()
     tokens = trainer.config.batch.micro_tokens
     size, field = (trainer.config.micro_size, "micro_size") if tokens is None else (tokens, "micro_tokens")

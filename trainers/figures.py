@@ -36,6 +36,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "total_time_s": Figure(_S, better="lower"),
         "train_time_s": Figure(_S, better="lower"),
         **{f"{phase}_time_s": Figure(_S, scope="worker:0", better="lower") for phase in Phase},
+        "checkpoint_write_s": Figure(_S, scope="worker:0", better="lower"),
         "overhead_time_s": Figure(_S, better="lower"),
         "queue_time_s": Figure(_S, better="lower"),
         "samples_per_s": Figure("1/s", better="higher"),

@@ -32,6 +32,7 @@ class Progress:
         timed_samples, timed_tokens: those whose steps count in the rates; others were profiled.
         bytes_sent: Gradient bytes sent by rank 0.
         hidden_communication_s: Time in which gradients were in flight while rank 0 computed.
+        checkpoint_write_s: Time that rank 0's thread took to write checkpoints.
         noise: state of the averages of the gradient noise.
         usage: time, energy, memory and arithmetic, over all workers.
     """
@@ -57,6 +58,7 @@ class Progress:
     timed_tokens: int = 0
     bytes_sent: float = 0.0
     hidden_communication_s: float = 0.0
+    checkpoint_write_s: float = 0.0
     noise: dict[str, float] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
 
@@ -116,7 +118,7 @@ class Progress:
             name: getattr(self, name)
             for name in (
                 "usage", "best", "best_step", "best_attempt", "best_scores", "skipped_steps", "timed_samples",
-                "timed_tokens",
+                "timed_tokens", "checkpoint_write_s",
             )
         }  # fmt: skip
         if self.evaluated_step == before.step:

@@ -16,6 +16,7 @@ from trainers.checkpoints import random_state, snapshot, store
 from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.snapshot import EXCHANGE, Tensors
 from trainers.checkpoints.store import Snapshot
+from trainers.checkpoints.writer import CheckpointWriter, Written
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, StepBatch
 from trainers.data.prefetch import Prefetcher
@@ -79,8 +80,9 @@ class Trainer:
         self.timeline, self.total_steps = parts.telemetry.timeline, parts.total_steps
         self.forget_micro_size = parts.forget_micro_size
         self.sink, self.stop = sink, stop
+        self.writer = CheckpointWriter(parts.checkpoints.store, parts.device)
         self.saved_step, self.saved_at_s = self.progress.step, time.monotonic()
-        self.time_to_save = False
+        self.time_to_save = self.written = self.saving = False
         self.checkpoint: Path | None = self.checkpoints.resumed_from
         per_epoch = self.data.batches.steps_per_epoch
         self.evaluate_every = max(1, round(self.config.evaluation.every_epochs * per_epoch))
@@ -108,9 +110,15 @@ class Trainer:
             CheckpointError: a checkpoint cannot be written.
             PipelineError: a stage of a pipeline is gone.
         """
-        with self.model.replica.watched():
-            self._train()
-            return self._outcome()
+        try:
+            with self.model.replica.watched():
+                self._train()
+                return self._outcome()
+        except BaseException:
+            self._keep_last()
+            raise
+        finally:
+            self.writer.close()
 
     def _train(self) -> None:
         progress, profiler = self.progress, self.telemetry.profiler
@@ -123,6 +131,8 @@ class Trainer:
             while True:
                 # Rare work first. Each evaluation finds its step saved: it need not be trained again
                 # when the evaluation is interrupted, and is kept when it is the best.
+                if self.written:
+                    self._end_save()
                 if self._checkpoint_due():
                     self.save()
                 if self._evaluation_due():
@@ -145,9 +155,11 @@ class Trainer:
         finally:
             batches.close()
             profiler.close()
+        self._end_save()
         nowhere = self.stopping is not None and self.checkpoint is None and self.config.trains
         if progress.step > self.saved_step or nowhere:
             self.save()  # stopped while evaluating
+            self._end_save()
         if self._trained and self.data.final_test is not None:
             self.test(self.data.final_test)
 
@@ -243,6 +255,8 @@ class Trainer:
         observed = self.data.evaluator.observe(self.model.replica, self._stop_while_evaluating)
         if observed is None:
             return
+        self._end_save()  # Evaluating took time enough for most of it.
+        self.timeline.enter(Phase.validation)
         scores = self.data.evaluator.scores(observed)
         self.progress.costs = dict(observed.costs)
         info = self.data.task.info
@@ -277,11 +291,15 @@ class Trainer:
         self.tested = final_test.score(self.model.replica, self.progress, self._stop_while_evaluating)
 
     def save(self) -> None:
-        """Writes a checkpoint; every worker takes part and learns of a failure.
+        """Begins a checkpoint of this step; every worker takes part, and rank 0 writes it in a thread.
+
+        A write that is still in flight is waited for first. The checkpoint counts once `_end_save` has seen
+        it whole.
 
         Raises:
-            CheckpointError: on every worker.
+            CheckpointError: the one in flight cannot be written; on every worker.
         """
+        self._end_save()
         progress = self.progress
         self.timeline.enter(Phase.checkpoint)
         self._say("saving")
@@ -292,11 +310,43 @@ class Trainer:
         exchange = self.model.replica.exchange_state()
         tensors = self.model.replica.gather(self.model.state.tensors())
         whole = {**tensors, EXCHANGE: exchange} if exchange else tensors
-        self._on_first_worker(lambda: self._write(whole, states))
-        self.checkpoint = self.checkpoints.store.path(progress.step)
+        if self.workers.rank == 0:
+            self._begin_write(whole, states)
+        self.saving = True
         self.saved_step, self.saved_at_s = progress.step, time.monotonic()
-        self.sink.checkpoint(step=progress.step, path=str(self.checkpoint), verified=True)
         self._say(self.working)
+
+    def _end_save(self) -> None:
+        """Waits until the checkpoint in flight is whole, if there is one; every worker takes part.
+
+        Raises:
+            CheckpointError: it cannot be written; on every worker.
+        """
+        if not self.saving:
+            return
+        self.saving = self.written = False
+        self.timeline.enter(Phase.checkpoint)
+        self._on_first_worker(self._count_written)
+        self.checkpoint = self.checkpoints.store.path(self.saved_step)
+
+    def _count_written(self) -> None:
+        written = self.writer.wait()
+        assert written is not None
+        self.progress.checkpoint_write_s += written.write_s
+        self._report_checkpoint(written)
+
+    def _keep_last(self) -> None:
+        """Lets the checkpoint in flight count where the run fails for another reason."""
+        try:
+            written = self.writer.wait()
+        except CheckpointError as error:
+            self.sink.log("warning", str(error))
+        else:
+            if written is not None:
+                self._report_checkpoint(written)
+
+    def _report_checkpoint(self, written: Written) -> None:
+        self.sink.checkpoint(step=written.step, path=str(written.path), verified=True)
 
     def _mark_best(self) -> None:
         """Keeps the checkpoint of this step, which was saved before the evaluation, as the best.
@@ -331,7 +381,7 @@ class Trainer:
         if problem is not None:
             raise CheckpointError(problem)
 
-    def _write(self, tensors: Tensors, random_states: list[dict[str, object]]) -> None:
+    def _begin_write(self, tensors: Tensors, random_states: list[dict[str, object]]) -> None:
         taken = snapshot.take(
             tensors,
             optimizer=self.model.state.optimizer,
@@ -346,19 +396,24 @@ class Trainer:
             self.model.state.student.write_config(folder)
             tokenizers.write(folder, self.data.tokenizer)
 
-        self.checkpoints.store.save(self.progress.step, taken, describe)
+        self.writer.begin(self.progress.step, taken, describe)
 
     def _checkpoint_due(self) -> bool:
         progress, every = self.progress, self.config.checkpoint
         if not self.config.trains:
-            return self.checkpoints.keep_untrained and self.checkpoint is None
+            return self.checkpoints.keep_untrained and self._unsaved
         if progress.step == self.saved_step:
             # A run that may have to go back needs a place to go back to.
             needed = self.stopping is not None or self.config.numerics.not_finite == "roll_back"
-            return needed and self.checkpoint is None
+            return needed and self._unsaved
         if self.stopping or progress.step >= self.total_steps or self._evaluation_due():
             return True
         return self.time_to_save or (every.every_steps is not None and progress.step % every.every_steps == 0)
+
+    @property
+    def _unsaved(self) -> bool:
+        """Whether there is no checkpoint, and none in flight."""
+        return self.checkpoint is None and not self.saving
 
     def _evaluation_due(self) -> bool:
         progress = self.progress
@@ -410,6 +465,7 @@ class Trainer:
             CheckpointError: no checkpoint can be read.
         """
         progress = self.progress
+        self._end_save()
         self.timeline.enter(Phase.checkpoint)
         path = None
         if self.workers.rank == 0:
@@ -449,7 +505,9 @@ class Trainer:
         every_s = self.config.checkpoint.every_s
         # Clocks differ: rank 0's alone says when it is time for a checkpoint.
         late = self.workers.rank == 0 and 0.0 < every_s <= time.monotonic() - self.saved_at_s
-        loss, norm2, tokens, padded, parts_seen, underflow, save, *rest = self.workers.sum(
+        # A checkpoint by time never waits for the one before.
+        late = late and not self.writer.busy
+        loss, norm2, tokens, padded, parts_seen, underflow, save, written, *rest = self.workers.sum(
             [
                 loss_sum,
                 squares,
@@ -458,12 +516,13 @@ class Trainer:
                 noise,
                 underflow_pct,
                 late,
+                self.writer.done,
                 *(reason is asked for reason in _REASONS),
                 *self.model.objective.local_sums(),
             ],
             self.device,
         )
-        self.time_to_save = save > 0
+        self.time_to_save, self.written = save > 0, written > 0
         self.model.objective.agree(rest[len(_REASONS) :])
         stop = next((reason for reason, votes in zip(_REASONS, rest, strict=False) if votes), None)
         return StepTotals(loss, norm2, int(tokens), int(padded), parts_seen, underflow, stop)

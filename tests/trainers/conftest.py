@@ -173,9 +173,13 @@ def launch() -> Iterator[Launch]:
         poison_step: int | None = None,
         poison_until: int = 10**9,
         stall_at: int | None = None,
+        hang_write_at: int | None = None,
         emulate_fp16: bool = False,
     ) -> Ended:
-        """See `launch`. The last worker stops, is killed, is poisoned or stalls, for all."""
+        """See `launch`. The last worker stops, is killed, is poisoned or stalls, for all.
+
+        The write of the checkpoint of `hang_write_at` never ends, on whichever worker writes.
+        """
         workers = configs[0].parallel.workers
         with tempfile.TemporaryDirectory() as folder:
             job = {
@@ -186,6 +190,7 @@ def launch() -> Iterator[Launch]:
                 "poison_step": poison_step,
                 "poison_until": poison_until,
                 "stall_at": stall_at,
+                "hang_write_at": hang_write_at,
                 "emulate_fp16": emulate_fp16,
             }
             processes = [

@@ -22,6 +22,7 @@ SUMMARY = {
     "accuracy", "f1", "precision_macro", "recall_macro", "train_loss", "validation_loss", "total_time_s",
     "train_time_s", "setup_time_s", "data_wait_time_s", "forward_time_s", "backward_time_s",
     "bubble_time_s", "optimizer_time_s", "communication_time_s", "checkpoint_time_s", "validation_time_s",
+    "checkpoint_write_s",
     "profiling_time_s", "overhead_time_s", "preparation_time_s", "warm_up_time_s", "restart_time_s",
     "lost_since_checkpoint_time_s", "queue_time_s", "samples_per_s", "achieved_tflops",
     "cpu_utilisation_pct", "truncated_pct", "evaluation_memory_mib", "weight_memory_mib", "example_ms_p50",

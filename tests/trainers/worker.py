@@ -18,6 +18,7 @@ import torch
 from torch import distributed
 
 from trainers import run_model, run_worker
+from trainers.checkpoints import store
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
 from trainers.entrypoint import classify, train
@@ -71,6 +72,18 @@ def poison_loss(step: int, until: int) -> None:
     Imdb.loss = loss  # type: ignore[method-assign]
 
 
+def hang_write(step: int) -> None:
+    """Let this worker's disk never take the checkpoint of a step."""
+    write = store.save_file
+
+    def hanging(tensors: Any, path: Path, **options: Any) -> None:
+        write(tensors, path, **options)
+        while path.parent.name.startswith(f"step-{step:08d}"):
+            time.sleep(1.0)
+
+    store.save_file = hanging  # type: ignore[assignment]
+
+
 def stall(step: int) -> None:
     """Let this worker's data never come, from a step on."""
     prepare = TrainingBatches.__getitem__
@@ -106,6 +119,8 @@ def main(job: dict[str, Any]) -> None:
             run_model.warm_up.once = lambda *_: None  # so that a call of the loss is a step's
         if mine and job["poison_step"] is not None:
             poison_loss(job["poison_step"], job["poison_until"])
+        if job["hang_write_at"] is not None:
+            hang_write(job["hang_write_at"])
         if mine and job["stall_at"] is not None:
             stall(job["stall_at"])
         script = Script(job["stop_after"] if mine else None, job["kill_at"] if mine else None)

@@ -94,6 +94,10 @@ class Backend:
         """Returns a host tensor on the device; the host does not wait for the copy."""
         return tensor
 
+    def host_memory(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Returns host memory for a copy of a tensor of the device; what it holds is undefined."""
+        return torch.empty(shape, dtype=dtype)
+
     def moment(self, device: torch.device) -> Any:
         """Returns the moment at which the device has done what it was given so far, for `seconds`."""
         return time.perf_counter()

@@ -102,6 +102,11 @@ class CudaBackend(Backend):
             return tensor.pin_memory().to(device, non_blocking=True)
 
     @override
+    def host_memory(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Returns pinned memory, which the device writes by itself."""
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    @override
     def moment(self, device: torch.device) -> Any:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))

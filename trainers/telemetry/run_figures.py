@@ -191,6 +191,7 @@ class RunFigures:
             "train_time_s": total_s - spent_s[Phase.validation.value] - spent_s[Phase.test.value],
             OVERHEAD_TIME: sum(spent_s[phase.value] for phase in OVERHEAD),
             **{f"{phase}_time_s": seconds for phase, seconds in spent_s.items()},
+            "checkpoint_write_s": progress.checkpoint_write_s,
             "queue_time_s": progress.usage.queue_s,
             **(self._rates(progress, training_s) if self._config.trains else {}),
             "truncated_pct": self._truncated_pct,
