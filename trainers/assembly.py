@@ -221,7 +221,9 @@ def _run_data(
     evaluator_of = partial(
         Evaluator,
         task,
-        replace(prepared, transform=worker.laid_out(prepared.transform, prepared)),
+        replace(
+            prepared, transform=worker.laid_out(prepared.transform, prepared, config.evaluation.batch_size)
+        ),
         batch_size=config.evaluation.batch_size,
         workers=workers,
         device=worker.device,

@@ -198,7 +198,7 @@ class Evaluator:
                     continue
                 kept, batch_loss = found
                 share.rows.append(rows)
-                share.observed.append(kept)
+                share.observed.append(kept[: len(rows)])
                 share.loss += batch_loss
                 share.example_ms.append(1000.0 * spent_s / len(rows))
         finally:

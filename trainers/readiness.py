@@ -48,7 +48,7 @@ def first_step(kind: DeviceKind) -> None:
         batches = Prefetcher(lambda step: collate(tokens, np.arange(_EXAMPLES), 0, 8), 0, 1)
         batch = batches.next().to(device)
         batches.close()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=kind.fused_steps)
         loss = torch.nn.functional.cross_entropy(model(batch).logits, batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]
         torch._foreach_norm([p.grad for p in model.parameters() if p.grad is not None])

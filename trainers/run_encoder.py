@@ -65,7 +65,7 @@ def _parity(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -
     rows = epoch_order(lengths, config.seed, 0, config.batch.global_size)[: config.batch.global_size]
     within = np.searchsorted(np.cumsum(lengths[rows]), _COMPARED_TOKENS, side="right")
     batch = collate(prepared.train, rows[: max(2, int(within))], prepared.pad_id, worker.multiple)
-    transform = worker.laid_out(prepared.transform, prepared)
+    transform = worker.laid_out(prepared.transform, prepared, len(rows))
     assert transform is not None
     with preparing():
         record = parity.measure(

@@ -102,7 +102,9 @@ def build(worker: RunWorker, task: Task, prepared: Prepared, model_origin: Origi
         report=worker.log,
         warn=worker.warn,
     )
-    distilled = replace(distilled, transform=worker.laid_out(distilled.transform, prepared))
+    distilled = replace(
+        distilled, transform=worker.laid_out(distilled.transform, prepared, config.micro_size)
+    )
     with preparing():  # its kernels may be built, and are checked
         built = (
             build_optimizer(config.optimizer, distilled.module) if config.trains else idle(distilled.module)

@@ -9,6 +9,7 @@ import torch
 from trainers.config import RunConfig
 from trainers.data.batches import Transform
 from trainers.data.segments import Packing
+from trainers.data.static_shape import StaticShape
 from trainers.models.encoders import ENCODERS, EncoderInfo
 from trainers.parallel import workers_of
 from trainers.parallel.workers import Workers
@@ -62,9 +63,20 @@ class RunWorker:
         """Implementation of the encoder layers."""
         return ENCODERS[self.config.model.encoder]
 
-    def laid_out(self, transform: Transform | None, prepared: Prepared) -> Transform | None:
-        """Returns what is done to each batch, with the layout that the encoder reads as the last of it."""
-        return Packing(transform, prepared.pad_id, self.multiple) if self.encoder.packs else transform
+    def laid_out(self, transform: Transform | None, prepared: Prepared, rows: int) -> Transform | None:
+        """Returns what is done to each batch, with the layout that encoder and device need as the last of it.
+
+        Args:
+            transform: what the task does; None = nothing.
+            prepared: the task's data.
+            rows: most examples of a batch.
+        """
+        if self.encoder.packs:
+            return Packing(transform, prepared.pad_id, self.multiple)
+        if self.config.rates.kind.static_shapes:
+            labels_tokens = prepared.train.token_labels is not None
+            return StaticShape(transform, prepared.pad_id, rows, self.config.task.max_length, labels_tokens)
+        return transform
 
     def log(self, line: str) -> None:
         """Logs a line for people."""

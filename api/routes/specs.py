@@ -14,6 +14,7 @@ from api.deps import CatalogueDep, ChecksDep, PageSize, SettingsDep, StoreDep
 from api.problems import SPEC_PROBLEMS, ProblemError, declared
 from service.config.document import SpecError
 from service.planner.forecasting import budget_problems, forecast_of
+from service.planner.notes import notes_of
 from service.planner.preview import Preview, Validated, planned_runs
 from service.scheduling.admission import admit, checked_plans, fresh, read_spec
 from service.spec.experiment import json_schema
@@ -120,6 +121,7 @@ async def preview_spec(
             ],
             next_page_token=f"r{end}" if runs and end < spec.run_count() else None,
             forecast=forecast,
+            notes=notes_of(spec, catalogue) if start == 0 else (),
         )
 
     return await checks.heavy(page)

@@ -81,6 +81,8 @@ def preview(
             say(line)
         for warning in answer.forecast.warnings:
             note(f"warning: {warning}")
+    for line in answer.notes:
+        note(f"note: {line}")
     if answer.cluster_age_s is None:
         note("no scheduler has reported the cluster yet: capacity was not checked")
 

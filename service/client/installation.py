@@ -36,6 +36,7 @@ class InstallationCalls(Wire):
         items: list[PlannedRun] = []
         token: str | None = None
         forecast: Forecast | None = None
+        notes: tuple[str, ...] = ()
         while True:
             params = given(page_size=min(1000, limit - len(items)), page_token=token)
             answer = self._call(
@@ -43,10 +44,10 @@ class InstallationCalls(Wire):
             )
             page = read(Preview, answer)
             items += page.items
-            forecast = forecast or page.forecast
+            forecast, notes = forecast or page.forecast, notes or page.notes
             token = page.next_page_token
             if token is None or len(items) >= limit:
-                return replace(page, items=items, next_page_token=token, forecast=forecast)
+                return replace(page, items=items, next_page_token=token, forecast=forecast, notes=notes)
 
     def queue(self, *, limit: int = 1000) -> QueueListing:
         """The first `limit` experiments that wait, and why."""

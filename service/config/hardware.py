@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from service.config.document import shortened
 from service.domain.serialization import Serializable
@@ -61,6 +61,18 @@ class Hardware(BaseModel):
     """Of an entry with a data sheet, the figures that are not in it."""
     reported_as: tuple[str, ...] = ()
     """Names that drivers give the device, without the maker's; empty = not checked on the worker."""
+    topologies: dict[int, str] = Field(default_factory=dict)
+    """Slices that Ray reserves whole, by their number of devices, as Ray names them; empty = any number."""
+    too_old_for: str | None = None
+    """Library that would train on it and does not support it; unset = runs train on it."""
+
+    @model_validator(mode="after")
+    def _slices_have_a_type(self) -> Hardware:
+        if self.topologies and self.accelerator_type is None:
+            raise ValueError(
+                "topologies needs accelerator_type, by which Ray finds slices; set it, or remove topologies"
+            )
+        return self
 
     @property
     def kind(self) -> DeviceKind:
@@ -82,6 +94,16 @@ class Hardware(BaseModel):
             return None
         return f"{self.name} does not support {precision}; it supports {', '.join(self.precisions)}"
 
+    def why_not_workers(self, workers: int) -> str | None:
+        """Returns why no group of so many workers can be reserved; None when it can."""
+        if not self.topologies or workers in self.topologies:
+            return None
+        counts = ", ".join(map(str, self.topologies))
+        return (
+            f"parallel.workers {workers} is not the size of a slice of {self.name}, which Ray reserves "
+            f"whole; use one of {counts}"
+        )
+
     def pricing(self, cpus_per_worker: int, *, shared: bool = False) -> DevicePricing:
         """Returns the part of this entry that a worker needs.
 
@@ -90,10 +112,13 @@ class Hardware(BaseModel):
             shared: other runs may use the device at the same time.
 
         Raises:
-            ValueError: for a device that no trainer supports.
+            ValueError: for a device that is only listed.
         """
-        if self.kind.load is None:
-            raise ValueError(f"hardware '{self.name}' is a {self.kind.noun}, on which no trainer runs yet")
+        if self.too_old_for is not None:
+            raise ValueError(
+                f"hardware '{self.name}' is listed for comparison only: {self.too_old_for} does not "
+                "support it"
+            )
         return DevicePricing(
             hardware=self.name,
             device=self.device,
@@ -162,6 +187,7 @@ _TPU = (
     "N. P. Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, "
     "CACM 63(7), 2020, per chip"
 )
+_TORCH_TPU = "torch-tpu, which starts at v4,"
 _ENTERED = "2026-11-21"
 _REVISED = "2026-11-22"
 
@@ -289,12 +315,23 @@ CATALOGUE: Mapping[str, Hardware] = {
         Hardware(
             name="TPUv2", device=TPU.name, memory_gib=16, bandwidth_gb_s=600, tdp_w=280,
             price_usd_per_hour=4.87, price_date=_ENTERED, price_source=_STUDY, source=f"{_TPU}: TDP 280 W",
-            assumed=("bandwidth_gb_s",),
+            assumed=("bandwidth_gb_s",), too_old_for=_TORCH_TPU,
         ),
         Hardware(
             name="TPUv3", device=TPU.name, memory_gib=32, bandwidth_gb_s=900, tdp_w=450,
             price_usd_per_hour=8.81, price_date=_ENTERED, price_source=_STUDY,
             source=f"{_TPU}: TDP 450 W; Google Cloud, TPU v3: 32 GiB, 900 GB/s, 220 W measured in the mean",
+            too_old_for=_TORCH_TPU,
+        ),
+        Hardware(
+            name="tpu-v5e", device=TPU.name, accelerator_type="TPU-V5LITEPOD", memory_gib=16,
+            bandwidth_gb_s=819, tdp_w=220, price_usd_per_hour=1.20, price_date=_REVISED,
+            price_source=f"{_ASSUMED}; per chip", precisions=(Precision.fp32, Precision.bf16),
+            peak_tflops={Precision.bf16: 197}, reported_as=("TPU v5e",), assumed=("tdp_w",),
+            source="Google Cloud, TPU v5e, per chip: 16 GB, 819 GB/s, 197 TFLOP/s in bf16",
+            topologies={
+                1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16",
+            },
         ),
     )
 }  # fmt: skip

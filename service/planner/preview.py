@@ -78,6 +78,8 @@ class Preview(Serializable):
     """Give this as `page_token` for the next page; null on the last."""
     forecast: Forecast | None = None
     """What the whole grid will take; with the first page only."""
+    notes: tuple[str, ...] = ()
+    """What to know before submitting; with the first page only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ CPU = "CPU"
 MEMORY = "memory"
 """Ray's names of resources; memory is in bytes."""
 
+ACCELERATOR = "accelerator_type:"
+"""Beginning of Ray's resources that a node has for its model of accelerator."""
+
 SHARERS = 4
 """Most runs on one device, or on the CPUs of one run, where `queue.share_device` lets them share."""
 NODE_ID = "ray.io/node-id"
@@ -162,7 +165,7 @@ def worker_resources(spec: ExperimentSpec, catalogue: Mapping[str, Hardware] = C
     if hardware.kind.ray_resource is not None:
         wanted[hardware.kind.ray_resource] = share
     if hardware.accelerator_type is not None:
-        wanted[f"accelerator_type:{hardware.accelerator_type}"] = 0.001
+        wanted[f"{ACCELERATOR}{hardware.accelerator_type}"] = 0.001
     if hardware.resource is not None:
         wanted[hardware.resource] = share
     if spec.resources.memory_gib_per_worker is not None:
@@ -387,7 +390,7 @@ def _missing(wanted: Mapping[str, float], nodes: list[dict[str, float]], hardwar
     for name, amount in reversed(list(wanted.items())):
         most = max(node.get(name, 0.0) for node in nodes)
         if most < amount:
-            if name.startswith("accelerator_type:"):
+            if name.startswith(ACCELERATOR):
                 return f"hardware {hardware} (Ray resource {name})"
             return f"{in_words({name: amount})} (the maximum is {in_words({name: most})})"
     return f"{in_words(wanted)} at once"
@@ -395,9 +398,9 @@ def _missing(wanted: Mapping[str, float], nodes: list[dict[str, float]], hardwar
 
 def _remedy(wanted: Mapping[str, float], nodes: list[dict[str, float]]) -> str:
     accelerators = sorted(
-        {name.partition(":")[2] for node in nodes for name in node if name.startswith("accelerator_type:")}
+        {name.partition(":")[2] for node in nodes for name in node if name.startswith(ACCELERATOR)}
     )
-    if any(name.startswith("accelerator_type:") for name in wanted):
+    if any(name.startswith(ACCELERATOR) for name in wanted):
         return (
             f"the cluster has {', '.join(accelerators)}"
             if accelerators

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from service.config.hardware import Hardware, lookup
 from service.config.settings import Settings
-from service.scheduling.cluster import CPU, ClusterNode, exclusive_holds, worker_resources
+from service.scheduling.cluster import ACCELERATOR, CPU, ClusterNode, exclusive_holds, worker_resources
 from service.spec.experiment import ExperimentSpec
 from service.spec.models import checkpoints_folder, workspace_of
 from trainers.config import RunConfig, TrainingSections
@@ -26,6 +27,7 @@ class Shape:
         device: kind of the devices.
         labels: Required node labels, by Ray's label name, sorted.
         exclusive: it holds all CPUs of its node, or those that belong to its devices.
+        topology: Slice of devices that is reserved whole, as Ray names it; None = each device by itself.
     """
 
     workers: int
@@ -33,6 +35,21 @@ class Shape:
     device: str
     labels: tuple[tuple[str, str], ...] = ()
     exclusive: bool = False
+    topology: str | None = None
+
+    @property
+    def scaling(self) -> dict[str, Any]:
+        """Arguments of Ray Train's `ScalingConfig` that reserve it for a worker group."""
+        found = {
+            "num_workers": self.workers,
+            **self.kind.ray_scaling,
+            "resources_per_worker": dict(self.resources),
+        }
+        if self.topology is None:
+            return {**found, "label_selector": dict(self.labels) or None}
+        # Ray labels the slice's nodes itself, and takes no labels besides.
+        types = (name.removeprefix(ACCELERATOR) for name, _ in self.resources if name.startswith(ACCELERATOR))
+        return {**found, "topology": self.topology, "accelerator_type": next(types)}
 
     @property
     def cpus(self) -> int:
@@ -69,12 +86,16 @@ def shapes_of(
                 hardware.device,
                 tuple(sorted(hold.labels.items())),
                 exclusive=True,
+                topology=hardware.topologies.get(hold.workers),
             )
             for hold in exclusive_holds(spec, nodes, catalogue)
         )
     resources = tuple(sorted(worker_resources(spec, catalogue).items()))
     labels = tuple(sorted(hardware.labels.items()))
-    return tuple(Shape(workers, resources, hardware.device, labels) for workers in spec.worker_numbers)
+    return tuple(
+        Shape(workers, resources, hardware.device, labels, topology=hardware.topologies.get(workers))
+        for workers in spec.worker_numbers
+    )
 
 
 def run_config(

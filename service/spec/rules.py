@@ -63,6 +63,7 @@ def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware], pref
             ENCODERS[spec.model.encoder].require_device(hardware.device, hardware.name)
         except ValueError as error:
             yield Problem("invalid-value", "model.encoder", f"{prefix}{error}")
+    yield from _device_problems(spec, hardware, prefix)
     if "precision" not in spec.search.axes and (reason := hardware.lacks(spec.precision)) is not None:
         yield Problem(INFEASIBLE, "precision", prefix + reason)
     evaluation = spec.numerics.evaluation
@@ -80,6 +81,52 @@ def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware], pref
             "distillation.teacher_precision",
             f"{prefix}distillation.teacher_precision {wanted} needs a GPU, but hardware {spec.hardware} "
             f"computes on its {hardware.kind.noun}; use auto",
+        )
+
+
+def _device_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Iterator[Problem]:
+    """What a kind of device does not take; a field that is an axis is judged at each grid point."""
+
+    def value_of(dotted: str) -> object:
+        value: object = spec
+        for name in dotted.split("."):
+            value = getattr(value, name)
+        return value
+
+    kind, axes = hardware.kind, spec.search.axes
+    for field, served in kind.serves.items():
+        if field not in axes and (value := value_of(field)) not in served:
+            yield Problem("invalid-value", field, f"{prefix}{hardware.name} {kind.refusal(field, value)}")
+    if "parallel.workers" not in axes:
+        for workers in spec.worker_numbers:
+            if (reason := hardware.why_not_workers(workers)) is not None:
+                yield Problem("invalid-value", "parallel.workers", prefix + reason)
+                break
+    if not kind.static_shapes:
+        return
+    # Their shapes depend on the data of each batch.
+    fix = f"but {hardware.name} compiles for one shape of batches"
+    encoder = ENCODERS[spec.model.encoder]
+    if encoder.packs and "model.encoder" not in axes:
+        padded = ", ".join(name for name, info in ENCODERS.items() if not info.packs)
+        yield Problem(
+            "invalid-value",
+            "model.encoder",
+            f"{prefix}model.encoder {encoder.name} packs texts of any length, {fix}; use one of {padded}",
+        )
+    if spec.batch.micro_tokens is not None and "batch.micro_tokens" not in axes:
+        yield Problem(
+            "invalid-value",
+            "batch.micro_tokens",
+            f"{prefix}batch.micro_tokens {spec.batch.micro_tokens} makes batches of any size, {fix}; use "
+            "batch.micro_size",
+        )
+    if spec.task.info.head.reads == "guessed" and "task.name" not in axes:
+        yield Problem(
+            "invalid-value",
+            "task.name",
+            f"{prefix}task {spec.task.name} guesses another number of tokens in each batch, {fix}; use other "
+            "hardware",
         )
 
 

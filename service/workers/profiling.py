@@ -78,6 +78,7 @@ class ProfileOrder:
                 tuple((name, amount) for name, amount in shape["resources"]),
                 shape["device"],
                 tuple((name, value) for name, value in shape["labels"]),
+                topology=shape["topology"],
             ),
             document["steps"],
             document["warm_up"],
@@ -185,12 +186,7 @@ def measure(order: ProfileOrder) -> dict[str, Any]:
             _measure_in_group,
             train_loop_config={"order": order.encode(), "shared": str(shared)},
             backend_config=TorchWorkers(),
-            scaling_config=ScalingConfig(
-                num_workers=order.shape.workers,
-                **order.shape.kind.ray_scaling,
-                resources_per_worker=dict(order.shape.resources),
-                label_selector=dict(order.shape.labels) or None,
-            ),
+            scaling_config=ScalingConfig(**order.shape.scaling),
             run_config=TrainConfig(
                 name=shared.name,
                 storage_path=str(shared / "ray"),

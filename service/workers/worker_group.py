@@ -172,7 +172,6 @@ class WorkerGroup:
 
         from service.workers.process_group import TorchWorkers
 
-        resources = dict(self.shape.resources)
         trainer = DataParallelTrainer(
             _serve,
             train_loop_config={
@@ -182,12 +181,7 @@ class WorkerGroup:
                 "device": self.shape.device,
             },
             backend_config=TorchWorkers(),
-            scaling_config=ScalingConfig(
-                num_workers=self.shape.workers,
-                **self.shape.kind.ray_scaling,
-                resources_per_worker=resources,
-                label_selector=dict(self.shape.labels) or None,
-            ),
+            scaling_config=ScalingConfig(**self.shape.scaling),
             run_config=RunConfig(
                 name=self._name,
                 storage_path=str(self._storage),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -139,6 +140,9 @@ def test_what_it_does_not_compute_is_refused(catalogue, fields, reason):
         validate({**DOCUMENT, **fields}, catalogue)
 
 
-def test_a_kind_without_a_trainer_is_refused(catalogue):
-    with pytest.raises(SpecError, match="hardware 'TPUv3' is a TPU, on which no trainer runs yet"):
-        validate({**DOCUMENT, "hardware": "TPUv3"}, catalogue)
+def test_what_it_does_not_take_is_refused(catalogue, monkeypatch):
+    kind = replace(CARD, serves={"parallel.activation_checkpointing": (False,)})
+    monkeypatch.setitem(DEVICE_KINDS, CARD.name, kind)
+    validate(DOCUMENT, catalogue)
+    with pytest.raises(SpecError, match=r"activation_checkpointing true does not run; use false"):
+        validate({**DOCUMENT, "parallel": {"activation_checkpointing": True}}, catalogue)

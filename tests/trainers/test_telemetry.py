@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from trainers.config import DevicePricing
+from trainers.device_kinds import CUDA
 from trainers.telemetry.energy import cost_usd, modelled_energy_j, rated_power_w
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.memory import PeakMemory
@@ -117,7 +118,7 @@ class Mark:
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     clocks = Clocks()
     monkeypatch.setattr(time, "perf_counter", lambda: clocks.host_s)
-    monkeypatch.setattr("trainers.telemetry.timeline.device_mark", clocks.mark)
+    monkeypatch.setattr(CUDA.backend, "moment", lambda device: clocks.mark())
     return clocks
 
 

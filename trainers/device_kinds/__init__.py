@@ -23,8 +23,8 @@ def kind_of(device: torch.device) -> DeviceKind:
 
 
 def trained_on() -> list[DeviceKind]:
-    """Returns the kinds that a trainer runs on."""
-    return [kind for kind in DEVICE_KINDS.values() if kind.load is not None]
+    """Returns the kinds that torch knows in this installation."""
+    return [kind for kind in DEVICE_KINDS.values() if kind.installed]
 
 
 def free_caches() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,8 +20,13 @@ class DeviceKind:
         summary: Description in a few words.
         noun: Word used in messages, as in "needs a GPU".
         torch_type: type of its `torch.device`.
-        load: gives what runs on it through torch, which is imported only when this is called; None = no
-            trainer runs there.
+        load: gives what runs on it through torch, which is imported only when this is called.
+        requires: package that brings it to torch, an optional extra of the kind's name; None = torch has it.
+        proven: some run has trained on such a device; else previews warn.
+        static_shapes: compiles each operation for each new shape, so that all batches of a run have one.
+        serves: values of spec fields that it takes, where it does not take all; others are refused at
+            submission.
+        fused_steps: torch has fused optimizer kernels for it.
         counted_in_cpus: one device is one CPU: a worker occupies those that it reserves, and uses as much of
             them as its process takes CPU time. Otherwise a worker occupies one device, as a whole.
         ray_resource: Ray's name for the resource that a worker reserves one of, besides CPUs and what the
@@ -44,7 +50,12 @@ class DeviceKind:
     summary: str
     noun: str
     torch_type: str
-    load: Callable[[], Backend] | None
+    load: Callable[[], Backend]
+    requires: str | None = None
+    proven: bool = True
+    static_shapes: bool = False
+    serves: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    fused_steps: bool = True
     counted_in_cpus: bool = False
     ray_resource: str | None = None
     ray_scaling: Mapping[str, bool] = field(default_factory=dict)
@@ -62,11 +73,15 @@ class DeviceKind:
 
     @property
     def backend(self) -> Backend:
-        """What runs on it through torch.
-
-        Raises:
-            ValueError: no trainer runs there.
-        """
-        if self.load is None:
-            raise ValueError(f"no trainer runs on a {self.noun} yet; choose other hardware")
+        """What runs on it through torch."""
         return self.load()
+
+    @property
+    def installed(self) -> bool:
+        """Whether the package that it requires is installed here."""
+        return self.requires is None or find_spec(self.requires) is not None
+
+    def refusal(self, field: str, value: object) -> str:
+        """Returns why a value that is not in `serves` is refused, and what to do, in words after its name."""
+        served = " or ".join("unset" if one is None else str(one).lower() for one in self.serves[field])
+        return f"is a {self.noun}, on which {field} {str(value).lower()} does not run; use {served}"

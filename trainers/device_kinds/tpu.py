@@ -1,7 +1,51 @@
-"""Google's TPUs: in the catalogue for comparison."""
+"""Google's TPUs, through torch-tpu. No run has trained on one yet."""
 
 from __future__ import annotations
 
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
 from trainers.device_kinds.kind import DeviceKind
 
-TPU = DeviceKind(name="tpu", summary="a TPU chip", noun="TPU", torch_type="xla", load=None, link_gb_s=25.0)
+if TYPE_CHECKING:
+    from trainers.device_kinds.backend import Backend
+
+
+@cache
+def _load() -> Backend:
+    from trainers.device_kinds.tpu_backend import TpuBackend
+
+    return TpuBackend()
+
+
+TPU = DeviceKind(
+    name="tpu",
+    summary="a TPU chip",
+    noun="TPU",
+    torch_type="tpu",
+    load=_load,
+    requires="torch_tpu",
+    proven=False,
+    static_shapes=True,
+    serves=MappingProxyType(
+        {
+            "model.teacher": (None,),
+            "model.compile": (False,),
+            "optimizer.implementation": ("auto", "single_unfused", "multi_unfused"),
+            "numerics.parameters": ("fp32",),
+            "numerics.evaluation": ("same", "fp32", "bf16"),
+            "parallel.strategy": ("single", "ddp"),
+            "parallel.compression": ("none",),
+            "queue.share_device": (False,),
+            "deterministic": (False,),
+        }
+    ),
+    fused_steps=False,
+    ray_resource="TPU",
+    ray_scaling=MappingProxyType({"use_tpu": True}),
+    process_group="cpu:gloo,tpu:tpu_dist",
+    link_gb_s=25.0,
+    behind_host=True,
+    teacher_precisions=("bf16", "fp32"),
+)

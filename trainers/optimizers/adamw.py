@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainers.device_kinds import kind_of
 from trainers.optimizers.info import Built, Groups, Hyperparameters, Implementation, OptimizerInfo, States
 
 _FLAGS = {
@@ -19,7 +20,8 @@ def build(groups: Groups, chosen: Hyperparameters) -> Built:
 
     implementation = chosen.implementation
     if implementation is Implementation.auto:
-        implementation = Implementation.multi_fused
+        fused = kind_of(groups[0]["params"][0].device).fused_steps
+        implementation = Implementation.multi_fused if fused else Implementation.multi_unfused
     has_masters = stored_format(groups) is not torch.float32
     first, second = chosen.betas
     optimizer = (MasterAdamW if has_masters else torch.optim.AdamW)(

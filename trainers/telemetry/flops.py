@@ -68,6 +68,7 @@ def _tally(batch: Batch) -> Tally:
     rows, width = batch.input_ids.shape
     mask = batch.attention_mask
     lengths: list[int] = [width] * rows if mask is None else mask.sum(1).tolist()
+    del lengths[batch.examples :]  # Stand-ins of a static shape.
     squares = sum(length * length for length in lengths)
     guessed = 0 if batch.guessed is None else len(batch.guessed)
     return Tally(batch.examples, batch.tokens, squares, guessed, tuple(lengths))

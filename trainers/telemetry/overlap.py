@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from typing import Any
 
 import torch
 from typing_extensions import override
 
 from trainers.device_kinds import kind_of
-from trainers.telemetry.timeline import device_mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +68,34 @@ class Overlap:
         self._ends.clear()
 
 
-class CudaOverlap(Overlap):
-    """The same on a device that runs behind the host: marks on the streams instead of the host's clock."""
+class DeviceOverlap(Overlap):
+    """The same on a device that runs behind the host: marks on the streams instead of the host's clock.
 
-    def __init__(self) -> None:
+    Args:
+        mark: records an event on the current stream and returns it.
+    """
+
+    def __init__(self, mark: Callable[[], Any]) -> None:
         super().__init__()
-        self._began: dict[int, torch.cuda.Event] = {}
-        self._ended: dict[int, torch.cuda.Event] = {}
-        self._exposed: torch.cuda.Event | None = None
+        self._mark = mark
+        self._began: dict[int, Any] = {}
+        self._ended: dict[int, Any] = {}
+        self._exposed: Any = None
 
     @override
     def begin(self) -> int:
         number = next(self._numbers)
-        self._began[number] = device_mark()
+        self._began[number] = self._mark()
         return number
 
     @override
     def end(self, number: int) -> None:
         """Marks the end on the stream that reduces the bucket."""
-        self._ended[number] = device_mark()
+        self._ended[number] = self._mark()
 
     @override
     def expose(self) -> None:
-        self._exposed = device_mark()
+        self._exposed = self._mark()
 
     @override
     def settle(self) -> None:
@@ -96,7 +103,7 @@ class CudaOverlap(Overlap):
         if self._began and self._exposed is not None:
             origin = next(iter(self._began.values()))
 
-            def at(event: torch.cuda.Event) -> float:
+            def at(event: Any) -> float:
                 return float(origin.elapsed_time(event)) / 1e3
 
             spans = [(at(began), at(self._ended.get(number, began))) for number, began in self._began.items()]
@@ -124,4 +131,5 @@ def hidden(spans: list[tuple[float, float]], until: float) -> float:
 
 def overlap_for(device: torch.device) -> Overlap:
     """Returns the overlap that measures truly on a device."""
-    return CudaOverlap() if kind_of(device).behind_host else Overlap()
+    kind = kind_of(device)
+    return DeviceOverlap(partial(kind.backend.moment, device)) if kind.behind_host else Overlap()

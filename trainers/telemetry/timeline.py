@@ -6,8 +6,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -167,19 +168,24 @@ class Timeline:
         return self.spent_s()
 
 
-class CudaTimeline(Timeline):
+class DeviceTimeline(Timeline):
     """A timeline for a device that runs behind the host.
 
     Phases of steps are marked on the device's stream. `settle` shares the host's time since the last
     settling out by the time between the marks. A step settles right after the transfer that its host
     waits for anyway: so no kernels are under way, and what is queued after it, the update, is settled
     by the next step or by whoever leaves the steps.
+
+    Args:
+        began_s: when the run began, by the host's clock.
+        mark: records an event on the device's stream, such as torch.cuda's, and returns it.
     """
 
-    def __init__(self, began_s: float) -> None:
+    def __init__(self, began_s: float, mark: Callable[[], Any]) -> None:
         super().__init__(began_s)
+        self._mark = mark
         # Of phases since the last settling. The first is that of `_phase`, at the host's `_since_s`.
-        self._marks: list[tuple[Phase, torch.cuda.Event]] = []
+        self._marks: list[tuple[Phase, Any]] = []
 
     @override
     def enter(self, phase: Phase) -> None:
@@ -188,7 +194,7 @@ class CudaTimeline(Timeline):
             self.entered = (phase, time.perf_counter())
             if not self._marks:
                 self._listener(phase, self._begin(phase))
-            self._marks.append((phase, device_mark()))
+            self._marks.append((phase, self._mark()))
             return
         self.settle()
         self._marks.clear()
@@ -211,7 +217,7 @@ class CudaTimeline(Timeline):
         """Settles the phases of a step; does not wait where the device is idle."""
         if not self._marks:
             return
-        end = device_mark()
+        end = self._mark()
         end.synchronize()
         now = time.perf_counter()
         stamps = [event for _, event in self._marks] + [end]
@@ -229,15 +235,9 @@ class CudaTimeline(Timeline):
         self._marks = [(self._phase, end)]
 
 
-def device_mark() -> torch.cuda.Event:
-    """Returns a time on the device's current stream."""
-    import torch
-
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
 def timeline_for(device: torch.device, began_s: float) -> Timeline:
     """Returns the timeline that measures truly on a device."""
-    return CudaTimeline(began_s) if kind_of(device).behind_host else Timeline(began_s)
+    kind = kind_of(device)
+    if not kind.behind_host:
+        return Timeline(began_s)
+    return DeviceTimeline(began_s, partial(kind.backend.moment, device))

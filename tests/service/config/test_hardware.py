@@ -150,8 +150,7 @@ def test_the_page_has_the_device_kinds_as_they_are() -> None:
 
 def kind_row(kind: DeviceKind) -> str:
     cells = [f"`{kind.name}`", kind.summary, f"a {kind.noun}", kind.ray_resource or ""]
-    trains = (kind.process_group, ", ".join(kind.teacher_precisions)) if kind.load else ("no trainer", "")
-    return "| " + " | ".join([*cells, *trains]) + " |"
+    return "| " + " | ".join([*cells, kind.process_group, ", ".join(kind.teacher_precisions)]) + " |"
 
 
 def row(hardware: Hardware) -> str:

@@ -19,7 +19,7 @@ from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.errors import BadDataError, BadSpecError
-from trainers.models.heads import ClassHead, Head
+from trainers.models.heads import IGNORED, ClassHead, Head
 from trainers.tasks.base import Scoring
 from trainers.tasks.classification import LabelFields
 from trainers.tasks.classification.scoring import ClassScoring, SeveralLabelsScoring
@@ -204,10 +204,10 @@ class Classification(DatasetTask[Labelled]):
         from torch.nn import functional
 
         wanted = batch.labels.to(torch.float32)
-        total = functional.binary_cross_entropy_with_logits(
-            logits.float(), wanted, weight=batch.weights, reduction="sum"
+        each = functional.binary_cross_entropy_with_logits(
+            logits.float(), wanted, weight=batch.weights, reduction="none"
         )
-        return total / logits.shape[1]
+        return each.masked_fill(batch.labels == IGNORED, 0.0).sum() / logits.shape[1]
 
 
 def with_classes(

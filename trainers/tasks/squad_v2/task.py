@@ -19,7 +19,7 @@ from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out_groups
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
-from trainers.models.heads import Head, SpanHead
+from trainers.models.heads import IGNORED, Head, SpanHead
 from trainers.tasks.base import Scoring
 from trainers.tasks.dataset import DatasetTask
 from trainers.tasks.squad_v2 import SpanFields
@@ -154,7 +154,10 @@ class SquadV2(DatasetTask[Question]):
             scores = scores.masked_fill(~batch.attention_mask[:, :, None], -torch.inf)
         # Positions are the classes, in (2 B, S): with more dimensions a GPU has no deterministic kernel.
         scores = scores.transpose(1, 2).flatten(0, 1)
-        return functional.cross_entropy(scores, batch.labels.flatten(), reduction="sum") / 2
+        return (
+            functional.cross_entropy(scores, batch.labels.flatten(), ignore_index=IGNORED, reduction="sum")
+            / 2
+        )
 
 
 def _stride(task: configuration.Task) -> int:
