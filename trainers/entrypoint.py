@@ -264,16 +264,11 @@ def model_shape(config: RunConfig) -> ModelShape:
         BadSpecError: there is no such model.
     """
     from trainers.models import origin
+    from trainers.models.shapes import shape_of
 
-    found = origin.locate(config.model.student, config.workspace)
-    fields = found.config() if isinstance(found, origin.Folder) else found.config(origin.VOCABULARY_SIZE)
-    return ModelShape(
-        layers=len(config.model.layers or ()) or int(fields["num_hidden_layers"]),
-        hidden=int(fields["hidden_size"]),
-        feed_forward=int(fields["intermediate_size"]),
-        vocabulary=int(fields["vocab_size"]),
-        positions=int(fields["max_position_embeddings"]),
-    )
+    shape = shape_of(origin.locate(config.model.student, config.workspace))
+    chosen = config.model.layers
+    return shape if chosen is None else shape.with_layers(chosen)
 
 
 def classify(error: BaseException) -> tuple[FailureClass, str]:

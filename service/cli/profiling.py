@@ -285,7 +285,7 @@ def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tup
         tflops = CPU_GFLOPS / 1e3 if peak is None else MFU * peak
     memory_gb_s = hardware.bandwidth_gb_s or CPU_MEMORY_GB_S
     step = assumed(
-        **asdict(shape),
+        shape,
         tokens=config.task.max_length,
         examples=config.batch.global_size,
         optimizer_passes=config.optimizer.info.states.passes,

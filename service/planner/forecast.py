@@ -20,14 +20,14 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from service.config.hardware import Hardware, find
 from service.domain.serialization import Number, Serializable
-from service.spec.encoder_size import EncoderSize
 from service.spec.experiment import ExperimentSpec
 from trainers.config import Precision
 from trainers.telemetry.energy import J_PER_KWH
+from trainers.telemetry.flops import FlopCount, Tally
 
 MFU, LEAST_MFU, MOST_MFU = 0.25, 0.05, 0.6
 """Share of the published peak that BERT training reaches: in the middle, and between these."""
@@ -154,12 +154,12 @@ class Cell:
     Attributes:
         spec: with the axis values written in.
         runs: Number of runs it stands for.
-        encoder: size of its student; None = not known unread.
+        student: arithmetic of its student's encoder; None = not known unread.
     """
 
     spec: ExperimentSpec
     runs: float
-    encoder: EncoderSize | None
+    student: FlopCount | None
 
 
 def forecast(
@@ -184,7 +184,7 @@ def forecast(
     for cell in cells:
         if not cell.runs:
             continue
-        found = forecast_run(cell.spec, cell.encoder, by_kind.get(_kind(cell.spec), ()), catalogue)
+        found = forecast_run(cell.spec, cell.student, by_kind.get(_kind(cell.spec), ()), catalogue)
         if isinstance(found, str):
             unknown[found] += round(cell.runs)
             continue
@@ -214,7 +214,7 @@ def forecast(
 
 def forecast_run(
     spec: ExperimentSpec,
-    encoder: EncoderSize | None,
+    student: FlopCount | None,
     past: Sequence[Past],
     catalogue: Mapping[str, Hardware],
 ) -> RunForecast | str:
@@ -222,7 +222,7 @@ def forecast_run(
 
     Args:
         spec: without axes.
-        encoder: size of its student; None = not known unread.
+        student: arithmetic of its student's encoder; None = not known unread.
         past: finished runs of its kind, see the module.
         catalogue: known hardware.
     """
@@ -252,7 +252,7 @@ def forecast_run(
             watts = Span(min(min(drawn), middle / 1.05), middle, max(max(drawn), middle * 1.05))
         basis = f"{len(like)} similar finished run{'s' * (len(like) != 1)} ({tier.words})"
     else:
-        estimate = _from_catalogue(spec, encoder, work, devices, hardware)
+        estimate = _from_catalogue(spec, student, work, devices, hardware)
         if isinstance(estimate, str):
             return estimate
         time_s, basis = estimate
@@ -331,18 +331,17 @@ def _work(spec: ExperimentSpec, steps: int) -> float:
 
 
 def _from_catalogue(
-    spec: ExperimentSpec, encoder: EncoderSize | None, work: float, devices: int, hardware: Hardware
+    spec: ExperimentSpec, student: FlopCount | None, work: float, devices: int, hardware: Hardware
 ) -> tuple[Span, str] | str:
-    if encoder is None:
+    if student is None:
         return (
             f"no similar run has finished, and the size of '{spec.model.student}' is unknown until it is read"
         )
-    layers = encoder.layers if spec.model.layers is None else len(spec.model.layers)
-    hidden = encoder.hidden
-    # Forward and backward of the encoder, per position of a full text: see trainers.telemetry.flops.
-    passes = 3.0 if spec.trains else 1.0
-    per_position = passes * layers * (2.0 * 12 * hidden**2 + 4.0 * spec.task.max_length * hidden)
-    flops = work * per_position
+    if spec.model.layers is not None:
+        student = replace(student, layers=len(spec.model.layers))
+    examples = spec.micro_size if spec.trains else spec.evaluation.batch_size
+    batch = Tally.full(examples, spec.task.max_length)
+    flops = (student.training(batch) if spec.trains else student.forward(batch)) * work / batch.tokens
     if hardware.kind.counted_in_cpus:
         rates = Span(LEAST_CPU_GFLOPS, CPU_GFLOPS, MOST_CPU_GFLOPS) * (1e9 * devices)
         words = (

@@ -12,9 +12,9 @@ from service.config.document import Problem, SpecError
 from service.config.hardware import Hardware
 from service.db import history_statements
 from service.planner.forecast import Cell, GridForecast, Past, forecast, too_small
-from service.spec.encoder_size import encoder_size
 from service.spec.experiment import ExperimentSpec, read_stored
 from service.spec.fields import Budget
+from service.spec.model_config import student_flops
 from service.store import Store
 
 MOST_CELLS = 500
@@ -85,7 +85,7 @@ def _cells(
     every = -(-count // MOST_CELLS)
     each_stands_for = count / len(range(0, count, every))
     taken_over = Counter(index // seeds for index in reused)
-    size_of = functools.cache(functools.partial(encoder_size, roots=roots))
+    flops_of = functools.cache(functools.partial(student_flops, roots=roots))
     cells = []
     for number, point in enumerate(spec.search.expected_points()):
         if number % every:
@@ -95,7 +95,7 @@ def _cells(
         except SpecError:
             continue  # Marked in the preview, and never run.
         cells.append(
-            Cell(resolved, (seeds - taken_over[number]) * each_stands_for, size_of(resolved.model.student))
+            Cell(resolved, (seeds - taken_over[number]) * each_stands_for, flops_of(resolved.model.student))
         )
     if cells and (repeated := spec.run_count() - spec.grid_count()):
         cells.append(replace(cells[0], runs=repeated))

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from service.planner.backpropagation import Layer, into_buckets, predict, ring_all_reduce_ms
+from trainers.dry_runs.profile import ModelShape
+from trainers.telemetry.flops import Tally
 
 MIB = 1 << 20
 BUCKET_BYTES = 25 * MIB
@@ -277,19 +279,24 @@ class Rates:
 
 
 def assumed(
-    *, layers: int, hidden: int, feed_forward: int, vocabulary: int, positions: int, tokens: int,
-    examples: int, optimizer_passes: int, rates: Rates,
+    shape: ModelShape,
+    *,
+    tokens: int,
+    examples: int,
+    optimizer_passes: int,
+    rates: Rates,
     payload: Callable[[Sequence[int]], float] | None = None,
-) -> Step:  # fmt: skip
-    """Returns a step of a BERT that no one has measured: arithmetic by its rate, bytes by theirs.
+) -> Step:
+    """Returns a step of a model that no one has measured: arithmetic by its rate, bytes by theirs.
 
-    Forward of a layer on S tokens: 2S (4H^2 + 2HF) + 4 S^2 H operations, backward twice that. The
-    embeddings look up their rows, and their gradient is dense: it is written and read once. The rest
-    is an optimizer step, which moves the parameters' bytes several times. Data, kernels that are not matrix
-    products, and everything else that a step does are not in it: a step takes longer than that.
+    The products are those of the model's family (`FlopCount`), backward twice the forward pass, and every
+    layer takes the same share. The embeddings look up their rows, and their gradient is dense: it is written
+    and read once. The rest is an optimizer step, which moves the parameters' bytes several times. Data,
+    kernels that are not matrix products, and everything else that a step does are not in it: a step takes
+    longer than that.
 
     Args:
-        layers, hidden, feed_forward, vocabulary, positions: Sizes of the model.
+        shape: Arithmetic and parameters of the model.
         tokens: Tokens per example.
         examples: Examples of the step, in one micro-batch.
         optimizer_passes: times that the optimizer moves the parameters' bytes: `States.passes`.
@@ -303,20 +310,25 @@ def assumed(
         raise ValueError(
             f"tflops is {rates.tflops} and bandwidth_gb_s {rates.bandwidth_gb_s}; give rates above 0"
         )
-    h, s = hidden, tokens
-    flops = examples * (2.0 * s * (4 * h * h + 2 * h * feed_forward) + 4.0 * s * s * h)
-    layer_ms = flops / (rates.tflops * 1e9)
+    flops, batch = shape.flop_count, Tally.full(examples, tokens)
+    layer_ms = flops.encoder(batch) / len(shape.layers) / (rates.tflops * 1e9)
+    head_ms = flops.ending(batch) / (rates.tflops * 1e9)
     moved_ms = 1.0 / (rates.bandwidth_gb_s * 1e6)
-    looked_up_ms = 4.0 * examples * s * h * 4 * moved_ms
-    head_ms = examples * 2.0 * (h * h + 2 * h) / (rates.tflops * 1e9)
-    norm, square = ((h,), (h,)), ((h,), (h, h))
-    layer = (*norm, (h,), (h, feed_forward), (feed_forward,), (feed_forward, h), *norm, *square * 4)
-    tables = (*norm, (2, h), (positions, h), (vocabulary, h))
-    table_bytes = sum(gradient.size_bytes for gradient in _gradients(tables, payload))
+    looked_up_ms = 4.0 * batch.tokens * flops.hidden * 4 * moved_ms
+    table_bytes = sum(gradient.size_bytes for gradient in _gradients(shape.embeddings, payload))
     costs = (
-        _cost("embeddings", looked_up_ms, looked_up_ms + 2 * table_bytes * moved_ms, tables, payload),
-        *(_cost(f"layer {n}", layer_ms, 2 * layer_ms, layer, payload) for n in range(layers)),
-        _cost("head", head_ms, 2 * head_ms, ((2,), (2, h), *square), payload),
+        _cost(
+            "embeddings",
+            looked_up_ms,
+            looked_up_ms + 2 * table_bytes * moved_ms,
+            shape.embeddings,
+            payload,
+        ),
+        *(
+            _cost(f"layer {number}", layer_ms, 2 * layer_ms, layer, payload)
+            for number, layer in enumerate(shape.layers)
+        ),
+        _cost("head", head_ms, 2 * head_ms, shape.head, payload),
     )
     parameters = sum(cost.gradient_bytes for cost in costs)
     return Step(costs, optimizer_passes * parameters * moved_ms, 1, examples)

@@ -15,8 +15,8 @@ from service.config.hardware import Hardware
 from service.config.settings import Settings
 from service.scheduling.cluster import ClusterSnapshot, unsatisfiable
 from service.spec.data import data_problems
-from service.spec.encoder_size import layer_problems
 from service.spec.experiment import ExperimentSpec, RunPlan, validate
+from service.spec.model_config import layer_problems
 from service.spec.model_fit import model_problems
 from service.spec.models import FindRun, reference_problems
 from service.spec.paths import path_problems

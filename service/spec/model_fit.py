@@ -10,8 +10,8 @@ from typing import Any
 
 from service.config.document import Problem, first_problems
 from service.config.settings import Settings
-from service.spec.encoder_size import configuration, model_file, read_object
 from service.spec.experiment import ExperimentSpec
+from service.spec.model_config import configuration, model_file, read_object
 from trainers.config import TrainingSections
 from trainers.models.families import BERT, FAMILIES, MODEL_TYPE, FamilyInfo, family_of
 from trainers.models.fit import Misfit, student_misfits, teacher_misfits

@@ -15,8 +15,8 @@ from service.planner.forecast import forecast_run
 from service.planner.preview import planned_runs
 from service.scheduling.cluster import ClusterNode, exclusive_holds
 from service.scheduling.run_plan import run_config, shapes_of
-from service.spec.encoder_size import EncoderSize
 from service.spec.experiment import validate
+from service.spec.model_config import student_flops
 from trainers.config import Precision
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 from trainers.device_kinds.backend import Backend
@@ -108,7 +108,7 @@ def test_its_runs_are_priced_and_forecast_by_the_device(catalogue):
     spec = validate(DOCUMENT, catalogue)
     (run,) = planned_runs(spec, catalogue, None)
     assert (run.cpus, run.accelerators, run.price_usd_per_hour) == (2, 1, 3.0)
-    forecast = forecast_run(spec, EncoderSize(layers=2, hidden=128), (), catalogue)
+    forecast = forecast_run(spec, student_flops("tiny", ()), (), catalogue)
     assert not isinstance(forecast, str), forecast
     assert "of Card-1's peak" in forecast.basis
     assert forecast.cost_usd.middle == pytest.approx(3.0 * forecast.time_s.middle / 3600)

@@ -79,14 +79,14 @@ def _known() -> dict[str, Any]:
     from service.domain.metrics import MARGINS, better_of
     from service.output.report.contents import CURVES
     from service.planner.forecast import RunForecast, forecast_run
-    from service.spec.encoder_size import EncoderSize
     from service.spec.experiment import json_schema, validate
     from service.spec.fields import axis_names
+    from service.spec.model_config import student_flops
     from trainers.config import Task
 
     def forecast(**fields: Any) -> dict[str, Any] | str:
         spec = validate({**SPEC, "task": {"name": "loudness"}, "batch": {"global_size": 64}, **fields})
-        found = forecast_run(spec, EncoderSize(layers=12, hidden=768), (), CATALOGUE)
+        found = forecast_run(spec, student_flops("base", ()), (), CATALOGUE)
         return asdict(found) if isinstance(found, RunForecast) else found
 
     search = {"name": "tpe", "samples": 2, "metric": "score", "axes": {"task.marks": [1, 2, 3]}}

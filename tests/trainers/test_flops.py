@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 
 import pytest
 import torch
@@ -22,7 +24,8 @@ from trainers.models.heads import (
     VocabularyHead,
 )
 from trainers.models.origin import Folder, Preset
-from trainers.telemetry.flops import FlopCount, Tally, flop_count_of, tally
+from trainers.models.shapes import shape_of
+from trainers.telemetry.flops import FlopCount, Tally, flop_count, flop_count_of, tally
 
 VOCABULARY = 1000
 HEADS = [
@@ -113,6 +116,46 @@ def test_every_familys_forward_pass_equals_torchs_count(family, head, tmp_path):
     ).eval().requires_grad_(False)  # fmt: skip
     counted = counted_by_torch(model, [batch], backward=False)
     assert flop_count_of(model.model.config, head).forward(tally([batch])) == pytest.approx(counted, rel=0.01)
+    # Forecasts read nothing but the file.
+    fields = json.loads((tmp_path / "config.json").read_text())
+    assert flop_count(FAMILIES[family], fields, head) == flop_count_of(model.model.config, head)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "found"),
+    [
+        ("modernbert", {"global_attn_every_n_layers": 3, "local_attention": 128}, (8, 64)),
+        ("modernbert", {}, (8, 64)),
+        ("modernbert", {"layer_types": ["sliding_attention"] * 5 + ["full_attention"] * 7}, (5, 64)),
+        ("deberta-v2", {"relative_attention": True, "position_buckets": 256, "pos_att_type": "p2c|c2p"}, 512),
+        ("deberta-v2", {"relative_attention": True, "position_buckets": -1, "pos_att_type": ["c2p"]}, 1024),
+        ("deberta-v2", {"position_buckets": 256}, 0),
+        ("electra", {"embedding_size": 768}, None),
+        ("electra", {}, 128),
+    ],
+)
+def test_configurations_as_published_are_read(family, fields, found):
+    sizes = {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 3072}
+    counted = flop_count(FAMILIES[family], {**sizes, "max_position_embeddings": 512, **fields})
+    known = {
+        "modernbert": (counted.windowed_layers, counted.window),
+        "deberta-v2": counted.relative_positions,
+        "electra": counted.embedding,
+    }
+    assert known[family] == found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_familys_parameters_are_known_without_its_weights(family, tmp_path):
+    written = write_model(tmp_path, family, ClassHead(("0", "1")))
+    shape = shape_of(Folder(tmp_path))
+    parts = (shape.embeddings, *shape.layers, shape.head)
+    assert sum(math.prod(one) for part in parts for one in part) == sum(
+        parameter.numel() for parameter in written.parameters()
+    )
+    assert len(shape.layers) == 2
+    assert all(part for part in parts)
+    assert shape.with_layers([1]).layers == shape.layers[1:]
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 20])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+from trainers.telemetry.flops import FlopCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +113,27 @@ class Profile:
         )
 
 
+Shapes = tuple[tuple[int, ...], ...]
+"""Shapes of parameters, in the order of the backward pass."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """What a model's arithmetic and size depend on.
 
     Attributes:
-        layers, hidden, feed_forward, vocabulary, positions: Sizes from its configuration.
+        flop_count: Its arithmetic, with a head of two classes.
+        embeddings: Parameters before the layers.
+        layers: Parameters of each layer, the first one first.
+        head: Parameters after the layers.
     """
 
-    layers: int
-    hidden: int
-    feed_forward: int
-    vocabulary: int
-    positions: int
+    flop_count: FlopCount
+    embeddings: Shapes
+    layers: tuple[Shapes, ...]
+    head: Shapes
+
+    def with_layers(self, chosen: Sequence[int]) -> ModelShape:
+        """Returns the model with a choice of its layers."""
+        flop_count = replace(self.flop_count, layers=len(chosen))
+        return replace(self, flop_count=flop_count, layers=tuple(self.layers[number] for number in chosen))

@@ -166,16 +166,6 @@ class Bert:
         found = getattr(model.base_model, "pooler", None)
         return found if isinstance(found, nn.Module) else None
 
-    def arithmetic(self, config: PreTrainedConfig) -> dict[str, Any]:
-        """Returns what decides the number of floating point operations; see `FlopCount`."""
-        family = self.family
-        return {
-            "layers": getattr(config, family.layer_count),
-            "hidden": getattr(config, family.hidden_size),
-            "feed_forward": getattr(config, family.feed_forward),
-            "vocabulary": config.vocab_size,
-        }
-
     # Weights
 
     def layer_number(self, model: PreTrainedModel) -> re.Pattern[str]:
@@ -242,11 +232,6 @@ class Electra(Roberta):
             embedded = module(embedded)
         return embedded
 
-    def arithmetic(self, config: PreTrainedConfig) -> dict[str, Any]:
-        """See `Bert`."""
-        narrower = config.embedding_size != config.hidden_size
-        return {**super().arithmetic(config), "embedding": config.embedding_size if narrower else None}
-
     def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
         """See `Bert`."""
         logits: torch.Tensor = model.generator_lm_head(model.generator_predictions(tokens))
@@ -263,16 +248,6 @@ class ModernBert(Bert):
     def averages(self, config: PreTrainedConfig) -> bool:
         """See `Bert`."""
         return bool(config.classifier_pooling == "mean")
-
-    def arithmetic(self, config: PreTrainedConfig) -> dict[str, Any]:
-        """See `Bert`."""
-        return {
-            **super().arithmetic(config),
-            "gated": True,
-            "windowed_layers": config.layer_types.count("sliding_attention"),
-            "window": config.sliding_window,
-            "dense_tokens": True,
-        }
 
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         """See `Bert`."""
@@ -306,17 +281,6 @@ class DebertaV2(Bert):
             "attention_mask": None if mask is None else mask.long(),
             **self.token_types(batch, config),
         }
-
-    def arithmetic(self, config: PreTrainedConfig) -> dict[str, Any]:
-        """See `Bert`."""
-        found = super().arithmetic(config)
-        if not config.relative_attention:
-            return found
-        reach = getattr(config, "position_buckets", -1)
-        for fallback in (config.max_relative_positions, config.max_position_embeddings):
-            reach = fallback if reach < 1 else reach
-        terms = sum(term in (config.pos_att_type or ()) for term in ("c2p", "p2c"))
-        return {**found, "relative_positions": 2 * reach, "relative_terms": terms}
 
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         """See `Bert`."""

@@ -7,7 +7,7 @@ is loaded when a model is built.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypedDict
@@ -46,6 +46,14 @@ class Shape:
     positions: int
 
 
+Fields = Mapping[str, Any]
+"""Fields of a `config.json`, or of transformers' own configuration."""
+
+
+def _like_bert(_fields: Fields) -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyInfo:
     """A model family.
@@ -69,6 +77,7 @@ class FamilyInfo:
         offset_by_padding: Position ids begin after the token id of padding, and not at 0.
         pipelines: Whether its layers can be divided among pipeline stages.
         selects_layers: Whether `model.layers` works: layers do not depend on their place.
+        own_arithmetic: Values of `FlopCount` that differ from BERT's, by the fields of a configuration.
     """
 
     name: str
@@ -92,13 +101,14 @@ class FamilyInfo:
     offset_by_padding: bool = False
     pipelines: bool = True
     selects_layers: bool = True
+    own_arithmetic: Callable[[Fields], dict[str, Any]] = _like_bert
 
     @property
     def sizes(self) -> tuple[str, ...]:
         """Fields that every configuration has, whole numbers of at least 1."""
         return (self.layer_count, self.hidden_size, self.attention_heads, self.positions, self.feed_forward)
 
-    def shape(self, fields: Mapping[str, Any]) -> Shape:
+    def shape(self, fields: Fields) -> Shape:
         """Returns the sizes in a configuration.
 
         Args:
@@ -111,7 +121,21 @@ class FamilyInfo:
             positions=fields[self.positions] - self.first_position(fields),
         )
 
-    def first_position(self, fields: Mapping[str, Any]) -> int:
+    def arithmetic(self, fields: Fields) -> dict[str, Any]:
+        """Returns what decides the number of floating point operations; see `FlopCount`.
+
+        Args:
+            fields: Fields of a configuration, `sizes` checked; of others the published default counts.
+        """
+        return {
+            "layers": fields[self.layer_count],
+            "hidden": fields[self.hidden_size],
+            "feed_forward": fields[self.feed_forward],
+            "vocabulary": fields.get("vocab_size", 0),
+            **self.own_arithmetic(fields),
+        }
+
+    def first_position(self, fields: Fields) -> int:
         """Returns the position id of a text's first token."""
         return int(fields.get("pad_token_id", 1)) + 1 if self.offset_by_padding else 0
 
@@ -141,6 +165,37 @@ BERT_BLOCK = "bert"
 """Attention, then two Linears with GELU; after each dropout, residual and LayerNorm; named as in BERT."""
 
 _CODE = "trainers.models.architectures"
+
+
+def _electra(fields: Fields) -> dict[str, Any]:
+    """Embeddings may be narrower than the layers, and are then projected."""
+    narrow = fields.get("embedding_size", 128)
+    return {"embedding": None if narrow == fields["hidden_size"] else narrow}
+
+
+def _modernbert(fields: Fields) -> dict[str, Any]:
+    """A gated feed-forward, and windows in all layers but every n-th."""
+    every, layers = fields.get("global_attn_every_n_layers", 3), fields["num_hidden_layers"]
+    windowed = sum(number % every != 0 for number in range(layers))
+    if kinds := fields.get("layer_types"):
+        windowed = kinds.count("sliding_attention")
+    return {
+        "gated": True,
+        "windowed_layers": windowed,
+        "window": fields.get("local_attention", 128) // 2,
+        "dense_tokens": True,
+    }
+
+
+def _deberta(fields: Fields) -> dict[str, Any]:
+    """Disentangled attention: each token is compared with a table of relative positions, too."""
+    if not fields.get("relative_attention"):
+        return {}
+    reaches = (fields.get(name, -1) for name in ("position_buckets", "max_relative_positions"))
+    reach = next((one for one in reaches if one >= 1), fields["max_position_embeddings"])
+    terms = fields.get("pos_att_type") or ()
+    return {"relative_positions": 2 * reach, "relative_terms": sum(term in terms for term in ("c2p", "p2c"))}
+
 
 BERT = FamilyInfo(
     name="bert",
@@ -190,6 +245,7 @@ ELECTRA = replace(
     **published("electra", "Electra"),
     architecture=f"{_CODE}:Electra",
     heads={**BERT.heads, "ForMaskedLM": ("generator_",)},
+    own_arithmetic=_electra,
 )
 MODERNBERT = replace(
     BERT,
@@ -207,6 +263,7 @@ MODERNBERT = replace(
     token_types=False,
     pipelines=False,
     selects_layers=False,
+    own_arithmetic=_modernbert,
 )
 DEBERTA_V2 = replace(
     BERT,
@@ -220,6 +277,7 @@ DEBERTA_V2 = replace(
     attention=Attention.own,
     block=None,
     pipelines=False,
+    own_arithmetic=_deberta,
 )
 
 FAMILIES: dict[str, FamilyInfo] = by_name(
@@ -228,7 +286,7 @@ FAMILIES: dict[str, FamilyInfo] = by_name(
 """All families, by `model_type`."""
 
 
-def family_of(fields: Mapping[str, Any]) -> FamilyInfo | None:
+def family_of(fields: Fields) -> FamilyInfo | None:
     """Returns the family of a configuration; None when it is not supported."""
     name = fields.get(MODEL_TYPE)
     return FAMILIES.get(name) if isinstance(name, str) else None

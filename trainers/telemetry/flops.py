@@ -7,11 +7,11 @@ for MFU; of BERT-base at length 512 it is under one percent of the arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trainers.models.families import FAMILIES
+from trainers.models.families import FAMILIES, FamilyInfo
 from trainers.models.heads import Head, logits_of
 
 if TYPE_CHECKING:
@@ -42,6 +42,11 @@ class Tally:
     guessed: int = 0
     lengths: tuple[int, ...] = field(default=(), compare=False)
     passes: int = field(default=1, compare=False)
+
+    @classmethod
+    def full(cls, examples: int, length: int) -> Tally:
+        """Returns the tally of a micro-batch whose examples all have the same length."""
+        return cls(examples, examples * length, examples * length**2, 0, (length,) * examples)
 
     def pairs_within(self, window: int) -> int:
         """Returns the pairs of tokens of one example that are at most `window` apart."""
@@ -146,6 +151,17 @@ class FlopCount:
         return (1.0 + BACKWARD) * self.forward(counted)
 
 
+def flop_count(family: FamilyInfo, fields: Mapping[str, Any], head: Head | None = None) -> FlopCount:
+    """Returns the floating point operations of a model that need not be loaded.
+
+    Args:
+        family: Family of the model.
+        fields: Fields of its configuration, `FamilyInfo.sizes` checked.
+        head: Head of the model; None = no head is computed.
+    """
+    return FlopCount(head=head, **family.arithmetic(fields))
+
+
 def flop_count_of(config: PreTrainedConfig, head: Head | None) -> FlopCount:
     """Returns the floating point operations of a model.
 
@@ -153,7 +169,4 @@ def flop_count_of(config: PreTrainedConfig, head: Head | None) -> FlopCount:
         config: Configuration of the model.
         head: Head of the model; None = no head is computed.
     """
-    # Imported here: forecasts count without torch.
-    from trainers.models.architectures import architecture_of
-
-    return FlopCount(head=head, **architecture_of(FAMILIES[config.model_type]).arithmetic(config))
+    return flop_count(FAMILIES[config.model_type], config.to_dict(), head)

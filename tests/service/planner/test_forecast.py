@@ -10,11 +10,11 @@ import pytest
 from service.config.hardware import CATALOGUE
 from service.planner.forecast import SETUP_S, Cell, Past, Span, forecast, forecast_run, too_small
 from service.planner.forecasting import forecast_of
-from service.spec.encoder_size import EncoderSize
 from service.spec.experiment import ExperimentSpec, validate
+from service.spec.model_config import student_flops
 from service.store import Store
 
-BASE = EncoderSize(layers=12, hidden=768)
+BASE = student_flops("base", ())
 
 
 def spec(**fields: Any) -> ExperimentSpec:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 
 from service.planner.profiled import assumed_compression, exchange_of, gradients, payload_of
 from service.planner.step_time import MIB, Rates, assumed
 from trainers.compression import TRAITS
 from trainers.config import Compression, Parallel
-from trainers.dry_runs.profile import CompressionCost, LayerTime, ModelShape
+from trainers.dry_runs.profile import CompressionCost, LayerTime
+from trainers.models.origin import Preset
+from trainers.models.shapes import shape_of
 
 
 def section(compression: str, **fields: int) -> Parallel:
@@ -57,11 +57,11 @@ def test_assumed_compression_is_its_memory_traffic() -> None:
 
 
 def test_an_assumed_step_compresses_its_tensors() -> None:
-    tiny = ModelShape(layers=2, hidden=128, feed_forward=512, vocabulary=30522, positions=512)
+    tiny = shape_of(Preset("tiny"))
     sent = {}
     for name in Compression:
         step = assumed(
-            **asdict(tiny),
+            tiny,
             tokens=16,
             examples=8,
             optimizer_passes=7,

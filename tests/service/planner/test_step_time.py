@@ -18,6 +18,8 @@ from service.planner.step_time import (
     assumed,
     estimate,
 )
+from trainers.models.origin import Preset
+from trainers.models.shapes import shape_of
 
 FREE = Link(1e9)
 STEP = Step(
@@ -130,8 +132,7 @@ def test_a_measured_link_takes_what_was_measured() -> None:
 
 def test_without_a_measurement_the_parameters_of_bert_base_are_counted() -> None:
     step = assumed(
-        layers=12, hidden=768, feed_forward=3072, vocabulary=30522, positions=512, tokens=128,
-        examples=1, optimizer_passes=7, rates=Rates(1.0, 1000.0),
+        shape_of(Preset("base")), tokens=128, examples=1, optimizer_passes=7, rates=Rates(1.0, 1000.0),
     )  # fmt: skip
     parameters = sum(layer.gradient_bytes for layer in step.layers) / 4
     assert parameters == 109_483_778  # transformers' count of BertForSequenceClassification, two classes
@@ -142,8 +143,7 @@ def test_without_a_measurement_the_parameters_of_bert_base_are_counted() -> None
 
 def test_more_workers_are_never_slower_than_their_communication() -> None:
     step = assumed(
-        layers=4, hidden=256, feed_forward=1024, vocabulary=30522, positions=512, tokens=128,
-        examples=32, optimizer_passes=7, rates=Rates(0.03, 10.0),
+        shape_of(Preset("mini")), tokens=128, examples=32, optimizer_passes=7, rates=Rates(0.03, 10.0),
     )  # fmt: skip
     found = [estimate(step, Link(1.0), workers, global_size=32) for workers in (1, 2, 4, 8)]
     assert [one.workers for one in found] == [1, 2, 4, 8]
@@ -157,8 +157,7 @@ def test_more_workers_are_never_slower_than_their_communication() -> None:
 def test_rates_are_above_zero(rates: Rates) -> None:
     with pytest.raises(ValueError, match="give rates above 0"):
         assumed(
-            layers=1, hidden=64, feed_forward=256, vocabulary=10, positions=8, tokens=8,
-            examples=1, optimizer_passes=7, rates=rates,
+            shape_of(Preset("tiny")), tokens=8, examples=1, optimizer_passes=7, rates=rates,
         )  # fmt: skip
 
 

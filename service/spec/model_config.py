@@ -6,7 +6,6 @@ import functools
 import json
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,15 @@ from service.spec.models import reference
 from trainers.config import Model
 from trainers.data.paths import HUB, UnusablePath, find
 from trainers.models.families import BERT, MODEL_TYPE, family_of
-from trainers.models.origin import PRESETS
+from trainers.models.origin import PRESETS, VOCABULARY_SIZE, Preset
+from trainers.telemetry.flops import FlopCount, flop_count
 
 _LARGEST_CONFIGURATION = 1 << 20
 """Bytes of a `config.json` that is read; those of published models have a few kilobytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderSize:
-    """Layers and hidden size of an encoder."""
-
-    layers: int
-    hidden: int
-
-
-def encoder_size(student: str, roots: Sequence[Path]) -> EncoderSize | None:
-    """Returns the size of `model.student`, before `model.layers` chooses some of it.
+def student_flops(student: str, roots: Sequence[Path]) -> FlopCount | None:
+    """Returns the arithmetic of `model.student` without a head, before `model.layers` chooses some of it.
 
     Args:
         student: a preset, a folder, `hub:<id>` or `run:<id>`.
@@ -41,15 +33,16 @@ def encoder_size(student: str, roots: Sequence[Path]) -> EncoderSize | None:
         None where it is not known before a worker has the model: of a run, of a hub id that is not in the
         hub's cache on this machine, of a configuration that cannot be read (the worker says what is wrong).
     """
-    if student in PRESETS:
-        return EncoderSize(*PRESETS[student])
-    fields = configuration(student, roots)
+    preset = Preset(student).config(VOCABULARY_SIZE) if student in PRESETS else None
+    fields = preset or configuration(student, roots)
     if fields is None or (family := family_of({MODEL_TYPE: BERT.name, **fields})) is None:
         return None
-    layers, hidden = fields.get(family.layer_count), fields.get(family.hidden_size)
-    if type(layers) is not int or type(hidden) is not int or min(layers, hidden) < 1:
+    if not all(type(size := fields.get(name)) is int and size >= 1 for name in family.sizes):
         return None
-    return EncoderSize(layers, hidden)
+    try:
+        return flop_count(family, fields)
+    except (TypeError, ValueError, ArithmeticError, AttributeError):
+        return None
 
 
 def configuration(model: str, roots: Sequence[Path]) -> Mapping[str, Any] | None:
@@ -86,7 +79,7 @@ def layer_problems(models: Iterable[Model], settings: Settings) -> list[Problem]
     roots = settings.roots("model")
     problems: dict[Problem, None] = {}
     for student, layers in chosen:
-        if layers is None or (size := encoder_size(student, roots)) is None:
+        if layers is None or (size := student_flops(student, roots)) is None:
             continue
         if max(layers) >= size.layers:
             problems[
