@@ -192,9 +192,10 @@ class Intake:
 
 
 def _is_light(spec: ExperimentSpec) -> bool:
-    """Returns whether it has few grid points and one dataset to check, and reuses nothing."""
+    """Returns whether it has few grid points, one dataset whose rows need no measuring, and no reuse."""
     several = any(name.startswith("task.") for name in spec.search.axes)
-    if several or spec.reuse or spec.run_count() > LIGHT_RUNS:
+    measured = spec.batch.micro_tokens is not None or "batch.micro_tokens" in spec.search.axes
+    if several or measured or spec.reuse or spec.run_count() > LIGHT_RUNS:
         return False
     probes = spec.search.probes() if spec.search.info.suggests else ()
     return sum(1 for _ in itertools.islice(probes, LIGHT_RUNS + 1)) <= LIGHT_RUNS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,12 +45,13 @@ def inspect(
     except TrainingError as error:
         raise Failure(str(error), ExitCode.usage) from None
     spec = starting_spec(contents)
+    code = ExitCode.not_succeeded if spec is None else ExitCode.ok
     if as_json:
         print_json(_document(contents, spec))
-        return
+        raise typer.Exit(code)
     for line in _lines(contents):
         if isinstance(line, str):
-            say(line)
+            say(_wrapped(line))
         else:
             console().print(line)
     if spec is not None:
@@ -59,6 +61,21 @@ def inspect(
         say("a spec to start from:")
         say("")
         say(_yaml(spec).rstrip())
+    raise typer.Exit(code)
+
+
+def _wrapped(line: str) -> str:
+    """Returns a line broken between words where it is wider than the terminal."""
+    return "\n".join(
+        textwrap.wrap(
+            line,
+            console().width,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        or [""]
+    )
 
 
 def starting_spec(contents: Contents) -> dict[str, Any] | None:
@@ -114,8 +131,11 @@ def _lines(contents: Contents) -> Iterator[str | Table]:
     yield ""
     if not contents.proposals:
         yield "no task can read this:"
+        tasks: dict[str, list[str]] = {}
         for task, why in contents.refused.items():
-            yield f"  {task}: {why}"
+            tasks.setdefault(why, []).append(task)
+        for why, refusing in tasks.items():
+            yield f"  {why}" if len(tasks) == 1 else f"  {', '.join(refusing)}: {why}"
         return
     best, *others = contents.proposals
     yield f"task: {best.task['name']}, reading {best.path.name}"

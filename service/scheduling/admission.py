@@ -14,7 +14,7 @@ from service.config.document import Problem, SpecError, first_problems, parse, r
 from service.config.hardware import Hardware
 from service.config.settings import Settings
 from service.scheduling.cluster import ClusterSnapshot, unsatisfiable
-from service.spec.data import data_problems
+from service.spec.data import data_problems, room_problems
 from service.spec.experiment import ExperimentSpec, RunPlan, validate
 from service.spec.model_config import layer_problems
 from service.spec.model_fit import model_problems
@@ -117,6 +117,8 @@ def checked_plans(
         raise SpecError(problems)
     plans = list(spec.runs(catalogue, before_each=check_time))
     if problems := data_problems((plan.spec.task for plan in plans), settings, before_each=check_time):
+        raise SpecError(problems)
+    if problems := room_problems((plan.spec for plan in plans), settings, before_each=check_time):
         raise SpecError(problems)
     if problems := model_problems([plan.spec for plan in plans], settings):
         raise SpecError(problems)

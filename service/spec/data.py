@@ -6,6 +6,7 @@ files stay as they are. Data that this process cannot see, such as the hub's, is
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections import OrderedDict
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from service.config.document import Problem, first_problems
 from service.config.settings import Settings
-from service.spec.experiment import nothing
+from service.spec.experiment import ExperimentSpec, nothing
 from trainers.config import Task
 from trainers.data.paths import HUB, UnusablePath, find
 
@@ -92,6 +93,52 @@ def data_problems(
 def is_known(tasks: Iterable[Task], settings: Settings) -> bool:
     """Returns whether `data_problems` would answer at once, from what earlier looks have found."""
     return all(_MEMORY.get(dataset) is not None for dataset in _datasets(tasks, settings.roots("data")))
+
+
+def room_problems(
+    specs: Iterable[ExperimentSpec], settings: Settings, *, before_each: Callable[[], None] = nothing
+) -> list[Problem]:
+    """Returns budgets of tokens that an example of the data exceeds, as far as its first rows show.
+
+    Runs that train on a choice of the examples are judged when they have chosen.
+
+    Args:
+        specs: Specs of the runs of a grid, their data checked.
+        settings: Settings with the allowed roots.
+        before_each: called before each dataset is read; what it raises ends the check.
+    """
+    roots = settings.roots("data")
+
+    def too_small() -> Iterator[Problem]:
+        for spec in specs:
+            limit, task = spec.batch.micro_tokens, spec.task
+            if (
+                limit is None
+                or limit >= task.max_length
+                or task.train_examples is not None
+                or not spec.trains
+            ):
+                continue
+            for dataset in _datasets([task], roots):
+                before_each()
+                longest = _longest(dataset.path, task.model_dump_json(), _signature(dataset.path)[0], roots)
+                if limit < longest:
+                    yield Problem(
+                        "out-of-range",
+                        "batch.micro_tokens",
+                        f"{limit} is below the longest training example, which has at least {longest} "
+                        f"tokens; raise it to task.max_length {task.max_length}, or lower task.max_length",
+                    )
+
+    return first_problems(dict.fromkeys(too_small()))
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _longest(path: Path, task: str, _signature: Signature, roots: tuple[Path, ...]) -> int:
+    # Imported here: only specs with a budget of tokens pay for the import.
+    from trainers.tasks.first_look import longest_example
+
+    return longest_example(path, Task.model_validate_json(task), roots=roots)
 
 
 def _mistakes(dataset: _Dataset, roots: Sequence[Path]) -> Sequence[str]:

@@ -268,6 +268,17 @@ def test_tokenizer_without_special_tokens_around_texts_is_refused(folder):
         tokenizers.load(folder)
 
 
+@pytest.mark.parametrize("name", ["spm.model", "sentencepiece.bpe.model"])
+@pytest.mark.parametrize("missing", ["sentencepiece", "google.protobuf"])
+def test_a_sentencepiece_model_without_its_package_is_refused_by_name(tmp_path, monkeypatch, name, missing):
+    (tmp_path / name).write_bytes(b"pieces")
+    (tmp_path / "config.json").write_text('{"model_type": "xlm-roberta"}')
+    monkeypatch.setattr(tokenizers, "find_spec", lambda package: None if package == missing else package)
+    said = rf"^.*{name} needs the package {missing.split('.')[-1]}, which is not installed here; [^\n]*$"
+    with pytest.raises(BadSpecError, match=said):
+        tokenizers.load(tmp_path)
+
+
 def located(path: Path) -> None:
     locate(str(path), Workspace(checkpoints="", cache="", model_roots=(str(path.parent),)))
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,16 @@ _ROLES: Mapping[str, tuple[str, ...]] = {
     "mask_token": ("[MASK]", "<mask>"),
 }
 """Special tokens by what they are for, with the names they have where no file gives one."""
-_SOURCES = (FILE, "vocab.txt", "vocab.json", "spm.model", "sentencepiece.bpe.model")
-"""Files that a tokenizer is made of, the first that exists; transformers converts the last three."""
+_SENTENCEPIECE = ("sentencepiece", "google.protobuf")
+_SOURCES: Mapping[str, tuple[str, ...]] = {
+    FILE: (),
+    "vocab.txt": (),
+    "vocab.json": (),
+    "spm.model": _SENTENCEPIECE,
+    "sentencepiece.bpe.model": _SENTENCEPIECE,
+}
+"""Files that a tokenizer is made of, the first that exists, and the packages with which transformers converts
+it; the last three are converted."""
 _BYTE_LEVEL_SPACE, _SPACE = "\u0120", "\u2581"
 """What a piece begins with that begins a word, in byte-level BPE and in SentencePiece."""
 _ALPHABET = 1000
@@ -183,16 +192,32 @@ def _converted(folder: Path) -> Tokenizer:
     # Imported here: it loads the registry of all models, and few folders lack a tokenizer.json.
     from transformers import AutoTokenizer
 
+    file = file_in(folder)
+    for package in _SOURCES[file.name]:
+        if not _installed(package):
+            raise BadSpecError(
+                f"{file.name} needs the package {package.rpartition('.')[2]}, which is not installed here; "
+                "install it on every worker, or save the model with a fast tokenizer, which writes "
+                "tokenizer.json"
+            )
     try:
         made = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         converted: Tokenizer = made.backend_tokenizer
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise BadSpecError(
-            f"{file_in(folder).name} cannot be converted here ({reason}); save the model with a fast "
+            f"{file.name} cannot be converted here ({reason}); save the model with a fast "
             "tokenizer, which writes tokenizer.json"
         ) from None
     return converted
+
+
+def _installed(package: str) -> bool:
+    """Returns whether a package can be imported here."""
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
 
 
 def file_in(folder: Path) -> Path:

@@ -16,6 +16,7 @@ from trainers.data.rows import Row
 from trainers.data.sources import parts_at, renamed
 from trainers.errors import BadDataError
 from trainers.tasks.base import build
+from trainers.tasks.info import CutFields
 
 LOOK_BYTES = 8 << 20
 """Most that is read of a dataset: its rows are held in memory."""
@@ -60,6 +61,25 @@ def mistakes_in(path: Path, task: configuration.Task, *, roots: Sequence[Path] =
     except BadDataError as error:
         return [str(error)]
     return []
+
+
+def longest_example(path: Path, task: configuration.Task, *, roots: Sequence[Path] = ()) -> int:
+    """Returns how many tokens the longest of the first training examples has at least.
+
+    With any tokenizer a word with a letter or digit is a token or more, and special tokens stand before and
+    after each text. 0 where examples are not rows, as in tasks that divide or join texts.
+
+    Args:
+        path, task, roots: See `mistakes_in`.
+    """
+    if not issubclass(task.info.own_fields, CutFields):
+        return 0
+    rules, longest = build(task.name), 0
+    for row in first_rows(path, task, roots=roots).parts.get("train", ()):
+        if texts := rules.texts_of(row, task):
+            words = sum(any(map(str.isalnum, word)) for text in texts for word in text.split())
+            longest = max(longest, words + 1 + len(texts))
+    return min(longest, task.max_length)
 
 
 def first_rows(path: Path, task: configuration.Task, *, roots: Sequence[Path] = ()) -> FirstRows:

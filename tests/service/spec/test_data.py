@@ -279,3 +279,49 @@ def test_any_bytes_give_lines(
     (folder / name).write_bytes(content)
     found = first_look.mistakes_in(folder, Task(name=task, path="any"))
     assert all(isinstance(line, str) for line in found)
+
+
+def with_budget(settings: Settings, micro_tokens: int, words: int = 30, **task: Any) -> None:
+    longest = " ".join(["word"] * words)
+    rows = [{"text": text, "label": label} for text in ("short one", "short two", longest) for label in "ab"]
+    (settings.roots("data")[0] / "mine" / "train.jsonl").write_text(json_lines(rows))
+    document = {
+        "name": "x",
+        "task": {"name": "classification", "path": "mine", "max_length": 64, **task},
+        "model": {"student": "tiny"},
+        "batch": {"micro_tokens": micro_tokens},
+    }
+    checked_plans(validate(document), settings, CATALOGUE, None)
+
+
+def test_a_token_budget_below_an_example_is_refused_with_its_fix(settings: Settings) -> None:
+    with pytest.raises(SpecError) as refused:
+        with_budget(settings, 31)
+    (problem,) = refused.value.problems
+    assert problem.path == "batch.micro_tokens"
+    assert problem.message == (
+        "31 is below the longest training example, which has at least 32 tokens; raise it to task.max_length "
+        "64, or lower task.max_length"
+    )
+
+
+@pytest.mark.parametrize(
+    ("micro_tokens", "words", "task"),
+    [
+        (32, 30, {}),
+        (20, 30, {"max_length": 20}),  # what is longer is cut
+        (20, 30, {"train_examples": 4}),  # the longest may not be among these
+    ],
+)
+def test_a_token_budget_that_may_suffice_is_left_to_the_run(
+    settings: Settings, micro_tokens: int, words: int, task: dict[str, Any]
+) -> None:
+    with_budget(settings, micro_tokens, words, **task)
+
+
+def test_words_without_letters_may_be_no_tokens(settings: Settings) -> None:
+    (settings.roots("data")[0] / "mine" / "train.jsonl").write_text(
+        json_lines([{"text": "one \u200b \u0301 two", "label": label} for label in "ab"])
+    )
+    task = Task(name="classification", path="mine", max_length=64)
+    assert first_look.longest_example(settings.roots("data")[0] / "mine", task) == 4
