@@ -32,9 +32,11 @@ from service.spec.models import workspace_of
 from service.store import Store, StoreFull, StoreUnavailable
 from tests.api.conftest import SPEC, Driver, wait_until
 from trainers.entrypoint import input_identity
+from trainers.models.origin import Preset
 from trainers.synthetic import write_corpus
 from trainers.tasks import first_look
 
+BERT_CONFIG = json.dumps(Preset("mini").config(100))  # four layers
 EXPERIMENTS = "/api/v1/experiments"
 
 
@@ -325,7 +327,7 @@ def test_model_folder_without_weights_is_refused(client: TestClient, tmp_path: P
 def test_layers_that_the_student_does_not_have_are_refused(client: TestClient, tmp_path: Path) -> None:
     model = tmp_path / "bert"
     model.mkdir()
-    (model / "config.json").write_text('{"num_hidden_layers": 4, "hidden_size": 256}', encoding="utf-8")
+    (model / "config.json").write_text(BERT_CONFIG, encoding="utf-8")
     (model / "model.safetensors").write_bytes(b"x")
     text = SPEC.replace("{student: tiny}", "{student: bert, layers: [0, 4]}")
     answer = client.post(EXPERIMENTS, content=text)
@@ -343,7 +345,7 @@ def test_layers_that_the_student_does_not_have_are_refused(client: TestClient, t
         '{"num_hidden_layers": NaN, "hidden_size": 256}',
         '{"num_hidden_layers": [4], "hidden_size": 256}',
         "[4, 256]",
-        '{"num_hidden_layers": 4, "hidden_size": 256}' + " " * (1 << 20),
+        BERT_CONFIG + " " * (1 << 20),
     ],
     ids=["nested", "infinite", "not a number", "a list", "no object", "large"],
 )
@@ -475,7 +477,7 @@ def test_preview_refuses_what_validate_refuses(
 ) -> None:
     model = tmp_path / "bert"
     model.mkdir()
-    (model / "config.json").write_text('{"num_hidden_layers": 4, "hidden_size": 256}', encoding="utf-8")
+    (model / "config.json").write_text(BERT_CONFIG, encoding="utf-8")
     (model / "model.safetensors").write_bytes(b"x")
     answers = [
         client.post(f"/api/v1/specs/{path}", content=SPEC.replace(*change))

@@ -282,8 +282,9 @@ def test_any_bytes_give_lines(
 
 
 def with_budget(settings: Settings, micro_tokens: int, words: int = 30, **task: Any) -> None:
-    longest = " ".join(["word"] * words)
-    rows = [{"text": text, "label": label} for text in ("short one", "short two", longest) for label in "ab"]
+    longest = " ".join(["word"] * (words - 1))
+    texts = [f"{length} {number}" for number in range(6) for length in ("short", longest)]
+    rows = [{"text": text, "label": "ab"[number % 3 == 0]} for number, text in enumerate(texts)]
     (settings.roots("data")[0] / "mine" / "train.jsonl").write_text(json_lines(rows))
     document = {
         "name": "x",
