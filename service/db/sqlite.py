@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S = 5.0
 """How long a writer waits for its turn before it gives up."""
+LONGEST_PAUSE_S = 0.001
+"""Longest pause between two attempts to take a lock."""
 CHECKPOINT_BYTES = 4 << 20
 """The write-ahead log is copied into the database each time it has grown by this much.
 
@@ -180,7 +182,7 @@ def _lock(
             if time.monotonic() >= deadline:
                 raise StoreUnavailable(refusal) from None
         time.sleep(pause_s)
-        pause_s = min(pause_s * 1.2, 0.001)
+        pause_s = min(pause_s * 1.2, LONGEST_PAUSE_S)
 
 
 def prepare_reader(connection: sqlite3.Connection) -> None:

@@ -179,7 +179,7 @@ def _tell(outcome: Outcome, outcomes: Sequence[Outcome]) -> None:
     """One line for a round, and one for each thing that is wrong."""
     done = sum(each.count for each in outcomes)
     print(
-        f"{outcome.round.name}: {outcome.count} in {outcome.wall_s:.1f} s, "
+        f"{outcome.round.name}: {outcome.count} in {outcome.wall_s:.1f} s ({outcome.cpu_s:.1f} of CPU), "
         f"{outcome.experiments} experiments, {outcome.attempts} attempts ({outcome.in_groups} in groups), "
         f"{outcome.points} points, "
         f"still for {outcome.longest_s:.1f} s at most; {done} in all",
@@ -207,7 +207,8 @@ def _summary(options: argparse.Namespace, outcomes: Sequence[Outcome], wall_s: f
         of_kind = [outcome for outcome in outcomes if outcome.round.kind == kind]
         answer[kind] = _counted(of_kind)
         for name in options.databases:
-            answer[kind][name] = _counted([each for each in of_kind if each.round.database == name])
+            those = [each for each in of_kind if each.round.database == name]
+            answer[kind][name] = _counted(those) | {"cpu_s": round(sum(each.cpu_s for each in those), 1)}
         answer[kind]["targets"] = dict(sum((each.by_target for each in of_kind), Counter()))
     answer["problems"] = sum(len(outcome.problems) for outcome in outcomes)
     answer["still_s"] = round(max((outcome.longest_s for outcome in outcomes), default=0.0), 2)

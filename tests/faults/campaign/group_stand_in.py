@@ -20,7 +20,7 @@ from typing import Any
 from tests.faults.campaign import messages
 from tests.faults.campaign.ray_stand_in import Options, RayActorError, ask_node, here, put_in_place
 
-_LOOK_S = 0.02
+_LOOK_S = 0.05
 _MEET_S = 20.0
 
 

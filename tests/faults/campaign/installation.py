@@ -30,6 +30,9 @@ class Installation:
         folder: new; for all its files.
         database: gets fresh tables.
         seed: of what its node does by chance.
+
+    Attributes:
+        cpu_s: processor time that all its processes have used; known at its end.
     """
 
     def __init__(self, folder: Path, database: CampaignDatabase, seed: int) -> None:
@@ -43,6 +46,7 @@ class Installation:
             offline=True,
         )
         self._node = Node(folder, seed, _LINGER_S)
+        self.cpu_s = 0.0
 
     def __enter__(self) -> Self:
         listener = messages.listen(self._node.path)
@@ -85,4 +89,5 @@ class Installation:
     ) -> None:
         with suppress(OSError, EOFError):
             self._ask("end")
-        os.waitpid(self._pid, 0)
+        _, _, used = os.wait4(self._pid, 0)  # Of the node, and of all that it has forked.
+        self.cpu_s = used.ru_utime + used.ru_stime

@@ -25,8 +25,8 @@ from service.scheduling.ray_jobs import JobState, RayJob, RayUnreachable
 from tests.faults.campaign import messages
 
 _NODE_TIMEOUT_S = 20.0
-_CONNECT_S = 0.01
-_STEP_S = 0.02
+_CONNECT_S = 0.03
+_STEP_S = 0.1
 _SUGGEST_S = 0.25
 """Pause before a searcher that has nothing is asked again, unless a trial has ended meanwhile."""
 _PENDING_TRIALS = 8
@@ -358,9 +358,8 @@ class Tuner:
                     return
                 self._suggest()
                 chosen = self.tune_config.scheduler.choose_trial_to_run(self)
-                if chosen is not None:
-                    self._start(chosen)
-                for key, _ in self._selector.select(_STEP_S):
+                started = chosen is not None and self._start(chosen)
+                for key, _ in self._selector.select(0.0 if started else _STEP_S):
                     self._hear(key.data, iteration)
                 for callback in callbacks:
                     callback.on_step_end(iteration, self._trials)
@@ -396,12 +395,13 @@ class Tuner:
             else:
                 self._trials.append(Trial(id, config))
 
-    def _start(self, trial: Trial) -> None:
+    def _start(self, trial: Trial) -> bool:
+        """Place a trial and hand it to a process; False when there is no room for it."""
         assert self.trainable.resources is not None
         (bundle,) = self.trainable.resources(trial.config).bundles
         trial.placement = ask_node("place", job=here.job, bundles=[bundle])
         if trial.placement is None:
-            return
+            return False
         order = (self.trainable.function, self.trainable.parameters, trial.config, trial.placement)
         while self._idle:
             worker = self._idle.pop()
@@ -417,6 +417,7 @@ class Tuner:
             messages.send(worker, order)
         trial.worker, trial.status = worker, "RUNNING"
         self._selector.register(worker, selectors.EVENT_READ, trial)
+        return True
 
     def _hear(self, trial: Trial, iteration: int) -> None:
         assert trial.worker is not None

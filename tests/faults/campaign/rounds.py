@@ -25,6 +25,7 @@ PATIENCE_S = 3 * LEASE_S
 _LOOK_S = 0.1
 _FIND_BUSY_S = 0.1
 _FIND_S = 1.0
+_FIND_AGAIN_S = 0.03
 _UNFINISHED = "SELECT id FROM experiments WHERE state NOT IN ('succeeded', 'failed', 'cancelled')"
 _SIGNATURES = (
     "SELECT e.id, e.state, e.attempt, e.event_count, "
@@ -51,6 +52,8 @@ class Outcome:
         longest_s: the longest time without progress at rest.
         experiments, attempts, points: how much went on.
         in_groups: attempts with several workers that have reported points.
+        cpu_s: processor time of the installation's processes and of whoever carried the round out; what a
+            database server uses is not in it.
     """
 
     round: Round
@@ -64,6 +67,7 @@ class Outcome:
     attempts: int = 0
     points: int = 0
     in_groups: int = 0
+    cpu_s: float = 0.0
 
 
 def carry_out(round: Round, database: CampaignDatabase, folder: Path, keep: Path | None) -> Outcome:
@@ -75,7 +79,7 @@ def carry_out(round: Round, database: CampaignDatabase, folder: Path, keep: Path
         folder: for its files, which are removed at the end.
         keep: where they go instead when something is wrong; None = nowhere.
     """
-    began_s = time.monotonic()
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
     outcome = Outcome(round)
     home = folder / round.name
     told = Told(all_succeed=round.kind != "histories")
@@ -98,6 +102,7 @@ def carry_out(round: Round, database: CampaignDatabase, folder: Path, keep: Path
     ((outcome.points,),) = database.rows("SELECT count(*) FROM points")
     ((outcome.in_groups,),) = database.rows(_IN_GROUPS)
     outcome.wall_s = time.monotonic() - began_s
+    outcome.cpu_s = time.process_time() - began_cpu_s + installation.cpu_s
     if keep is not None and (outcome.findings or outcome.problems):
         _save(database, home, keep / round.name)
     shutil.rmtree(home, ignore_errors=True)
@@ -118,14 +123,14 @@ def _faults(round: Round, installation: Installation, memory: Memory, outcome: O
 
 def _strike_all(round: Round, installation: Installation, outcome: Outcome) -> None:
     """Carry out the faults of a round, until all that was frozen has thawed."""
-    thaws: list[threading.Timer] = []
+    thaws: dict[int, threading.Timer] = {}
     clock = FairClock()
     for fault in round.faults():
         clock.sleep(fault.after_s)
         hit = _strike(fault, installation, thaws)
         if hit is not None:
             outcome.by_target[hit] += 1
-    for thaw in thaws:
+    for thaw in list(thaws.values()):
         thaw.join()
 
 
@@ -145,25 +150,30 @@ def _feed(round: Round, installation: Installation, memory: Memory, over: thread
     client.close()
 
 
-def _strike(fault: Fault, installation: Installation, thaws: list[threading.Timer]) -> str | None:
-    """Hit a target, or wait a moment for there to be one; returns what was hit."""
+def _strike(fault: Fault, installation: Installation, thaws: dict[int, threading.Timer]) -> str | None:
+    """Hit a target that works, or wait a moment for there to be one; returns what was hit.
+
+    Args:
+        thaws: by process; what is frozen already is not hit again.
+    """
     deadline = time.monotonic() + _FIND_S
     number = signal.SIGSTOP if fault.freeze_s else signal.SIGKILL
     while time.monotonic() < deadline:
-        processes = installation.processes()
+        frozen = {pid for pid, thaw in thaws.items() if thaw.is_alive()}
+        processes = [process for process in installation.processes() if process.pid not in frozen]
         if fault.target == "database":
             pid = _busy(installation, processes)
         else:
             those = sorted(process.pid for process in processes if process.role == fault.target)
             pid = those[int(fault.choice * len(those))] if those else None
-        if pid is not None and strike(pid, number):
+        if pid is not None and pid not in frozen and strike(pid, number):
             if fault.freeze_s:
                 thaw = threading.Timer(fault.freeze_s, strike, (pid, signal.SIGCONT))
                 thaw.daemon = True
                 thaw.start()
-                thaws.append(thaw)
+                thaws[pid] = thaw
             return fault.target
-        time.sleep(0.01)
+        time.sleep(_FIND_AGAIN_S)
     return None
 
 
@@ -232,7 +242,7 @@ def _rest(installation: Installation, memory: Memory, outcome: Outcome) -> list[
 def _save(database: CampaignDatabase, home: Path, target: Path) -> None:
     """Keep the files of a round, and the tables that tell its story."""
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(home, target, ignore=shutil.ignore_patterns("node", "actor-*"))
+    shutil.copytree(home, target, ignore=shutil.ignore_patterns("node", "actor-*", "group-*"))
     with (target / "story.txt").open("w") as story:
         for table, order in (
             ("experiments", "id"), ("runs", "id"), ("attempts", "run_id, number"),

@@ -6,6 +6,7 @@ import gc
 import importlib
 from typing import Any
 
+from service.db import migrate
 from tests.faults.campaign import group_stand_in, ray_stand_in, timing
 
 _PRELOADED = (
@@ -38,6 +39,7 @@ def prepare() -> None:
     for name in _PRELOADED:
         importlib.import_module(name)
     timing.shorten()
+    migrate.newest_revision()  # Reads all migrations, once for all processes.
     gc.collect()
     gc.freeze()
 

@@ -12,22 +12,24 @@ LEASE_S = 1.0
 
 _SHORTER = {
     "service.domain.failures": {"FIRST_DELAY_S": 0.02, "LONGEST_DELAY_S": 0.3, "INFRASTRUCTURE_LIMIT": 10**6},
-    "service.scheduling.scheduler": {"PASS_EVERY_S": 0.2, "LONGEST_PAUSE_S": 0.5, "LOOK_EVERY_S": 0.4},
-    "service.driving.driver": {"BEAT_S": 0.2, "JUDGE_S": 0.1, "GRACE_S": 5.0},
+    "service.scheduling.scheduler": {"PASS_EVERY_S": 0.25, "LONGEST_PAUSE_S": 0.5, "LOOK_EVERY_S": 0.4},
+    "service.driving.driver": {"BEAT_S": 0.3, "JUDGE_S": 0.2, "GRACE_S": 5.0},
+    "service.db.sqlite": {"LONGEST_PAUSE_S": 0.004},  # Longer: many wait for two processors.
     "service.driving.choosing": {"LIST_EVERY_S": 0.3},
-    "service.driving.tuning": {"REMIND_S": 0.1},
-    "service.recording.recorder": {"GATHER_S": 0.01, "RETRY_S": 0.1},
+    "service.driving.tuning": {"REMIND_S": 0.2},
+    "service.recording.recorder": {"GATHER_S": 0.02, "RETRY_S": 0.2},
     "service.recording.outages": {"RETRY_S": 0.05},
     "service.recording.experiment_actor": {"_CALL_TIMEOUT_S": 5.0, "_UNAVAILABLE_S": 0.05},
     # A checkpoint must wait for its rows longer than a recorder is frozen: rows that were not acknowledged
     # before it may be lost with their worker, as documented, and no checker could tell the two apart.
     "service.workers.sink": {
-        "POLL_S": 0.1, "GATHER_S": 0.03, "SAVING_S": 20.0, "FENCE_S": 20.0, "_FRESH_S": 0.05,
+        "POLL_S": 0.2, "GATHER_S": 0.05, "SAVING_S": 20.0, "FENCE_S": 20.0, "_FRESH_S": 0.05,
         "_RESEND_S": 0.05,
     },
     "service.workers.worker_attempt": {"_FLUSH_S": 0.5},
+    "service.workers.trial": {"_LOOK_S": 0.05},
     "service.workers.worker_group": {
-        "_LOOK_S": 0.02, "_AWAY_S": 0.05, "_LOOK_LONG_S": 0.05, "_ARRIVE_AGAIN_S": 0.2, "_END_TIMEOUT_S": 5.0,
+        "_LOOK_S": 0.05, "_AWAY_S": 0.05, "_LOOK_LONG_S": 0.05, "_ARRIVE_AGAIN_S": 0.2, "_END_TIMEOUT_S": 5.0,
     },
 }  # fmt: skip
 
@@ -52,7 +54,7 @@ class FairClock:
     looks like one that is stuck nor gets more faults than it can carry. Looked at often: `sleep` does.
     """
 
-    _LOOK_S = 0.02
+    _LOOK_S = 0.05
 
     def __init__(self) -> None:
         self._processors = len(os.sched_getaffinity(0))

@@ -16,7 +16,7 @@ from trainers.config import RunConfig
 from trainers.reporting import Clock, Fence, Point, Sink, Stop, StopReason, TrainingOutcome
 
 STEP_S = 0.012
-SLOW_STEP_S = 0.1
+SLOW_STEP_S = 0.08
 _FALLS_FOR = 12
 _calls = itertools.count(1)
 
