@@ -24,8 +24,9 @@ from service.config.settings import Settings
 from service.domain.records import Experiment
 from service.planner.forecasting import budget_problems
 from service.scheduling.admission import Admission, admit_spec, read_spec
-from service.spec.data import is_known
+from service.spec.data import UnreadData
 from service.spec.experiment import ExperimentSpec
+from service.spec.paths import Roots
 from service.store import Keyed, NewExperiment, Store, StoreError, body_sha256
 
 LARGEST_BATCH = 64
@@ -59,10 +60,6 @@ class _Request:
 
 class _TooHeavy(Exception):
     """The spec is checked in a thread of its own."""
-
-
-class _Unread(Exception):
-    """The spec is small, but its data have to be read."""
 
 
 class Intake:
@@ -104,7 +101,7 @@ class Intake:
             return await request.answer
         except _TooHeavy:
             return await self._checks.heavy(functools.partial(self._submit_alone, request))
-        except _Unread:
+        except UnreadData:
             return await self._checks.look(functools.partial(self._submit_alone, request))
 
     async def _work(self) -> None:
@@ -127,11 +124,12 @@ class Intake:
     def _submit_batch(self, batch: list[_Request]) -> list[tuple[Experiment, bool] | BaseException]:
         answers = self._replays(batch)
         admitted: list[tuple[int, NewExperiment]] = []
+        roots = functools.cache(self._settings.roots)
         for position, request in enumerate(batch):
             if position in answers:
                 continue
             try:
-                admitted.append((position, request.new(self._admit(request.text, light=True))))
+                admitted.append((position, request.new(self._admit(request.text, roots, light=True))))
             except Exception as error:  # Whatever is wrong with one, the others are taken.
                 answers[position] = error
         if admitted:
@@ -159,7 +157,7 @@ class Intake:
             raise answer
         if answer is not None:
             return answer
-        new = request.new(self._admit(request.text, light=False))
+        new = request.new(self._admit(request.text, self._settings.roots, light=False))
         return self._store.submit(
             new.spec,
             new.plans,
@@ -169,13 +167,11 @@ class Intake:
             reuse=new.reuse,
         )
 
-    def _admit(self, text: bytes, *, light: bool) -> Admission:
+    def _admit(self, text: bytes, roots: Roots, *, light: bool) -> Admission:
         now_s = time.time()
         spec = read_spec(text, self._catalogue)
         if light and not _is_light(spec):
             raise _TooHeavy
-        if light and not is_known([spec.task], self._settings):
-            raise _Unread
         if problems := budget_problems(spec, self._store, self._catalogue):
             raise SpecError(problems)
         snapshot = self._cluster.read(now_s)
@@ -188,6 +184,8 @@ class Intake:
             now_s=now_s,
             find_run=self._store.find_run,
             find_equal=self._store.equal_runs,
+            roots=roots,
+            may_read=not light,
         )
 
 

@@ -105,7 +105,7 @@ async def preview_spec(
     def page() -> Preview:
         now = time.time()
         spec = read_spec(text, catalogue)
-        plans = checked_plans(spec, settings, catalogue, store.find_run)
+        plans = checked_plans(spec, settings.roots, catalogue, store.find_run)
         snapshot = fresh(request.app.state.cluster.read(now), now)
         runs = list(planned_runs(spec, catalogue, snapshot, start=start, limit=page_size))
         reuse = reusable(plans, settings, catalogue, store.equal_runs) if spec.reuse else Reuse()

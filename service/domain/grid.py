@@ -192,6 +192,8 @@ def ordered(names: Iterable[str], conditions: Conditions) -> list[str]:
         ValueError: conditions ask for each other in a circle.
     """
     listed = list(names)
+    if not conditions:
+        return listed
     places = {name: place for place, name in enumerate(listed)}
     missing = {name: {other for other in conditions.get(name, ()) if other in places} for name in listed}
     dependents: dict[str, list[str]] = {}

@@ -6,6 +6,7 @@ file system (paths, data), asks for the runs that a spec names where a service i
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from service.spec.experiment import ExperimentSpec, RunPlan, validate
 from service.spec.model_config import layer_problems
 from service.spec.model_fit import model_problems
 from service.spec.models import FindRun, reference_problems
-from service.spec.paths import path_problems
+from service.spec.paths import Roots, path_problems
 from service.spec.reuse import FindEqual, Reuse, reusable
 
 SNAPSHOT_AGE_S = 60.0
@@ -84,16 +85,21 @@ def admit_spec(
     now_s: float,
     find_run: FindRun | None = None,
     find_equal: FindEqual | None = None,
+    roots: Roots | None = None,
+    may_read: bool = True,
 ) -> Admission:
     """Returns what `admit` does after the spec itself is known to be valid.
 
     Args:
         find_equal: looks up runs that may be reused; None = none is.
+        roots: gives the allowed folders; None = those of the settings.
+        may_read: False = raise where data would have to be read.
 
     Raises:
         SpecError: with the first problems of the first kind that has any.
+        UnreadData: data would have to be read, and `may_read` is False.
     """
-    plans = checked_plans(spec, settings, catalogue, find_run)
+    plans = checked_plans(spec, roots or settings.roots, catalogue, find_run, may_read=may_read)
     if fresh(snapshot, now_s) is not None and not spec.queue.wait_for_capacity:
         assert snapshot is not None
         if problems := first_problems(_capacity_problems(plans, snapshot, catalogue)):
@@ -105,24 +111,32 @@ def admit_spec(
 
 
 def checked_plans(
-    spec: ExperimentSpec, settings: Settings, catalogue: Mapping[str, Hardware], find_run: FindRun | None
+    spec: ExperimentSpec,
+    roots: Roots,
+    catalogue: Mapping[str, Hardware],
+    find_run: FindRun | None,
+    *,
+    may_read: bool = True,
 ) -> list[RunPlan]:
     """Returns the runs of a spec, checked in all that neither the cluster nor earlier runs' figures decide.
 
     Raises:
         SpecError: with the first problems of the first kind that has any.
+        UnreadData: data would have to be read, and `may_read` is False.
     """
     check_time = _time_limit()
-    if problems := path_problems(spec, settings, before_each=check_time):
+    roots = functools.cache(roots)  # Resolving them takes longer than most other checks.
+    if problems := path_problems(spec, roots, before_each=check_time):
         raise SpecError(problems)
     plans = list(spec.runs(catalogue, before_each=check_time))
-    if problems := data_problems((plan.spec.task for plan in plans), settings, before_each=check_time):
+    tasks = (plan.spec.task for plan in plans)
+    if problems := data_problems(tasks, roots, before_each=check_time, may_read=may_read):
         raise SpecError(problems)
-    if problems := room_problems((plan.spec for plan in plans), settings, before_each=check_time):
+    if problems := room_problems((plan.spec for plan in plans), roots, before_each=check_time):
         raise SpecError(problems)
-    if problems := model_problems([plan.spec for plan in plans], settings):
+    if problems := model_problems([plan.spec for plan in plans], roots):
         raise SpecError(problems)
-    if problems := layer_problems([plan.spec.model for plan in plans], settings):
+    if problems := layer_problems([plan.spec.model for plan in plans], roots):
         raise SpecError(problems)
     if find_run is not None and (problems := reference_problems(plans, find_run)):
         raise SpecError(problems)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.config.document import Problem, first_problems
-from service.config.settings import Settings
 from service.spec.experiment import ExperimentSpec, nothing
+from service.spec.paths import Roots
 from trainers.config import Task
 from trainers.data.paths import HUB, UnusablePath, find
 
@@ -33,10 +33,8 @@ class _Dataset:
 
     path: Path
     task: Task
-
-    @property
-    def key(self) -> str:
-        return f"{self.path}\n{self.task.model_dump_json()}"
+    key: str
+    """Tells it apart from all others."""
 
 
 class _Memory:
@@ -66,23 +64,35 @@ class _Memory:
 _MEMORY = _Memory()
 
 
+class UnreadData(Exception):
+    """The first rows of a dataset have to be read, because it is new or has changed."""
+
+
 def data_problems(
-    tasks: Iterable[Task], settings: Settings, *, before_each: Callable[[], None] = nothing
+    tasks: Iterable[Task],
+    roots: Roots,
+    *,
+    before_each: Callable[[], None] = nothing,
+    may_read: bool = True,
 ) -> list[Problem]:
     """Returns what is wrong with the first rows of the datasets that runs name: the first problems.
 
     Args:
         tasks: Tasks of the runs.
-        settings: Settings with the allowed roots.
+        roots: gives the allowed folders.
         before_each: called before each dataset is looked at; what it raises ends the check.
+        may_read: False = answer from what earlier looks have found, or raise.
+
+    Raises:
+        UnreadData: a dataset would have to be read, and `may_read` is False.
     """
-    roots = settings.roots("data")
+    folders = roots("data")
 
     def mistakes() -> Iterator[str]:
         seen: set[str] = set()  # Several ways of reading a dataset find the same.
-        for dataset in _datasets(tasks, roots):
+        for dataset in _datasets(tasks, folders):
             before_each()
-            for mistake in _mistakes(dataset, roots):
+            for mistake in _mistakes(dataset, folders, may_read):
                 if mistake not in seen:
                     seen.add(mistake)
                     yield mistake
@@ -90,13 +100,8 @@ def data_problems(
     return first_problems(Problem("bad-data", "task.path", mistake) for mistake in mistakes())
 
 
-def is_known(tasks: Iterable[Task], settings: Settings) -> bool:
-    """Returns whether `data_problems` would answer at once, from what earlier looks have found."""
-    return all(_MEMORY.get(dataset) is not None for dataset in _datasets(tasks, settings.roots("data")))
-
-
 def room_problems(
-    specs: Iterable[ExperimentSpec], settings: Settings, *, before_each: Callable[[], None] = nothing
+    specs: Iterable[ExperimentSpec], roots: Roots, *, before_each: Callable[[], None] = nothing
 ) -> list[Problem]:
     """Returns budgets of tokens that an example of the data exceeds, as far as its first rows show.
 
@@ -104,10 +109,10 @@ def room_problems(
 
     Args:
         specs: Specs of the runs of a grid, their data checked.
-        settings: Settings with the allowed roots.
+        roots: gives the allowed folders.
         before_each: called before each dataset is read; what it raises ends the check.
     """
-    roots = settings.roots("data")
+    folders = roots("data")
 
     def too_small() -> Iterator[Problem]:
         for spec in specs:
@@ -119,9 +124,9 @@ def room_problems(
                 or not spec.trains
             ):
                 continue
-            for dataset in _datasets([task], roots):
+            for dataset in _datasets([task], folders):
                 before_each()
-                longest = _longest(dataset.path, task.model_dump_json(), _signature(dataset.path)[0], roots)
+                longest = _longest(dataset.path, task.model_dump_json(), _signature(dataset.path)[0], folders)
                 if limit < longest:
                     yield Problem(
                         "out-of-range",
@@ -141,10 +146,12 @@ def _longest(path: Path, task: str, _signature: Signature, roots: tuple[Path, ..
     return longest_example(path, Task.model_validate_json(task), roots=roots)
 
 
-def _mistakes(dataset: _Dataset, roots: Sequence[Path]) -> Sequence[str]:
+def _mistakes(dataset: _Dataset, roots: Sequence[Path], may_read: bool) -> Sequence[str]:
     known = _MEMORY.get(dataset)
     if known is not None:
         return known
+    if not may_read:
+        raise UnreadData
     # Imported here: only specs with data at hand pay for the import.
     from trainers.tasks.first_look import mistakes_in
 
@@ -164,12 +171,13 @@ def _datasets(tasks: Iterable[Task], roots: Sequence[Path]) -> Iterator[_Dataset
         if not task.path or task.path.startswith(HUB):
             continue
         try:
-            dataset = _Dataset(find(task.path, roots), task)
+            path = find(task.path, roots)
         except UnusablePath:
             continue
-        if dataset.key not in seen:
-            seen.add(dataset.key)
-            yield dataset
+        key = f"{path}\n{task.model_dump_json()}"
+        if key not in seen:
+            seen.add(key)
+            yield _Dataset(path, task, key)
 
 
 def _signature(path: Path) -> tuple[Signature, bool]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from service.config.document import Problem
-from service.config.settings import Settings
 from service.spec.models import reference
+from service.spec.paths import Roots
 from trainers.config import Model
 from trainers.data.paths import HUB, UnusablePath, find
 from trainers.models.families import BERT, MODEL_TYPE, family_of
@@ -66,20 +66,20 @@ def model_file(model: str, name: str, roots: Sequence[Path]) -> Path | None:
         return None
 
 
-def layer_problems(models: Iterable[Model], settings: Settings) -> list[Problem]:
+def layer_problems(models: Iterable[Model], roots: Roots) -> list[Problem]:
     """Layers that a student does not have, where its size is known.
 
     Args:
         models: Models of the runs of a grid, their paths checked.
-        settings: Settings with the allowed roots.
+        roots: gives the allowed folders.
     """
     chosen = dict.fromkeys((model.student, model.layers) for model in models if model.layers is not None)
     if not chosen:
         return []
-    roots = settings.roots("model")
+    folders = roots("model")
     problems: dict[Problem, None] = {}
     for student, layers in chosen:
-        if layers is None or (size := student_flops(student, roots)) is None:
+        if layers is None or (size := student_flops(student, folders)) is None:
             continue
         if max(layers) >= size.layers:
             problems[

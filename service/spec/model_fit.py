@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from service.config.document import Problem, first_problems
-from service.config.settings import Settings
 from service.spec.experiment import ExperimentSpec
 from service.spec.model_config import configuration, model_file, read_object
+from service.spec.paths import Roots
 from trainers.config import TrainingSections
 from trainers.models.families import BERT, FAMILIES, MODEL_TYPE, FamilyInfo, family_of
 from trainers.models.fit import Misfit, student_misfits, teacher_misfits
@@ -23,17 +23,17 @@ _LARGEST_TOKENIZER = 32 << 20
 _Misfits = Callable[[TrainingSections, str, FamilyInfo, Mapping[str, Any]], Iterator[Misfit]]
 
 
-def model_problems(specs: Iterable[ExperimentSpec], settings: Settings) -> list[Problem]:
+def model_problems(specs: Iterable[ExperimentSpec], roots: Roots) -> list[Problem]:
     """Returns the first problems of the models of a grid.
 
     Args:
         specs: Specs of its runs, their paths checked.
-        settings: Settings with the allowed roots.
+        roots: gives the allowed folders.
     """
-    roots = settings.roots("model")
-    of_folder = functools.cache(functools.partial(_folder_problems, roots=roots))
+    folders = roots("model")
+    of_folder = functools.cache(functools.partial(_folder_problems, roots=folders))
     return first_problems(
-        dict.fromkeys(itertools.chain.from_iterable(_problems(spec, roots, of_folder) for spec in specs))
+        dict.fromkeys(itertools.chain.from_iterable(_problems(spec, folders, of_folder) for spec in specs))
     )
 
 

@@ -5,12 +5,10 @@ For the API, `stillhouse validate` and the driver. `trainers.data.paths.find` is
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from service.config.document import Problem, first_problems
-from service.config.settings import Settings
 from service.spec.experiment import ExperimentSpec, nothing
 from service.spec.models import FIELDS as MODEL_FIELDS
 from service.spec.models import reference
@@ -19,7 +17,7 @@ from trainers.models.origin import PRESETS
 
 _FIELDS = ("task.path", *MODEL_FIELDS)
 
-Roots = Callable[[str], Sequence[Path]]
+Roots = Callable[[str], tuple[Path, ...]]
 """Gives the allowed folders of `data` or `model` paths."""
 
 
@@ -96,16 +94,15 @@ def _id_problem(text: str, what: str, field: str) -> Problem | None:
 
 
 def path_problems(
-    spec: ExperimentSpec, settings: Settings, *, before_each: Callable[[], None] = nothing
+    spec: ExperimentSpec, roots: Roots, *, before_each: Callable[[], None] = nothing
 ) -> list[Problem]:
     """Returns what is wrong with the paths that a spec or its search names: the first problems.
 
     Args:
         spec: the spec as submitted, axes included.
-        settings: Settings with the allowed roots.
+        roots: gives the allowed folders.
         before_each: called before each path is looked at; what it raises ends the check.
     """
-    roots = functools.cache(settings.roots)  # Resolving them takes longer than most other checks.
 
     def problem(field: str, text: str) -> Problem | None:
         before_each()

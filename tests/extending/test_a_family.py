@@ -178,7 +178,7 @@ def test_what_it_cannot_do_is_refused_at_submission(folder, refused):
     }
     specs = [plan.spec for plan in validate(document).runs(CATALOGUE)]
     settings = Settings(model_roots=str(folder.parent))
-    assert [(problem.path, problem.message) for problem in model_problems(specs, settings)] == [
+    assert [(problem.path, problem.message) for problem in model_problems(specs, settings.roots)] == [
         (refused.field, refused.reason)
     ]
 
@@ -197,5 +197,5 @@ def test_a_family_that_is_not_registered_is_refused_with_the_known_ones(folder, 
             CATALOGUE
         )
     ]
-    problems = model_problems(specs, Settings(model_roots=str(folder.parent)))
+    problems = model_problems(specs, Settings(model_roots=str(folder.parent)).roots)
     assert [problem.path for problem in problems] == ["model.student"]

@@ -19,7 +19,7 @@ from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
 from service.scheduling.admission import checked_plans
 from service.spec import data
-from service.spec.data import data_problems, is_known
+from service.spec.data import data_problems
 from service.spec.experiment import validate
 from trainers.config import Task
 from trainers.tasks import TASKS, first_look
@@ -47,7 +47,7 @@ def problems(settings: Settings, files: Mapping[str, str | bytes], task: Mapping
     folder = settings.roots("data")[0] / "mine"
     for name, content in files.items():
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    found = data_problems([Task.model_validate({**task, "path": "mine"})], settings)
+    found = data_problems([Task.model_validate({**task, "path": "mine"})], settings.roots)
     assert all(problem.type == "bad-data" and problem.path == "task.path" for problem in found)
     assert not any("\n" in problem.message for problem in found)
     return [problem.message.replace(f"{folder}/", "") for problem in found]
@@ -144,9 +144,9 @@ def test_sound_data_have_no_problem_and_are_remembered(
     files = {"train.jsonl": labelled(*"ab" * 10)}
     assert problems(settings, files, CLASSIFICATION) == []
     task = Task(name="classification", path="mine")
-    assert is_known([task], settings)
+    assert data_problems([task], settings.roots, may_read=False) == []
     monkeypatch.setattr(first_look, "mistakes_in", lambda *_, **__: pytest.fail("looked again"))
-    assert data_problems([task], settings) == []
+    assert data_problems([task], settings.roots) == []
 
 
 def test_a_file_that_is_fixed_is_looked_at_again(settings: Settings) -> None:
@@ -231,7 +231,7 @@ def test_a_parquet_file_is_read_in_pieces(settings: Settings, monkeypatch: pytes
 
 
 def test_data_of_the_hub_are_left_to_the_run(settings: Settings) -> None:
-    assert data_problems([Task(name="imdb")], settings) == []
+    assert data_problems([Task(name="imdb")], settings.roots) == []
 
 
 def test_every_dataset_of_an_axis_is_looked_at(settings: Settings) -> None:
@@ -246,7 +246,7 @@ def test_every_dataset_of_an_axis_is_looked_at(settings: Settings) -> None:
         }
     )
     with pytest.raises(SpecError) as refused:
-        checked_plans(spec, settings, CATALOGUE, None)
+        checked_plans(spec, settings.roots, CATALOGUE, None)
     (problem,) = refused.value.problems
     assert "bad.jsonl, line 2" in problem.message
 
