@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import ipaddress
 import logging
 import socket
@@ -12,6 +11,7 @@ import uvicorn
 from api.app import create_app
 from api.auth import MIN_TOKEN_LENGTH
 from api.connection import BoundedProtocol
+from service.config.process import freeze_loaded
 from service.config.settings import Settings
 
 _logger = logging.getLogger(__name__)
@@ -64,9 +64,7 @@ def serve(settings: Settings, *, listener: socket.socket | None = None) -> None:
         timeout_keep_alive=_IDLE_S,
         http=BoundedProtocol,
     )
-    # What is loaded by now stays for good: a collection that walked it would hold up every request.
-    gc.collect()
-    gc.freeze()
+    freeze_loaded()
     _Server(config).run(sockets=[listener] if listener is not None else None)
 
 

@@ -14,6 +14,7 @@ import psutil
 import sqlalchemy as sa
 
 from benchmarks.store import percentile_ms
+from service.config.process import freeze_loaded
 from service.config.settings import Settings
 from service.db import schema
 from service.domain.records import Experiment
@@ -142,6 +143,7 @@ def _get(settings: Settings, path: str, asked: int) -> tuple[list[float], float]
     times: list[float] = []
     with TestClient(create_app(settings), base_url=f"http://127.0.0.1:{settings.port}") as client:
         assert client.get("/api/v1/experiments").status_code == 200
+        freeze_loaded()  # As the server does.
         before = psutil.Process().memory_info().rss
         for _ in range(asked):
             begin = time.perf_counter()
@@ -153,5 +155,6 @@ def _get(settings: Settings, path: str, asked: int) -> tuple[list[float], float]
 
 
 def _remove(settings: Settings) -> None:
+    freeze_loaded()
     with closing(Store.open(settings)) as store:
         Upkeep(store, settings).run_once(threading.Event())

@@ -41,6 +41,7 @@ from benchmarks.options import Benchmark
 from benchmarks.postgresql import NoPostgreSQL, PostgreSQLServer
 from benchmarks.store import fill_queue, percentile_ms
 from service.config.hardware import CATALOGUE
+from service.config.process import freeze_loaded
 from service.config.settings import Settings
 from service.db import migrate, schema
 from service.db.engine import Database
@@ -244,6 +245,7 @@ def measure_all(chosen: Iterable[Measure], url: Callable[[], str | None], smoke:
         with tempfile.TemporaryDirectory(prefix="stillhouse-bench-") as folder:
             settings = Settings(data_dir=Path(folder), database_url=url())
             migrate.upgrade(settings)
+            freeze_loaded()  # As the processes do for which this one stands.
             figures |= each.measure(settings, smoke)
     return figures
 

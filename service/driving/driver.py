@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from service.config.process import freeze_loaded
 from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.failures import FailureCounts, decide_retry
@@ -316,6 +317,7 @@ def main() -> int:
         logging.getLogger(chatty).setLevel(logging.ERROR)
     settings = driver_settings.read(options.settings)
     store = wait_out(lambda: Store.open(settings), "the driver")
+    freeze_loaded()
     try:
         Driver(store, settings, options.settings, options.experiment, options.attempt).run()
     except StaleAttempt as error:

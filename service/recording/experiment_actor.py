@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from service.config.process import freeze_loaded
 from service.recording.assignment import Ending, Grant
 from service.recording.mailbox import Delivery, Mailbox, WorkerAddress, WorkOrder
 from service.recording.recorder import Recorder
@@ -46,6 +47,7 @@ class ExperimentActor:
             attempt,
         )
         self._mailbox = Mailbox()
+        freeze_loaded()
 
     async def report(self, report: Report) -> Acknowledgement:
         """Takes a worker's report; the answer comes when its rows are safe."""

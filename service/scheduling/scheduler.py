@@ -31,6 +31,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from service.config.process import freeze_loaded
 from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.failures import FailureCounts, decide_retry
@@ -390,6 +391,7 @@ def main(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     store = Store.open(settings)
+    freeze_loaded()
     upkeep = threading.Thread(target=Upkeep(store, settings).run, args=(stop,), name="upkeep")
     upkeep.start()
     try:

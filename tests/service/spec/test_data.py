@@ -292,7 +292,7 @@ def with_budget(settings: Settings, micro_tokens: int, words: int = 30, **task: 
         "model": {"student": "tiny"},
         "batch": {"micro_tokens": micro_tokens},
     }
-    checked_plans(validate(document), settings, CATALOGUE, None)
+    checked_plans(validate(document), settings.roots, CATALOGUE, None)
 
 
 def test_a_token_budget_below_an_example_is_refused_with_its_fix(settings: Settings) -> None:
