@@ -307,8 +307,9 @@ def _unreadable_frames(log: Path, page_size: int, readable: int) -> int:
             committed, own_salts = struct.unpack_from(">4xIQ", frame.ljust(24, b"\0"))
             # Each time the log starts again, the upper half of the salts counts up; the lower half is random.
             older = 0 < ((salts >> 32) - (own_salts >> 32)) % (1 << 32) < 1 << 16
-            known = magic in _LOG_MAGIC and (older or (own_salts == salts and not committed))
-            dropped += not known or len(frame) < frame_size
+            whole = len(frame) == frame_size  # Shrinking the log may cut an old one.
+            known = magic in _LOG_MAGIC and (older or (whole and own_salts == salts and not committed))
+            dropped += not known
     return dropped
 
 

@@ -288,3 +288,20 @@ def test_the_store_opens_and_closes_without_leaving_open_files(tmp_path: Path) -
         store.experiments()
         store.close()
     assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_an_old_frame_that_shrinking_the_log_cut_is_not_damage(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = database.path
+    assert path is not None
+    large = [{"name": f"{number:06}" + "x" * 500} for number in range(6_000)]
+    database.write(lambda connection: connection.execute(ADD, large))  # More than the log keeps.
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    connection.close()
+    database.write(lambda connection: connection.execute(ADD, {"name": "after"}))
+    log = path.with_name(path.name + "-wal")
+    assert log.stat().st_size == 1 << 20, "it has begun again, and was cut within a frame"
+    assert sqlite.log_damage(path) is None
+    assert not log.with_name(log.name + ".damaged").exists()
