@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 ROWS_AT_A_TIME = 2_000
 """Rows that one transaction removes at most."""
+FEWEST_ROWS = 100
+"""Rows that one transaction removes at most at first, and where the database is slow."""
+TRANSACTION_S = 0.005
+"""Time that one transaction should take, in s: others that write wait for it."""
 STATEMENTS_AT_A_TIME = 50
 """Tables of runs that one transaction looks at."""
 
@@ -59,6 +64,18 @@ class _Part:
             removal_statements.remove_rows(self.table, self.owner, self.id, after, until)
         )
         return removed.rowcount, until
+
+
+class _Portions:
+    """Sizes of transactions that take about `TRANSACTION_S` each, from what the ones before took."""
+
+    def __init__(self) -> None:
+        self.rows = FEWEST_ROWS
+
+    def took(self, seconds: float) -> None:
+        """Adjusts the next portion to what the last one took, its commit included."""
+        change = min(max(TRANSACTION_S / max(seconds, 1e-6), 0.5), 1.25)
+        self.rows = min(max(int(self.rows * change), FEWEST_ROWS), ROWS_AT_A_TIME)
 
 
 class Removal(StorePart):
@@ -127,24 +144,29 @@ class Removal(StorePart):
         parts.append(_Part(schema.experiments, "id", experiment_id))
         place = 0
         after: Key | None = None
+        portions = _Portions()
+        begun_s = 0.0
 
         def body(connection: Connection) -> tuple[int, int, Key | None]:
+            nonlocal begun_s
+            begun_s = time.monotonic()  # It has its turn: waiting for others is not its own time.
             rows, here, key = 0, place, after
             locked: int | None = None
             for _ in range(STATEMENTS_AT_A_TIME):
-                if here == len(parts) or rows >= ROWS_AT_A_TIME:
+                if here == len(parts) or rows >= portions.rows:
                     break
                 part = parts[here]
                 if part.owner == "run_id" and part.id != locked:
                     locked = part.id
                     connection.execute(removal_statements.lock_run(part.id))
-                removed, key = part.remove(connection, key, ROWS_AT_A_TIME - rows)
+                removed, key = part.remove(connection, key, portions.rows - rows)
                 rows += removed
                 here += key is None
             return rows, here, key
 
         while place < len(parts):
             rows, place, after = self.database.write(body)
+            portions.took(time.monotonic() - begun_s)
             yield rows
 
     def experiments_to_prune(self, *, ended_before_s: float, keep_every: int) -> list[tuple[int, float]]:
