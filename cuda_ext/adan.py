@@ -145,6 +145,11 @@ class Adan(torch.optim.Optimizer):
         """Name of the implementation that really runs."""
         return self._implementation
 
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether kernels read `found_inf`; the unfused implementations read it on the host."""
+        return self._implementation in UNFUSED_TWIN
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, also after steps were taken; their own step count starts at 0."""
         super().add_param_group(param_group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Never
 
@@ -20,6 +20,7 @@ from trainers.checkpoints.writer import CheckpointWriter, Written
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, StepBatch
 from trainers.data.prefetch import Prefetcher
+from trainers.device_kinds import kind_of
 from trainers.errors import CheckpointError, NotFiniteError
 from trainers.figures import on_test
 from trainers.final_test import FinalTest
@@ -32,6 +33,7 @@ from trainers.telemetry.flops import Tally, tally
 from trainers.telemetry.gradient_noise import StepNorms
 from trainers.telemetry.rates import Communication, Throughput
 from trainers.telemetry.timeline import Phase
+from trainers.transfer import Transfer
 from trainers.update import counts_underflow
 
 _REASONS = tuple(StopReason)
@@ -64,6 +66,27 @@ class StepTotals:
         return math.isfinite(self.loss_sum) and math.isfinite(self.squares)
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step whose numbers the host may not have read yet.
+
+    Attributes:
+        batch: Batch of the step.
+        rate: learning rate.
+        loss_scale: Loss scale that its gradients carried.
+        reports_underflow: Whether its numbers have the underflow.
+        timed: Whether its time counts in the rates.
+        transfer: Its numbers on their way to the host; None = they were read at once.
+    """
+
+    batch: StepBatch
+    rate: float
+    loss_scale: float
+    reports_underflow: bool
+    timed: bool
+    transfer: Transfer | None = None
+
+
 class Trainer:
     """One attempt at a run.
 
@@ -87,6 +110,9 @@ class Trainer:
         per_epoch = self.data.batches.steps_per_epoch
         self.evaluate_every = max(1, round(self.config.evaluation.every_epochs * per_epoch))
         self.stopping: StopReason | None = None
+        self.launched: Launched | None = None
+        """The last step, if the host has yet to read its numbers: the next step does, or a boundary."""
+        self.reads_late = self._may_read_late()
         self.tested: Mapping[str, float] | None = None
         self.rates = Throughput(self.timeline, self.progress)
         self.sent = Communication(self.timeline, self.progress)
@@ -129,18 +155,22 @@ class Trainer:
         batches = Prefetcher(self._prepare, progress.step, self.total_steps)
         try:
             while True:
-                # Rare work first. Each evaluation finds its step saved: it need not be trained again
-                # when the evaluation is interrupted, and is kept when it is the best.
-                if self.written:
-                    self._end_save()
-                if self._checkpoint_due():
-                    self.save()
-                if self._evaluation_due():
-                    self.evaluate()
-                if self.stopping or progress.step >= self.total_steps:
-                    break
+                if self._at_boundary():
+                    if not self._finish_step():
+                        batches = self._start_over(batches)
+                    # Rare work first. Each evaluation finds its step saved: it need not be trained again
+                    # when the evaluation is interrupted, and is kept when it is the best.
+                    if self.written:
+                        self._end_save()
+                    if self._checkpoint_due():
+                        self.save()
+                    if self._evaluation_due():
+                        self.evaluate()
+                    if self.stopping or progress.step >= self.total_steps:
+                        break
 
-                with profiler.around(progress.step), self.telemetry.tracer.around(progress.step):
+                step = self._next_step
+                with profiler.around(step), self.telemetry.tracer.around(step):
                     self.timeline.enter(Phase.data_wait)
                     batch, counted = batches.next()
                     applied = self.train_step(batch)
@@ -149,9 +179,7 @@ class Trainer:
                 self._report_profile()
                 self._report_trace()
                 if not applied:
-                    batches.close()
-                    self.roll_back()
-                    batches = Prefetcher(self._prepare, progress.step, self.total_steps)
+                    batches = self._start_over(batches)
         finally:
             batches.close()
             profiler.close()
@@ -163,6 +191,39 @@ class Trainer:
         if self._trained and self.data.final_test is not None:
             self.test(self.data.final_test)
 
+    def _start_over(
+        self, batches: Prefetcher[tuple[StepBatch, Tally]]
+    ) -> Prefetcher[tuple[StepBatch, Tally]]:
+        """Rolls back; returns the batches from there on."""
+        batches.close()
+        self.roll_back()
+        return Prefetcher(self._prepare, self.progress.step, self.total_steps)
+
+    @property
+    def _next_step(self) -> int:
+        """The step (0-based) that is trained next."""
+        return self.progress.step + (self.launched is not None)
+
+    def _at_boundary(self) -> bool:
+        """Whether something may be due before the next step, for which the last one's numbers are needed."""
+        if self.launched is None or self.stopping or self.time_to_save or self.written:
+            return True
+        step, every = self._next_step, self.config.checkpoint.every_steps
+        saves = every is not None and step % every == 0
+        return step >= self.total_steps or step % self.evaluate_every == 0 or saves
+
+    def _may_read_late(self) -> bool:
+        """Whether a step's numbers may be read in the next step, so that the device never waits for the host.
+
+        Not with several workers, which agree on each step; with a dynamic loss scale, which the next forward
+        pass needs; or where steps are looked at one by one.
+        """
+        telemetry = self.config.telemetry
+        alone = self.workers.world == 1 and not self.model.update.scale.dynamic
+        each = telemetry.profile_steps or telemetry.trace_steps
+        behind = kind_of(self.device).behind_host
+        return behind and alone and not each and self.model.update.skips_on_device
+
     def _prepare(self, step: int) -> tuple[StepBatch, Tally]:
         """Returns a step's batch and what its arithmetic is counted from; runs ahead, in a thread."""
         batch = self.data.batches[step]
@@ -171,10 +232,13 @@ class Trainer:
     def train_step(self, batch: StepBatch) -> bool:
         """Returns one optimizer update: gradients of the global batch, agreement, update, report.
 
+        Where the device runs behind the host, it decides itself whether the step is applied, and the host
+        reads the step's numbers in the next step, when that one's passes are launched.
+
         Returns:
             False when the run has to go back to a checkpoint instead.
         """
-        config, step = self.config, self.progress.step
+        config, step = self.config, self._next_step
         objective, replica, update = self.model.objective, self.model.replica, self.model.update
         noise, scale = self.telemetry.noise, self.model.update.scale
         report = (step + 1) % config.log_every_steps == 0
@@ -187,6 +251,8 @@ class Trainer:
         noise.source.begin_step(step)
         replica.begin_step(step, scale.value)
         loss_sum = replica.gradients(batch, objective.loss, scale.value)
+        if not self._finish_step():
+            return False
 
         self.timeline.enter(Phase.optimizer)
         noise.source.before_update()
@@ -194,10 +260,13 @@ class Trainer:
         underflow_due = report and counts_underflow(step, config.log_every_steps)
         underflow_pct = update.underflow_pct() if underflow_due else None
         squares = update.squares()
+        rate = learning_rate(config.optimizer, step - stage.start, len(stage))
+        launched = Launched(
+            batch, rate, scale.value, underflow_pct is not None, timed=not self.telemetry.profiler.active
+        )
 
         self.timeline.enter(Phase.communication)
-        # One transfer: on a GPU the host waits here, and nowhere else in a step.
-        totals = self._totals(
+        shares = self._shares(
             loss_sum,
             # Replicas have the same gradients, and the workers of one the same batch.
             squares / self.workers.replicas,
@@ -206,42 +275,76 @@ class Trainer:
             # Rank 0 reports its own.
             0.0 if underflow_pct is None or self.workers.rank else underflow_pct,
         )
+        # What is compared from step to step needs the norms at once.
+        if self.reads_late and not noise.source.looks:
+            self.timeline.enter(Phase.optimizer)
+            update.apply_if_finite(loss_sum, squares, rate)
+            update.clear()
+            self.timeline.enter(Phase.communication)
+            self.launched = replace(launched, transfer=Transfer(shares, self.device))
+            return True
+        # One transfer: on a GPU the host waits here, and nowhere else in a step.
+        totals = self._agreed(self.workers.sum(shares, self.device))
         self.timeline.settle()
-        norm = math.sqrt(totals.squares) / scale.value
-        rate = learning_rate(config.optimizer, step - stage.start, len(stage))
-        self.timeline.enter(Phase.optimizer)
-        loss_scale = scale.value
+        return self._conclude(launched, totals)
+
+    def _finish_step(self) -> bool:
+        """Reads the numbers of the step before, if that was left to now.
+
+        Returns:
+            False when the run has to go back to a checkpoint.
+        """
+        launched, self.launched = self.launched, None
+        if launched is None or launched.transfer is None:
+            return True
+        self.timeline.enter(Phase.communication)
+        totals = self._agreed(launched.transfer.read())
+        self.timeline.settle_passed()
+        return self._conclude(launched, totals)
+
+    def _conclude(self, launched: Launched, totals: StepTotals) -> bool:
+        """Applies a step, unless the device has, counts and reports it.
+
+        Returns:
+            False when the run has to go back to a checkpoint instead.
+        """
+        update, batch, step = self.model.update, launched.batch, self.progress.step
+        norm = math.sqrt(totals.squares) / launched.loss_scale
+        if launched.transfer is None:
+            self.timeline.enter(Phase.optimizer)
         if totals.finite:
-            divisor = update.apply(norm, rate)
-            scale.applied()
+            if launched.transfer is None:
+                divisor = update.apply(norm, launched.rate)
+                if batch.global_examples == self.config.batch.global_size:
+                    self.telemetry.noise.add(StepNorms(totals.noise, norm, launched.loss_scale, divisor))
+            update.scale.applied()
             self.progress.not_finite_in_a_row = 0
-            if batch.global_examples == config.batch.global_size:
-                noise.add(StepNorms(totals.noise, norm, loss_scale, divisor))
         elif not self._skip(totals.loss_sum / batch.global_examples, norm):
             return False
-        update.clear()
+        if launched.transfer is None:
+            update.clear()
 
         self.timeline.enter(Phase.communication)
-        timed = not self.telemetry.profiler.active
         self.progress.count(
             loss_sum=totals.loss_sum,
             samples=batch.global_examples,
             tokens=totals.tokens,
             padded_tokens=totals.padded_tokens,
             new_epoch=step % self.data.batches.steps_per_epoch == 0,
-            timed=timed,
+            timed=launched.timed,
         )
         self.stopping = totals.stop
-        self.progress.count_sent(replica.end_step(applied=totals.finite), timed=timed)
-        if report:
+        sent = self.model.replica.end_step(applied=totals.finite)
+        self.progress.count_sent(sent, timed=launched.timed)
+        if (step + 1) % self.config.log_every_steps == 0:
             own: dict[str, float] = {}
-            if underflow_pct is not None:
+            if launched.reports_underflow:
                 own["underflow_pct"] = totals.underflow_pct
-            if scale.dynamic:
-                own["loss_scale"] = loss_scale
-            if scale.dynamic or config.numerics.not_finite != "stop":
+            if update.scale.dynamic:
+                own["loss_scale"] = launched.loss_scale
+            if update.scale.dynamic or self.config.numerics.not_finite != "stop":
                 own["skipped_steps"] = self.progress.skipped_steps
-            self._report_step(totals.loss_sum / batch.global_examples, norm, rate, own)
+            self._report_step(totals.loss_sum / batch.global_examples, norm, launched.rate, own)
         return True
 
     def evaluate(self) -> None:
@@ -474,6 +577,7 @@ class Trainer:
         if path is None:
             raise CheckpointError("there is no checkpoint to roll back to; set checkpoint.every_steps")
         taken = store.load(path)
+        self.launched = None
         restored = snapshot.restore(taken, self.model.state, self.data.identity)
         self.model.update.clear()
         progress.go_back_to(restored)
@@ -485,15 +589,19 @@ class Trainer:
             "warning", f"rolled back to step {progress.step}; continuing with a different data order"
         )
 
-    def _totals(
+    def _totals(self) -> StepTotals:
+        """Returns one exchange outside steps: whether to stop, and what else all must know."""
+        return self._agreed(self.workers.sum(self._shares(), self.device))
+
+    def _shares(
         self,
         loss_sum: float | torch.Tensor = 0.0,
         squares: float | torch.Tensor = 0.0,
         counted: Sequence[Batch] = (),
         noise: float | torch.Tensor = 0.0,
         underflow_pct: float | torch.Tensor = 0.0,
-    ) -> StepTotals:
-        """Returns one exchange per step: sums over workers of everything that all must know.
+    ) -> list[float | torch.Tensor]:
+        """Returns this worker's part of everything that all must know; `_agreed` reads the sums.
 
         Args:
             loss_sum, squares: this worker's part of the loss and of the gradient's squared norm.
@@ -507,21 +615,22 @@ class Trainer:
         late = self.workers.rank == 0 and 0.0 < every_s <= time.monotonic() - self.saved_at_s
         # A checkpoint by time never waits for the one before.
         late = late and not self.writer.busy
-        loss, norm2, tokens, padded, parts_seen, underflow, save, written, *rest = self.workers.sum(
-            [
-                loss_sum,
-                squares,
-                sum(micro.tokens for micro in counted),
-                sum(micro.padded_tokens for micro in counted),
-                noise,
-                underflow_pct,
-                late,
-                self.writer.done,
-                *(reason is asked for reason in _REASONS),
-                *self.model.objective.local_sums(),
-            ],
-            self.device,
-        )
+        return [
+            loss_sum,
+            squares,
+            sum(micro.tokens for micro in counted),
+            sum(micro.padded_tokens for micro in counted),
+            noise,
+            underflow_pct,
+            late,
+            self.writer.done,
+            *(reason is asked for reason in _REASONS),
+            *self.model.objective.local_sums(),
+        ]
+
+    def _agreed(self, sums: Sequence[float]) -> StepTotals:
+        """Returns the sums over all workers of `_shares`."""
+        loss, norm2, tokens, padded, parts_seen, underflow, save, written, *rest = sums
         self.time_to_save, self.written = save > 0, written > 0
         self.model.objective.agree(rest[len(_REASONS) :])
         stop = next((reason for reason, votes in zip(_REASONS, rest, strict=False) if votes), None)

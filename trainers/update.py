@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,6 +57,12 @@ class Update:
             optimizer, "_step_supports_amp_scaling", False
         )
 
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether the optimizer's kernels decide if a step is taken, see `apply_if_finite`."""
+        amp = bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
+        return bool(getattr(self.optimizer, "skips_on_device", amp))
+
     def squares(self) -> torch.Tensor:
         """Squared L2 norm of the counted gradients, which carry the loss scale; float64, on the device."""
         gradients = [p.grad for p in self._counted if p.grad is not None]
@@ -94,6 +101,29 @@ class Update:
             torch._foreach_div_([p.grad for p in self._parameters if p.grad is not None], divisor)
             self.optimizer.step()
         return clip
+
+    def apply_if_finite(self, loss_sum: torch.Tensor, squares: torch.Tensor, rate: float) -> None:
+        """Takes one step unless loss or gradients are not finite; the device decides, the host reads nothing.
+
+        In this order, as in `apply` and with its numbers: norm = sqrt(squares) / scale; divisor = scale x
+        max(1, norm / limit); skipped = not finite(loss) or not finite(squares).
+
+        Args:
+            loss_sum: Loss of the step.
+            squares: What `squares` returned.
+            rate: learning rate.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        optimizer: Any = self.optimizer
+        if self._limit > 0.0:
+            clip = (squares.sqrt() / self.scale.value / self._limit).clamp(min=1.0)
+            optimizer.grad_scale = (self.scale.value * clip).float()
+        elif self.scale.value != 1.0:
+            optimizer.grad_scale = torch.full_like(squares, self.scale.value, dtype=torch.float32)
+        optimizer.found_inf = (~(loss_sum.isfinite() & squares.isfinite())).float()
+        optimizer.step()
+        optimizer.grad_scale = optimizer.found_inf = None
 
     def clear(self) -> None:
         """Forgets the gradients."""

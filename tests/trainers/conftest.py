@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import multiprocessing
 import os
 import runpy
@@ -242,6 +243,27 @@ def real_data() -> Path:
 def kill_points() -> int:
     """How many random kills each test makes: `STILLHOUSE_KILL_POINTS`, one by default."""
     return int(os.environ.get("STILLHOUSE_KILL_POINTS", "1"))
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """Make the loss NaN in the calls of a window; says how often it was asked."""
+    from trainers.dry_runs import warm_up
+    from trainers.tasks.imdb.task import Imdb
+
+    def arm(first: int, until: int = 10**9) -> list[int]:
+        clean, calls = Imdb.loss, [0]
+
+        def loss(self: Imdb, logits: Any, batch: Any) -> Any:
+            calls[0] += 1
+            bad = first <= calls[0] - 1 < until
+            return clean(self, logits, batch) * (math.nan if bad else 1.0)
+
+        monkeypatch.setattr(Imdb, "loss", loss)
+        monkeypatch.setattr(warm_up, "once", lambda *_: None)  # so that a call of the loss is a step's
+        return calls
+
+    return arm
 
 
 @pytest.fixture

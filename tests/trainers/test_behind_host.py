@@ -25,6 +25,7 @@ from trainers.device_kinds.cuda_backend import CudaBackend
 from trainers.entrypoint import train
 from trainers.evaluation import Evaluator
 from trainers.models import dropout
+from trainers.parallel.pipeline.deepspeed_engine import DeepSpeedPipeline
 from trainers.parallel.pipeline.replica import PipelineReplica
 from trainers.parallel.pipeline.torch_engine import TorchPipeline
 from trainers.parallel.workers import GroupWorkers
@@ -187,3 +188,42 @@ def test_stages_send_hidden_states_in_the_precision_of_the_products(
     assert seen == [sent, sent]
     chunk: Any = lambda hidden, batch: torch.zeros(2, 3, 4)  # noqa: E731
     assert TorchPipeline.apply(stage, chunk, None, 0, last=False).dtype == sent
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "sent"),
+    [(Arithmetic(), torch.float32), (Autocast(HOST, torch.bfloat16), torch.bfloat16)],
+    ids=["fp32", "autocast"],
+)
+def test_deepspeeds_stages_send_hidden_states_in_the_same_format(
+    arithmetic: Arithmetic, sent: torch.dtype
+) -> None:
+    """And their gradients: DeepSpeed sends those in the format of what they are of."""
+    computed: list[torch.dtype] = []
+
+    def layer(hidden: torch.Tensor, batch: object) -> torch.Tensor:
+        computed.append(hidden.dtype)
+        return hidden * 2.0
+
+    stages: list[Any] = [
+        SimpleNamespace(
+            _device=HOST,
+            _batch=object(),
+            _arithmetic=arithmetic,
+            _hidden_dtype=lambda: torch.float32,
+            _layout=SimpleNamespace(chunks=[range(2), range(2, 4)]),
+            _workers=SimpleNamespace(stage=stage, stages=2),
+        )
+        for stage in range(2)
+    ]
+    assert [[DeepSpeedPipeline.sends(stage, n) for n in range(4)] for stage in stages] == [
+        [False, True, False, False], [False] * 4
+    ]  # fmt: skip
+    given = torch.ones(2, 3, 4)
+    message = DeepSpeedPipeline.apply(stages[0], SimpleNamespace(apply=layer), given, sent=True)  # type: ignore[arg-type]
+    received = message.detach().requires_grad_()
+    last = DeepSpeedPipeline.apply(stages[1], SimpleNamespace(apply=layer), received, sent=False)  # type: ignore[arg-type]
+    last.sum().backward()
+    assert received.grad is not None
+    assert (message.dtype, received.grad.dtype, last.dtype) == (sent, sent, torch.float32)
+    assert computed == [torch.float32] * 2

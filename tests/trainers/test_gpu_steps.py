@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ from trainers.reporting import Clock, NeverStop, NullSink
 from trainers.tasks import TASKS
 from trainers.telemetry.instruments import Instruments
 from trainers.trainer import Trainer
+from trainers.transfer import Transfer
 
 UNDETERMINED = {
     "bincount", "cumsum", "histc", "kthvalue", "median", "nll_loss2d_forward", "nll_loss2d_backward", "put",
@@ -119,6 +121,25 @@ def numbers_read(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]
         for batch in batches:
             assert trainer.train_step(batch)
     return transfers
+
+
+def test_a_step_that_is_decided_on_the_device_reads_the_one_before(of_task, assembled, monkeypatch):
+    """Clipping, too, is decided there: nothing else is read."""
+    monkeypatch.setattr("trainers.trainer.kind_of", lambda device: SimpleNamespace(behind_host=True))
+    changes = {"telemetry": {"gradient_noise": False}, "optimizer": {"max_grad_norm": 1.0}}
+    trainer = assembled(of_task("imdb", length={"steps": 6}, **changes))
+    read: list[int] = []
+
+    def numbers(self: Transfer) -> list[float]:
+        read.append(trainer.progress.step)
+        return [1.0 if isinstance(value, torch.Tensor) else value for value in self._values]
+
+    monkeypatch.setattr(Transfer, "read", numbers)
+    trainer.model.state.student.train()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for step in range(4):
+            assert trainer.train_step(trainer.data.batches[step])
+            assert read == list(range(step))
 
 
 @pytest.mark.slow

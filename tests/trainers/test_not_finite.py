@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from trainers.data.batches import epoch_order
-from trainers.dry_runs import warm_up
 from trainers.entrypoint import train
 from trainers.errors import NotFiniteError
 from trainers.reporting import NeverStop
@@ -19,25 +18,6 @@ from trainers.tasks.imdb.task import Imdb
 
 TWO = {"strategy": "ddp", "workers": 2}
 EVERY_STEP = {"every_steps": 1, "every_s": 0.0}
-
-
-@pytest.fixture
-def poison(monkeypatch):
-    """Make the loss NaN in the calls of a window; says how often it was asked."""
-
-    def arm(first: int, until: int = 10**9) -> list[int]:
-        clean, calls = Imdb.loss, [0]
-
-        def loss(self, logits, batch):
-            calls[0] += 1
-            bad = first <= calls[0] - 1 < until
-            return clean(self, logits, batch) * (math.nan if bad else 1.0)
-
-        monkeypatch.setattr(Imdb, "loss", loss)
-        monkeypatch.setattr(warm_up, "once", lambda *_: None)  # so that a call of the loss is a step's
-        return calls
-
-    return arm
 
 
 def progress_of(checkpoint: str) -> dict[str, object]:

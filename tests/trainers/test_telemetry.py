@@ -110,6 +110,9 @@ class Mark:
     def synchronize(self) -> None:
         self.clocks.host_s = max(self.clocks.host_s, self.at_s)
 
+    def query(self) -> bool:
+        return self.at_s <= self.clocks.host_s
+
     def elapsed_time(self, other: Mark) -> float:
         return 1e3 * (other.at_s - self.at_s)
 
@@ -167,6 +170,32 @@ def test_a_gpus_timeline_gives_all_time_to_its_phases_in_the_end(clocks: Clocks)
         }
     )  # fmt: skip
     assert spent == timeline.settled_s()
+
+
+def test_a_gpus_timeline_settles_what_has_passed_while_the_host_is_a_step_ahead(clocks: Clocks) -> None:
+    timeline = timeline_for(torch.device("cuda"), 99.0)
+    arrival: Mark | None = None
+    for _ in range(3):
+        timeline.enter(Phase.data_wait)
+        for phase, seconds in ((Phase.forward, 2.0), (Phase.backward, 4.0)):
+            timeline.enter(phase)
+            clocks.queue(seconds)
+        timeline.enter(Phase.communication)
+        if arrival is not None:
+            arrival.synchronize()  # the numbers of the step before
+            timeline.settle_passed()
+            assert clocks.host_s == arrival.at_s < clocks.device_s
+            settled = timeline.settled_s()
+            assert settled["optimizer"] == 2.0 * settled["backward"] == 4.0 * settled["forward"]
+        timeline.enter(Phase.optimizer)
+        clocks.queue(8.0)
+        timeline.enter(Phase.communication)
+        arrival = clocks.mark()
+    timeline.enter(Phase.checkpoint)
+    assert clocks.host_s == clocks.device_s == 100.0 + 3 * 14.0
+    assert {phase: s for phase, s in timeline.spent_s().items() if s} == pytest.approx(
+        {"warm_up": 1.0, "forward": 6.0, "backward": 12.0, "optimizer": 24.0}
+    )
 
 
 def test_a_trace_of_a_gpus_step_begins_with_the_step(clocks: Clocks) -> None:

@@ -106,6 +106,9 @@ class Backend:
         """Returns the time between two moments; waits for the later one."""
         return float(end - begin)
 
+    def wait(self, moment: Any) -> None:
+        """Waits until a moment that `moment` returned."""
+
     def pinning(self, device: torch.device) -> AbstractContextManager[object] | None:
         """Around pinning memory that the device copies from by itself; None where nothing is copied."""
         return None

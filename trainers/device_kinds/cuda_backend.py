@@ -118,6 +118,10 @@ class CudaBackend(Backend):
         return float(begin.elapsed_time(end)) / 1e3
 
     @override
+    def wait(self, moment: Any) -> None:
+        moment.synchronize()
+
+    @override
     def pinning(self, device: torch.device) -> AbstractContextManager[object] | None:
         # A thread's current device is the first one until it says otherwise.
         return torch.cuda.device(device)

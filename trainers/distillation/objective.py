@@ -53,6 +53,7 @@ class DistillationObjective(Objective):
         self._sums: dict[str, torch.Tensor] = {}
         self._examples = 0
         self._parts: dict[str, float] = {}
+        self._taught: list[str] = []
         self.begin_step(0, 1)
 
     @override
@@ -90,6 +91,8 @@ class DistillationObjective(Objective):
 
     @override
     def local_sums(self) -> list[float | torch.Tensor]:
+        # Not by what this worker computed: in a pipeline the last stage alone computes losses.
+        self._taught = [name for name in self._names if name == "task_loss" or self._has(name)]
         return [self._examples, *(self._sums.get(name, 0.0) for name in self._names)]
 
     @override
@@ -97,9 +100,7 @@ class DistillationObjective(Objective):
         examples, *values = sums
         if examples:
             mean = {name: value / examples for name, value in zip(self._names, values, strict=True)}
-            # Not by what this worker computed: in a pipeline the last stage alone computes losses.
-            taught = [name for name in self._names if name == "task_loss" or self._has(name)]
-            self._parts = {name: mean[name] for name in taught}
+            self._parts = {name: mean[name] for name in self._taught}
 
     @override
     def parts(self) -> Mapping[str, float]:

@@ -66,6 +66,11 @@ class NoiseSource:
         """This worker's sum of the step, on the device; None when there is nothing to tell."""
         return None
 
+    @property
+    def looks(self) -> bool:
+        """Whether the step's norms are used, by this step or the next; else `moments` finds nothing."""
+        return False
+
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
         """Returns what the step tells of the noise; None = nothing.
 
@@ -111,6 +116,11 @@ class WorkerShares(NoiseSource):
     def sum(self) -> torch.Tensor | None:
         return self._sum if self._looks else None
 
+    @property
+    @override
+    def looks(self) -> bool:
+        return self._looks
+
     @override
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
         if not (self._looks and self.faithful):
@@ -154,6 +164,11 @@ class MicroBatches(NoiseSource):
         total: torch.Tensor = torch.linalg.vector_norm(torch.stack(self._norms)).square()
         self._norms.clear()
         return total
+
+    @property
+    @override
+    def looks(self) -> bool:
+        return self._looks
 
     @override
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
@@ -220,6 +235,11 @@ class StepsInARow(NoiseSource):
     @override
     def sum(self) -> torch.Tensor | None:
         return self._product
+
+    @property
+    @override
+    def looks(self) -> bool:
+        return self._phase in (0, 1)
 
     @override
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:

@@ -153,6 +153,9 @@ class Timeline:
     def settle(self) -> None:
         """Shares out the time until now; waits for the device. Nothing to do where the host computes."""
 
+    def settle_passed(self) -> None:
+        """Shares out the time until now over what the device has finished; never waits for it."""
+
     def carry_over(self, spent_s: Mapping[str, float]) -> None:
         """Adds what earlier attempts spent up to the checkpoint that this one resumes from."""
         for phase, seconds in spent_s.items():
@@ -219,20 +222,40 @@ class DeviceTimeline(Timeline):
             return
         end = self._mark()
         end.synchronize()
+        phases = [phase for phase, _ in self._marks]
+        self._share([*(event for _, event in self._marks), end], phases)
+        self._marks = [(phases[-1], end)]
+
+    @override
+    def settle_passed(self) -> None:
+        """Settles the phases that the device has left; the one that it is in is settled by the next call."""
+        passed = [event.query() for _, event in self._marks]  # type: ignore[no-untyped-call]
+        last = max((number for number, has in enumerate(passed) if has), default=0)
+        if not last:
+            return
+        self._share([event for _, event in self._marks[: last + 1]], [p for p, _ in self._marks[:last]])
+        del self._marks[:last]
+        self._phase = self._marks[0][0]
+
+    def _share(self, stamps: list[torch.cuda.Event], phases: list[Phase]) -> None:
+        """Shares the host's time since the last settling out by the device's time between events.
+
+        Args:
+            stamps: Events that have passed.
+            phases: Phases between them, one fewer.
+        """
         now = time.perf_counter()
-        stamps = [event for _, event in self._marks] + [end]
         parts = [first.elapsed_time(second) for first, second in pairwise(stamps)]
         whole = sum(parts)
         if not whole:
             parts[-1] = whole = 1.0
         at_s, host_s = self._since_s, now - self._since_s
-        for number, ((phase, _), part) in enumerate(zip(self._marks, parts, strict=True)):
+        for number, (phase, part) in enumerate(zip(phases, parts, strict=True)):
             if number:  # the first one was told when it began
                 self._listener(phase, at_s)
             self._spent[phase] += host_s * part / whole
             at_s += host_s * part / whole
-        self._phase, self._since_s = self._marks[-1][0], now
-        self._marks = [(self._phase, end)]
+        self._phase, self._since_s = phases[-1], now
 
 
 def timeline_for(device: torch.device, began_s: float) -> Timeline:

@@ -24,7 +24,7 @@ from typing_extensions import override
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
 from trainers.models.student import Output
-from trainers.parallel.pipeline.layers import ModelLayer
+from trainers.parallel.pipeline.layers import ModelLayer, sent_dtype
 from trainers.parallel.pipeline.replica import PipelineReplica
 from trainers.parallel.replica import LossOf
 from trainers.parallel.workers import Workers
@@ -95,11 +95,27 @@ class DeepSpeedPipeline(PipelineReplica):
     def _exchange(self) -> None:
         """Nothing: DeepSpeed's schedule ends with it."""
 
-    def apply(self, layer: ModelLayer, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Returns a layer's forward pass over the micro-batch that is computed."""
+    def apply(self, layer: ModelLayer, hidden: torch.Tensor | None, *, sent: bool) -> torch.Tensor:
+        """Returns a layer's forward pass over the micro-batch that is computed.
+
+        Hidden states travel in the format of autocast, as with the other engine: DeepSpeed describes each
+        message, and a gradient goes back in the format of what it is of.
+
+        Args:
+            layer: Layer of this stage.
+            hidden: Hidden states of the layer before, which may have been sent; None = it is the first.
+            sent: Whether the result is sent to the next stage.
+        """
         assert self._batch is not None
         with self._arithmetic.context():
-            return layer.apply(hidden, self._batch)
+            hidden = None if hidden is None else hidden.to(self._hidden_dtype())
+            after = layer.apply(hidden, self._batch)
+            return after.to(sent_dtype(self._device)) if sent else after
+
+    def sends(self, number: int) -> bool:
+        """Returns whether what a layer of this stage gives is sent: it is the last one of its stage."""
+        chunk = self._layout.chunks[self._workers.stage]
+        return number == chunk.stop - 1 and self._workers.stage < self._workers.stages - 1
 
     def _loss_of(self, logits: torch.Tensor, _labels: None) -> torch.Tensor:
         """Returns what DeepSpeed asks after each forward pass of the last stage."""
@@ -248,10 +264,11 @@ class _PipelineLayer(nn.Module):
         if layer.tied is not None:
             self.tied = layer.tied
         self._replica, self._number, self._layer = replica, number, layer
+        self._sent = replica.sends(number)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns the layer's hidden states (B, S, H), or logits after the head."""
-        return self._replica.apply(self._layer, hidden if self._number else None)
+        return self._replica.apply(self._layer, hidden if self._number else None, sent=self._sent)
 
 
 def _nothing(_engine: Any, **_: Any) -> None:

@@ -1,0 +1,163 @@
+"""Numbers of a step that the host reads in the next one: every result is as if they had been read at once.
+
+A device that runs behind its host is stood in for by the CPU; what the device decides is computed the same.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trainers.test_not_finite import progress_of
+from trainers.entrypoint import train
+from trainers.errors import NotFiniteError
+from trainers.parallel.replica import Replica
+from trainers.reporting import NeverStop
+from trainers.telemetry.gradient_noise import EVERY_STEPS
+from trainers.transfer import Transfer
+from trainers.update import Update
+
+EVERY_TWO = {"every_steps": 2, "every_s": 0.0}
+OF_CLOCKS = ("samples_per_s", "tokens_per_s", "goodput")
+
+
+@pytest.fixture
+def behind(monkeypatch):
+    """Let the trainer take its device for one that runs behind the host, until it is told otherwise."""
+
+    def switch(on: bool) -> None:
+        monkeypatch.setattr("trainers.trainer.kind_of", lambda device: SimpleNamespace(behind_host=on))
+
+    switch(True)
+    return switch
+
+
+def tensors(checkpoint: str) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}/{key}": tensor.clone()
+        for name in ("model", "optimizer", "random")
+        for key, tensor in load_file(Path(checkpoint) / f"{name}.safetensors").items()
+    }
+
+
+def points(recorder) -> dict[tuple[str, int], float]:
+    return {(point.name, point.step): point.value for point in recorder.seen if point.name not in OF_CLOCKS}
+
+
+def both(behind, config_in, tmp_path, recorder, prepare=lambda: None, **changes):
+    """Trains a run twice, its numbers read late and at once; returns both outcomes and their recorders."""
+    found = []
+    for name, on in (("late", True), ("at once", False)):
+        behind(on)
+        prepare()
+        told = type(recorder)()
+        found.append(
+            (train(config_in(tmp_path / name, deterministic=True, **changes), told, NeverStop()), told)
+        )
+    return found
+
+
+def assert_alike(found) -> None:
+    (late, of_late), (at_once, of_at_once) = found
+    one, other = tensors(late.checkpoint), tensors(at_once.checkpoint)
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    assert of_late.saved == of_at_once.saved
+    assert repr(points(of_late)) == repr(points(of_at_once))  # NaN is NaN
+    for name in ("step", "samples", "epoch_loss", "skipped_steps", "roll_backs", "best_step", "noise"):
+        assert progress_of(late.checkpoint)[name] == progress_of(at_once.checkpoint)[name]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": {"learning_rate": 1e-3, "max_grad_norm": 0.5}},
+        {"optimizer": {"name": "adan", "learning_rate": 1e-3, "max_grad_norm": 0.0}},
+        {"precision": "bf16", "numerics": {"parameters": "half"}, "checkpoint": EVERY_TWO},
+        {"batch": {"global_size": 8, "micro_size": 4}, "evaluation": {"every_epochs": 0.5}},
+    ],
+    ids=["clipped", "adan", "masters", "accumulated"],
+)
+def test_a_run_is_bitwise_the_same(behind, config_in, tmp_path, recorder, changes):
+    late_steps = EVERY_STEPS + 4
+    assert_alike(both(behind, config_in, tmp_path, recorder, length={"steps": late_steps}, **changes))
+
+
+@pytest.fixture
+def order(monkeypatch):
+    """What happened in steps, in order: gradients launched, updates decided by the device, numbers read."""
+    found: list[str] = []
+    watched = {
+        "gradients": (Replica, "gradients"),
+        "update": (Update, "apply_if_finite"),
+        "read": (Transfer, "read"),
+    }
+    for word, (kind, name) in watched.items():
+        method = getattr(kind, name)
+        monkeypatch.setattr(
+            kind, name, lambda *a, word=word, method=method, **k: (found.append(word), method(*a, **k))[1]
+        )
+    return found
+
+
+def test_numbers_are_read_when_the_next_step_is_launched(behind, configure, recorder, order):
+    train(configure(length={"steps": 6}, telemetry={"gradient_noise": False}), recorder, NeverStop())
+    assert order == ["gradients", "update", *["gradients", "read", "update"] * 5, "read"]
+    assert list(recorder.series("loss")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_boundaries_are_reached_with_all_numbers_read(behind, configure, recorder, order):
+    config = configure(length={"steps": 4}, checkpoint=EVERY_TWO, telemetry={"gradient_noise": False})
+    train(config, recorder, NeverStop())
+    assert order == ["gradients", "update", "gradients", "read", "update", "read"] * 2
+    assert recorder.saved == [2, 4]
+
+
+def test_a_stop_is_heard_within_a_step(behind, configure, recorder):
+    recorder.stop_after = 2
+    outcome = train(configure(length={"steps": 9}), recorder, recorder)
+    assert outcome.status == "stopped" and recorder.saved == [outcome.step]
+    assert list(recorder.series("loss")) == list(range(1, outcome.step + 1))
+    assert outcome.step <= 5
+
+
+@pytest.mark.parametrize("bad_step", [3, 4], ids=["before a checkpoint", "at a checkpoint"])
+def test_no_checkpoint_counts_after_numbers_that_are_not_finite(
+    behind, configure, recorder, poison, bad_step
+):
+    poison(bad_step - 1)
+    with pytest.raises(NotFiniteError, match=f"step {bad_step}: loss nan"):
+        train(configure(length={"steps": 9}, checkpoint=EVERY_TWO), recorder, NeverStop())
+    assert recorder.saved == [2]
+    assert math.isnan(recorder.series("loss")[bad_step])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adan"])
+def test_skipped_steps_are_those_of_a_run_that_reads_at_once(
+    behind,
+    config_in,
+    tmp_path,
+    recorder,
+    poison,
+    optimizer,
+):
+    found = both(
+        behind, config_in, tmp_path, recorder, lambda: poison(3, 5), length={"steps": 8},
+        numerics={"not_finite": "skip"}, optimizer__name=optimizer, telemetry={"gradient_noise": False},
+    )  # fmt: skip
+    assert_alike(found)
+    assert found[0][1].series("skipped_steps")[8] == 2
+
+
+def test_rolling_back_is_that_of_a_run_that_reads_at_once(behind, config_in, tmp_path, recorder, poison):
+    found = both(
+        behind, config_in, tmp_path, recorder, lambda: poison(4, 5), length={"steps": 8},
+        numerics={"not_finite": "roll_back"}, checkpoint=EVERY_TWO,
+    )  # fmt: skip
+    assert progress_of(found[0][0].checkpoint)["roll_backs"] == 1
+    assert "rolled back to step 4" in " ".join(found[0][1].logs)
