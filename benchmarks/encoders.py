@@ -12,10 +12,11 @@ with the sizes of all-MiniLM-L6 (6 layers, hidden 384, 12 heads).
 The last line is one JSON object: `cpu` by model and cap with `packed_vs_bucketed`, `fused_vs_bucketed` and
 `fused_vs_eager_padded` (`bucketed` is `huggingface`; above 1 = faster, with the quartiles of each next to
 it); `equivalence` of `fused` with `huggingface` in float64 without dropout (`hidden_max_abs`,
-`gradient_max_rel`); `launches_per_step` and `bytes_per_token_layer` by encoder, of a BERT-base step in bf16,
-counted from a trace with tensors that have sizes only: operators that compute, those of `cuda_ext` with the
-kernels that each launches, and the bytes that they read and write. With a GPU there is also `cuda`: BERT-base
-in bf16 at 512, `fused_vs_bucketed`, `fused_vs_eager_padded`, and `mfu` of `fused`.
+`gradient_max_rel`); `launches_per_step`, `bytes_per_token_layer` and `peak_mib` by encoder, of a BERT-base
+step in bf16 (forward, backward, gradient norm, optimizer), counted from a trace with tensors that have sizes
+only: operators that compute, those of `cuda_ext` with the kernels that each launches, the bytes that they
+read and write, and the memory of activations and gradients. With a GPU there is also `cuda`: BERT-base in
+bf16 at 512, `fused_vs_bucketed`, `fused_vs_eager_padded`, and `mfu` of `fused`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ BENCHMARK = Benchmark(
         "equivalence.gradient_max_rel",
         "launches_per_step",
         "bytes_per_token_layer",
+        "peak_mib",
     ),
 )
 
@@ -269,8 +271,23 @@ def equivalence(model: str, lengths: list[int], cap: int) -> dict[str, float]:
     }
 
 
-def traced(model: str, encoder: str) -> tuple[int, float]:
-    """Returns launches of a step and bytes per token and layer, in bf16, of a batch of eight texts of 256."""
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A step in bf16 as a trace shows it.
+
+    Attributes:
+        launches: of forward, backward, the gradient's norm and the optimizer.
+        bytes_per_token_layer: that the operators of forward and backward read and write.
+        peak_mib: most memory of activations and gradients alive at once.
+    """
+
+    launches: int
+    bytes_per_token_layer: int
+    peak_mib: float
+
+
+def traced(model: str, encoder: str) -> Traced:
+    """Returns the trace of a step in bf16, of a batch of eight texts of 256."""
     built = install(build(model), encoder, host=False).to(torch.bfloat16).to("meta").train()
     data = examples([256] * 8, 256)
     batch = collate(data, np.arange(8), PAD, 8)
@@ -283,7 +300,11 @@ def traced(model: str, encoder: str) -> tuple[int, float]:
         loss.backward()  # type: ignore[no-untyped-call]
     optimizer_launches = 2  # the gradient's norm and the step of all tensors
     layers = built.model.config.num_hidden_layers
-    return trace.launched + optimizer_launches, trace.bytes / (8 * 256 * layers)
+    return Traced(
+        launches=trace.launched + optimizer_launches,
+        bytes_per_token_layer=round(trace.bytes / (8 * 256 * layers)),
+        peak_mib=round(trace.peak_bytes / 2**20, 1),
+    )
 
 
 def on_cuda(lengths: list[int], *, rounds: int, count: int) -> dict[str, Any]:
@@ -326,8 +347,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     first = given.models.split(",")[0]
     figures["equivalence"] = equivalence(first, lengths[:4], int(given.caps.split(",")[-1]))
     traces = {encoder: traced(given.traced, encoder) for encoder in ("huggingface", "packed", "fused")}
-    figures["launches_per_step"] = {encoder: launches for encoder, (launches, _) in traces.items()}
-    figures["bytes_per_token_layer"] = {encoder: round(moved) for encoder, (_, moved) in traces.items()}
+    for figure in ("launches", "bytes_per_token_layer", "peak_mib"):
+        name = "launches_per_step" if figure == "launches" else figure
+        figures[name] = {encoder: getattr(trace, figure) for encoder, trace in traces.items()}
     if torch.cuda.is_available():
         figures["cuda"] = on_cuda(lengths, rounds=given.rounds, count=4 * given.examples)
     return figures

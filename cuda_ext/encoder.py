@@ -6,7 +6,6 @@
 | `dropout_add_norm` | LayerNorm(residual + dropout(x + bias)) |
 | `embed_norm` | dropout(LayerNorm(word + type + position)) |
 | `cross_entropy` | log(sum(exp(x))) - x[label] |
-| `joint_linear` | x [W1 W2 W3]^T + [b1 b2 b3], one product |
 
 The backward passes recompute what is cheap: gelu's argument, a row's normalised values, dropout's mask. A
 mask is Philox4x32-10 with the seed as key and (element, offset) as counter (`csrc/philox.h`), the same
@@ -17,12 +16,10 @@ on every device; its rate is met to 2^-17. Sums are fp32 for 16-bit activations.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from cuda_ext import native
 from cuda_ext.errors import BuildError
@@ -148,14 +145,6 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100) -
     """Returns the (N,) losses of (N, C) logits, 0 where the label is `ignore_index`; fp32 of 16-bit ones."""
     losses: Tensor = torch.ops.stillhouse.cross_entropy(logits, labels, ignore_index)[0]
     return losses
-
-
-def joint_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-    """Returns x W^T + b with the weights and biases joined: one product instead of several.
-
-    Each parameter keeps its name and its optimizer state; its gradient is a slice of the joint one.
-    """
-    return functional.linear(x, torch.cat(tuple(weights)), torch.cat(tuple(biases)))
 
 
 _NO_SEED = torch.zeros((), dtype=torch.int64)

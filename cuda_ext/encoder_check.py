@@ -83,12 +83,17 @@ def _compiled(kernel: Any, target: str, width: int) -> KernelResources:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from cuda_ext.encoder_triton import COLUMNS, TOTAL_COLUMNS, block_of, warps_of
+    from cuda_ext import encoder_triton as kernels
 
     name = kernel.__name__
-    flat = {"bias_gelu_kernel": 1024, "bias_gelu_backward_kernel": COLUMNS, "totals_kernel": TOTAL_COLUMNS}
-    block = flat.get(name, min(block_of(width), 4096))
-    constants = {"BLOCK": block, "DROPS": True, "OTHER": True, "COUNT": 3}
+    flat = {
+        "bias_gelu_kernel": 1024,
+        "bias_gelu_backward_kernel": kernels.COLUMNS,
+        "totals_kernel": kernels.TOTAL_COLUMNS,
+        "joint_gradient_kernel": kernels.JOINT_COLUMNS,
+    }
+    block = flat.get(name, min(kernels.block_of(width), 4096))
+    constants = {"BLOCK": block, "DROPS": True, "OTHER": True, "ROWS": kernels.JOINT_ROWS}
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     signature = {
         argument: "constexpr"
@@ -99,7 +104,8 @@ def _compiled(kernel: Any, target: str, width: int) -> KernelResources:
         for argument in kernel.arg_names
     }
     sums = "sums_ptr" in kernel.arg_names
-    warps = 4 if name in ("bias_gelu_kernel", "totals_kernel") else warps_of(block, sums=sums)
+    fixed = {"bias_gelu_kernel": 4, "totals_kernel": 4, "joint_gradient_kernel": 8}
+    warps = fixed.get(name) or kernels.warps_of(block, sums=sums)
     compiled = triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=constants),
         target=GPUTarget("cuda", TARGETS[target], 32),
@@ -149,6 +155,10 @@ ARRAYS: Mapping[str, int] = MappingProxyType(
         "embed_norm_backward": 5,
         "cross_entropy": 1,
         "cross_entropy_backward": 2,
+        "bias_gelu_backward_sums": 3,
+        "dropout_add_norm_backward_sums": 4,
+        "column_totals": 0,
+        "joint_gradient": 6,
     }
 )
 """Arrays of rows x width that an operator reads or writes."""

@@ -8,20 +8,23 @@ before the first import, the same functions run on CPU tensors.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 512
-"""Programs that share rows where sums over rows are taken: one number for all GPUs, so that sums agree."""
+from cuda_ext.encoder_layer import shares
 
 COLUMNS = 256
 """Columns that a program of `bias_gelu` works on."""
 
 TOTAL_COLUMNS = 32
 """Columns that a program of `totals_kernel` works on."""
+
+JOINT_COLUMNS, JOINT_ROWS = 16, 256
+"""Columns that a program of `joint_gradient_kernel` works on, all rows of them, and rows at a time."""
 
 # Products and sums in one rounding: Triton 3.9 warns where this is not said, and 3.10 does without.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -67,7 +70,7 @@ def bias_gelu_kernel(x_ptr, bias_ptr, out_ptr, count, width, BLOCK: tl.constexpr
 
 @triton.jit
 def bias_gelu_backward_kernel(
-    grad_ptr, x_ptr, bias_ptr, out_ptr, sums_ptr, rows, width, each, BLOCK: tl.constexpr
+    grad_ptr, x_ptr, bias_ptr, out_ptr, sums_ptr, rows, width, each, stride, BLOCK: tl.constexpr
 ):
     """dx = g (Phi(v) + v phi(v)), and its sum over the program's rows."""
     program = tl.program_id(0)
@@ -83,7 +86,7 @@ def bias_gelu_backward_kernel(
         dx = g * (_normal_cdf(v) + v * density)
         tl.store(out_ptr + at, dx, mask=inside)
         total += dx
-    tl.store(sums_ptr + program * width + columns, total, mask=inside)
+    tl.store(sums_ptr + program * stride + columns, total, mask=inside)
 
 
 @triton.jit
@@ -117,7 +120,7 @@ def dropout_add_norm_kernel(
 @triton.jit
 def dropout_add_norm_backward_kernel(
     grad_ptr, other_ptr, summed_ptr, mean_ptr, rstd_ptr, weight_ptr, grad_x_ptr, grad_residual_ptr, sums_ptr,
-    rows, width, each, seed, offset, below, scale,
+    rows, width, each, stride, seed, offset, below, scale,
     OTHER: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """d summed = rstd (h - mean(h) - n mean(h n)) with h = g weight and n the normalised row."""
@@ -146,7 +149,7 @@ def dropout_add_norm_backward_kernel(
         bias_total += d
         weight_total += g * n
         norm_bias_total += g
-    sums = sums_ptr + program * 3 * width + columns
+    sums = sums_ptr + program * stride + columns
     tl.store(sums, bias_total, mask=inside)
     tl.store(sums + width, weight_total, mask=inside)
     tl.store(sums + 2 * width, norm_bias_total, mask=inside)
@@ -268,39 +271,52 @@ def cross_entropy_backward_kernel(
 
 
 @triton.jit
-def totals_kernel(
-    sums_ptr, first_ptr, second_ptr, third_ptr, programs, width, COUNT: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Adds the programs' sums (programs, COUNT, width), 64 programs at a time, in one order."""
+def totals_kernel(sums_ptr, out_ptr, programs, width, BLOCK: tl.constexpr):
+    """Adds the programs' sums (programs, width), 64 programs at a time, in one order."""
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    first = tl.zeros((BLOCK,), tl.float32)
-    second = tl.zeros((BLOCK,), tl.float32)
-    third = tl.zeros((BLOCK,), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
     for begin in range(0, programs, 64):
         numbers = begin + tl.arange(0, 64)
-        at = numbers[:, None] * (COUNT * width) + columns[None, :]
         there = (numbers < programs)[:, None] & inside[None, :]
-        first += tl.sum(tl.load(sums_ptr + at, mask=there, other=0.0), 0)
-        if COUNT > 1:
-            second += tl.sum(tl.load(sums_ptr + at + width, mask=there, other=0.0), 0)
-        if COUNT > 2:
-            third += tl.sum(tl.load(sums_ptr + at + 2 * width, mask=there, other=0.0), 0)
-    tl.store(first_ptr + columns, first, mask=inside)
-    if COUNT > 1:
-        tl.store(second_ptr + columns, second, mask=inside)
-    if COUNT > 2:
-        tl.store(third_ptr + columns, third, mask=inside)
+        total += tl.sum(
+            tl.load(sums_ptr + numbers[:, None] * width + columns[None, :], mask=there, other=0.0), 0
+        )
+    tl.store(out_ptr + columns, total, mask=inside)
 
 
-def _totals(sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The sums (programs, COUNT, width) over the programs: COUNT tensors of a parameter's dtype."""
-    programs, count, width = sums.shape
-    totals = tuple(sums.new_empty((width,), dtype=dtype) for _ in range(count))
-    outputs = (*totals, totals[0], totals[0])[:3]
-    grid = (triton.cdiv(width, TOTAL_COLUMNS),)
-    totals_kernel[grid](sums, *outputs, programs, width, COUNT=count, BLOCK=TOTAL_COLUMNS)
-    return totals
+@triton.jit
+def joint_gradient_kernel(
+    first_ptr, second_ptr, third_ptr, joint_ptr, out_ptr, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """joint = [first second third], and its sums over rows; a program takes columns of one of the three."""
+    part = tl.program_id(1)
+    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    source = first_ptr
+    if part == 1:
+        source = second_ptr
+    elif part == 2:
+        source = third_ptr
+    numbers = tl.arange(0, ROWS)
+    at = numbers[:, None] * width + columns[None, :]
+    target = numbers[:, None] * (3 * width) + part * width + columns[None, :]
+    total = tl.zeros((BLOCK,), tl.float32)
+    for begin in range(0, rows, ROWS):
+        there = (begin + numbers < rows)[:, None] & inside[None, :]
+        first = tl.cast(begin, tl.int64) * width
+        given = tl.load(source + first + at, mask=there, other=0.0)
+        tl.store(joint_ptr + 3 * first + target, given, mask=there)
+        total += tl.sum(given.to(tl.float32), 0)
+    tl.store(out_ptr + part * width + columns, total, mask=inside)
+
+
+def column_totals(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sums of each column over the programs, in a parameter's dtype."""
+    programs, width = sums.shape
+    out = sums.new_empty((width,), dtype=dtype)
+    totals_kernel[(triton.cdiv(width, TOTAL_COLUMNS),)](sums, out, programs, width, BLOCK=TOTAL_COLUMNS)
+    return out
 
 
 def block_of(width: int) -> int:
@@ -332,10 +348,10 @@ def _dropout(rate: float, seed: Tensor, offset: int) -> tuple[int, int, int, flo
     return int(seed), offset, below, 65536 / (65536 - below)
 
 
-def _shares(rows: int) -> tuple[int, int]:
-    """Programs that share rows, and how many each takes."""
-    each = max(1, triton.cdiv(rows, PROGRAMS))
-    return max(1, triton.cdiv(rows, each)), each
+def _programs_sums(x: Tensor, count: int) -> Tensor:
+    """Memory for `count` sums over rows of x (..., H), by each program."""
+    width = x.shape[-1]
+    return x.new_empty((shares(x.numel() // width)[0], count * width), dtype=torch.float32)
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -355,15 +371,23 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
 
 def bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     """Gradients of x and bias."""
+    sums = _programs_sums(x, 1)
+    out = bias_gelu_backward_sums(grad, x, bias, sums)
+    return out, column_totals(sums, bias.dtype)
+
+
+def bias_gelu_backward_sums(grad: Tensor, x: Tensor, bias: Tensor, sums: Tensor) -> Tensor:
+    """Gradient of x; each program's sums of it over its rows become a line of `sums`."""
     x, width = _require(x), x.shape[-1]
     rows = x.numel() // width
-    programs, each = _shares(rows)
-    out, sums = torch.empty_like(x), x.new_empty((programs, 1, width), dtype=torch.float32)
+    programs, each = shares(rows)
+    out = torch.empty_like(x)
     grid = (programs, triton.cdiv(width, COLUMNS))
     bias_gelu_backward_kernel[grid](
-        grad.contiguous(), x, bias.contiguous(), out, sums, rows, width, each, BLOCK=COLUMNS, num_warps=2
-    )
-    return out, *_totals(sums, bias.dtype)
+        grad.contiguous(), x, bias.contiguous(), out, sums, rows, width, each, sums.stride(0), BLOCK=COLUMNS,
+        num_warps=2,
+    )  # fmt: skip
+    return out
 
 
 def dropout_add_norm(
@@ -389,20 +413,42 @@ def dropout_add_norm_backward(
     rate: float, seed: Tensor, offset: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of x, the residual, the bias, and the LayerNorm's weight and bias."""
+    sums = _programs_sums(summed, 3)
+    grads = dropout_add_norm_backward_sums(
+        grad, other_grad, summed, mean, rstd, weight, rate, seed, offset, sums
+    )
+    return *grads, *column_totals(sums, weight.dtype).chunk(3)
+
+
+def dropout_add_norm_backward_sums(
+    grad: Tensor, other_grad: Tensor | None, summed: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor,
+    rate: float, seed: Tensor, offset: int, sums: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of x and the residual; each program's sums for the other three become a line of `sums`."""
     width = summed.shape[-1]
     rows = summed.numel() // width
-    programs, each = _shares(rows)
+    programs, each = shares(rows)
     grad_x, grad_residual = torch.empty_like(summed), torch.empty_like(summed)
-    sums = summed.new_empty((programs, 3, width), dtype=torch.float32)
     drawn = _dropout(rate, seed, offset)
     block = block_of(width)
     grad = grad.contiguous()
     dropout_add_norm_backward_kernel[(programs,)](
         grad, grad if other_grad is None else other_grad.contiguous(), summed, mean, rstd,
-        weight.contiguous(), grad_x, grad_residual, sums, rows, width, each, *drawn,
+        weight.contiguous(), grad_x, grad_residual, sums, rows, width, each, sums.stride(0), *drawn,
         OTHER=other_grad is not None, DROPS=drawn[2] > 0, BLOCK=block, num_warps=warps_of(block, sums=True),
     )  # fmt: skip
-    return grad_x, grad_residual, *_totals(sums, weight.dtype)
+    return grad_x, grad_residual
+
+
+def joint_gradient(grads: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Three gradients (N, H) as one (N, 3 H), and its sums over rows in a parameter's dtype."""
+    first, second, third = (_require(grad) for grad in grads)
+    rows, width = first.shape
+    joint, out = first.new_empty((rows, 3 * width)), first.new_empty((3 * width,), dtype=dtype)
+    joint_gradient_kernel[(triton.cdiv(width, JOINT_COLUMNS), 3)](
+        first, second, third, joint, out, rows, width, ROWS=JOINT_ROWS, BLOCK=JOINT_COLUMNS, num_warps=8
+    )
+    return joint, out
 
 
 def embed_norm(
@@ -431,9 +477,9 @@ def embed_norm_backward(
     """Gradients of the three tables, and of the LayerNorm's weight and bias."""
     words, width = _require(words), words.shape[1]
     rows = ids.numel()
-    programs, each = _shares(rows)
+    programs, each = shares(rows)
     of_rows = words.new_empty((rows, width))
-    sums = words.new_empty((programs, 2, width), dtype=torch.float32)
+    sums = words.new_empty((programs, 2 * width), dtype=torch.float32)
     drawn = _dropout(rate, seed, offset)
     block = block_of(width)
     embed_norm_backward_kernel[(programs,)](
@@ -445,7 +491,7 @@ def embed_norm_backward(
         torch.ops.aten.embedding_dense_backward(of_rows, indices.flatten(), table.shape[0], -1, False)
         for indices, table in ((ids, words), (positions, position_table), (types, type_table))
     )
-    return (*tables, *_totals(sums, weight.dtype))
+    return (*tables, *column_totals(sums, weight.dtype).chunk(2))
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -478,7 +524,8 @@ def cross_entropy_backward(
 
 OPERATORS = (
     bias_gelu, bias_gelu_backward, dropout_add_norm, dropout_add_norm_backward, embed_norm,
-    embed_norm_backward, cross_entropy, cross_entropy_backward,
+    embed_norm_backward, cross_entropy, cross_entropy_backward, bias_gelu_backward_sums,
+    dropout_add_norm_backward_sums, column_totals, joint_gradient,
 )  # fmt: skip
 """Each is `stillhouse::<its name>` on CUDA."""
 

@@ -265,23 +265,6 @@ def test_misaligned_and_strided_arguments_give_the_same(name: str) -> None:
             assert torch.equal(mine, theirs)
 
 
-def test_one_product_has_the_gradients_of_three() -> None:
-    x = torch.randn(9, 8, dtype=torch.float64)
-    weights = [torch.randn(8, 8, dtype=torch.float64) for _ in range(3)]
-    biases = [torch.randn(8, dtype=torch.float64) for _ in range(3)]
-
-    def apart(*given: Tensor) -> Tensor:
-        return torch.cat([functional.linear(given[0], given[1 + i], given[4 + i]) for i in range(3)], -1)
-
-    def joined(*given: Tensor) -> Tensor:
-        return encoder.joint_linear(given[0], given[1:4], given[4:])
-
-    for mine, theirs in zip(
-        results(joined, (x, *weights, *biases)), results(apart, (x, *weights, *biases)), strict=True
-    ):
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-
-
 def test_bytes_moved_are_those_of_the_arrays() -> None:
     rows, width = 512, 64
     x, vector = torch.randn(rows, width), torch.randn(width)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 INTERPRETED = """
 import json, sys, torch
-from cuda_ext import encoder, encoder_triton
+from cuda_ext import encoder, encoder_layer, encoder_triton
 encoder.require("cpu")
 ops = torch.ops.stillhouse
 torch.manual_seed(0)
@@ -30,12 +30,15 @@ def compare(operator, *arguments):
     mine = getattr(encoder_triton, operator)(*arguments)
     theirs = getattr(ops, operator)(*arguments)
     mine, theirs = (given if isinstance(given, tuple) else (given,) for given in (mine, theirs))
+    check(operator, mine, theirs)
+    return theirs
+
+def check(operator, mine, theirs):
     for a, b in zip(mine, theirs, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype, (operator, a.shape, b.shape, a.dtype, b.dtype)
         error = float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-3))
         key = f"{operator} {str(dtype)[6:]}"
         worst[key] = max(worst.get(key, 0.0), error)
-    return theirs
 
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     for rows, width in ((3, 7), (2, 96)):
@@ -44,9 +47,18 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
         bias, weight, shift = make(width), make(width), make(width)
         compare("bias_gelu", x, bias)
         compare("bias_gelu_backward", grad, x, bias)
+        compare("joint_gradient", [x, y, grad], dtype)
         _, *saved = compare("dropout_add_norm", x, bias, y, weight, shift, 1e-5, 0.3, seed, 2**33 + 5)
         for other in (None, y):
-            compare("dropout_add_norm_backward", grad, other, *saved, weight, 0.3, seed, 2**33 + 5)
+            given = (grad, other, *saved, weight, 0.3, seed, 2**33 + 5)
+            compare("dropout_add_norm_backward", *given)
+        # What a layer's pieces add up is what their whole operators give.
+        columns = torch.empty(encoder_layer.shares(rows)[0], 4 * width)
+        encoder_triton.bias_gelu_backward_sums(grad, x, bias, columns[:, :width])
+        encoder_triton.dropout_add_norm_backward_sums(*given, columns[:, width:])
+        totals = encoder_triton.column_totals(columns, dtype)
+        whole = (*ops.bias_gelu_backward(grad, x, bias)[1:], *ops.dropout_add_norm_backward(*given)[2:])
+        check("column_totals", (totals,), (torch.cat(whole),))
         ids = [torch.randint(count, (rows,)) for count in (11, 2, 9)]
         tables = [make(count, width) for count in (11, 9, 2)]
         _, *saved = compare("embed_norm", *ids, *tables, weight, shift, 1e-5, 0.3, seed, 1)
@@ -74,7 +86,7 @@ def test_interpreted_kernels_agree_with_the_cpu_kernels(kernels: None) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     worst: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    assert len(worst) == 3 * 8
+    assert len(worst) == 3 * 10
     bounds = {"float32": 2e-6, "bfloat16": 0.04, "float16": 0.005}
     assert {key: error for key, error in worst.items() if error > bounds[key.split()[1]]} == {}
 
@@ -84,7 +96,7 @@ def test_interpreted_kernels_agree_with_the_cpu_kernels(kernels: None) -> None:
 def test_no_kernel_spills_on_any_target() -> None:
     found = encoder_check.kernel_resources(widths=(768,))
     assert {row.target for row in found} == set(encoder_check.TARGETS)
-    assert len(found) == 3 * 9
+    assert len(found) == 3 * 10
     assert [row for row in found if row.spill_bytes] == []
     assert max(row.registers for row in found) <= encoder_check.REGISTER_LIMIT
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from benchmarks.encoders import traced
+from benchmarks.encoders import PAD, Traced, build, examples, install, traced
 from cuda_ext import encoder as kernels
+from trainers.data.batches import collate
+from trainers.data.segments import pack
+from trainers.models.packed_attention import PACKED_ATTENTION, flash
+from trainers.tasks.losses import class_loss
 from trainers.telemetry.step_trace import StepTrace
 
 META = torch.device("meta")
@@ -59,12 +66,68 @@ def test_a_wide_copy_of_16_bits_is_seen():
     assert trace.widened == [15]
 
 
-LAUNCHES = {"huggingface": 970, "packed": 600, "fused": 390}
-"""Upper bounds for a training step of BERT-base in bf16."""
+def test_the_peak_is_of_what_is_alive_at_once():
+    with StepTrace() as trace:
+        x = torch.ones(10, device=META)
+        for _ in range(3):
+            x = x + 1.0
+    assert trace.peak_bytes == 2 * 40
+
+
+LAUNCHES = {"huggingface": 970, "packed": 600, "fused": 300}
+"""Upper bounds for a training step of BERT-base in bf16: forward, backward, norm and optimizer."""
+
+
+@pytest.fixture(scope="module")
+def traces() -> dict[str, Traced]:
+    if reason := kernels.why_unavailable("cpu"):
+        pytest.skip(f"no kernels here: {reason}")
+    return {encoder: traced("base", encoder) for encoder in LAUNCHES}
 
 
 @pytest.mark.parametrize("encoder", LAUNCHES)
-def test_launches_of_a_step_of_bert_base(encoder):
-    if reason := kernels.why_unavailable("cpu"):
-        pytest.skip(f"no kernels here: {reason}")
-    assert traced("base", encoder)[0] <= LAUNCHES[encoder]
+def test_launches_of_a_step_of_bert_base(encoder, traces):
+    assert traces[encoder].launches <= LAUNCHES[encoder]
+
+
+def test_a_fused_step_moves_fewer_bytes_and_needs_no_more_memory(traces):
+    # `packed` too: without values, the default's attention is traced as single operations.
+    fused, packed, default = (traces[encoder] for encoder in ("fused", "packed", "huggingface"))
+    assert fused.bytes_per_token_layer < packed.bytes_per_token_layer < default.bytes_per_token_layer
+    assert fused.peak_mib <= packed.peak_mib <= default.peak_mib
+
+
+def test_parts_of_another_class_compute_the_layer_part_by_part(monkeypatch):
+    """A hook reads what a module returns: the layer is then not one operation, and launches more."""
+    model = install(build("tiny"), "fused", host=False).to(torch.bfloat16).to(META).train()
+    batch = pack(collate(examples([9, 7], 16), np.arange(2), PAD, 8), pad_id=PAD, multiple=8).to(META)
+    whole = launched(model, batch)
+    layer = model.model.base_model.encoder.layer[0]
+    layer.intermediate.register_forward_hook(lambda module, given, result: None)
+    assert launched(model, batch) > whole
+
+
+def launched(model, batch) -> int:
+    with StepTrace() as trace:
+        class_loss(model(batch).logits, batch).backward()
+    return trace.launched
+
+
+def test_activations_stay_in_16_bits_under_autocast(monkeypatch):
+    """Only the gradient of the embeddings' output is widened: their tables and its computation are fp32."""
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, PACKED_ATTENTION, by_flash)
+    model = install(build("tiny"), "fused", host=False).train()
+    width = model.model.config.hidden_size
+    batch = pack(collate(examples([40, 56], 64), np.arange(2), PAD, 8), pad_id=PAD, multiple=8)
+    with FakeTensorMode(allow_non_fake_inputs=True), StepTrace("cpu") as trace:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = class_loss(model(batch).logits, batch)
+        loss.backward()
+    assert trace.host_reads.total() == 0
+    assert [size for size in trace.widened if size >= 96 * width] == [96 * width]
+
+
+def by_flash(module, query, key, value, attention_mask, dropout=0.0, scaling=None, segments=None, **options):
+    """A GPU's attention, whatever the device of the fake tensors."""
+    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    return flash(q, k, v, segments, dropout, scaling), None

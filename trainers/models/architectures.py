@@ -92,7 +92,7 @@ class Bert:
         first = self.family.first_position({"pad_token_id": config.pad_token_id})
         return {
             "input_ids": row.input_ids,
-            "position_ids": row.position_ids + first,
+            "position_ids": row.position_ids + first if first else row.position_ids,
             **self.token_types(row, config),
         }
 

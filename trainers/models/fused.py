@@ -1,10 +1,13 @@
 """The encoder `fused`: layers of BERT's kind with their elementwise work in kernels of `cuda_ext.encoder`.
 
-Modules keep their parameters and names and get another class: embeddings, self attention (queries, keys
-and values as one product), the first linear layer with its GELU, and the layers that end in dropout,
+Modules keep their parameters and names and get another class: embeddings, layers, self attention (queries,
+keys and values as one product), the first linear layer with its GELU, and the layers that end in dropout,
 residual and LayerNorm. Attention itself is that of `packed`. Bias comes with the elementwise kernel, so
 the products have none. A seed is drawn from torch's CPU generator per kernel with dropout: what a
 checkpoint keeps of the generator replays every mask.
+
+A layer whose parts are plain and that no hook watches computes all that follows its attention as one
+operation (`cuda_ext.encoder_layer`), which launches fewer kernels; else each part computes its own.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from transformers.models.electra import modeling_electra
 from transformers.models.roberta import modeling_roberta
 from transformers.models.xlm_roberta import modeling_xlm_roberta
 
-from cuda_ext import encoder
+from cuda_ext import encoder, encoder_layer
 from trainers.errors import BadSpecError
 from trainers.models.packed_attention import PACKED_ATTENTION
 
@@ -31,6 +34,27 @@ def _dropout(dropout: nn.Dropout) -> dict[str, Any]:
     if not (dropout.training and dropout.p):
         return {}
     return {"rate": dropout.p, "seed": encoder.fresh_seed()}
+
+
+def _watched(module: nn.Module) -> bool:
+    """Whether a hook reads what a module is given or returns."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _is_plain(kind: type[nn.Module], module: nn.Module) -> bool:
+    """Whether a module has the arithmetic of its kind, and no hook.
+
+    A hook reads what its module returns; a module of another class has its own arithmetic, such as rounding.
+    """
+    return type(module) is kind and not _watched(module)
+
+
+def _norm_after(part: Any) -> encoder_layer.NormAfter:
+    """What a module that ends in dropout, residual and LayerNorm computes."""
+    norm = part.LayerNorm
+    return encoder_layer.NormAfter(
+        part.dense.weight, part.dense.bias, norm.weight, norm.bias, norm.eps, **_dropout(part.dropout)
+    )
 
 
 def _product(linear: nn.Linear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,22 +108,53 @@ class _Embeddings:
         return embedded
 
 
+class _Layer:
+    """Self attention, and what follows it as one operation."""
+
+    def forward(
+        self: Any,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *rest: Any,
+        **options: Any,
+    ) -> torch.Tensor:
+        attention, inner, outer = self.attention, self.intermediate, self.output
+        mix = attention.output
+        skipped = (attention, attention.self, mix, mix.dropout, inner, outer, outer.dropout)
+        if not (
+            all(_is_plain(nn.Linear, part.dense) for part in (mix, inner, outer))
+            and all(_is_plain(nn.LayerNorm, part.LayerNorm) for part in (mix, outer))
+            and not any(map(_watched, skipped))
+        ):
+            unfused: torch.Tensor = super().forward(hidden_states, attention_mask, *rest, **options)  # type: ignore[misc]
+            return unfused
+        mixed, residual = attention.self.mix(hidden_states, attention_mask, **options)
+        return encoder_layer.after_attention(
+            mixed, residual, _norm_after(mix), (inner.dense.weight, inner.dense.bias), _norm_after(outer)
+        )
+
+
 class _SelfAttention:
     """One product for queries, keys and values, and attention by its registered name."""
 
     def forward(
         self: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **options: Any
     ) -> tuple[torch.Tensor, None]:
+        return self.mix(hidden_states, attention_mask, **options)[0], None
+
+    def mix(
+        self: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention's result, and the hidden states as what a residual is to be read from."""
         parts = (self.query, self.key, self.value)
-        # A hook reads what its module returns, and a Linear of another class has its own arithmetic.
-        if all(type(part) is nn.Linear and not part._forward_hooks for part in parts):
-            joint = encoder.joint_linear(
+        if all(_is_plain(nn.Linear, part) for part in parts):
+            *projected, residual = encoder_layer.projections(
                 hidden_states, [part.weight for part in parts], [part.bias for part in parts]
             )
         else:
-            joint = torch.cat([part(hidden_states) for part in parts], -1)
+            projected, residual = [part(hidden_states) for part in parts], hidden_states
         shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
-        query, key, value = (part.view(shape).transpose(1, 2) for part in joint.chunk(3, -1))
+        query, key, value = (part.view(shape).transpose(1, 2) for part in projected)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         mixed, _ = attend(
             self,
@@ -111,7 +166,19 @@ class _SelfAttention:
             scaling=self.scaling,
             **options,
         )
-        return mixed.reshape(*hidden_states.shape[:-1], -1), None
+        return mixed.reshape(*hidden_states.shape[:-1], -1), residual
+
+    def _apply(self: Any, function: Any, recurse: bool = True) -> Any:
+        """Parameters that go to a device or a dtype are adjacent there too."""
+        applied = super()._apply(function, recurse)  # type: ignore[misc]
+        self.adjoin()
+        return applied
+
+    def adjoin(self: Any) -> None:
+        """Lets the join of the three weights, and that of the biases, be a view."""
+        parts = (self.query, self.key, self.value)
+        encoder_layer.adjoin([part.weight for part in parts])
+        encoder_layer.adjoin([part.bias for part in parts])
 
 
 class _Intermediate:
@@ -138,6 +205,7 @@ class _Output:
 
 
 def _fused(original: type[nn.Module], forward: type) -> tuple[type[nn.Module], type[nn.Module]]:
+    """A module's class, and one with another forward pass."""
     return original, type(f"Fused{original.__name__}", (forward, original), {"__doc__": forward.__doc__})
 
 
@@ -151,6 +219,7 @@ _CLASSES: Mapping[type[nn.Module], type[nn.Module]] = dict(
     )
     for suffix, forward in (
         ("Embeddings", _Embeddings),
+        ("Layer", _Layer),
         ("SelfAttention", _SelfAttention),
         ("Intermediate", _Intermediate),
         ("SelfOutput", _Output),
@@ -185,4 +254,6 @@ def install(model: PreTrainedModel) -> None:
         raise BadSpecError(f"model.encoder fused: {reason}")
     for module in modules:
         module.__class__ = _CLASSES[type(module)]
+        if isinstance(module, _SelfAttention):
+            module.adjoin()
     model.config._attn_implementation = PACKED_ATTENTION

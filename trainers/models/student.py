@@ -104,7 +104,7 @@ class Student(nn.Module):
         """Returns the hidden state (B, H) that stands for each text."""
         if not self.architecture.averages(self.model.config):
             row = batch.segments
-            return hidden[:, 0] if row is None else hidden[0].index_select(0, row.first)
+            return hidden[:, 0] if row is None else hidden.squeeze(0).index_select(0, row.first)
         hidden, mask = batch.unpacked(hidden), batch.attention_mask
         if mask is None:
             return hidden.mean(1)

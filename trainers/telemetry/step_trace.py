@@ -7,6 +7,7 @@ launch several kernels count as so many, and what only makes a view or reserves 
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -34,7 +35,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 _PLACEHOLDERS: Mapping[torch.dtype, object] = {torch.bool: True, torch.int64: 1, torch.int32: 1}
 
 
-class StepTrace(TorchDispatchMode):
+class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts launches, bytes, host reads and widened activations while it is active.
 
     Args:
@@ -45,15 +46,19 @@ class StepTrace(TorchDispatchMode):
         bytes: of the tensors that operators read and write.
         host_reads: Operators whose result the host waits for, by name; each read brings 1 or True.
         widened: Elements of tensors copied from 16 bits to fp32, one entry per copy.
+        peak_bytes: Most memory alive at once, of what was made meanwhile.
     """
 
     def __init__(self, device_type: str = "meta") -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device_type = device_type
         self.launches: Counter[str] = Counter()
         self.bytes = 0
         self.host_reads: Counter[str] = Counter()
         self.widened: list[int] = []
+        self.peak_bytes = 0
+        self._alive: dict[int, int] = {}
+        self._alive_bytes = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(function)
@@ -67,9 +72,12 @@ class StepTrace(TorchDispatchMode):
             result = torch.ones(source.shape, dtype=(kwargs or {}).get("dtype") or source.dtype)
             return result if function is torch.ops.aten._to_copy.default else args[0].copy_(result)
         result = function(*args, **(kwargs or {}))
+        made = [*self._on_device(result)]
+        known = {tensor.untyped_storage()._cdata for tensor in given}
+        for tensor in made:
+            self._keep(tensor.untyped_storage(), known)
         if name.startswith(_DRAWN_ON_HOST) or any(part in name for part in _FREE):
             return result
-        made = [*self._on_device(result)]
         if tensors := [*given, *made]:
             self.launches[name] += KERNELS.get(function.__name__.partition(".")[0], 1)
             self.bytes += sum(tensor.nbytes for tensor in tensors)
@@ -82,6 +90,19 @@ class StepTrace(TorchDispatchMode):
     def launched(self) -> int:
         """Launches of all operators."""
         return sum(self.launches.values())
+
+    def _keep(self, memory: torch.UntypedStorage, known: set[int]) -> None:
+        """Counts memory that an operator has made, for as long as a tensor has it."""
+        key, size = memory._cdata, memory.nbytes()
+        if key in known or key in self._alive:
+            return
+        self._alive[key] = size
+        self._alive_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self._alive_bytes)
+        weakref.finalize(memory, self._release, key)
+
+    def _release(self, key: int) -> None:
+        self._alive_bytes -= self._alive.pop(key)
 
     def _on_device(self, values: Any) -> Iterator[torch.Tensor]:
         for value in tree_leaves(values):
