@@ -75,7 +75,8 @@ def _folder_problems(field: str, model: str, *, roots: Sequence[Path]) -> list[P
     if isinstance(kind, str) and kind not in FAMILIES:
         reason = f"'{model}': {MODEL_TYPE} is {kind!r}; models that can be trained are {', '.join(FAMILIES)}"
         return [Problem("invalid-value", field, reason)]
-    largest, rows = _largest_id(model, roots), fields.get("vocab_size")
+    ids, rows = _ids(model, roots), fields.get("vocab_size")
+    largest = max(ids.values(), default=None)
     if largest is not None and type(rows) is int and largest >= rows:
         return [
             Problem(
@@ -85,19 +86,41 @@ def _folder_problems(field: str, model: str, *, roots: Sequence[Path]) -> list[P
                 f"{rows - 1}; use its own tokenizer",
             )
         ]
+    family = family_of(fields)
+    trained = family.first_position(fields) - 1 if family is not None and family.offset_by_padding else None
+    pad = next((ids[name] for name in (_pad_token(model, roots), "[PAD]", "<pad>") if name in ids), None)
+    if trained is not None and pad is not None and pad != trained:
+        return [
+            Problem(
+                "invalid-value",
+                field,
+                f"'{model}': the tokenizer pads with id {pad}, but the model was trained with {trained}, "
+                "from which it counts positions; use its own tokenizer",
+            )
+        ]
     return []
 
 
-def _largest_id(model: str, roots: Sequence[Path]) -> int | None:
-    """Returns the largest id of a model's tokenizer; None where it is not known."""
+def _ids(model: str, roots: Sequence[Path]) -> Mapping[str, int]:
+    """Returns the ids of a model's tokenizer by token; empty where they are not known."""
     file = model_file(model, "tokenizer.json", roots)
     document = None if file is None else read_object(file, _LARGEST_TOKENIZER)
     if document is None:
-        return None
+        return {}
     try:
         vocabulary = document["model"]["vocab"]
-        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-        added = [token["id"] for token in document.get("added_tokens") or ()]
-        return max(map(int, (*ids, *added)), default=None)
+        if not isinstance(vocabulary, dict):
+            vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
+        added = {token["content"]: token["id"] for token in document.get("added_tokens") or ()}
+        return {str(token): int(number) for token, number in (*vocabulary.items(), *added.items())}
     except (KeyError, TypeError, ValueError, AttributeError):
-        return None  # The worker says what is wrong with it.
+        return {}  # The worker says what is wrong with it.
+
+
+def _pad_token(model: str, roots: Sequence[Path]) -> str:
+    """Returns the token that a model's settings name for padding; empty = none."""
+    file = model_file(model, "tokenizer_config.json", roots)
+    settings = None if file is None else read_object(file, _LARGEST_TOKENIZER)
+    token = (settings or {}).get("pad_token")
+    name = token.get("content") if isinstance(token, dict) else token
+    return name if isinstance(name, str) else ""

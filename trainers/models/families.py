@@ -137,7 +137,10 @@ class FamilyInfo:
 
     def first_position(self, fields: Fields) -> int:
         """Returns the position id of a text's first token."""
-        return int(fields.get("pad_token_id", 1)) + 1 if self.offset_by_padding else 0
+        padding = fields.get("pad_token_id")
+        if not self.offset_by_padding:
+            return 0
+        return padding + 1 if type(padding) is int else 2  # transformers' default is 1
 
 
 class Published(TypedDict):

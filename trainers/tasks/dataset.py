@@ -386,8 +386,11 @@ class _Examples(Generic[Example]):
     def _read(self, part: str) -> list[Example]:
         read = [self._task.example(row, self._config) for row in self._source.rows(part)]
         if not read:
-            advice = "; add rows, remove the file, or set task.test: none" if part == TEST else ""
-            raise BadDataError(f"{self._source.name}: the {part} part has no rows{advice}")
+            advice = {"train": "", TEST: ", remove the file, or set task.test: none"}
+            raise BadDataError(
+                f"{self._source.name}: the {part} part has no rows; add rows"
+                f"{advice.get(part, ', or remove the file')}"
+            )
         examples = [one for one in read if one is not None]
         if not examples:
             raise BadDataError(
