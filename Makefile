@@ -5,10 +5,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRITON := build/triton
+PYTHON_OF_GPU ?= 3.12
+# What the trainers, their peer (the Hugging Face Trainer) and the kernels' tests import besides torch,
+# transformers and numpy.
+GPU_WHEELS := pydantic pydantic-core annotated-types typing-inspection typing-extensions orjson filelock \
+  nvidia-ml-py accelerate psutil pyyaml hypothesis sortedcontainers
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-all test-postgres smoke kernels lint format docs bench clean
+.PHONY: help install demo serve test test-all test-postgres smoke kernels lint format docs bench gpu-wheels clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +73,14 @@ bench: $(READY) ## Run every benchmark in full; each prints one JSON object as i
 	  name=$$(basename $$module .py); echo "== benchmarks.$$name"; \
 	  $(BIN)/python -m benchmarks.$$name || exit 1; \
 	done
+
+gpu-wheels: $(READY) ## Fetch the small wheels that a GPU machine lacks (PYTHON_OF_GPU=3.12) into build/wheels
+	@rm -rf build/wheels
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+	  --python-version $(PYTHON_OF_GPU) --implementation cp \
+	  $(foreach glibc,2_17 2_24 2_27 2_28 2_34,--platform manylinux_$(glibc)_x86_64) --platform manylinux2014_x86_64 \
+	  --platform manylinux1_x86_64 -c constraints.txt -d build/wheels $(GPU_WHEELS)
+	@ls build/wheels
 
 clean: ## Remove caches and build outputs, but not the virtual environment
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

@@ -328,6 +328,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         lengths = [int(line) for line in Path(given.lengths).read_text().split()]
     else:
         lengths = drawn_lengths(10_000, seed=0)
+    if given.cuda_only:
+        return {"cuda": on_cuda(lengths, rounds=given.rounds, count=4 * given.examples)}
     cpu = torch.device("cpu")
     figures: dict[str, Any] = {"cpu": {}}
     for model in given.models.split(","):
@@ -364,7 +366,10 @@ def main() -> None:
     parser.size("--caps", "128,256,512", smoke="32", help="longest examples in tokens")
     parser.size("--traced", "base", smoke="tiny", help="model whose launches are counted")
     parser.add_argument("--lengths", help="file with the tokens of each text, one number to a line")
+    parser.add_argument("--cuda-only", action="store_true", help="only the figures of the GPU")
     given = parser.parse_args()
+    if given.cuda_only and not torch.cuda.is_available():
+        parser.error("no CUDA device is visible; leave out --cuda-only")
     BENCHMARK.report(measure(given), given)
 
 

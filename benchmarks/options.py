@@ -32,7 +32,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = (
     "accelerate", "datasets", "deepspeed", "numpy", "psycopg", "ray", "scipy", "sqlalchemy", "statsmodels",
-    "stillhouse", "tokenizers", "torch", "transformers",
+    "stillhouse", "tokenizers", "torch", "transformers", "triton",
 )  # fmt: skip
 _CPU_FEATURES = (
     "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8",
