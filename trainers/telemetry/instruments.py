@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from trainers.telemetry.memory import PeakMemory
 
 
+_LEAST_SHARE_OF_POWER = 0.95
+"""Share of a window's samples, by time, between which power is known, for its integral to be the window's
+energy: of a GPU that stopped answering it would be less than was used."""
+
+
 class Instruments:
     """The counters of one worker. A context: the sampling thread ends with it.
 
@@ -155,9 +160,10 @@ class Instruments:
         self._device_j = self.device.energy_j()
 
     def _device_energy(self, before_j: float | None, sampled: Sampled) -> dict[str, Energy]:
-        if self._device_j is not None and before_j is not None:
+        # A counter that went back began again in between: what it counted until then is gone.
+        if self._device_j is not None and before_j is not None and self._device_j >= before_j:
             joules, provenance = self._device_j - before_j, Provenance.counter
-        elif sampled.seconds.get("power_w", 0.0) > 0.0:
+        elif sampled.seconds.get("power_w", 0.0) > _LEAST_SHARE_OF_POWER * sampled.span_s:
             joules, provenance = sampled.integrals["power_w"], Provenance.sampled
         else:
             return {}

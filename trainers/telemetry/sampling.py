@@ -67,6 +67,7 @@ class Sampled:
         peaks: by name, the largest value.
         throttled_s: by reason, for how long clocks were lowered.
         samples: Number of samples.
+        span_s: time from the first to the last of them.
     """
 
     integrals: dict[str, float] = field(default_factory=dict)
@@ -74,6 +75,7 @@ class Sampled:
     peaks: dict[str, float] = field(default_factory=dict)
     throttled_s: dict[str, float] = field(default_factory=dict)
     samples: int = 0
+    span_s: float = 0.0
 
 
 def summarise(samples: Sequence[Sample], peaks: dict[str, float]) -> Sampled:
@@ -94,7 +96,8 @@ def summarise(samples: Sequence[Sample], peaks: dict[str, float]) -> Sampled:
     for before, after in pairwise(samples):
         for reason in after.throttled:
             throttled_s[reason] = throttled_s.get(reason, 0.0) + after.at_s - before.at_s
-    return Sampled(integrals, seconds, peaks, throttled_s, len(samples))
+    span_s = samples[-1].at_s - samples[0].at_s if samples else 0.0
+    return Sampled(integrals, seconds, peaks, throttled_s, len(samples), span_s)
 
 
 def joined_samples(windows: Sequence[Sampled]) -> Sampled:
@@ -109,8 +112,8 @@ def joined_samples(windows: Sequence[Sampled]) -> Sampled:
         throttled_s.update(window.throttled_s)
         for name, peak in window.peaks.items():
             peaks[name] = max(peak, peaks.get(name, peak))
-    samples = sum(window.samples for window in windows)
-    return Sampled(dict(integrals), dict(seconds), peaks, dict(throttled_s), samples)
+    samples, span_s = sum(window.samples for window in windows), sum(window.span_s for window in windows)
+    return Sampled(dict(integrals), dict(seconds), peaks, dict(throttled_s), samples, span_s)
 
 
 class Sampler:
