@@ -10,7 +10,7 @@ are shorter (`timing`). Every process is forked from one that has imported every
 - `plan`: what happens, from a seed; pure
 - `node`, `processes`, `ray_stand_in`, `group_stand_in`, `trainer`, `timing`: an installation that costs
   little
-- `stand_ins`: where these are put in place
+- `stand_ins`: where these are put in place; `warming`: what processes need not work out for themselves
 - `databases`, `installation`: its database and its life
 - `clients`, `faults`: what people and bad luck do to it
 - `checker`: whether everything acknowledged is there, once; reads tables and events, and shares no code with

@@ -29,6 +29,7 @@ from tests.faults.campaign.databases import open_database
 from tests.faults.campaign.node import end_with_parent
 from tests.faults.campaign.plan import Kind, Round, rounds_of
 from tests.faults.campaign.rounds import Outcome, carry_out
+from tests.faults.campaign.warming import share_statements, warm
 
 _MEMORY = Path("/dev/shm")
 _SPARE_BYTES = 2 << 30
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _print_plan(round)
         return 0
     stand_ins.prepare()
+    share_statements()
     signal.signal(signal.SIGTERM, _exit)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(
@@ -162,6 +164,7 @@ def _lane(name: str, folder: Path, keep: Path | None, channel: Connection) -> No
     folder.mkdir(parents=True)
     database = open_database(name, folder)
     try:
+        warm(database, folder / "warming")
         while (round := channel.recv()) is not None:
             channel.send(carry_out(round, database, folder, keep))
     except Exception:

@@ -131,18 +131,23 @@ class History:
 
     Attributes:
         experiments: known to them, the oldest first.
+        begun: there is one, or there will be none.
     """
 
     experiments: list[int] = field(default_factory=list)
+    begun: threading.Event = field(default_factory=threading.Event)
 
 
 def take_part(client: Client, round: Round, history: History, requests: list[Request]) -> None:
-    """Make one client's requests, in order."""
+    """Make one client's requests, in order; who does not begin with a submission waits for the first one."""
+    if requests[0].act != "submit":
+        history.begun.wait()
     for request in requests:
         time.sleep(request.after_s)
         try:
             if request.act == "submit" or not history.experiments:
                 history.experiments.append(client.submit(round))
+                history.begun.set()
                 continue
             known = list(history.experiments)
             id = known[-1 - int(request.choice[0] ** 2 * len(known))]  # Mostly the newest: it is at work.
@@ -153,4 +158,5 @@ def take_part(client: Client, round: Round, history: History, requests: list[Req
                 id = runs[int(request.choice[1] * len(runs))]
             client.ask(request.act, id)
         except Gone:
+            history.begun.set()
             return

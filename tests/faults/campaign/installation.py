@@ -17,7 +17,7 @@ from tests.faults.campaign.node import Listed, Node
 from tests.faults.campaign.timing import LEASE_S
 
 SCHEDULERS = 2
-ACTIVE = 8
+ACTIVE = 5
 """Experiments that run at a time: more would only wait for the machine."""
 _LINGER_S = 1.5 * LEASE_S
 _ANSWER_S = 30.0

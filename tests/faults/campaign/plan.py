@@ -15,8 +15,10 @@ Target = Literal["api", "scheduler", "driver", "recorder", "worker", "database"]
 
 TARGETS: tuple[Target, ...] = ("api", "scheduler", "driver", "recorder", "worker", "database")
 _WEIGHTS = (1, 1, 3, 3, 3, 1)
-PER_ROUND: dict[Kind, int] = {"kills": 200, "freezes": 160, "histories": 12}
+PER_ROUND: dict[Kind, int] = {"kills": 200, "freezes": 160, "histories": 16}
 """Faults, or histories, that share an installation."""
+HISTORIES_AT_A_TIME = 4
+"""Of those that share an installation: more would mostly ask about experiments that are queued."""
 GAP_S: dict[Kind, float] = {"kills": 0.03, "freezes": 0.07, "histories": 0.12}
 """Mean pause between two faults of a round, in fair seconds.
 
@@ -29,7 +31,7 @@ KILLS_PER_HISTORY = 2
 LOAD = 4
 """Experiments that a round keeps going while faults happen."""
 CLIENTS = 3
-_REQUESTS = 9
+_REQUESTS = 8
 _ACTS = {
     "submit": 1, "pause": 4, "resume": 1, "cancel": 1, "cancel_run": 2, "retry": 2, "retry_run": 2,
     "delete": 1,
@@ -128,6 +130,10 @@ class Round:
         return requests
 
     def spec(self, number: int) -> bytes:
+        """The number-th experiment of the round, as it is sent."""
+        return json.dumps(self.document(number)).encode()
+
+    def document(self, number: int) -> dict[str, object]:
         """The number-th experiment of the round."""
         chance = self.chance("spec", number)
         seeds = list(range(chance.choice([1, 2, 3])))
@@ -148,7 +154,7 @@ class Round:
             document["length"] = {"steps": chance.randrange(10, 25)}
         if chance.random() < _IN_GROUPS:
             document["parallel"] = {"strategy": "ddp", "workers": 2}
-        return json.dumps(document | {"seeds": seeds}).encode()
+        return document | {"seeds": seeds}
 
 
 def rounds_of(seed: int, database: str, kind: Kind, count: int) -> list[Round]:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tests.faults.campaign.clients import Client, Gone, History, Memory, take_pa
 from tests.faults.campaign.databases import CampaignDatabase, strike
 from tests.faults.campaign.installation import Installation
 from tests.faults.campaign.node import Listed
-from tests.faults.campaign.plan import CLIENTS, LOAD, Fault, Round
+from tests.faults.campaign.plan import CLIENTS, HISTORIES_AT_A_TIME, LOAD, Fault, Round
 from tests.faults.campaign.timing import LEASE_S, FairClock
 from tests.faults.campaign.values import WRITER, writer_of
 
@@ -191,19 +192,28 @@ def _busy(installation: Installation, processes: list[Listed]) -> int | None:
 
 
 def _histories(round: Round, installation: Installation, memory: Memory, outcome: Outcome) -> None:
-    """Let clients ask for what they plan to, while some processes are killed."""
-    threads = []
-    for number in range(round.size):
+    """Let clients ask for what they plan to, while some processes are killed.
+
+    A few histories at a time, so that requests meet experiments that are at work and not the queue.
+    """
+
+    def carry_out(number: int) -> None:
         history = History()
+        threads = []
         for person in range(CLIENTS):
             client = Client(installation.url, memory)
             arguments = (client, round, history, round.requests(number, person))
-            threads.append(threading.Thread(target=take_part, args=arguments, daemon=True))
-    for thread in threads:
-        thread.start()
-    _strike_all(round, installation, outcome)
-    for thread in threads:
-        thread.join()
+            threads.append(threading.Thread(target=take_part, args=arguments))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    with ThreadPoolExecutor(HISTORIES_AT_A_TIME) as pool:
+        carried_out = pool.map(carry_out, range(round.size))
+        _strike_all(round, installation, outcome)
+        for _ in carried_out:
+            pass
 
 
 # -- Rest ------------------------------------------------------------------------------------------
