@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from typing_extensions import override
 
 from trainers.config import Precision, RunConfig
@@ -91,6 +92,44 @@ class DynamicLossScale(LossScale):
     def restore(self, state: dict[str, float]) -> None:
         if state:
             self.value, self.clean_steps = float(state["value"]), int(state["clean_steps"])
+
+
+class DeviceLossScale:
+    """A dynamic loss scale on the device, which changes it after a step without the host.
+
+    The host's scale makes the same changes a step later, when it reads whether the step was finite.
+
+    Args:
+        scale: Scale of the host.
+        device: Device of the gradients.
+    """
+
+    def __init__(self, scale: DynamicLossScale, device: torch.device) -> None:
+        self._scale = scale
+        self.value = torch.zeros((), dtype=torch.float64, device=device)
+        self._clean = torch.zeros((), dtype=torch.float64, device=device)
+        self.follow()
+
+    def follow(self) -> None:
+        """Takes the host's values, where the host has read all steps."""
+        self.value = torch.full_like(self.value, self._scale.value)
+        self._clean = torch.full_like(self._clean, self._scale.clean_steps)
+
+    def step(self, loss_finite: torch.Tensor, finite: torch.Tensor) -> None:
+        """Changes the scale after a step as `applied`, or else `back_off`, does.
+
+        Args:
+            loss_finite: Whether the loss is; else the scale is not what went wrong.
+            finite: Whether loss and gradients are.
+        """
+        clean = self._clean + 1.0
+        grows = clean >= self._scale.growth_steps
+        applied = torch.where(grows, (self.value * _FACTOR).clamp(max=MAXIMUM), self.value)
+        lowered = (self.value / _FACTOR).clamp(min=MINIMUM)
+        otherwise = torch.where(loss_finite, lowered, self.value)
+        self.value = torch.where(finite, applied, otherwise)
+        kept = torch.where(loss_finite, 0.0, self._clean)
+        self._clean = torch.where(finite, torch.where(grows, 0.0, clean), kept)
 
 
 def loss_scale_for(config: RunConfig) -> LossScale:

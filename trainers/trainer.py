@@ -73,7 +73,6 @@ class Launched:
     Attributes:
         batch: Batch of the step.
         rate: learning rate.
-        loss_scale: Loss scale that its gradients carried.
         reports_underflow: Whether its numbers have the underflow.
         timed: Whether its time counts in the rates.
         transfer: Its numbers on their way to the host; None = they were read at once.
@@ -81,7 +80,6 @@ class Launched:
 
     batch: StepBatch
     rate: float
-    loss_scale: float
     reports_underflow: bool
     timed: bool
     transfer: Transfer | None = None
@@ -113,6 +111,8 @@ class Trainer:
         self.launched: Launched | None = None
         """The last step, if the host has yet to read its numbers: the next step does, or a boundary."""
         self.reads_late = self._may_read_late()
+        if self.reads_late:
+            self.model.update.decide_on_device()
         self.tested: Mapping[str, float] | None = None
         self.rates = Throughput(self.timeline, self.progress)
         self.sent = Communication(self.timeline, self.progress)
@@ -124,6 +124,7 @@ class Trainer:
     def continue_from(self, taken: Snapshot) -> None:
         """Restores what is neither model nor optimizer, after `snapshot.restore` and `progress`."""
         self.model.update.scale.restore(self.progress.loss_scale)
+        self.model.update.follow_scale()
         self.telemetry.noise.restore(self.progress.noise)
         self.data.batches.take_detour(self.progress.roll_backs)
         self.model.replica.restore_exchange(taken.tensors.get(EXCHANGE, {}))
@@ -215,11 +216,9 @@ class Trainer:
     def _may_read_late(self) -> bool:
         """Whether a step's numbers may be read in the next step, so that the device never waits for the host.
 
-        Not with several workers, which agree on each step; with a dynamic loss scale, which the next forward
-        pass needs; or where steps are looked at one by one.
+        Not with several workers, which agree on each step, or where steps are looked at one by one.
         """
-        telemetry = self.config.telemetry
-        alone = self.workers.world == 1 and not self.model.update.scale.dynamic
+        telemetry, alone = self.config.telemetry, self.workers.world == 1
         each = telemetry.profile_steps or telemetry.trace_steps
         behind = kind_of(self.device).behind_host
         return behind and alone and not each and self.model.update.skips_on_device
@@ -250,7 +249,7 @@ class Trainer:
         objective.begin_step(step, self.total_steps)
         noise.source.begin_step(step)
         replica.begin_step(step, scale.value)
-        loss_sum = replica.gradients(batch, objective.loss, scale.value)
+        loss_sum = replica.gradients(batch, objective.loss, update.next_scale)
         if not self._finish_step():
             return False
 
@@ -261,9 +260,7 @@ class Trainer:
         underflow_pct = update.underflow_pct() if underflow_due else None
         squares = update.squares()
         rate = learning_rate(config.optimizer, step - stage.start, len(stage))
-        launched = Launched(
-            batch, rate, scale.value, underflow_pct is not None, timed=not self.telemetry.profiler.active
-        )
+        launched = Launched(batch, rate, underflow_pct is not None, timed=not self.telemetry.profiler.active)
 
         self.timeline.enter(Phase.communication)
         shares = self._shares(
@@ -309,19 +306,21 @@ class Trainer:
             False when the run has to go back to a checkpoint instead.
         """
         update, batch, step = self.model.update, launched.batch, self.progress.step
-        norm = math.sqrt(totals.squares) / launched.loss_scale
+        loss_scale = update.scale.value  # The host has read all steps before, which led to it.
+        norm = math.sqrt(totals.squares) / loss_scale
         if launched.transfer is None:
             self.timeline.enter(Phase.optimizer)
         if totals.finite:
             if launched.transfer is None:
                 divisor = update.apply(norm, launched.rate)
                 if batch.global_examples == self.config.batch.global_size:
-                    self.telemetry.noise.add(StepNorms(totals.noise, norm, launched.loss_scale, divisor))
+                    self.telemetry.noise.add(StepNorms(totals.noise, norm, loss_scale, divisor))
             update.scale.applied()
             self.progress.not_finite_in_a_row = 0
         elif not self._skip(totals.loss_sum / batch.global_examples, norm):
             return False
         if launched.transfer is None:
+            update.follow_scale()
             update.clear()
 
         self.timeline.enter(Phase.communication)
@@ -341,7 +340,7 @@ class Trainer:
             if launched.reports_underflow:
                 own["underflow_pct"] = totals.underflow_pct
             if update.scale.dynamic:
-                own["loss_scale"] = launched.loss_scale
+                own["loss_scale"] = loss_scale
             if update.scale.dynamic or self.config.numerics.not_finite != "stop":
                 own["skipped_steps"] = self.progress.skipped_steps
             self._report_step(totals.loss_sum / batch.global_examples, norm, launched.rate, own)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainers.loss_scale import LossScale
+from trainers.loss_scale import DeviceLossScale, DynamicLossScale, LossScale
 from trainers.optimizers.build import restart
 
 UNDERFLOW_EVERY_STEPS = 32
@@ -48,6 +48,7 @@ class Update:
     ) -> None:
         self.optimizer, self.scale = optimizer, scale
         self._half, self._limit = half, max_grad_norm
+        self._scale_there: DeviceLossScale | None = None
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._counted = self._parameters if counted is None else counted
         tables = {p for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
@@ -56,6 +57,21 @@ class Update:
         self._divides = hasattr(optimizer, "grad_scale") or getattr(
             optimizer, "_step_supports_amp_scaling", False
         )
+
+    def decide_on_device(self) -> None:
+        """Keeps a dynamic loss scale on the device from now on, for `apply_if_finite`."""
+        if isinstance(self.scale, DynamicLossScale):
+            self._scale_there = DeviceLossScale(self.scale, self._parameters[0].device)
+
+    @property
+    def next_scale(self) -> float | torch.Tensor:
+        """Loss scale of the next step; on the device if it is kept there."""
+        return self.scale.value if self._scale_there is None else self._scale_there.value
+
+    def follow_scale(self) -> None:
+        """Takes the host's loss scale to the device, where the host has read all steps or went back."""
+        if self._scale_there is not None:
+            self._scale_there.follow()
 
     @property
     def skips_on_device(self) -> bool:
@@ -116,14 +132,19 @@ class Update:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         optimizer: Any = self.optimizer
+        scale = self.next_scale
+        divisor = torch.full_like(squares, scale) if isinstance(scale, float) else scale
         if self._limit > 0.0:
-            clip = (squares.sqrt() / self.scale.value / self._limit).clamp(min=1.0)
-            optimizer.grad_scale = (self.scale.value * clip).float()
-        elif self.scale.value != 1.0:
-            optimizer.grad_scale = torch.full_like(squares, self.scale.value, dtype=torch.float32)
-        optimizer.found_inf = (~(loss_sum.isfinite() & squares.isfinite())).float()
+            divisor = divisor * (squares.sqrt() / divisor / self._limit).clamp(min=1.0)
+        if self._limit > 0.0 or self.scale.dynamic or scale != 1.0:
+            optimizer.grad_scale = divisor.float()
+        loss_finite = loss_sum.isfinite()
+        finite = loss_finite & squares.isfinite()
+        optimizer.found_inf = (~finite).float()
         optimizer.step()
         optimizer.grad_scale = optimizer.found_inf = None
+        if self._scale_there is not None:
+            self._scale_there.step(loss_finite, finite)
 
     def clear(self) -> None:
         """Forgets the gradients."""

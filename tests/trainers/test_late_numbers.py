@@ -6,6 +6,7 @@ A device that runs behind its host is stood in for by the CPU; what the device d
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from tests.trainers.test_not_finite import progress_of
 from trainers.entrypoint import train
 from trainers.errors import NotFiniteError
 from trainers.parallel.replica import Replica
+from trainers.precision import Rounded
 from trainers.reporting import NeverStop
 from trainers.telemetry.gradient_noise import EVERY_STEPS
 from trainers.transfer import Transfer
@@ -86,6 +88,25 @@ def assert_alike(found) -> None:
 def test_a_run_is_bitwise_the_same(behind, config_in, tmp_path, recorder, changes):
     late_steps = EVERY_STEPS + 4
     assert_alike(both(behind, config_in, tmp_path, recorder, length={"steps": late_steps}, **changes))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adan"])
+def test_a_dynamic_loss_scale_is_the_same_in_every_step(
+    behind, config_in, tmp_path, recorder, monkeypatch, optimizer
+):
+    """It begins far too high, comes down a step at a time, and grows and overflows again."""
+    monkeypatch.setattr(
+        "trainers.run_worker.arithmetic_for", lambda precision, device, numerics: Rounded(torch.float16)
+    )
+    found = both(
+        behind, config_in, tmp_path, recorder, precision="fp16", length={"steps": 24}, checkpoint=EVERY_TWO,
+        numerics={"initial_loss_scale": 2.0**22, "loss_scale_growth_steps": 2}, optimizer__name=optimizer,
+        optimizer__max_grad_norm=1.0, telemetry={"gradient_noise": optimizer == "adamw"},
+    )  # fmt: skip
+    assert_alike(found)
+    scales = [*found[0][1].series("loss_scale").values()]
+    assert scales[0] == 2.0**22 > min(scales)
+    assert any(later > earlier for earlier, later in pairwise(scales))
 
 
 @pytest.fixture

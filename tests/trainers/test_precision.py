@@ -14,7 +14,7 @@ from trainers import run_worker
 from trainers.config import Numerics, Precision
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
-from trainers.loss_scale import MAXIMUM, MINIMUM, DynamicLossScale
+from trainers.loss_scale import MAXIMUM, MINIMUM, DeviceLossScale, DynamicLossScale
 from trainers.optimizers.masters import MasterAdamW
 from trainers.precision import Rounded, arithmetic_for, has_bf16, inference_for
 from trainers.process import reset_process
@@ -70,6 +70,51 @@ def test_fp16_overflows_and_underflows_and_bf16_does_not():
         layer = cell(half)
         layer(torch.ones(1, 4)).backward(torch.full((1, 3), 1e-8))
         assert (layer.weight.grad == 0).all().item() == zero
+
+
+@pytest.mark.parametrize("growth_steps", [1, 3])
+def test_scale_changes_as_torchs_does_on_the_host_and_on_the_device(growth_steps):
+    generator = torch.Generator().manual_seed(0)
+    host = DynamicLossScale(2.0**10, growth_steps=growth_steps)
+    device = DeviceLossScale(DynamicLossScale(2.0**10, growth_steps=growth_steps), torch.device("cpu"))
+    torchs = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=growth_steps)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight])
+    seen = []
+    for _ in range(200):
+        overflow = torch.rand((), generator=generator).item() < 0.4
+        torchs.scale(weight.sum()).backward()
+        if overflow:
+            weight.grad.fill_(torch.inf)
+        torchs.step(optimizer)
+        torchs.update()
+        optimizer.zero_grad()
+        if overflow:
+            host.back_off()
+        else:
+            host.applied()
+        device.step(torch.tensor(True), torch.tensor(not overflow))
+        seen.append(torchs.get_scale())
+        assert host.value == device.value.item() == seen[-1]
+        if not MINIMUM < seen[-1] < MAXIMUM:
+            break  # torch's has no bounds
+    assert len(set(seen)) > 3
+
+
+def test_scale_of_the_device_stays_where_the_hosts_does():
+    """At its bounds, and where the loss itself is not finite."""
+    yes, no = torch.tensor(True), torch.tensor(False)
+    for value in (MINIMUM, 2.0, MAXIMUM):
+        for clean_steps in (0, 2):
+            for loss_finite, finite in ((yes, yes), (yes, no), (no, no)):
+                host, twin = (DynamicLossScale(value, 3, clean_steps) for _ in range(2))
+                device = DeviceLossScale(twin, torch.device("cpu"))
+                device.step(loss_finite, finite)
+                if finite:
+                    host.applied()
+                elif loss_finite:
+                    host.back_off()
+                assert (device.value.item(), device._clean.item()) == (host.value, host.clean_steps)
 
 
 def test_scale_halves_at_an_overflow_and_doubles_after_clean_steps():

@@ -58,7 +58,7 @@ class Replica:
         self.student, self.module = student, module
         self._workers, self._device, self._arithmetic, self._timeline = workers, device, arithmetic, timeline
 
-    def gradients(self, batch: StepBatch, loss_of: LossOf, scale: float) -> torch.Tensor:
+    def gradients(self, batch: StepBatch, loss_of: LossOf, scale: float | torch.Tensor) -> torch.Tensor:
         """Runs all micro-batches of a step; afterwards the gradients are those of the global batch.
 
         The loss is normalised over the global batch, so that gradients do not depend on how it is
@@ -67,7 +67,7 @@ class Replica:
         Args:
             batch: this replica's share of the step.
             loss_of: Loss to minimise.
-            scale: loss scale.
+            scale: loss scale; a tensor where the device changes it, which one worker alone has.
 
         Returns:
             The loss summed over the share's examples, fp32, on the device; over all workers these
@@ -75,6 +75,8 @@ class Replica:
         """
         # Gradients are averaged over replicas: times their number makes it a sum.
         factor = scale * self._workers.replicas / batch.global_examples
+        if isinstance(factor, torch.Tensor):
+            factor = factor.float()  # as a number is rounded
         loss_sum = torch.zeros((), dtype=torch.float32, device=self._device)
         last = len(batch.micro_batches) - 1
         for i, micro_batch in enumerate(batch.micro_batches):
@@ -135,7 +137,7 @@ class Replica:
     def restore_exchange(self, state: Mapping[str, torch.Tensor]) -> None:
         """Continues with what `exchange_state` gave, of any number of workers; empty = start from scratch."""
 
-    def _forward_backward(self, batch: Batch, loss_of: LossOf, factor: float) -> torch.Tensor:
+    def _forward_backward(self, batch: Batch, loss_of: LossOf, factor: float | torch.Tensor) -> torch.Tensor:
         """Adds the gradients of a micro-batch; returns its loss, summed over its examples."""
         self._timeline.enter(Phase.forward)
         with self._arithmetic.context():

@@ -105,7 +105,8 @@ class PipelineReplica(Replica):
         """
 
     @override
-    def gradients(self, batch: StepBatch, loss_of: LossOf, scale: float) -> torch.Tensor:
+    def gradients(self, batch: StepBatch, loss_of: LossOf, scale: float | torch.Tensor) -> torch.Tensor:
+        assert isinstance(scale, float)  # several workers agree on it
         self._timeline.enter(Phase.bubble)
         micro_batches = [micro_batch.to(self._device) for micro_batch in batch.micro_batches]
         # Gradients are summed over replicas.
