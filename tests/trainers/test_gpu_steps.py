@@ -20,14 +20,18 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from cuda_ext import encoder as kernels
 from tests.trainers.conftest import Configure
 from tests.trainers.corpora import write_task
+from tests.trainers.test_step_trace import by_flash
 from trainers import run_encoder
 from trainers.assembly import assemble
 from trainers.config import RunConfig
 from trainers.entrypoint import train
 from trainers.models.heads import NumberHead
+from trainers.models.packed_attention import PACKED_ATTENTION
 from trainers.models.student import Output
 from trainers.objective import Objective
 from trainers.optimizers.masters import MasterAdamW
@@ -148,6 +152,15 @@ def test_a_step_of_each_task(task, of_task, assembled, monkeypatch):
     trainer = assembled(of_task(task))
     assert len(trainer.data.batches[0].micro_batches) == 2
     assert numbers_read(trainer, monkeypatch) == [3, 2]  # loss, squared norm; noise every few steps
+
+
+@pytest.mark.parametrize("encoder", ["packed", "fused"])
+def test_a_step_of_an_encoder_without_padding(encoder, of_task, assembled, monkeypatch):
+    if reason := kernels.why_unavailable("cpu"):
+        pytest.skip(f"no kernels here: {reason}")
+    trainer = assembled(of_task("imdb", model__encoder=encoder))
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, PACKED_ATTENTION, by_flash)
+    assert numbers_read(trainer, monkeypatch) == [3, 2]
 
 
 @pytest.mark.slow

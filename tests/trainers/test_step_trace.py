@@ -124,7 +124,8 @@ def test_activations_stay_in_16_bits_under_autocast(monkeypatch):
             loss = class_loss(model(batch).logits, batch)
         loss.backward()
     assert trace.host_reads.total() == 0
-    assert [size for size in trace.widened if size >= 96 * width] == [96 * width]
+    of_tokens = [size for size in trace.widened if size % batch.tokens == 0]
+    assert of_tokens == [batch.tokens * width]
 
 
 def by_flash(module, query, key, value, attention_mask, dropout=0.0, scaling=None, segments=None, **options):
