@@ -146,13 +146,14 @@ def cpu_plan() -> Plan:
     x86 = platform.machine() in ("x86_64", "AMD64")
     loops = tuple(
         Unit(f"{source}_{name}", cxx, f"{source}.cpp", (*_LOOPS, *flags, f"-DSTILLHOUSE_ISA={name}"))
-        for source in ("encoder_rows", "adan_cpu_chunk")
+        for source in ("encoder_attention", "encoder_rows", "adan_cpu_chunk")
         for name, flags in _INSTRUCTION_SETS.items()
         if x86 or name == "scalar"
     )
     binding_flags = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-O2", *_torch_include())
     units = (
         Unit("encoder_cpu", cxx, "encoder_cpu.cpp", (*binding_flags, "-fopenmp")),
+        Unit("attention_cpu", cxx, "attention_cpu.cpp", (*binding_flags, "-fopenmp")),
         Unit("binding", cxx, "binding.cpp", binding_flags),
         *loops,
         Unit("launcher", cxx, "adan_cpu.cpp", (*_COMMON, "-fopenmp")),

@@ -6,11 +6,12 @@
 | `dropout_add_norm` | LayerNorm(residual + dropout(x + bias)) |
 | `embed_norm` | dropout(LayerNorm(word + type + position)) |
 | `cross_entropy` | log(sum(exp(x))) - x[label] |
+| `segment_attention` | dropout(softmax(scale Q K^T)) V within each segment; CPU only |
 
 The backward passes recompute what is cheap: gelu's argument, a row's normalised values, dropout's mask. A
 mask is Philox4x32-10 with the seed as key and (element, offset) as counter (`csrc/philox.h`), the same
 on every device; its rate is met to 2^-17. Sums are fp32 for 16-bit activations. The operators are
-`stillhouse::...`, declared in `csrc/encoder_cpu.cpp`; `require` loads them.
+`stillhouse::...`, declared in `csrc/encoder_cpu.cpp` and `csrc/attention_cpu.cpp`; `require` loads them.
 """
 
 from __future__ import annotations
@@ -147,6 +148,37 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100) -
     return losses
 
 
+def segment_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    scale: float | None = None,
+    rate: float = 0.0,
+    seed: Tensor | None = None,
+    offset: int = 0,
+) -> Tensor:
+    """Returns dropout(softmax(scale Q K^T)) V within each segment of a row, (T, heads, D), on the CPU.
+
+    No score is kept: the backward pass computes a few queries' at a time again.
+
+    Args:
+        query, key, value: (T, heads, D), such as parts of one product; read in place where only the first
+            dimension is strided.
+        cu_seqlens: (K + 1,) int32 on the CPU; segment k is `[cu_seqlens[k], cu_seqlens[k + 1])`.
+        scale: Scale of the scores; None = 1 / sqrt(D).
+        rate, seed, offset: as for `dropout_add_norm`; the mask's row is (token, head), and its width the
+            longest segment.
+    """
+    seed = _NO_SEED if seed is None else seed
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    out: Tensor = torch.ops.stillhouse.segment_attention(
+        query, key, value, cu_seqlens, scale, rate, seed, offset
+    )[0]
+    return out
+
+
 _NO_SEED = torch.zeros((), dtype=torch.int64)
 _WIDE = {torch.float64: torch.float64}
 
@@ -262,6 +294,24 @@ def _loss_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | Non
     return grad_logits, None, None
 
 
+def _attention_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    *given, edges, ctx.scale, ctx.rate, seed, ctx.offset = inputs
+    out, statistics = output
+    ctx.mark_non_differentiable(statistics)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*given, out, statistics, edges, seed)
+
+
+def _attention_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 8
+    *given, edges, seed = ctx.saved_tensors
+    grads = torch.ops.stillhouse.segment_attention_backward(
+        grad, *given, edges, ctx.scale, ctx.rate, seed, ctx.offset
+    )
+    return (*grads, None, None, None, None, None)
+
+
 def _statistics(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[:-1], dtype=_wide(x))
 
@@ -293,6 +343,11 @@ _FAKES: dict[str, Any] = {
     ),
     "cross_entropy": lambda logits, labels, ignore_index: (_statistics(logits), _statistics(logits)),
     "cross_entropy_backward": lambda grad, logits, labels, lse, ignore_index: _fresh(logits),
+    "segment_attention": lambda query, *_: (
+        _fresh(query),
+        query.new_empty((*query.shape[:2], 2), dtype=_wide(query)),
+    ),
+    "segment_attention_backward": lambda grad, query, key, value, *_: tuple(map(_fresh, (query, key, value))),
 }
 
 _FORMULAS: dict[str, tuple[Any, Any]] = {
@@ -300,4 +355,5 @@ _FORMULAS: dict[str, tuple[Any, Any]] = {
     "dropout_add_norm": (_norm_backward, _norm_setup),
     "embed_norm": (_embed_backward, _embed_setup),
     "cross_entropy": (_loss_backward, _loss_setup),
+    "segment_attention": (_attention_backward, _attention_setup),
 }

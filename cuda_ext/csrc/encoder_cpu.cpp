@@ -9,39 +9,21 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cmath>
 #include <cstring>
 #include <tuple>
 #include <vector>
 
 #include "adan_launch.h"
 #include "encoder_rows.h"
+#include "operator_arguments.h"
 
 namespace {
 
 using at::Tensor;
 using namespace stillhouse::cpu;
 
-std::atomic<int64_t> rows_forward{0}, rows_backward{0};
-
 EncoderKernels kernels_for(at::ScalarType type) {
-  Element element = Element::kFloat32;
-  switch (type) {
-    case at::kFloat:
-      break;
-    case at::kDouble:
-      element = Element::kFloat64;
-      break;
-    case at::kBFloat16:
-      element = Element::kBFloat16;
-      break;
-    case at::kHalf:
-      element = Element::kFloat16;
-      break;
-    default:
-      TORCH_CHECK(false, "the encoder's kernels take float32, float64, bfloat16 and float16, not ", type);
-  }
+  const Element element = element_of(type);
 #if defined(__x86_64__)
   const char* capability = stillhouse::cpu::capability();
   if (std::strcmp(capability, "avx512") == 0) return avx512::encoder_kernels(element);
@@ -50,18 +32,10 @@ EncoderKernels kernels_for(at::ScalarType type) {
   return scalar::encoder_kernels(element);
 }
 
-at::ScalarType wide(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
-
 Tensor parameter(const Tensor& given, const Tensor& like, int64_t width, const char* name) {
   TORCH_CHECK(given.dim() == 1 && given.size(0) == width, name, " has shape ", given.sizes(), "; it must have (", width,
               ",)");
   return given.to(wide(like.scalar_type())).contiguous();
-}
-
-void require_same(const Tensor& given, const Tensor& like, const char* name) {
-  TORCH_CHECK(given.sizes() == like.sizes() && given.scalar_type() == like.scalar_type(), name, " is ",
-              given.scalar_type(), " of shape ", given.sizes(), "; it must be ", like.scalar_type(), " of shape ",
-              like.sizes());
 }
 
 Tensor indices(const Tensor& given, int64_t rows, const Tensor& table, const char* name) {
@@ -74,15 +48,6 @@ Tensor indices(const Tensor& given, int64_t rows, const Tensor& table, const cha
                       ", but its table has rows 0 to ", table.size(0) - 1);
   }
   return whole;
-}
-
-DropoutWork dropout_of(double rate, const Tensor& seed, int64_t offset) {
-  TORCH_CHECK(rate >= 0.0 && rate < 1.0, "rate is ", rate, "; it must be at least 0 and below 1");
-  TORCH_CHECK(seed.scalar_type() == at::kLong && seed.numel() == 1 && seed.is_cpu(),
-              "seed must be one int64 on the CPU");
-  const int32_t below = static_cast<int32_t>(std::lround(rate * 65536.0));
-  return {below, 65536.0 / (65536.0 - below),
-          static_cast<uint64_t>(*seed.const_data_ptr<int64_t>()), static_cast<uint64_t>(offset)};
 }
 
 // 64 to 127 chunks of many rows; of few rows, chunks of 16.
@@ -296,15 +261,17 @@ std::tuple<Tensor, Tensor, Tensor> embed_norm(const Tensor& ids, const Tensor& t
   return {out, mean, rstd};
 }
 
-// Gradient of a table: threads share its columns, so that equal indices meet in one thread and in order.
+// Gradient of a table: threads share its columns, so that equal indices meet in one thread and in order. The few rows
+// of a small table are sums of many, which nearly cancel: those are kept in double.
 Tensor table_gradient(const EncoderKernels& kernels, const Tensor& indices, const Tensor& rows, const Tensor& table) {
   const int64_t width = table.size(1);
-  Tensor gradient = at::zeros(table.sizes(), rows.options());
+  const bool exactly = table.size(0) <= indices.numel();
+  Tensor gradient = at::zeros(table.sizes(), exactly ? rows.options().dtype(at::kDouble) : rows.options());
   const ScatterWork work{indices.const_data_ptr<int64_t>(), rows.const_data_ptr(), gradient.mutable_data_ptr(),
                          indices.numel(), width};
   const int64_t block = 64, blocks = (width + block - 1) / block;
   at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
-    kernels.scatter(work, first * block, std::min(width, last * block));
+    (exactly ? kernels.scatter_exactly : kernels.scatter)(work, first * block, std::min(width, last * block));
   });
   return gradient.to(table.scalar_type());
 }

@@ -4,28 +4,13 @@
 #include "encoder_rows.h"
 
 #include <cmath>
-#include <cstdlib>
 
 #include "lanes.h"
 #include "philox.h"
+#include "row_storage.h"
 
 namespace stillhouse::cpu::STILLHOUSE_ISA {
 namespace {
-
-template <typename S>
-using Wide = typename WideOf<typename S::V>::Storage;
-template <typename S>
-using Number = typename Wide<S>::Stored;
-
-template <typename S>
-STILLHOUSE_LANES const typename S::Stored* row_of(const void* matrix, int64_t row, int64_t width) {
-  return static_cast<const typename S::Stored*>(matrix) + row * width;
-}
-
-template <typename S>
-STILLHOUSE_LANES typename S::Stored* row_of(void* matrix, int64_t row, int64_t width) {
-  return static_cast<typename S::Stored*>(matrix) + row * width;
-}
 
 template <typename V>
 STILLHOUSE_LANES V normal_cdf(V v) {
@@ -68,21 +53,6 @@ void bias_gelu_backward(const BiasGeluWork& work, int64_t begin, int64_t end) {
     });
   }
 }
-
-// Memory of whole vectors. No std::vector: its functions would be shared between the objects.
-template <typename T>
-class Buffer {
- public:
-  explicit Buffer(int64_t width)
-      : memory_(static_cast<T*>(std::aligned_alloc(64, (width + 63) / 64 * 64 * sizeof(T)))) {}
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { std::free(memory_); }
-  T* data() { return memory_; }
-
- private:
-  T* memory_;
-};
 
 template <typename S>
 struct RowBuffers {
@@ -285,6 +255,15 @@ void scatter(const ScatterWork& work, int64_t first, int64_t last) {
   }
 }
 
+template <typename S>
+void scatter_exactly(const ScatterWork& work, int64_t first, int64_t last) {
+  for (int64_t row = 0; row < work.count; ++row) {
+    const Number<S>* from = row_of<Wide<S>>(work.rows, row, work.width);
+    double* to = row_of<Float64>(work.table, work.indices[row], work.width);
+    for (int64_t c = first; c < last; ++c) to[c] += from[c];
+  }
+}
+
 // loss = log(sum(exp(x))) - x[label], 0 where the label is to be ignored.
 template <typename S>
 void cross_entropy(const CrossEntropyWork& work, int64_t begin, int64_t end) {
@@ -294,7 +273,7 @@ void cross_entropy(const CrossEntropyWork& work, int64_t begin, int64_t end) {
     V most = all<V>(-INFINITY);
     for_columns<V>(work.width, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
       const V v = part.only(part.template load<S>(x + c), all<V>(-INFINITY));
-      most = most >= v ? most : v;
+      most = larger(most, v);
     });
     const Number<S> top = largest_of(most);
     V total{};
@@ -330,8 +309,8 @@ void cross_entropy_backward(const CrossEntropyWork& work, int64_t begin, int64_t
 template <typename S>
 EncoderKernels kernels_of() {
   return {bias_gelu<S>,  bias_gelu_backward<S>,  dropout_add_norm<S>, dropout_add_norm_backward<S>,
-          embed_norm<S>, embed_norm_backward<S>, scatter<S>,          cross_entropy<S>,
-          cross_entropy_backward<S>};
+          embed_norm<S>, embed_norm_backward<S>, scatter<S>,          scatter_exactly<S>,
+          cross_entropy<S>, cross_entropy_backward<S>};
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ struct EmbedNormBackwardWork {
 struct ScatterWork {
   const int64_t* indices;
   const void* rows;  // wide
-  void* table;       // wide
+  void* table;       // wide; double for `scatter_exactly`
   int64_t count, width;
 };
 
@@ -79,6 +79,7 @@ struct EncoderKernels {
   void (*embed_norm)(const EmbedNormWork&, int64_t begin, int64_t end);
   void (*embed_norm_backward)(const EmbedNormBackwardWork&, int64_t begin, int64_t end);
   void (*scatter)(const ScatterWork&, int64_t first, int64_t last);
+  void (*scatter_exactly)(const ScatterWork&, int64_t first, int64_t last);
   void (*cross_entropy)(const CrossEntropyWork&, int64_t begin, int64_t end);
   void (*cross_entropy_backward)(const CrossEntropyWork&, int64_t begin, int64_t end);
 };

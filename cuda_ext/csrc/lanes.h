@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -24,8 +25,6 @@ using Doubles = double __attribute__((vector_size(64)));
 using Ints = int32_t __attribute__((vector_size(64)));
 using Longs = int64_t __attribute__((vector_size(64)));
 using Words = uint64_t __attribute__((vector_size(64)));
-using Shorts16 = uint16_t __attribute__((vector_size(32)));
-using Shorts8 = uint16_t __attribute__((vector_size(16)));
 
 template <typename To, typename From>
 STILLHOUSE_LANES To bits_as(From from) {
@@ -41,14 +40,12 @@ template <>
 struct LanesOf<Floats> {
   using Scalar = float;
   using Integers = Ints;
-  using Shorts = Shorts16;
   static constexpr int count = 16;
 };
 template <>
 struct LanesOf<Doubles> {
   using Scalar = double;
   using Integers = Longs;
-  using Shorts = Shorts8;
   static constexpr int count = 8;
 };
 
@@ -57,22 +54,61 @@ STILLHOUSE_LANES V all(typename LanesOf<V>::Scalar value) {
   return V{} + value;
 }
 
+#if defined(__AVX512F__)
+constexpr int kRegisterBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kRegisterBytes = 32;
+#else
+constexpr int kRegisterBytes = 16;
+#endif
+
+// What one register holds of a number format.
+template <typename T>
+struct Register {
+  typedef T Type __attribute__((vector_size(kRegisterBytes)));
+  static constexpr int count = kRegisterBytes / sizeof(T);
+};
+
+// `test(a, b) ? yes : no` in each lane, a register at a time: comparisons of wider vectors become a lane at a time.
+template <typename V, typename Test>
+STILLHOUSE_LANES V choose(const Test& test, V a, V b, V yes, V no) {
+  using R = typename Register<typename LanesOf<V>::Scalar>::Type;
+  constexpr int registers = sizeof(V) / sizeof(R);
+  R as[registers], bs[registers], yeses[registers], noes[registers];
+  memcpy(as, &a, sizeof(V));
+  memcpy(bs, &b, sizeof(V));
+  memcpy(yeses, &yes, sizeof(V));
+  memcpy(noes, &no, sizeof(V));
+#pragma GCC unroll 4
+  for (int i = 0; i < registers; ++i) yeses[i] = test(as[i], bs[i]) ? yeses[i] : noes[i];
+  memcpy(&a, yeses, sizeof(V));
+  return a;
+}
+
+// The larger of each lane; NaN where b is.
+template <typename V>
+STILLHOUSE_LANES V larger(V a, V b) {
+  return choose([](auto x, auto y) STILLHOUSE_LAMBDA { return x >= y; }, a, b, a, b);
+}
+
 // Pairs of lanes are added, then pairs of sums: one order for every instruction set.
 template <typename V>
-STILLHOUSE_LANES typename LanesOf<V>::Scalar sum_of(V values) {
-  typename LanesOf<V>::Scalar lanes[LanesOf<V>::count];
+STILLHOUSE_LANES auto sum_of(V values) {
+  constexpr int count = sizeof(V) / sizeof(values[0]);
+  std::remove_reference_t<decltype(values[0])> lanes[count];
   memcpy(lanes, &values, sizeof(values));
-  for (int width = LanesOf<V>::count / 2; width > 0; width /= 2) {
+  for (int width = count / 2; width > 0; width /= 2) {
     for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
   }
   return lanes[0];
 }
 
 template <typename V>
-STILLHOUSE_LANES typename LanesOf<V>::Scalar largest_of(V values) {
-  typename LanesOf<V>::Scalar lanes[LanesOf<V>::count];
+STILLHOUSE_LANES auto largest_of(V values) {
+  constexpr int count = sizeof(V) / sizeof(values[0]);
+  std::remove_reference_t<decltype(values[0])> lanes[count];
   memcpy(lanes, &values, sizeof(values));
-  for (int width = LanesOf<V>::count / 2; width > 0; width /= 2) {
+  for (int width = count / 2; width > 0; width /= 2) {
     for (int lane = 0; lane < width; ++lane) {
       if (!(lanes[lane] >= lanes[lane + width])) lanes[lane] = lanes[lane + width];  // NaN moves up
     }
@@ -80,22 +116,40 @@ STILLHOUSE_LANES typename LanesOf<V>::Scalar largest_of(V values) {
   return lanes[0];
 }
 
-// e^x to 2 units in the last place; below -87.3 the smallest normal number, above 88.3 about 2.4e38.
-STILLHOUSE_LANES Floats exp(Floats x) {
-  x = x < -87.33f ? all<Floats>(-87.33f) : x;
-  x = x > 88.3f ? all<Floats>(88.3f) : x;
-  const Floats shifted = x * 1.44269504f + 12582912.0f;  // 1.5 x 2^23: the sum is rounded to an integer
-  const Floats n = shifted - 12582912.0f;
-  Floats r = x - n * 0.693359375f;
+// e^x of a register, to 2 units in the last place; below -87.3 the smallest normal number, above 88.3 about 2.4e38.
+STILLHOUSE_LANES Register<float>::Type exp_of(Register<float>::Type x) {
+  using R = Register<float>::Type;
+  using Integers = decltype(x < x);
+  x = x < -87.33f ? R{} - 87.33f : x;
+  x = x > 88.3f ? R{} + 88.3f : x;
+  const R shifted = x * 1.44269504f + 12582912.0f;  // 1.5 x 2^23: the sum is rounded to an integer
+  const R n = shifted - 12582912.0f;
+  R r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
-  Floats y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  R y = r * 1.9875691500e-4f + 1.3981999507e-3f;
   y = y * r + 8.3334519073e-3f;
   y = y * r + 4.1665795894e-2f;
   y = y * r + 1.6666665459e-1f;
   y = y * r + 5.0000001201e-1f;
   y = y * r * r + r + 1.0f;
-  const Ints exponent = (bits_as<Ints>(shifted) - bits_as<Ints>(all<Floats>(12582912.0f)) + 127) << 23;
-  return y * bits_as<Floats>(exponent);
+  const Integers exponent = (bits_as<Integers>(shifted) - bits_as<int32_t>(12582912.0f) + 127) << 23;
+  return y * bits_as<R>(exponent);
+}
+
+STILLHOUSE_LANES Register<double>::Type exp_of(Register<double>::Type x) {
+  for (int lane = 0; lane < Register<double>::count; ++lane) x[lane] = std::exp(x[lane]);
+  return x;
+}
+
+template <typename V>
+STILLHOUSE_LANES V exp(V x) {
+  using R = typename Register<typename LanesOf<V>::Scalar>::Type;
+  R parts[sizeof(V) / sizeof(R)];
+  memcpy(parts, &x, sizeof(V));
+#pragma GCC unroll 4
+  for (R& part : parts) part = exp_of(part);
+  memcpy(&x, parts, sizeof(V));
+  return x;
 }
 
 // erf x to about 1 unit in the last place: a polynomial near 0, and 1 - e^p(|x|) beyond 0.9277.
@@ -116,12 +170,7 @@ STILLHOUSE_LANES Floats erf(Floats x) {
   near = near * s + -3.76125336e-1f;
   near = near * s + 1.28379166e-1f;
   near = near * x + x;
-  return t > 0.927734375f ? far : near;
-}
-
-STILLHOUSE_LANES Doubles exp(Doubles x) {
-  for (int lane = 0; lane < 8; ++lane) x[lane] = std::exp(x[lane]);
-  return x;
+  return choose([](auto a, auto b) STILLHOUSE_LAMBDA { return a > b; }, t, all<Floats>(0.927734375f), far, near);
 }
 
 STILLHOUSE_LANES Doubles erf(Doubles x) {

@@ -51,21 +51,39 @@ STILLHOUSE_LANES void philox(uint64_t seed, uint64_t offset, uint64_t counter, u
   memcpy(to + 32, &high, sizeof(high));
 }
 
-// Half-words of row `row`; `to` has room for the width rounded up to 64.
-STILLHOUSE_LANES void draw_row(const DropoutWork& dropout, int64_t row, int64_t width, uint16_t* to) {
-  const int64_t blocks = (width + 7) / 8;
-  for (int64_t block = 0; block < blocks; block += 8) {
+// The first `count` half-words of row `row`; `to` has room for the count rounded up to 64.
+STILLHOUSE_LANES void draw_row(const DropoutWork& dropout, int64_t row, int64_t width, int64_t count, uint16_t* to) {
+  const int64_t blocks = (width + 7) / 8, wanted = (count + 7) / 8;
+  for (int64_t block = 0; block < wanted; block += 8) {
     philox(dropout.seed, dropout.offset, static_cast<uint64_t>(row * blocks + block), to + 8 * block);
   }
 }
 
-// The factors of dropout: its scale where the bits keep an element, 0 elsewhere.
+STILLHOUSE_LANES void draw_row(const DropoutWork& dropout, int64_t row, int64_t width, uint16_t* to) {
+  draw_row(dropout, row, width, width, to);
+}
+
+// The factors of dropout for one register: its scale where the bits keep an element, 0 elsewhere.
+template <typename T>
+STILLHOUSE_LANES typename Register<T>::Type kept_of(const DropoutWork& dropout, const uint16_t* bits) {
+  using R = typename Register<T>::Type;
+  typedef uint16_t Drawn __attribute__((vector_size(2 * Register<T>::count)));
+  using Integers = decltype(R{} < R{});
+  Drawn drawn;
+  memcpy(&drawn, bits, sizeof(drawn));
+  const R scale = R{} + static_cast<T>(dropout.scale);
+  return __builtin_convertvector(drawn, Integers) >= Integers{} + dropout.below ? scale : R{};
+}
+
 template <typename V>
 STILLHOUSE_LANES V kept(const DropoutWork& dropout, const uint16_t* bits) {
-  typename LanesOf<V>::Shorts drawn;
-  memcpy(&drawn, bits, sizeof(drawn));
-  using Integers = typename LanesOf<V>::Integers;
-  return __builtin_convertvector(drawn, Integers) >= Integers{} + dropout.below ? all<V>(static_cast<typename LanesOf<V>::Scalar>(dropout.scale)) : V{};
+  using T = typename LanesOf<V>::Scalar;
+  typename Register<T>::Type factors[sizeof(V) / kRegisterBytes];
+#pragma GCC unroll 4
+  for (auto& factor : factors) factor = kept_of<T>(dropout, bits + (&factor - factors) * Register<T>::count);
+  V values;
+  memcpy(&values, factors, sizeof(values));
+  return values;
 }
 
 }  // namespace

@@ -24,3 +24,12 @@ def implementation(request: pytest.FixtureRequest, kernels: None) -> str:
 def fused(request: pytest.FixtureRequest, kernels: None) -> str:
     """Each of the fused implementations."""
     return str(request.param)
+
+
+@pytest.fixture(params=["scalar", "avx2", "avx512"])
+def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each instruction set that the CPU kernels are compiled for and this processor has."""
+    monkeypatch.setenv("STILLHOUSE_CPU_CAPABILITY", request.param)
+    if native.cpu_capability() != request.param:
+        pytest.skip(f"this processor has no {request.param}")
+    return str(request.param)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cuda_ext import encoder, encoder_check, native
+from cuda_ext import encoder, encoder_check
 from tests.cuda_ext.philox_reference import kept
 
 hypothesis = pytest.importorskip("hypothesis")  # not on every machine that these tests are carried to
@@ -25,14 +25,6 @@ SEED = 0x1234_5678_9ABC_DEF0
 def operators(kernels: None) -> None:
     encoder.require("cpu")
     torch.manual_seed(7)
-
-
-@pytest.fixture(params=["scalar", "avx2", "avx512"])
-def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("STILLHOUSE_CPU_CAPABILITY", request.param)
-    if native.cpu_capability() != request.param:
-        pytest.skip(f"this processor has no {request.param}")
-    return str(request.param)
 
 
 def draws(rows: int, width: int, dtype: torch.dtype) -> dict[str, tuple[Any, Any, tuple[Tensor, ...]]]:
@@ -264,6 +256,29 @@ def test_misaligned_and_strided_arguments_give_the_same(name: str) -> None:
             strict=True,
         ):
             assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_a_small_tables_gradient_sums_what_cancels_exactly(rows: int, capability: str) -> None:
+    # 1e8 and its negative around many small terms: fp32 would lose the terms.
+    count, width = 32, 70
+    ids = torch.zeros(count, dtype=torch.int64)
+    tables = [torch.zeros(table_rows, width).requires_grad_() for table_rows in (rows, 1, 1)]
+    tables[0].data[0] = torch.linspace(-1, 1, width)
+    ones, zeros = torch.ones(width), torch.zeros(width)
+    out = encoder.embed_norm(ids, ids, ids, *tables, ones, zeros, eps=EPS)
+    gradient = torch.randn(count, width)
+    gradient[0] *= 1e8
+    gradient[-1] = -gradient[0]
+    found = torch.autograd.grad(out, tables, gradient)
+    table = tables[0].detach().double().requires_grad_()
+    (exact,) = torch.autograd.grad(
+        functional.layer_norm(table[ids], (width,), eps=EPS), table, gradient.double()
+    )
+    small = [grad for grad, own in zip(found, tables, strict=True) if len(own) <= count]
+    assert len(small) == (3 if rows == 2 else 2)
+    for grad in small:
+        assert float((grad[0].double() - exact[0]).abs().max()) < 1e-3
 
 
 def test_bytes_moved_are_those_of_the_arrays() -> None:

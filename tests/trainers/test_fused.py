@@ -67,7 +67,7 @@ def test_hidden_states_and_gradients_are_those_of_the_default_to_rounding() -> N
     assert found.gradient_max_rel < 1e-6
     rows, layers = sum(LENGTHS), 4
     forward, backward = kernels.rows_done()
-    assert forward - before[0] == backward - before[1] == rows * (1 + 3 * layers)
+    assert forward - before[0] == backward - before[1] == rows * (1 + 4 * layers)
 
 
 def test_names_and_optimizer_state_stay() -> None:

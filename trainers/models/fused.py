@@ -2,9 +2,9 @@
 
 Modules keep their parameters and names and get another class: embeddings, layers, self attention (queries,
 keys and values as one product), the first linear layer with its GELU, and the layers that end in dropout,
-residual and LayerNorm. Attention itself is that of `packed`. Bias comes with the elementwise kernel, so
-the products have none. A seed is drawn from torch's CPU generator per kernel with dropout: what a
-checkpoint keeps of the generator replays every mask.
+residual and LayerNorm. Attention is a kernel as well on the CPU, and that of `packed` elsewhere. Bias
+comes with the elementwise kernel, so the products have none. A seed is drawn from torch's CPU generator
+per kernel with dropout: what a checkpoint keeps of the generator replays every mask.
 
 A layer whose parts are plain and that no hook watches computes all that follows its attention as one
 operation (`cuda_ext.encoder_layer`), which launches fewer kernels; else each part computes its own.
@@ -25,6 +25,7 @@ from transformers.models.roberta import modeling_roberta
 from transformers.models.xlm_roberta import modeling_xlm_roberta
 
 from cuda_ext import encoder, encoder_layer
+from trainers.data.segments import Segments
 from trainers.errors import BadSpecError
 from trainers.models.packed_attention import PACKED_ATTENTION
 
@@ -154,6 +155,15 @@ class _SelfAttention:
         else:
             projected, residual = [part(hidden_states) for part in parts], hidden_states
         shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
+        segments: Segments | None = options.get("segments")
+        if segments is not None and hidden_states.is_cpu:
+            mixed = encoder.segment_attention(
+                *(part.view(shape)[0] for part in projected),
+                segments.cu_seqlens,
+                scale=self.scaling,
+                **_dropout(self.dropout),
+            )
+            return mixed.view(hidden_states.shape), residual
         query, key, value = (part.view(shape).transpose(1, 2) for part in projected)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         mixed, _ = attend(

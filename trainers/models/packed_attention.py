@@ -1,10 +1,10 @@
 """Attention within each segment of a row, for encoders that compute no padding.
 
-On the CPU it is the grouped attention of `trainers.models.dropout`. On a GPU it is a kernel of torch
-that takes the segments' edges: flash attention in half precision, and the memory-efficient one in fp32
-and tf32 and on GPUs that flash attention does not run on. Both draw their dropout from the GPU's Philox
-generator and draw it again in the backward pass, so that no mask is stored. Their edges are on the GPU,
-and the longest segment is a number on the host: no layer makes the host wait.
+On the CPU it is the grouped attention of `trainers.models.dropout`; `fused` has its own there. On a GPU
+it is a kernel of torch that takes the segments' edges: flash attention in half precision, and the
+memory-efficient one in fp32 and tf32 and on GPUs that flash attention does not run on. Both draw their
+dropout from the GPU's Philox generator and draw it again in the backward pass, so that no mask is stored.
+Their edges are on the GPU, and the longest segment is a number on the host: no layer makes the host wait.
 """
 
 from __future__ import annotations

@@ -1,0 +1,43 @@
+// Rows in memory: of activations, of the wide numbers that go with them, and in buffers. Included once per
+// instruction set, like lanes.h.
+#pragma once
+
+#include <cstdlib>
+
+#include "lanes.h"
+
+namespace stillhouse::cpu::STILLHOUSE_ISA {
+namespace {
+
+template <typename S>
+using Wide = typename WideOf<typename S::V>::Storage;
+template <typename S>
+using Number = typename Wide<S>::Stored;
+
+template <typename S>
+STILLHOUSE_LANES const typename S::Stored* row_of(const void* matrix, int64_t row, int64_t width) {
+  return static_cast<const typename S::Stored*>(matrix) + row * width;
+}
+
+template <typename S>
+STILLHOUSE_LANES typename S::Stored* row_of(void* matrix, int64_t row, int64_t width) {
+  return static_cast<typename S::Stored*>(matrix) + row * width;
+}
+
+// Memory of whole vectors. No std::vector: its functions would be shared between the objects.
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t width)
+      : memory_(static_cast<T*>(std::aligned_alloc(64, (width + 63) / 64 * 64 * sizeof(T)))) {}
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { std::free(memory_); }
+  T* data() { return memory_; }
+
+ private:
+  T* memory_;
+};
+
+}  // namespace
+}  // namespace stillhouse::cpu::STILLHOUSE_ISA
