@@ -88,6 +88,12 @@ class Hardware(BaseModel):
             else tuple(name for name in FIGURES if getattr(self, name) is not None)
         )
 
+    @property
+    def auto_precision(self) -> Precision:
+        """What `precision: auto` is: bf16 where the device has it; a CPU's units are not known unseen."""
+        fast = Precision.bf16 in self.precisions and not self.kind.emulates_halves
+        return Precision.bf16 if fast else Precision.fp32
+
     def lacks(self, precision: Precision) -> str | None:
         """Returns why the device cannot compute in a precision; None when it can."""
         if precision in self.precisions:

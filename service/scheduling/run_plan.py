@@ -13,7 +13,7 @@ from service.config.settings import Settings
 from service.scheduling.cluster import ACCELERATOR, CPU, ClusterNode, exclusive_holds, worker_resources
 from service.spec.experiment import ExperimentSpec
 from service.spec.models import checkpoints_folder, workspace_of
-from trainers.config import RunConfig, TrainingSections
+from trainers.config import Precision, RunConfig, TrainingSections
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 
 
@@ -133,6 +133,7 @@ def run_config(
     sections = {name: getattr(spec, name) for name in TrainingSections.model_fields}
     sections["parallel"] = spec.parallel.model_copy(update={"workers": workers, "min_workers": None})
     sections["threads"] = spec.threads or spec.resources.cpus_per_worker
+    sections["precision"] = Precision(spec.precision)
     sections["model"] = spec.model.model_copy(
         update={
             name: str(models[text])

@@ -22,10 +22,10 @@ from service.config.hardware import CATALOGUE, Hardware, find, lookup
 from service.domain import grid
 from service.domain.grid import REFERENCE_CELL, AxisValue, Point
 from service.search import Search
-from service.spec.fields import SpecFields, axis_names, canonical_json
+from service.spec.fields import SpecFields, WantedPrecision, axis_names, canonical_json
 from service.spec.rules import INFEASIBLE, problems_of
 from service.spec.wording import naming_problems
-from trainers.config import Section
+from trainers.config import Precision, Section
 
 
 def nothing() -> None:
@@ -87,11 +87,15 @@ class ExperimentSpec(SpecFields):
             )
 
     def _with_entry(self, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:
-        """With the catalogue's own name in place of a short one: runs on one device compare as such."""
+        """With what the catalogue's entry decides: its own name, by which runs compare, and its precision."""
         entry = find(self.hardware, catalogue)
-        if entry is None or entry.name == self.hardware:
+        if entry is None:
             return self
-        return self.model_copy(update={"hardware": entry.name})
+        wanted = self.precision
+        precision = entry.auto_precision if wanted == WantedPrecision.auto else Precision(wanted)
+        if entry.name == self.hardware and wanted != WantedPrecision.auto:
+            return self
+        return self.model_copy(update={"hardware": entry.name, "precision": precision})
 
     def runs(
         self, catalogue: Mapping[str, Hardware] = CATALOGUE, *, before_each: Callable[[], None] = nothing
@@ -127,7 +131,7 @@ class ExperimentSpec(SpecFields):
             points = list(alike)
             before_each()
             resolved = self.at(points[0], catalogue, infeasible=mixed)
-            if lookup(resolved.hardware, catalogue).lacks(resolved.precision) is not None:
+            if lookup(resolved.hardware, catalogue).lacks(Precision(resolved.precision)) is not None:
                 refused = points[0] if refused is None else refused
             elif measured is None:
                 measured = RunPlan(0, 0, REFERENCE_CELL, seeds[0], points[0], resolved)

@@ -6,6 +6,7 @@ import bisect
 import functools
 import hashlib
 import json
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -17,6 +18,16 @@ from service.search import AnySearch, Search
 from trainers.config import Section, TrainingSections
 from trainers.figures import Better
 from trainers.tasks import TASKS
+
+
+class WantedPrecision(StrEnum):
+    """`trainers.config.Precision`, or what the hardware decides."""
+
+    fp32 = "fp32"
+    tf32 = "tf32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+    auto = "auto"
 
 
 class Resources(Section):
@@ -67,6 +78,8 @@ class SpecFields(TrainingSections):
     """Name for people; need not be unique. Letters, digits, space, dot, underscore, hyphen."""
     description: str = Field(default="", max_length=10_000)
     """What the experiment is for."""
+    precision: WantedPrecision = WantedPrecision.fp32  # type: ignore[assignment]
+    """Number format of the forward and backward pass; auto = bf16 on accelerators that have it, else fp32."""
     hardware: str = "cpu"
     """Name of the hardware in the catalogue."""
     resources: Resources = Resources()

@@ -10,7 +10,7 @@ from service.config.document import MAX_SUGGESTIONS, Problem, first_problems, sh
 from service.config.hardware import Hardware, find, lookup, nearest
 from service.domain.grid import AxisValue
 from service.search import registry as searches
-from service.spec.fields import SpecFields, axis_names
+from service.spec.fields import SpecFields, WantedPrecision, axis_names
 from service.spec.wording import UNCOMPARED
 from trainers.config import LAYERS, Distillation, Precision, require_layer_map
 from trainers.models.encoders import ENCODERS
@@ -64,8 +64,8 @@ def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware], pref
         except ValueError as error:
             yield Problem("invalid-value", "model.encoder", f"{prefix}{error}")
     yield from _device_problems(spec, hardware, prefix)
-    if "precision" not in spec.search.axes and (reason := hardware.lacks(spec.precision)) is not None:
-        yield Problem(INFEASIBLE, "precision", prefix + reason)
+    if "precision" not in spec.search.axes:
+        yield from _precision_problems(spec, hardware, prefix)
     evaluation = spec.numerics.evaluation
     judged = evaluation in _HALVES and not hardware.kind.emulates_halves
     if judged and "numerics.evaluation" not in spec.search.axes:
@@ -82,6 +82,17 @@ def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware], pref
             f"{prefix}distillation.teacher_precision {wanted} needs a GPU, but hardware {spec.hardware} "
             f"computes on its {hardware.kind.noun}; use auto",
         )
+
+
+def _precision_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Iterator[Problem]:
+    if spec.precision != WantedPrecision.auto:
+        if (reason := hardware.lacks(Precision(spec.precision))) is not None:
+            yield Problem(INFEASIBLE, "precision", prefix + reason)
+    elif "model.encoder" not in spec.search.axes:
+        try:
+            ENCODERS[spec.model.encoder].require_precision(hardware.auto_precision)
+        except ValueError as error:
+            yield Problem("invalid-value", "precision", f"{prefix}precision auto: {error}")
 
 
 def _device_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Iterator[Problem]:

@@ -63,7 +63,8 @@ class TrainingSections(Section):
 
     @model_validator(mode="after")
     def _encoder_computes(self) -> TrainingSections:
-        ENCODERS[self.model.encoder].require_precision(self.precision)
+        if self.precision in tuple(Precision):  # A spec's may be `auto`.
+            ENCODERS[self.model.encoder].require_precision(self.precision)
         return self
 
     @property

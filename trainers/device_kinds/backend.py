@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from trainers.device_kinds.processor import has_bf16_units
 from trainers.telemetry.devices import Device
 
 _CLEAR_PEAK = "5"
@@ -51,9 +52,9 @@ class Backend:
         return Device()
 
     def has_instructions(self, precision: str, device: torch.device) -> bool:
-        """Returns whether the device has instructions for a half precision."""
+        """Returns whether the device has instructions for a half precision that are faster than fp32's."""
         if precision == "bf16":
-            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+            return has_bf16_units() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
     def why_not(self, precision: str, device: torch.device) -> str | None:

@@ -39,7 +39,9 @@ class DeviceKind:
         searches_micro_batch: larger micro-batches are faster until memory is full, so that `auto` searches
             for the largest that fits.
         width_multiple: batches are as wide as a multiple of this, in tokens.
-        emulates_halves: half precisions without instructions are computed in fp32, on rounded operands.
+        caution: Returns why a precision that it takes is slower than fp32 there, where that is known of
+            this machine; None = it is not.
+        emulates_halves: half precisions without fast instructions are computed in fp32, on rounded operands.
         teacher_precisions: values of `distillation.teacher_precision`, the one that `auto` prefers first.
         autocast_widens_norms: under autocast LayerNorm returns fp32.
         host_dropout: draws dropout by `trainers.models.dropout`.
@@ -65,6 +67,7 @@ class DeviceKind:
     nvml: bool = False
     searches_micro_batch: bool = False
     width_multiple: int = 1
+    caution: Callable[[str], str | None] = lambda precision: None
     emulates_halves: bool = False
     teacher_precisions: tuple[str, ...] = ("fp32",)
     autocast_widens_norms: bool = False

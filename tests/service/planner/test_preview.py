@@ -11,6 +11,7 @@ from service.cli.rendering import preview_table, strategy_text
 from service.config.hardware import CATALOGUE
 from service.domain.records import Attempt
 from service.domain.states import RunState
+from service.planner.notes import notes_of
 from service.planner.preview import PlannedRun, planned_runs
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.spec.experiment import validate
@@ -68,3 +69,44 @@ def test_cells_without_a_teacher_run_beside_those_that_have_one() -> None:
         model={"student": "mini"},
     )
     assert [(run.point["model.teacher"], run.reason) for run in runs] == [(None, None), ("run:1", None)]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "precision", "note"),
+    [
+        ("H200", "fp32", "precision fp32 on hardware H200 computes 67 TFLOP/s at most, bf16 989.5"),
+        ("H200", "bf16", None),
+        ("V100", "fp32", None),
+        ("cpu", "fp32", None),
+    ],
+)
+def test_fp32_where_bf16_is_faster_is_noted(hardware: str, precision: str, note: str | None) -> None:
+    document = {"name": "x", "task": {"name": "imdb"}, "hardware": hardware, "precision": precision}
+    notes = notes_of(validate(document), CATALOGUE)
+    assert len(notes) == (note is not None)
+    assert note is None or notes[0].startswith(note)
+
+
+def test_a_grids_notes_are_of_each_hardware_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainers.device_kinds.cpu.has_bf16_units", lambda: False)
+    axes = {"hardware": ["cpu", "L4"], "precision": ["fp32", "bf16"]}
+    document = {"name": "x", "task": {"name": "imdb"}, "search": {"name": "grid", "axes": axes}}
+    notes = notes_of(validate(document), CATALOGUE)
+    assert [line.partition(" on hardware ")[2].split()[0] for line in notes] == ["cpu", "L4"]
+    assert "precision bf16 on hardware cpu is slower than fp32 on processors without AMX" in notes[0]
+
+
+@pytest.mark.parametrize(("hardware", "chosen"), [("H200", "bf16"), ("V100", "fp32"), ("cpu", "fp32")])
+def test_auto_precision_is_resolved_by_the_hardware(hardware: str, chosen: str) -> None:
+    document = {"name": "x", "task": {"name": "imdb"}, "hardware": hardware, "precision": "auto"}
+    spec = validate(document)
+    (plan,) = spec.runs(CATALOGUE)
+    assert plan.spec.precision == chosen
+    assert f"is {chosen}" in notes_of(spec, CATALOGUE)[0]
+
+
+def test_auto_precision_is_resolved_at_each_point_of_a_grid() -> None:
+    axes = {"hardware": ["V100", "H200"], "precision": ["auto", "fp16"]}
+    document = {"name": "x", "task": {"name": "imdb"}, "search": {"name": "grid", "axes": axes}}
+    runs = list(validate(document).runs(CATALOGUE))
+    assert [str(run.spec.precision) for run in runs] == ["fp32", "fp16", "bf16", "fp16"]

@@ -139,7 +139,7 @@ def test_a_preview_shows_the_price_and_what_is_missing() -> None:
     assert package.startswith("hardware tpu-v5e needs torch_tpu on its nodes, which is ")
     assert package.endswith("installed here: pip install 'stillhouse[tpu]'")
     assert unproven == "hardware tpu-v5e: this version has never been run on a TPU"
-    assert notes_of(spec_of(hardware="cpu"), CATALOGUE) == ()
+    assert notes_of(spec_of(hardware="cpu", precision="fp32"), CATALOGUE) == ()
 
 
 @pytest.mark.parametrize("name", ["TPUv2", "TPUv3"])

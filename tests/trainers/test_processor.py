@@ -1,0 +1,44 @@
+"""Whether a processor's bf16 products are worth taking, by its flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainers.config import Precision
+from trainers.device_kinds import CPU, backend, cpu
+from trainers.device_kinds.processor import has_bf16_units
+from trainers.precision import Autocast, Rounded, arithmetic_for
+
+
+@pytest.mark.parametrize(
+    ("lines", "fast"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_fp16\n", False),
+        ("flags\t\t: fpu avx512_bf16 amx_bf16 amx_tile amx_int8\n", True),
+        ("flags\t\t: fpu avx2 fma\n", False),
+        ("Features\t: fp asimd i8mm bf16\n", True),
+        ("", False),
+    ],
+)
+def test_only_matrix_units_make_bf16_faster(tmp_path: Path, lines: str, fast: bool) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\n" + lines)
+    assert has_bf16_units(tmp_path / "cpuinfo") is fast
+    assert not has_bf16_units(tmp_path / "elsewhere")
+
+
+def test_without_them_bf16_is_computed_by_fp32_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True, raising=False)
+    for fast, arithmetic in ((False, Rounded), (True, Autocast)):
+        monkeypatch.setattr(backend, "has_bf16_units", lambda fast=fast: fast)
+        assert type(arithmetic_for(Precision.bf16, torch.device("cpu"))) is arithmetic
+
+
+def test_the_cpu_cautions_of_bf16_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "has_bf16_units", lambda: False)
+    assert "is slower than fp32 on processors without AMX" in str(CPU.caution("bf16"))
+    assert CPU.caution("fp32") is None
+    monkeypatch.setattr(cpu, "has_bf16_units", lambda: True)
+    assert CPU.caution("bf16") is None
