@@ -150,7 +150,8 @@ def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
             **model.built.facts(),
             **replica.facts(),
             "resumed_from_s": taken.state["taken_s"] if taken else None,
-            "micro_size": sized.micro_size,
+            "micro_size": sized.batch.micro_size,
+            "micro_tokens": sized.batch.micro_tokens,
             "accumulation": sized.accumulation,
             "gradient_noise": noise.source.name,
         },
@@ -252,7 +253,7 @@ def _run_data(
         pad_id=prepared.pad_id,
         multiple=worker.multiple,
         transform=distilled.transform,
-        micro_tokens=config.batch.micro_tokens,
+        micro_tokens=sized.batch.micro_tokens,
         packs=worker.encoder.packs,
     )
     return RunData(task, batches, evaluator_of(part="validation"), final_test, prepared.tokenizer, identity)

@@ -143,7 +143,8 @@ def choose_micro_batch(
     )
     tried = {**described, "longest example": dry_run.longest}
     size = micro_batch.choose(config, worker.workers, device, tried, dry_run.at_size)
-    sized = micro_batch.with_size(config, size)
+    width = -(-dry_run.longest // worker.multiple) * worker.multiple
+    sized = micro_batch.in_tokens(config, size, device, width)
     forget = partial(micro_batch.forget, config, device, tried)
     if config.model.compile:
         try:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainers.config import Parallel
+from trainers.data.batches import TrainingBatches
+from trainers.data.tokens import TokenSet
 from trainers.dry_runs import micro_batch
 from trainers.dry_runs.dry_run import DryRun
 from trainers.dry_runs.micro_batch import SizeCache, choose, fits, forget, key_of, largest
@@ -215,6 +218,31 @@ def test_on_the_cpu_and_with_a_number_nothing_is_tried(configure):
     assert choose(configure(), Workers(), torch.device("cpu"), {}, device.attempt) == 8
     assert choose(configure(batch__micro_size=2), Workers(), CUDA, {}, device.attempt) == 2
     assert device.asked == []
+
+
+def test_a_searched_size_is_a_budget_of_positions(configure):
+    config = configure(batch__global_size=64)
+    for device, size, budget in ((CUDA, 16, 768), (CUDA, 64, None), (torch.device("cpu"), 16, None)):
+        assert micro_batch.in_tokens(config, size, device, 48).batch.micro_tokens == budget
+    by_hand = configure(batch={"global_size": 64, "micro_size": 16})
+    assert micro_batch.in_tokens(by_hand, 16, CUDA, 48).batch.micro_tokens is None
+
+
+def test_a_budget_makes_fewer_micro_batches_and_none_larger_than_what_was_tried():
+    lengths = np.random.default_rng(0).integers(4, 49, 640)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    data = TokenSet(np.ones(offsets[-1], dtype=np.uint16), offsets, np.zeros(640, dtype=np.int64))
+    counts = []
+    for budget in (None, 768):
+        batches = TrainingBatches(
+            data, seed=0, global_size=64, micro_size=16, replica=0, replicas=1, pad_id=0, multiple=8,
+            micro_tokens=budget,
+        )  # fmt: skip
+        micros = [micro for step in range(10) for micro in batches[step].micro_batches]
+        assert all(micro.input_ids.numel() <= 768 for micro in micros)
+        assert sum(micro.examples for micro in micros) == 640
+        counts.append(len(micros))
+    assert counts[1] < 0.75 * counts[0]
 
 
 def test_a_pipeline_keeps_enough_micro_batches_for_its_stages(configure, tmp_path):

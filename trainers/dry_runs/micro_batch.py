@@ -149,6 +149,24 @@ def with_size(config: RunConfig, size: int) -> RunConfig:
     return config.model_copy(update={"batch": config.batch.model_copy(update={"micro_size": size})})
 
 
+def in_tokens(config: RunConfig, size: int, device: torch.device, width: int) -> RunConfig:
+    """Returns the run with the micro-batch that was chosen, as a budget of positions where it was searched.
+
+    What fits at the greatest length fits in every other shape of as many positions, and short texts make
+    fewer, larger micro-batches.
+
+    Args:
+        config: the run.
+        size: examples of a micro-batch that fits.
+        device: Device to compute on.
+        width: positions of each at the greatest length.
+    """
+    sized = with_size(config, size)
+    if not _searched(config, device) or size == config.share or config.parallel.stage_count > 1:
+        return sized
+    return sized.model_copy(update={"batch": sized.batch.model_copy(update={"micro_tokens": size * width})})
+
+
 def _searched(config: RunConfig, device: torch.device) -> bool:
     free = config.batch.micro_size == "auto" and config.batch.micro_tokens is None
     return free and kind_of(device).searches_micro_batch
