@@ -229,7 +229,7 @@ class DeviceTimeline(Timeline):
     @override
     def settle_passed(self) -> None:
         """Settles the phases that the device has left; the one that it is in is settled by the next call."""
-        passed = [event.query() for _, event in self._marks]  # type: ignore[no-untyped-call]
+        passed = [event.query() for _, event in self._marks]
         last = max((number for number, has in enumerate(passed) if has), default=0)
         if not last:
             return
@@ -237,7 +237,7 @@ class DeviceTimeline(Timeline):
         del self._marks[:last]
         self._phase = self._marks[0][0]
 
-    def _share(self, stamps: list[torch.cuda.Event], phases: list[Phase]) -> None:
+    def _share(self, stamps: list[Any], phases: list[Phase]) -> None:
         """Shares the host's time since the last settling out by the device's time between events.
 
         Args:
