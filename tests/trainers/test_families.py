@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -345,3 +346,24 @@ def test_two_workers_train_every_family_to_one_workers_loss(launch, config_in, t
     for name, run in zip(FAMILIES, both.results[0]["runs"], strict=True):
         alone = train(config(name, "one"), recorder, NeverStop())
         assert run["summary"]["train_loss"] == pytest.approx(alone.summary["train_loss"], rel=1e-4), name
+
+
+def test_the_example_writes_a_folder_for_every_family(tmp_path, monkeypatch):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(f"a good film, number {number}, with a happy end" for number in range(40)))
+    script = Path(__file__).parents[2] / "examples" / "write_families.py"
+    monkeypatch.setattr("sys.argv", [str(script), str(texts), str(tmp_path / "models")])
+    runpy.run_path(str(script), run_name="__main__")
+    assert {folder.name for folder in (tmp_path / "models").iterdir()} == set(FAMILIES)
+    for family in FAMILIES:
+        folder = tmp_path / "models" / family
+        tokenizer = tokenizers.load(folder)
+        built = build(
+            Folder(folder),
+            head=HEADS[0],
+            vocabulary_size=tokenizers.vocabulary_size(tokenizer),
+            dropout=0.1,
+            max_length=128,
+            pad_id=tokenizers.SpecialTokens.of(tokenizer, folder).id_of("pad_token"),
+        )
+        assert all("classifier" in name or "pooler" in name or "head" in name for name in built.fresh)
