@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import resource
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -150,8 +150,14 @@ def _get(settings: Settings, path: str, asked: int) -> tuple[list[float], float]
             answer = client.get(path)
             times.append(time.perf_counter() - begin)
             assert answer.status_code == 200, answer.text
-        most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return times, max(0, most - before) / 2**20
+    return times, max(0, _largest_rss() - before) / 2**20
+
+
+def _largest_rss() -> int:
+    """Bytes of memory that this program had at most; `ru_maxrss` counts the process that started it, too."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return 1024 * int(peak)
 
 
 def _remove(settings: Settings) -> None:
