@@ -85,6 +85,17 @@ def remove_rows(
     return sa.delete(table).where(*bounds)
 
 
+def remove_next(table: sa.Table, owner: str, id: int, after: tuple[Any, ...] | None, n: int) -> Delete:
+    """Removes the next n of an owner's rows that follow a key, on PostgreSQL.
+
+    It reads the rest of a series to find the end of a range that `remove_rows` names by its last key.
+    """
+    place: sa.ColumnClause[Any] = sa.literal_column("ctid")
+    chosen = select(place).select_from(table).where(*_following(table, owner, id, after))
+    ordered = chosen.order_by(*key_of(table, owner)).limit(n)
+    return sa.delete(table).where(place == sa.any_(sa.func.array(ordered.scalar_subquery())))
+
+
 def _following(
     table: sa.Table, owner: str, id: int, after: tuple[Any, ...] | None
 ) -> list[sa.ColumnElement[bool]]:

@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 ROWS_AT_A_TIME = 2_000
 """Rows that one transaction removes at most."""
-FEWEST_ROWS = 100
+FEWEST_ROWS = 500
 """Rows that one transaction removes at most at first, and where the database is slow."""
-TRANSACTION_S = 0.005
+TRANSACTION_S = 0.01
 """Time that one transaction should take, in s: others that write wait for it."""
 STATEMENTS_AT_A_TIME = 50
 """Tables of runs that one transaction looks at."""
@@ -60,17 +60,18 @@ class _Part:
                 removal_statements.nth_key(self.table, self.owner, self.id, after, most)
             ).one_or_none()
             until = None if row is None else tuple(row)
-        removed = connection.execute(
-            removal_statements.remove_rows(self.table, self.owner, self.id, after, until)
-        )
-        return removed.rowcount, until
+        if until is None or connection.dialect.name == "sqlite":
+            gone = removal_statements.remove_rows(self.table, self.owner, self.id, after, until)
+        else:
+            gone = removal_statements.remove_next(self.table, self.owner, self.id, after, most)
+        return connection.execute(gone).rowcount, until
 
 
 class _Portions:
     """Sizes of transactions that take about `TRANSACTION_S` each, from what the ones before took."""
 
     def __init__(self) -> None:
-        self.rows = FEWEST_ROWS
+        self.rows = min(FEWEST_ROWS, ROWS_AT_A_TIME)
 
     def took(self, seconds: float) -> None:
         """Adjusts the next portion to what the last one took, its commit included."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from service.config.settings import Settings
-from service.db import schema
+from service.db import removal_statements, schema
 from service.domain.records import Experiment, LogLine, MeasurementRow, Run
 from service.domain.states import ExperimentState, RunState
 from service.spec.models import checkpoints_folder, experiment_folder
@@ -173,3 +174,22 @@ def test_pruning_twice_removes_nothing_more(store: Store, training: Training) ->
     assert ended_s is not None
     assert sum(store.pruning(experiment.id, ended_s, 10)) > 0
     assert sum(store.pruning(experiment.id, ended_s, 10)) == 0
+
+
+def test_a_small_part_of_a_long_series_is_found_without_reading_the_rest(
+    store: Store, training: Training
+) -> None:
+    if store.database.is_sqlite:
+        pytest.skip("counts pages of PostgreSQL")
+    _, run, attempt = training()
+    store.record(RecordBatch([points(run, attempt, range(60_000))]))
+
+    def plan(connection: sa.Connection) -> dict[str, Any]:
+        key = connection.execute(sa.text("SELECT name_id, attempt, step FROM points WHERE step = 100")).one()
+        statement = removal_statements.remove_next(schema.points, "run_id", run.id, tuple(key), 10)
+        compiled = statement.compile(connection.engine, compile_kwargs={"literal_binds": True})
+        explained = sa.text(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {compiled}")
+        return connection.execute(explained).scalar_one()[0]["Plan"]
+
+    found = store.database.write(plan)
+    assert found["Shared Hit Blocks"] + found["Shared Read Blocks"] < 100
