@@ -157,8 +157,11 @@ class _SelfAttention:
         shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
         segments: Segments | None = options.get("segments")
         if segments is not None and hidden_states.is_cpu:
+            query, key, value = (part.view(shape)[0] for part in projected)
             mixed = encoder.segment_attention(
-                *(part.view(shape)[0] for part in projected),
+                query,
+                key,
+                value,
                 segments.cu_seqlens,
                 scale=self.scaling,
                 **_dropout(self.dropout),
