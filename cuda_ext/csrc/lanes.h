@@ -24,7 +24,6 @@ using Floats = float __attribute__((vector_size(64)));
 using Doubles = double __attribute__((vector_size(64)));
 using Ints = int32_t __attribute__((vector_size(64)));
 using Longs = int64_t __attribute__((vector_size(64)));
-using Words = uint64_t __attribute__((vector_size(64)));
 
 template <typename To, typename From>
 STILLHOUSE_LANES To bits_as(From from) {

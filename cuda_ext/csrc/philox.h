@@ -8,47 +8,63 @@
 namespace stillhouse::cpu::STILLHOUSE_ISA {
 namespace {
 
+// One register of 64-bit lanes: wider vectors would go through memory between their operations.
+using Lanes64 = Register<uint64_t>::Type;
+
 // Products of the low halves of 64-bit lanes with a 32-bit number.
-STILLHOUSE_LANES Words product(Words a, uint32_t b) {
+STILLHOUSE_LANES Lanes64 product(Lanes64 a, uint32_t b) {
 #if defined(__AVX512F__)
-  return bits_as<Words>(_mm512_mul_epu32(bits_as<__m512i>(a), _mm512_set1_epi64(b)));
+  return bits_as<Lanes64>(_mm512_mul_epu32(bits_as<__m512i>(a), _mm512_set1_epi64(b)));
 #elif defined(__AVX2__)
-  __m256i halves[2];
-  memcpy(halves, &a, sizeof(a));
-  for (__m256i& half : halves) half = _mm256_mul_epu32(half, _mm256_set1_epi64x(b));
-  memcpy(&a, halves, sizeof(a));
-  return a;
+  return bits_as<Lanes64>(_mm256_mul_epu32(bits_as<__m256i>(a), _mm256_set1_epi64x(b)));
 #elif defined(__x86_64__)
-  __m128i quarters[4];
-  memcpy(quarters, &a, sizeof(a));
-  for (__m128i& quarter : quarters) quarter = _mm_mul_epu32(quarter, _mm_set1_epi64x(b));
-  memcpy(&a, quarters, sizeof(a));
-  return a;
+  return bits_as<Lanes64>(_mm_mul_epu32(bits_as<__m128i>(a), _mm_set1_epi64x(b)));
 #else
   return (a & 0xffffffffu) * b;
 #endif
 }
 
-// Writes 64 half-words: those of counters [counter, counter + 8).
-STILLHOUSE_LANES void philox(uint64_t seed, uint64_t offset, uint64_t counter, uint16_t* to) {
-  const Words counters = Words{0, 1, 2, 3, 4, 5, 6, 7} + counter;
-  Words c0 = counters, c1 = counters >> 32, c2 = Words{} + (offset & 0xffffffffu), c3 = Words{} + (offset >> 32);
+// Lanes of two registers in turn: the first half of them, or the second.
+STILLHOUSE_LANES Lanes64 in_turn(Lanes64 a, Lanes64 b, bool second) {
+#if defined(__AVX512F__)
+  return second ? __builtin_shuffle(a, b, Lanes64{4, 12, 5, 13, 6, 14, 7, 15})
+                : __builtin_shuffle(a, b, Lanes64{0, 8, 1, 9, 2, 10, 3, 11});
+#elif defined(__AVX2__)
+  return second ? __builtin_shuffle(a, b, Lanes64{2, 6, 3, 7}) : __builtin_shuffle(a, b, Lanes64{0, 4, 1, 5});
+#else
+  return second ? __builtin_shuffle(a, b, Lanes64{1, 3}) : __builtin_shuffle(a, b, Lanes64{0, 2});
+#endif
+}
+
+// Writes the half-words of as many counters as a register has 64-bit lanes.
+STILLHOUSE_LANES void philox_register(uint64_t seed, uint64_t offset, uint64_t counter, uint16_t* to) {
+  constexpr int count = Register<uint64_t>::count;
+  Lanes64 c0;
+#pragma GCC unroll 8
+  for (int lane = 0; lane < count; ++lane) c0[lane] = counter + lane;
+  Lanes64 c1 = c0 >> 32, c2 = Lanes64{} + (offset & 0xffffffffu), c3 = Lanes64{} + (offset >> 32);
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
   // Only the low half of each lane counts; what is left above it never gets into a product.
   for (int round = 0; round < 10; ++round) {
-    const Words a = product(c0, 0xD2511F53u), b = product(c2, 0xCD9E8D57u);
-    c0 = (b >> 32) ^ c1 ^ (Words{} + k0);
-    c2 = (a >> 32) ^ c3 ^ (Words{} + k1);
+    const Lanes64 a = product(c0, 0xD2511F53u), b = product(c2, 0xCD9E8D57u);
+    c0 = (b >> 32) ^ c1 ^ (Lanes64{} + k0);
+    c2 = (a >> 32) ^ c3 ^ (Lanes64{} + k1);
     c1 = b;
     c3 = a;
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-  const Words first = (c0 & 0xffffffffu) | (c1 << 32), second = (c2 & 0xffffffffu) | (c3 << 32);
-  const Words low = __builtin_shuffle(first, second, Longs{0, 8, 1, 9, 2, 10, 3, 11});
-  const Words high = __builtin_shuffle(first, second, Longs{4, 12, 5, 13, 6, 14, 7, 15});
+  const Lanes64 first = (c0 & 0xffffffffu) | (c1 << 32), second = (c2 & 0xffffffffu) | (c3 << 32);
+  const Lanes64 low = in_turn(first, second, false), high = in_turn(first, second, true);
   memcpy(to, &low, sizeof(low));
-  memcpy(to + 32, &high, sizeof(high));
+  memcpy(to + 4 * count, &high, sizeof(high));
+}
+
+// Writes 64 half-words: those of counters [counter, counter + 8).
+STILLHOUSE_LANES void philox(uint64_t seed, uint64_t offset, uint64_t counter, uint16_t* to) {
+  for (int done = 0; done < 8; done += Register<uint64_t>::count) {
+    philox_register(seed, offset, counter + done, to + 8 * done);
+  }
 }
 
 // The first `count` half-words of row `row`; `to` has room for the count rounded up to 64.
