@@ -1,6 +1,7 @@
 """Registers and spills of the encoder's Triton kernels, compiled without a GPU, and the bytes they move.
 
-python -m cuda_ext.encoder_check
+python -m cuda_ext.encoder_check           # every target
+python -m cuda_ext.encoder_check sm_90     # one of them
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from cuda_ext.build import ARCHITECTURES
 from cuda_ext.errors import BuildError
 
-TARGETS: Mapping[str, int] = MappingProxyType({"sm_80": 80, "sm_90": 90, "sm_100": 100})
-"""GPUs that the kernels are compiled for, as Triton numbers them."""
+TARGETS: Mapping[str, int] = MappingProxyType(
+    {f"sm_{number}": int(number) for number in (name.replace(".", "") for name in ARCHITECTURES)}
+)
+"""GPUs that the kernels are compiled for, as Triton numbers them: those of the CUDA kernels."""
 
 WIDTHS = (384, 768, 1024, 3072)
 """Widths of rows: MiniLM, BERT-base, BERT-large, and BERT-base's inner layer."""
@@ -166,8 +170,9 @@ ARRAYS: Mapping[str, int] = MappingProxyType(
 
 def main() -> int:
     """Command line; exit code 1 when a kernel spills or takes too many registers."""
-    found = kernel_resources()
-    for target in TARGETS:
+    targets = tuple(sys.argv[1:]) or tuple(TARGETS)
+    found = kernel_resources(targets)
+    for target in targets:
         rows = [row for row in found if row.target == target]
         worst = max(rows, key=lambda row: row.registers)
         print(

@@ -1,6 +1,7 @@
 """Registers and spills of every CUDA kernel, as the assembler reports them; needs nvcc, no GPU.
 
-python -m cuda_ext.kernel_check
+python -m cuda_ext.kernel_check            # every target
+python -m cuda_ext.kernel_check 9.0        # one of them
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def within_limits(found: list[KernelResources]) -> bool:
 
 def main() -> int:
     """Command line; exit code 1 when a kernel spills or takes too many registers."""
-    found = kernel_resources()
+    found = kernel_resources(tuple(sys.argv[1:]) or build.ARCHITECTURES)
     print(summary(found))
     return 0 if within_limits(found) else 1
 
