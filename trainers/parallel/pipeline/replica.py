@@ -90,6 +90,8 @@ class PipelineReplica(Replica):
         self._watch = StageWatch(self._workers, self._timeline, timeout_s)
         self._width = student.shape.hidden
         self._done = torch.zeros(1, device=self._device)
+        # NCCL leaves undefined what passes between some of a group's workers do before its first collective.
+        distributed.all_reduce(self._done, group=self._groups.line)
 
     @abstractmethod
     def _run(self, micro_batches: list[Batch], loss_of: LossOf, factor: float) -> torch.Tensor:
