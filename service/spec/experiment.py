@@ -91,11 +91,12 @@ class ExperimentSpec(SpecFields):
         entry = find(self.hardware, catalogue)
         if entry is None:
             return self
-        wanted = self.precision
-        precision = entry.auto_precision if wanted == WantedPrecision.auto else Precision(wanted)
-        if entry.name == self.hardware and wanted != WantedPrecision.auto:
+        update: dict[str, object] = {"hardware": entry.name}
+        if self.precision == WantedPrecision.auto:
+            update["precision"] = WantedPrecision(entry.auto_precision)
+        elif entry.name == self.hardware:
             return self
-        return self.model_copy(update={"hardware": entry.name, "precision": precision})
+        return self.model_copy(update=update)
 
     def runs(
         self, catalogue: Mapping[str, Hardware] = CATALOGUE, *, before_each: Callable[[], None] = nothing

@@ -25,7 +25,7 @@ def refused(folder: Path, **sections: Any) -> list[tuple[str, str]]:
             **sections,
         }
     )
-    found = model_problems([spec], Settings(model_roots=str(folder.parent)))
+    found = model_problems([spec], Settings(model_roots=str(folder.parent)).roots)
     return [(problem.path, problem.message) for problem in found]
 
 
