@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Never
 
 import numpy as np
 import torch
 
-from trainers.checkpoints import random_state, snapshot, store
-from trainers.checkpoints.manifest import CheckpointId
-from trainers.checkpoints.snapshot import EXCHANGE, Tensors
+from trainers.checkpoints import snapshot, store
+from trainers.checkpoints.snapshot import EXCHANGE
 from trainers.checkpoints.store import Snapshot
-from trainers.checkpoints.writer import CheckpointWriter, Written
-from trainers.data import tokenizers
 from trainers.data.batches import Batch, StepBatch
 from trainers.data.prefetch import Prefetcher
 from trainers.device_kinds import kind_of
-from trainers.errors import CheckpointError, NotFiniteError
+from trainers.errors import NotFiniteError
 from trainers.figures import on_test
 from trainers.final_test import FinalTest
 from trainers.optimizers.schedule import learning_rate
 from trainers.process import seed_all
 from trainers.reporting import Point, Sink, Stop, StopReason, TrainingOutcome
 from trainers.run_parts import RunParts
+from trainers.saving import Saving
+from trainers.steps import Launched, StepTotals
 from trainers.telemetry import tracing
 from trainers.telemetry.flops import Tally, tally
 from trainers.telemetry.gradient_noise import StepNorms
@@ -37,52 +36,6 @@ from trainers.transfer import Transfer
 from trainers.update import counts_underflow
 
 _REASONS = tuple(StopReason)
-
-
-@dataclass(frozen=True, slots=True)
-class StepTotals:
-    """Sums of a step over all workers, the same on each.
-
-    Attributes:
-        loss_sum: over the global batch.
-        squares: squared L2 norm of the gradients, which carry the loss scale.
-        tokens, padded_tokens: Token counts of the global batch.
-        noise: sum of what the workers saw of the gradient's parts.
-        underflow_pct: Underflow of rank 0's gradients, in a step that reports it.
-        stop: why to stop after this step, or None.
-    """
-
-    loss_sum: float
-    squares: float
-    tokens: int
-    padded_tokens: int
-    noise: float
-    underflow_pct: float
-    stop: StopReason | None
-
-    @property
-    def finite(self) -> bool:
-        """Whether loss and gradients are finite: a sum is so only where every part is."""
-        return math.isfinite(self.loss_sum) and math.isfinite(self.squares)
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A step whose numbers the host may not have read yet.
-
-    Attributes:
-        batch: Batch of the step.
-        rate: learning rate.
-        reports_underflow: Whether its numbers have the underflow.
-        timed: Whether its time counts in the rates.
-        transfer: Its numbers on their way to the host; None = they were read at once.
-    """
-
-    batch: StepBatch
-    rate: float
-    reports_underflow: bool
-    timed: bool
-    transfer: Transfer | None = None
 
 
 class Trainer:
@@ -101,10 +54,7 @@ class Trainer:
         self.timeline, self.total_steps = parts.telemetry.timeline, parts.total_steps
         self.forget_micro_size = parts.forget_micro_size
         self.sink, self.stop = sink, stop
-        self.writer = CheckpointWriter(parts.checkpoints.store, parts.device)
-        self.saved_step, self.saved_at_s = self.progress.step, time.monotonic()
-        self.time_to_save = self.written = self.saving = False
-        self.checkpoint: Path | None = self.checkpoints.resumed_from
+        self.saving = Saving(parts, sink)
         per_epoch = self.data.batches.steps_per_epoch
         self.evaluate_every = max(1, round(self.config.evaluation.every_epochs * per_epoch))
         self.stopping: StopReason | None = None
@@ -142,10 +92,10 @@ class Trainer:
                 self._train()
                 return self._outcome()
         except BaseException:
-            self._keep_last()
+            self.saving.keep_last()
             raise
         finally:
-            self.writer.close()
+            self.saving.close()
 
     def _train(self) -> None:
         progress, profiler = self.progress, self.telemetry.profiler
@@ -161,8 +111,8 @@ class Trainer:
                         batches = self._start_over(batches)
                     # Rare work first. Each evaluation finds its step saved: it need not be trained again
                     # when the evaluation is interrupted, and is kept when it is the best.
-                    if self.written:
-                        self._end_save()
+                    if self.saving.whole:
+                        self.saving.end()
                     if self._checkpoint_due():
                         self.save()
                     if self._evaluation_due():
@@ -184,11 +134,11 @@ class Trainer:
         finally:
             batches.close()
             profiler.close()
-        self._end_save()
-        nowhere = self.stopping is not None and self.checkpoint is None and self.config.trains
-        if progress.step > self.saved_step or nowhere:
+        self.saving.end()
+        nowhere = self.stopping is not None and self.saving.checkpoint is None and self.config.trains
+        if progress.step > self.saving.step or nowhere:
             self.save()  # stopped while evaluating
-            self._end_save()
+            self.saving.end()
         if self._trained and self.data.final_test is not None:
             self.test(self.data.final_test)
 
@@ -207,7 +157,7 @@ class Trainer:
 
     def _at_boundary(self) -> bool:
         """Whether something may be due before the next step, for which the last one's numbers are needed."""
-        if self.launched is None or self.stopping or self.time_to_save or self.written:
+        if self.launched is None or self.stopping or self.saving.due or self.saving.whole:
             return True
         step, every = self._next_step, self.config.checkpoint.every_steps
         saves = every is not None and step % every == 0
@@ -357,7 +307,7 @@ class Trainer:
         observed = self.data.evaluator.observe(self.model.replica, self._stop_while_evaluating)
         if observed is None:
             return
-        self._end_save()  # Evaluating took time enough for most of it.
+        self.saving.end()  # Evaluating took time enough for most of it.
         self.timeline.enter(Phase.validation)
         scores = self.data.evaluator.scores(observed)
         self.progress.costs = dict(observed.costs)
@@ -366,14 +316,14 @@ class Trainer:
             scores,
             info.headline,
             higher_is_better=info.higher_is_better,
-            attempt=0 if self.checkpoint is None else CheckpointId.of(self.checkpoint).attempt,
+            attempt=self.saving.attempt,
         )
         step = self.progress.step
         if step > self.scored_step:
             self.scored_step = step
             self.sink.points([Point(name, step, value) for name, value in scores.items()])
         if self.progress.best_step == step:
-            self._mark_best()
+            self.saving.mark_best()
         self._say(self.working)
 
     @property
@@ -393,129 +343,29 @@ class Trainer:
         self.tested = final_test.score(self.model.replica, self.progress, self._stop_while_evaluating)
 
     def save(self) -> None:
-        """Begins a checkpoint of this step; every worker takes part, and rank 0 writes it in a thread.
-
-        A write that is still in flight is waited for first. The checkpoint counts once `_end_save` has seen
-        it whole.
+        """Begins a checkpoint of this step, after the one in flight; every worker takes part.
 
         Raises:
             CheckpointError: the one in flight cannot be written; on every worker.
         """
-        self._end_save()
-        progress = self.progress
+        self.saving.end()
         self.timeline.enter(Phase.checkpoint)
         self._say("saving")
         self._measure()
-        progress.loss_scale = self.model.update.scale.to_state()
-        progress.noise = self.telemetry.noise.to_state()
-        states = self.workers.all_gather(random_state.capture(self.device))
-        exchange = self.model.replica.exchange_state()
-        tensors = self.model.replica.gather(self.model.state.tensors())
-        whole = {**tensors, EXCHANGE: exchange} if exchange else tensors
-        if self.workers.rank == 0:
-            self._begin_write(whole, states)
-        self.saving = True
-        self.saved_step, self.saved_at_s = progress.step, time.monotonic()
+        self.saving.begin()
         self._say(self.working)
-
-    def _end_save(self) -> None:
-        """Waits until the checkpoint in flight is whole, if there is one; every worker takes part.
-
-        Raises:
-            CheckpointError: it cannot be written; on every worker.
-        """
-        if not self.saving:
-            return
-        self.saving = self.written = False
-        self.timeline.enter(Phase.checkpoint)
-        self._on_first_worker(self._count_written)
-        self.checkpoint = self.checkpoints.store.path(self.saved_step)
-
-    def _count_written(self) -> None:
-        written = self.writer.wait()
-        assert written is not None
-        self.progress.checkpoint_write_s += written.write_s
-        self._report_checkpoint(written)
-
-    def _keep_last(self) -> None:
-        """Lets the checkpoint in flight count where the run fails for another reason."""
-        try:
-            written = self.writer.wait()
-        except CheckpointError as error:
-            self.sink.log("warning", str(error))
-        else:
-            if written is not None:
-                self._report_checkpoint(written)
-
-    def _report_checkpoint(self, written: Written) -> None:
-        self.sink.checkpoint(step=written.step, path=str(written.path), verified=True)
-
-    def _mark_best(self) -> None:
-        """Keeps the checkpoint of this step, which was saved before the evaluation, as the best.
-
-        Raises:
-            CheckpointError: on every worker.
-        """
-        score, checkpoint = self.progress.best, self._best_checkpoint
-        assert score is not None
-        self.timeline.enter(Phase.checkpoint)
-        self._on_first_worker(
-            lambda: self.checkpoints.store.mark_best(checkpoint, self.data.task.info.headline, score)
-        )
-
-    @property
-    def _best_checkpoint(self) -> CheckpointId:
-        return CheckpointId(self.progress.best_attempt, self.progress.best_step)
-
-    def _on_first_worker(self, write: Callable[[], object]) -> None:
-        """Writes on rank 0; a failure is raised on every worker.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
-        problem: str | None = None
-        if self.workers.rank == 0:
-            try:
-                write()
-            except CheckpointError as error:
-                problem = str(error)
-        problem = self.workers.broadcast(problem)
-        if problem is not None:
-            raise CheckpointError(problem)
-
-    def _begin_write(self, tensors: Tensors, random_states: list[dict[str, object]]) -> None:
-        taken = snapshot.take(
-            tensors,
-            optimizer=self.model.state.optimizer,
-            progress=self.progress,
-            random_states=random_states,
-            data=self.data.identity,
-            spent_s=self.timeline.spent_s(),
-            steps_per_epoch=self.data.batches.steps_per_epoch,
-        )
-
-        def describe(folder: Path) -> None:
-            self.model.state.student.write_config(folder)
-            tokenizers.write(folder, self.data.tokenizer)
-
-        self.writer.begin(self.progress.step, taken, describe)
 
     def _checkpoint_due(self) -> bool:
         progress, every = self.progress, self.config.checkpoint
         if not self.config.trains:
-            return self.checkpoints.keep_untrained and self._unsaved
-        if progress.step == self.saved_step:
+            return self.checkpoints.keep_untrained and self.saving.nothing_saved
+        if progress.step == self.saving.step:
             # A run that may have to go back needs a place to go back to.
             needed = self.stopping is not None or self.config.numerics.not_finite == "roll_back"
-            return needed and self._unsaved
+            return needed and self.saving.nothing_saved
         if self.stopping or progress.step >= self.total_steps or self._evaluation_due():
             return True
-        return self.time_to_save or (every.every_steps is not None and progress.step % every.every_steps == 0)
-
-    @property
-    def _unsaved(self) -> bool:
-        """Whether there is no checkpoint, and none in flight."""
-        return self.checkpoint is None and not self.saving
+        return self.saving.due or (every.every_steps is not None and progress.step % every.every_steps == 0)
 
     def _evaluation_due(self) -> bool:
         progress = self.progress
@@ -567,14 +417,9 @@ class Trainer:
             CheckpointError: no checkpoint can be read.
         """
         progress = self.progress
-        self._end_save()
+        self.saving.end()
         self.timeline.enter(Phase.checkpoint)
-        path = None
-        if self.workers.rank == 0:
-            path = self.checkpoints.store.newest(lambda line: self.sink.log("warning", line))
-        path = self.workers.broadcast(path)
-        if path is None:
-            raise CheckpointError("there is no checkpoint to roll back to; set checkpoint.every_steps")
+        path = self.saving.newest()
         taken = store.load(path)
         self.launched = None
         restored = snapshot.restore(taken, self.model.state, self.data.identity)
@@ -583,7 +428,7 @@ class Trainer:
         self.continue_from(taken)
         detour = np.random.SeedSequence([self.config.seed, progress.roll_backs]).generate_state(1)
         seed_all(int(detour[0]), rank=self.workers.rank)
-        self.saved_step, self.checkpoint = progress.step, path
+        self.saving.go_back_to(progress.step, path)
         self.sink.log(
             "warning", f"rolled back to step {progress.step}; continuing with a different data order"
         )
@@ -609,11 +454,6 @@ class Trainer:
             underflow_pct: Underflow to report.
         """
         asked = self.stop.requested()
-        every_s = self.config.checkpoint.every_s
-        # Clocks differ: rank 0's alone says when it is time for a checkpoint.
-        late = self.workers.rank == 0 and 0.0 < every_s <= time.monotonic() - self.saved_at_s
-        # A checkpoint by time never waits for the one before.
-        late = late and not self.writer.busy
         return [
             loss_sum,
             squares,
@@ -621,16 +461,15 @@ class Trainer:
             sum(micro.padded_tokens for micro in counted),
             noise,
             underflow_pct,
-            late,
-            self.writer.done,
+            *self.saving.votes(),
             *(reason is asked for reason in _REASONS),
             *self.model.objective.local_sums(),
         ]
 
     def _agreed(self, sums: Sequence[float]) -> StepTotals:
         """Returns the sums over all workers of `_shares`."""
-        loss, norm2, tokens, padded, parts_seen, underflow, save, written, *rest = sums
-        self.time_to_save, self.written = save > 0, written > 0
+        loss, norm2, tokens, padded, parts_seen, underflow, due, whole, *rest = sums
+        self.saving.agree(due=due > 0, whole=whole > 0)
         self.model.objective.agree(rest[len(_REASONS) :])
         stop = next((reason for reason, votes in zip(_REASONS, rest, strict=False) if votes), None)
         return StepTotals(loss, norm2, int(tokens), int(padded), parts_seen, underflow, stop)
@@ -744,14 +583,14 @@ class Trainer:
             step=progress.step,
             total_steps=self.total_steps,
             summary=summary,
-            checkpoint=str(self.checkpoint) if self.checkpoint else None,
+            checkpoint=str(self.saving.checkpoint) if self.saving.checkpoint else None,
         )
 
     def _judgement(self) -> dict[str, float | int | str | None]:
         """The headline metric at the last evaluation, on the test part and at the best, and whose that is."""
         progress = self.progress
         found = progress.best_step >= 0
-        kept = found and (self.config.trains or self.checkpoint is not None)
+        kept = found and (self.config.trains or self.saving.checkpoint is not None)
         name = on_test(self.data.task.info.headline)
         tested = {} if self.tested is None or name is None else {"test_score": self.tested[name]}
         return {
@@ -761,6 +600,6 @@ class Trainer:
             "best_score": progress.best,
             "best_step": progress.best_step if found else None,
             "best_checkpoint": (
-                str(self._best_checkpoint.path(Path(self.config.workspace.checkpoints))) if kept else None
+                str(self.saving.best.path(Path(self.config.workspace.checkpoints))) if kept else None
             ),
         }

@@ -1,0 +1,192 @@
+"""The checkpoints of a run while it trains: begun at one step, whole some steps later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainers.checkpoints import random_state, snapshot
+from trainers.checkpoints.manifest import CheckpointId
+from trainers.checkpoints.snapshot import EXCHANGE, Tensors
+from trainers.checkpoints.writer import CheckpointWriter, Written
+from trainers.data import tokenizers
+from trainers.errors import CheckpointError
+from trainers.reporting import Sink
+from trainers.run_parts import RunParts
+from trainers.telemetry.timeline import Phase
+
+
+class Saving:
+    """One attempt's checkpoints. Every worker takes part, and rank 0 writes them, in a thread.
+
+    A checkpoint counts once `end` has seen it whole.
+
+    Args:
+        parts: Parts of the run, restored from a checkpoint if there is one.
+        sink: real on rank 0, null elsewhere.
+
+    Attributes:
+        checkpoint: The newest that counts; None = there is none.
+        step: Step of the newest, whole or in flight.
+        due: Whether the interval in seconds has passed, as all workers know it.
+        whole: Whether the one in flight is written, as all workers know it.
+    """
+
+    def __init__(self, parts: RunParts, sink: Sink) -> None:
+        self._parts, self._sink = parts, sink
+        self._writer = CheckpointWriter(parts.checkpoints.store, parts.device)
+        self._began_at_s = time.monotonic()
+        self._in_flight = False
+        self.checkpoint: Path | None = parts.checkpoints.resumed_from
+        self.step = parts.progress.step
+        self.due = self.whole = False
+
+    @property
+    def nothing_saved(self) -> bool:
+        """Whether there is no checkpoint, and none in flight."""
+        return self.checkpoint is None and not self._in_flight
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that wrote the newest checkpoint; 0 = there is none."""
+        return 0 if self.checkpoint is None else CheckpointId.of(self.checkpoint).attempt
+
+    @property
+    def best(self) -> CheckpointId:
+        """The checkpoint of the best evaluation."""
+        progress = self._parts.progress
+        return CheckpointId(progress.best_attempt, progress.best_step)
+
+    def votes(self) -> tuple[bool, bool]:
+        """Returns what this worker knows of `due` and `whole`; `agree` is told what all know.
+
+        Clocks differ: rank 0's alone says when it is time for a checkpoint, and never while one is in flight.
+        """
+        every_s, rank = self._parts.config.checkpoint.every_s, self._parts.workers.rank
+        late = rank == 0 and 0.0 < every_s <= time.monotonic() - self._began_at_s
+        return late and not self._writer.busy, self._writer.done
+
+    def agree(self, *, due: bool, whole: bool) -> None:
+        """Takes what the workers know together."""
+        self.due, self.whole = due, whole
+
+    def begin(self) -> None:
+        """Begins a checkpoint of this step: returns once it is copied."""
+        parts = self._parts
+        parts.progress.loss_scale = parts.model.update.scale.to_state()
+        parts.progress.noise = parts.telemetry.noise.to_state()
+        states = parts.workers.all_gather(random_state.capture(parts.device))
+        exchange = parts.model.replica.exchange_state()
+        tensors = parts.model.replica.gather(parts.model.state.tensors())
+        whole = {**tensors, EXCHANGE: exchange} if exchange else tensors
+        if parts.workers.rank == 0:
+            self._begin_write(whole, states)
+        self._in_flight = True
+        self.step, self._began_at_s = parts.progress.step, time.monotonic()
+
+    def end(self) -> None:
+        """Waits until the checkpoint in flight is whole, if there is one.
+
+        Raises:
+            CheckpointError: it cannot be written; on every worker.
+        """
+        if not self._in_flight:
+            return
+        self._in_flight = self.whole = False
+        self._parts.telemetry.timeline.enter(Phase.checkpoint)
+        self._on_first_worker(self._count_written)
+        self.checkpoint = self._parts.checkpoints.store.path(self.step)
+
+    def keep_last(self) -> None:
+        """Lets the checkpoint in flight count where the run fails for another reason."""
+        try:
+            written = self._writer.wait()
+        except CheckpointError as error:
+            self._sink.log("warning", str(error))
+        else:
+            if written is not None:
+                self._report(written)
+
+    def close(self) -> None:
+        """Ends the thread, after the write in flight."""
+        self._writer.close()
+
+    def mark_best(self) -> None:
+        """Keeps the checkpoint of this step, which was saved before the evaluation, as the best.
+
+        Raises:
+            CheckpointError: on every worker.
+        """
+        parts, score, best = self._parts, self._parts.progress.best, self.best
+        assert score is not None
+        headline = parts.data.task.info.headline
+        parts.telemetry.timeline.enter(Phase.checkpoint)
+        self._on_first_worker(lambda: parts.checkpoints.store.mark_best(best, headline, score))
+
+    def newest(self) -> Path:
+        """Returns the newest checkpoint that can be read, the same on every worker.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        parts = self._parts
+        path: Path | None = None
+        if parts.workers.rank == 0:
+            path = parts.checkpoints.store.newest(lambda line: self._sink.log("warning", line))
+        path = parts.workers.broadcast(path)
+        if path is None:
+            raise CheckpointError("there is no checkpoint to roll back to; set checkpoint.every_steps")
+        return path
+
+    def go_back_to(self, step: int, path: Path) -> None:
+        """Takes an earlier checkpoint as the newest.
+
+        Args:
+            step: Its step.
+            path: Its folder.
+        """
+        self.step, self.checkpoint = step, path
+
+    def _begin_write(self, tensors: Tensors, random_states: list[dict[str, object]]) -> None:
+        parts = self._parts
+        taken = snapshot.take(
+            tensors,
+            optimizer=parts.model.state.optimizer,
+            progress=parts.progress,
+            random_states=random_states,
+            data=parts.data.identity,
+            spent_s=parts.telemetry.timeline.spent_s(),
+            steps_per_epoch=parts.data.batches.steps_per_epoch,
+        )
+
+        def describe(folder: Path) -> None:
+            parts.model.state.student.write_config(folder)
+            tokenizers.write(folder, parts.data.tokenizer)
+
+        self._writer.begin(parts.progress.step, taken, describe)
+
+    def _count_written(self) -> None:
+        written = self._writer.wait()
+        assert written is not None
+        self._parts.progress.checkpoint_write_s += written.write_s
+        self._report(written)
+
+    def _report(self, written: Written) -> None:
+        self._sink.checkpoint(step=written.step, path=str(written.path), verified=True)
+
+    def _on_first_worker(self, write: Callable[[], object]) -> None:
+        """Writes on rank 0; a failure is raised on every worker.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        problem: str | None = None
+        if self._parts.workers.rank == 0:
+            try:
+                write()
+            except CheckpointError as error:
+                problem = str(error)
+        problem = self._parts.workers.broadcast(problem)
+        if problem is not None:
+            raise CheckpointError(problem)

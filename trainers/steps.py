@@ -1,0 +1,56 @@
+"""What is known of one step: its sums over all workers, and a step whose sums are still on their way."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trainers.data.batches import StepBatch
+from trainers.reporting import StopReason
+from trainers.transfer import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """Sums of a step over all workers, the same on each.
+
+    Attributes:
+        loss_sum: over the global batch.
+        squares: squared L2 norm of the gradients, which carry the loss scale.
+        tokens, padded_tokens: Token counts of the global batch.
+        noise: sum of what the workers saw of the gradient's parts.
+        underflow_pct: Underflow of rank 0's gradients, in a step that reports it.
+        stop: why to stop after this step, or None.
+    """
+
+    loss_sum: float
+    squares: float
+    tokens: int
+    padded_tokens: int
+    noise: float
+    underflow_pct: float
+    stop: StopReason | None
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradients are finite: a sum is so only where every part is."""
+        return math.isfinite(self.loss_sum) and math.isfinite(self.squares)
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step whose numbers the host may not have read yet.
+
+    Attributes:
+        batch: Batch of the step.
+        rate: learning rate.
+        reports_underflow: Whether its numbers have the underflow.
+        timed: Whether its time counts in the rates.
+        transfer: Its numbers on their way to the host; None = they were read at once.
+    """
+
+    batch: StepBatch
+    rate: float
+    reports_underflow: bool
+    timed: bool
+    transfer: Transfer | None = None
