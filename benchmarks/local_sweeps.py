@@ -87,15 +87,18 @@ def local_sweeps(folder: Path, *, train: int = 128) -> Iterator[LocalSweeps]:
     """
     write_corpus(folder / "texts", train=train, test=32, seed=0)
     settings = Settings(data_dir=folder / "data", data_roots=str(folder), offline=True)
-    with LocalRay.start(settings, num_cpus=2) as ray:
-        settings = settings.model_copy(update={"ray_dashboard_url": ray.dashboard_url})
+    with LocalRay.start(settings, num_cpus=2) as cluster:
+        # In the environment that this set, and not by two threads at once: the scheduler's and a benchmark's.
+        import ray  # noqa: F401
+
+        settings = settings.model_copy(update={"ray_dashboard_url": cluster.dashboard_url})
         store = Store.open(settings, migrate=True)
         stop = threading.Event()
-        scheduler = Scheduler(store, Queue(store), DashboardRayJobs(ray.dashboard_url), settings)
+        scheduler = Scheduler(store, Queue(store), DashboardRayJobs(cluster.dashboard_url), settings)
         thread = threading.Thread(target=scheduler.run, args=(stop,))
         thread.start()
         try:
-            yield LocalSweeps(store, folder / "texts", ray.address)
+            yield LocalSweeps(store, folder / "texts", cluster.address)
         finally:
             stop.set()
             thread.join()
