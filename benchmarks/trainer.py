@@ -541,7 +541,7 @@ def pricing_of(name: str | None) -> DevicePricing:
     for entry in CATALOGUE.values():
         if entry.kind.nvml and entry.reported_as and not other_device(name, entry.reported_as):
             return entry.pricing(1)
-    # Its steps are timed all the same; without peaks there is no MFU, and no modelled figure is used here.
+    # Its steps are timed all the same; without peak rates they have no MFU, and nothing here is modelled.
     unknown = {"hardware": name, "peak_tflops": None, "bandwidth_gb_s": None, "reported_as": ()}
     return CATALOGUE["H200"].pricing(1).model_copy(update=unknown)
 

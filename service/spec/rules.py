@@ -123,13 +123,13 @@ def _device_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Itera
         yield Problem(
             "invalid-value",
             "model.encoder",
-            f"{prefix}model.encoder {encoder.name} packs texts of any length, {fix}; use one of {padded}",
+            f"{prefix}encoder {encoder.name} packs texts of any length, {fix}; use one of {padded}",
         )
     if spec.batch.micro_tokens is not None and "batch.micro_tokens" not in axes:
         yield Problem(
             "invalid-value",
             "batch.micro_tokens",
-            f"{prefix}batch.micro_tokens {spec.batch.micro_tokens} makes batches of any size, {fix}; use "
+            f"{prefix}a budget of {spec.batch.micro_tokens} tokens makes batches of any size, {fix}; use "
             "batch.micro_size",
         )
     if spec.task.info.head.reads == "guessed" and "task.name" not in axes:

@@ -52,8 +52,8 @@ def test_an_interrupted_part_continues_at_the_first_step_that_is_not_done(here: 
     broken = gpu_suite.run_part(part_of(writes(ran, "one"), writes(ran, "two", code=1)), here, again=False)
     assert not broken.fields["complete"]
     assert broken.fields["steps"]["two"]["status"] == Status.failed
-    mended = gpu_suite.run_part(part_of(writes(ran, "one"), writes(ran, "two")), here, again=False)
-    assert mended.fields["complete"]
+    repeated = gpu_suite.run_part(part_of(writes(ran, "one"), writes(ran, "two")), here, again=False)
+    assert repeated.fields["complete"]
     assert ran.read_text().split() == ["one", "two", "two"]
 
 
