@@ -37,6 +37,11 @@ _EXPERIMENT: dict[str, Any] = {
     "queued_s": 1790000000.0,
     "started_s": 1790000004.2,
     "ended_s": None,
+    "project": "default",
+    "pool": "default",
+    "tags": ["baseline"],
+    "notes": "",
+    "archived_s": None,
     "run_states": {"succeeded": 3, "running": 2, "queued": 3},
 }
 

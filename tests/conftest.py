@@ -13,7 +13,8 @@ import pytest
 from benchmarks.postgresql import NoPostgreSQL, PostgreSQLServer
 from service.config.settings import Settings
 from service.db import migrate
-from service.db.schema import accepted_writers, metadata
+from service.db.engine import Database
+from service.db.schema import accepted_writers, metadata, projects
 from service.scheduling.queue import Queue
 from service.store import Store
 from tests.execution.cluster import add_node, local_ray, running, texts
@@ -75,6 +76,15 @@ def postgresql_url(postgresql_server: PostgreSQLServer, migrated_postgresql_url:
     yield migrated_postgresql_url
     tables = [table.name for table in metadata.sorted_tables if table is not accepted_writers]
     postgresql_server.clear_database("shared", tables)
+    database = Database(migrated_postgresql_url)
+    database.write(lambda connection: connection.execute(projects.insert().values(_DEFAULT_PROJECT)))
+    database.close()
+
+
+_DEFAULT_PROJECT = {
+    "name": "default", "title": "Default", "visible_to_all": True, "notes": "", "created_s": 0.0,
+    "settings": {},
+}  # fmt: skip
 
 
 KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)]

@@ -20,6 +20,7 @@ from sqlalchemy import Column, Float, ForeignKey, Index, Integer, MetaData, Tabl
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
+from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT, Role, Scope, UserKind
 from service.domain.neighbours import Neighbour, of_time
 from service.domain.states import ExperimentState, RunState
 from trainers.errors import FailureClass
@@ -134,6 +135,11 @@ experiments = Table(
     Column("deleted_s", Real),  # When people deleted it: no one sees it, and its rows are being removed.
     Column("pruned_s", Real),  # When its points were last thinned, and
     Column("kept_every", Integer),  # to every how many steps.
+    Column("project", Text, nullable=False, server_default=DEFAULT_PROJECT),
+    Column("pool", Text, nullable=False, server_default=DEFAULT_POOL),
+    Column("tags", Text, nullable=False, server_default=""),  # Each between spaces, see `tags_text`.
+    Column("notes", Text, nullable=False, server_default=""),
+    Column("archived_s", Real),
     sqlite_autoincrement=True,
 )
 DELETED = experiments.c.deleted_s.is_not(None)
@@ -157,6 +163,7 @@ Index(
 # No column that a heartbeat changes is indexed: on PostgreSQL the new row then needs no index entry.
 Index("ix_experiments_active", experiments.c.owner, sqlite_where=ACTIVE, postgresql_where=ACTIVE)
 Index("ix_experiments_owner_id", experiments.c.owner, experiments.c.id)
+Index("ix_experiments_project_owner", experiments.c.project, experiments.c.owner, experiments.c.id)
 Index("ix_experiments_deleted", experiments.c.id, sqlite_where=DELETED, postgresql_where=DELETED)
 
 experiment_specs = Table(
@@ -280,8 +287,16 @@ Index("ix_runs_reused_from", runs.c.reused_from, sqlite_where=_REUSED, postgresq
 for _name in ("state", "accuracy", "score", "total_time_s", "cost_usd", "energy_kwh", "samples_per_s"):
     Index(f"ix_runs_{_name}_id", runs.c[_name], runs.c.id)
 
-TRIGGERS = frozenset({"experiment_ends_after_its_runs", "run_stays_ended_with_its_experiment"})
-"""What no constraint can say: a run that has not ended belongs to an experiment that has not.
+TRIGGERS = frozenset(
+    {
+        "experiment_ends_after_its_runs",
+        "run_stays_ended_with_its_experiment",
+        "audit_rows_never_change",
+        "audit_rows_never_go",
+    }
+)
+"""What no constraint can say: a run that has not ended belongs to an experiment that has not, and the audit
+log only grows.
 
 Inserts are not checked, which would slow down submission: runs come with their experiment.
 """
@@ -440,6 +455,7 @@ events = Table(
     Column("kind", Text, nullable=False),
     Column("message", Text, nullable=False),
     Column("data", Document),
+    Column("actor", Text),  # User who caused it; NULL = the service itself.
     sqlite_with_rowid=False,
 )
 
@@ -464,6 +480,103 @@ idempotency_keys = Table(
     Column("experiment_id", BigId, nullable=False),
     Column("created_s", Real, nullable=False),
     sqlite_with_rowid=False,
+)
+
+# -- People and projects -------------------------------------------------------------------------
+
+users = Table(
+    "users",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("kind", WordOf(UserKind), nullable=False),
+    Column("email", Text),
+    Column("administrator", sa.Boolean, nullable=False),
+    Column("disabled_s", Real),
+    Column("created_s", Real, nullable=False),
+    Column("subject", Text, unique=True),  # Identity at an OpenID provider: issuer|subject.
+)
+
+projects = Table(
+    "projects",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("title", Text, nullable=False),
+    Column("visible_to_all", sa.Boolean, nullable=False),
+    Column("notes", Text, nullable=False),
+    Column("archived_s", Real),
+    Column("created_s", Real, nullable=False),
+    Column("settings", Document, nullable=False),  # Weight, priority classes, quotas and budgets.
+)
+
+members = Table(
+    "members",
+    metadata,
+    Column("project", Text, ForeignKey(projects.c.name), primary_key=True),
+    Column("user", Text, ForeignKey(users.c.name), primary_key=True, index=True),
+    Column("role", WordOf(Role), nullable=False),
+    sqlite_with_rowid=False,
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", BigId, primary_key=True, autoincrement=True),
+    Column("user", Text, ForeignKey(users.c.name), nullable=False, index=True),
+    Column("name", Text, nullable=False),
+    Column("scope", WordOf(Scope), nullable=False),
+    Column("project", Text, ForeignKey(projects.c.name)),  # NULL = all projects of the user.
+    Column("prefix", Text, nullable=False),  # First characters, by which people recognise it.
+    Column("sha256", Text, nullable=False, unique=True),
+    Column("created_s", Real, nullable=False),
+    Column("expires_s", Real),
+    Column("revoked_s", Real),
+    Column("last_used_s", Real),
+    sqlite_autoincrement=True,
+)
+
+sessions = Table(  # Browsers that are logged in.
+    "sessions",
+    metadata,
+    Column("sha256", Text, primary_key=True),
+    Column("user", Text, ForeignKey(users.c.name), nullable=False, index=True),
+    Column("created_s", Real, nullable=False),
+    Column("last_used_s", Real, nullable=False),
+    Column("expires_s", Real, nullable=False),
+    Column("csrf", Text, nullable=False),
+    Column("from_address", Text),
+    Column("agent", Text),
+    sqlite_with_rowid=False,
+)
+
+device_grants = Table(  # Command lines that wait for someone to let them in.
+    "device_grants",
+    metadata,
+    Column("device_sha256", Text, primary_key=True),
+    Column("user_code", Text, nullable=False, unique=True),
+    Column("user", Text, ForeignKey(users.c.name)),
+    Column("created_s", Real, nullable=False),
+    Column("expires_s", Real, nullable=False),
+    Column("approved_s", Real),
+    Column("denied_s", Real),
+    Column("last_poll_s", Real),
+    Column("name", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+audit = Table(  # Who changed what; triggers refuse to change or remove a row.
+    "audit",
+    metadata,
+    Column("id", BigId, primary_key=True, autoincrement=True),
+    Column("at_s", Real, nullable=False, index=True),
+    Column("actor", Text, nullable=False),
+    Column("token_id", BigId),
+    Column("address", Text),
+    Column("action", Text, nullable=False),
+    Column("object_kind", Text, nullable=False),
+    Column("object_id", Text, nullable=False),
+    Column("before", Document),
+    Column("after", Document),
+    sqlite_autoincrement=True,
 )
 
 schedulers = Table(

@@ -6,7 +6,7 @@ API sends is `Serializable`: a field that is added here is in its JSON, in OpenA
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, Self, TypeVar
 
@@ -74,6 +74,27 @@ class Experiment(StoredRecord):
     """When its driver first started."""
     ended_s: float | None
     """When it ended."""
+    project: str
+    """Project that it belongs to."""
+    pool: str
+    """Pool whose clusters may run it."""
+    tags: list[str]
+    """Words for finding it, in alphabetical order."""
+    notes: str
+    """Notes of people."""
+    archived_s: float | None
+    """When it was archived; null = it is not."""
+
+    @classmethod
+    def from_row(cls, row: Mapping[Any, Any]) -> Self:
+        """Builds the record from a row that has a column for each field."""
+        columns = {field.name: row[field.name] for field in fields(cls)}
+        return cls(**{**columns, "tags": columns["tags"].split()})
+
+
+def tags_text(tags: Collection[str]) -> str:
+    """Returns tags as they are stored: in order, each between spaces, so that a pattern finds a whole one."""
+    return "".join(f" {tag}" for tag in sorted(set(tags))) + " " * bool(tags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +321,8 @@ class Event(StoredRecord):
     """What happened, in one line."""
     data: dict[str, Any] | None
     """Figures that belong to it, by name."""
+    actor: str | None
+    """User who caused it; null = the service itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from service.domain import grid
+from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT, NAME_PATTERN
 from service.domain.grid import MAX_RUNS, AxisValue
 from service.domain.metrics import better_of
 from service.search import AnySearch, Search
@@ -78,6 +79,10 @@ class SpecFields(TrainingSections):
     """Name for people; need not be unique. Letters, digits, space, dot, underscore, hyphen."""
     description: str = Field(default="", max_length=10_000)
     """What the experiment is for."""
+    project: Annotated[str, Field(pattern=NAME_PATTERN)] = DEFAULT_PROJECT
+    """Project that the experiment belongs to, whose members may see it."""
+    pool: Annotated[str, Field(pattern=NAME_PATTERN)] = DEFAULT_POOL
+    """Cluster that runs it, by the name of its pool."""
     precision: WantedPrecision = WantedPrecision.fp32  # type: ignore[assignment]
     """Number format of the forward and backward pass; auto = bf16 on accelerators that have it, else fp32."""
     hardware: str = "cpu"
@@ -201,7 +206,9 @@ def canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-_NOT_AXES = frozenset({"name", "description", "search", "seeds", "queue", "budget", "isolation", "reuse"})
+_NOT_AXES = frozenset(
+    {"name", "description", "project", "pool", "search", "seeds", "queue", "budget", "isolation", "reuse"}
+)  # fmt: skip
 
 
 @functools.cache

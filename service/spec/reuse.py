@@ -25,8 +25,9 @@ from trainers.entrypoint import input_identity
 from trainers.errors import TrainingError
 
 _WITHOUT_EFFECT = frozenset(
-    {"name", "description", "search", "seeds", "reuse", "budget", "queue", "max_restarts"}
-)
+    {"name", "description", "project", "pool", "search", "seeds", "reuse", "budget", "queue",
+    "max_restarts"}
+)  # fmt: skip
 """Fields of a run's spec that change nothing of what it trains and measures."""
 _PARTS = {
     "train": "the training data",

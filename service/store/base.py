@@ -29,6 +29,8 @@ class NewEvent:
     run_id: int | None = None
     attempt: int | None = None
     data: dict[str, Any] | None = None
+    actor: str | None = None
+    """User who caused it; None = the service itself."""
 
 
 class StorePart:
@@ -123,6 +125,7 @@ def insert_events(
                     "kind": str(event.kind),
                     "message": storable(event.message),
                     "data": event.data,
+                    "actor": event.actor,
                 }
                 for number, event in enumerate(new, first)
             ],

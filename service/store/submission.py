@@ -15,6 +15,7 @@ from service.db import reuse_statements, schema, statements
 from service.db.engine import Database
 from service.db.errors import IdempotencyMismatch, ReplayOfDeleted, StoreError, StoreOutage
 from service.db.group_commit import GroupCommit
+from service.domain.access import Actor
 from service.domain.events import EventKind
 from service.domain.grid import Point
 from service.domain.records import Experiment
@@ -49,6 +50,8 @@ class NewExperiment:
     owner: str
     idempotency_key: str | None = None
     reuse: Reuse = _NOTHING_REUSED
+    actor: Actor | None = None
+    """Who sent it; None = the owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class _Submitted:
     runs: list[dict[str, Any]]
     references: set[int]
     reuse: Reuse
+    actor: str
 
 
 _INITIAL = {
@@ -97,6 +101,9 @@ _INITIAL = {
     "failure_message": None,
     "started_s": None,
     "ended_s": None,
+    "tags": "",
+    "notes": "",
+    "archived_s": None,
 }
 _INITIAL_RUN = {
     "state": RunState.queued,
@@ -130,6 +137,7 @@ class Submission(StorePart):
         owner: str,
         idempotency_key: str | None = None,
         reuse: Reuse = _NOTHING_REUSED,
+        actor: Actor | None = None,
     ) -> tuple[Experiment, bool]:
         """Stores an experiment with all its runs, or nothing.
 
@@ -140,6 +148,7 @@ class Submission(StorePart):
             owner: who submits.
             idempotency_key: the same key with the same text answers the same experiment.
             reuse: runs that take the figures of others; one that is gone meanwhile is trained.
+            actor: who sent it; None = the owner.
 
         Returns:
             The experiment, and True when it was created, False when it was replayed.
@@ -150,7 +159,7 @@ class Submission(StorePart):
             StoreUnavailable: the database is locked or away.
             StoreFull: its disk is full.
         """
-        return self._group(self._rows(spec, plans, spec_text, owner, idempotency_key, reuse))
+        return self._group(self._rows(spec, plans, spec_text, owner, idempotency_key, reuse, actor))
 
     def submit_many(
         self, experiments: Sequence[NewExperiment]
@@ -169,7 +178,7 @@ class Submission(StorePart):
         for number, new in enumerate(experiments):
             try:
                 rows = self._rows(
-                    new.spec, new.plans, new.spec_text, new.owner, new.idempotency_key, new.reuse
+                    new.spec, new.plans, new.spec_text, new.owner, new.idempotency_key, new.reuse, new.actor
                 )
                 group.append((number, rows))
             except Exception as error:  # Whatever is wrong with one, the others are stored.
@@ -211,6 +220,7 @@ class Submission(StorePart):
         owner: str,
         key: str | None,
         reuse: Reuse,
+        actor: Actor | None,
     ) -> _Submitted:
         now = self.clock()
         canonical = spec.canonical_json()
@@ -242,6 +252,8 @@ class Submission(StorePart):
                 "name": spec.name,
                 "owner": storable(owner),
                 "priority": spec.queue.priority,
+                "project": spec.project,
+                "pool": spec.pool,
                 "spec_sha256": hashlib.sha256(canonical.encode()).hexdigest(),
                 "run_count": len(runs),
                 "created_s": now,
@@ -253,6 +265,7 @@ class Submission(StorePart):
             runs=runs,
             references=references,
             reuse=reuse,
+            actor=storable(owner if actor is None else actor.user),
         )
 
     def set_point(
@@ -451,6 +464,7 @@ def _insert_rows(connection: Connection, fresh: list[tuple[int, _Submitted]], no
                 "kind": str(EventKind.experiment_submitted),
                 "message": f"submitted by {item.owner} with {len(item.runs):,} runs",
                 "data": None,
+                "actor": item.actor,
             }
             for id, item in fresh
         ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -58,6 +60,11 @@ def upgrade() -> None:
         sa.Column("deleted_s", _REAL, nullable=True),
         sa.Column("pruned_s", _REAL, nullable=True),
         sa.Column("kept_every", sa.Integer(), nullable=True),
+        sa.Column("project", sa.Text(), server_default="default", nullable=False),
+        sa.Column("pool", sa.Text(), server_default="default", nullable=False),
+        sa.Column("tags", sa.Text(), server_default="", nullable=False),
+        sa.Column("notes", sa.Text(), server_default="", nullable=False),
+        sa.Column("archived_s", _REAL, nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_experiments")),
         sqlite_autoincrement=True,
     )
@@ -86,6 +93,7 @@ def upgrade() -> None:
         postgresql_where=sa.text("deleted_s IS NOT NULL"),
     )
     op.create_index("ix_experiments_owner_id", "experiments", ["owner", "id"], unique=False)
+    op.create_index("ix_experiments_project_owner", "experiments", ["project", "owner", "id"], unique=False)
     op.create_table(
         "idempotency_keys",
         sa.Column("owner", sa.Text(), nullable=False),
@@ -216,6 +224,7 @@ def upgrade() -> None:
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("message", sa.Text(), nullable=False),
         sa.Column("data", sa.Text(), nullable=True),
+        sa.Column("actor", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(["experiment_id"], ["experiments.id"], name=op.f("fk_events_experiment_id")),
         sa.PrimaryKeyConstraint("experiment_id", "number", name=op.f("pk_events")),
         sqlite_with_rowid=False,
@@ -406,8 +415,128 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_run_summaries_run_id")),
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_run_summaries")),
     )
+    _create_people()
     for statement in _TRIGGERS[op.get_bind().dialect.name]:
         op.execute(statement)
+
+
+def _create_people() -> None:
+    """Creates users, projects, tokens, sessions and the audit log, with the project `default`."""
+    op.create_table(
+        "users",
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("kind", sa.String(32), nullable=False),
+        sa.Column("email", sa.Text(), nullable=True),
+        sa.Column("administrator", sa.Boolean(), nullable=False),
+        sa.Column("disabled_s", _REAL, nullable=True),
+        sa.Column("created_s", _REAL, nullable=False),
+        sa.Column("subject", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_users")),
+        sa.UniqueConstraint("subject", name=op.f("uq_users_subject")),
+    )
+    projects = op.create_table(
+        "projects",
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("title", sa.Text(), nullable=False),
+        sa.Column("visible_to_all", sa.Boolean(), nullable=False),
+        sa.Column("notes", sa.Text(), nullable=False),
+        sa.Column("archived_s", _REAL, nullable=True),
+        sa.Column("created_s", _REAL, nullable=False),
+        sa.Column("settings", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_projects")),
+    )
+    op.bulk_insert(
+        projects,
+        [
+            {
+                "name": "default",
+                "title": "Default",
+                "visible_to_all": True,
+                "notes": "",
+                "archived_s": None,
+                "created_s": time.time(),
+                "settings": "{}",
+            }
+        ],
+    )
+    op.create_table(
+        "members",
+        sa.Column("project", sa.Text(), nullable=False),
+        sa.Column("user", sa.Text(), nullable=False),
+        sa.Column("role", sa.String(32), nullable=False),
+        sa.ForeignKeyConstraint(["project"], ["projects.name"], name=op.f("fk_members_project")),
+        sa.ForeignKeyConstraint(["user"], ["users.name"], name=op.f("fk_members_user")),
+        sa.PrimaryKeyConstraint("project", "user", name=op.f("pk_members")),
+        sqlite_with_rowid=False,
+    )
+    op.create_index(op.f("ix_members_user"), "members", ["user"], unique=False)
+    op.create_table(
+        "tokens",
+        sa.Column("id", _ID, autoincrement=True, nullable=False),
+        sa.Column("user", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("scope", sa.String(32), nullable=False),
+        sa.Column("project", sa.Text(), nullable=True),
+        sa.Column("prefix", sa.Text(), nullable=False),
+        sa.Column("sha256", sa.Text(), nullable=False),
+        sa.Column("created_s", _REAL, nullable=False),
+        sa.Column("expires_s", _REAL, nullable=True),
+        sa.Column("revoked_s", _REAL, nullable=True),
+        sa.Column("last_used_s", _REAL, nullable=True),
+        sa.ForeignKeyConstraint(["project"], ["projects.name"], name=op.f("fk_tokens_project")),
+        sa.ForeignKeyConstraint(["user"], ["users.name"], name=op.f("fk_tokens_user")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
+        sa.UniqueConstraint("sha256", name=op.f("uq_tokens_sha256")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(op.f("ix_tokens_user"), "tokens", ["user"], unique=False)
+    op.create_table(
+        "sessions",
+        sa.Column("sha256", sa.Text(), nullable=False),
+        sa.Column("user", sa.Text(), nullable=False),
+        sa.Column("created_s", _REAL, nullable=False),
+        sa.Column("last_used_s", _REAL, nullable=False),
+        sa.Column("expires_s", _REAL, nullable=False),
+        sa.Column("csrf", sa.Text(), nullable=False),
+        sa.Column("from_address", sa.Text(), nullable=True),
+        sa.Column("agent", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(["user"], ["users.name"], name=op.f("fk_sessions_user")),
+        sa.PrimaryKeyConstraint("sha256", name=op.f("pk_sessions")),
+        sqlite_with_rowid=False,
+    )
+    op.create_index(op.f("ix_sessions_user"), "sessions", ["user"], unique=False)
+    op.create_table(
+        "device_grants",
+        sa.Column("device_sha256", sa.Text(), nullable=False),
+        sa.Column("user_code", sa.Text(), nullable=False),
+        sa.Column("user", sa.Text(), nullable=True),
+        sa.Column("created_s", _REAL, nullable=False),
+        sa.Column("expires_s", _REAL, nullable=False),
+        sa.Column("approved_s", _REAL, nullable=True),
+        sa.Column("denied_s", _REAL, nullable=True),
+        sa.Column("last_poll_s", _REAL, nullable=True),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["user"], ["users.name"], name=op.f("fk_device_grants_user")),
+        sa.PrimaryKeyConstraint("device_sha256", name=op.f("pk_device_grants")),
+        sa.UniqueConstraint("user_code", name=op.f("uq_device_grants_user_code")),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "audit",
+        sa.Column("id", _ID, autoincrement=True, nullable=False),
+        sa.Column("at_s", _REAL, nullable=False),
+        sa.Column("actor", sa.Text(), nullable=False),
+        sa.Column("token_id", _ID, nullable=True),
+        sa.Column("address", sa.Text(), nullable=True),
+        sa.Column("action", sa.Text(), nullable=False),
+        sa.Column("object_kind", sa.Text(), nullable=False),
+        sa.Column("object_id", sa.Text(), nullable=False),
+        sa.Column("before", sa.Text(), nullable=True),
+        sa.Column("after", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_audit")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(op.f("ix_audit_at_s"), "audit", ["at_s"], unique=False)
 
 
 _ENDED = "('succeeded', 'failed', 'cancelled')"
@@ -425,6 +554,14 @@ _TRIGGERS = {
         WHEN NEW.state IN {_UNFINISHED}
           AND (SELECT state FROM experiments WHERE id = NEW.experiment_id) IN {_ENDED}
         BEGIN SELECT RAISE(ABORT, 'a run cannot wait in an experiment that has ended'); END
+        """,
+        """
+        CREATE TRIGGER audit_rows_never_change BEFORE UPDATE ON audit
+        BEGIN SELECT RAISE(ABORT, 'the audit log only grows'); END
+        """,
+        """
+        CREATE TRIGGER audit_rows_never_go BEFORE DELETE ON audit
+        BEGIN SELECT RAISE(ABORT, 'the audit log only grows'); END
         """,
     ],
     # The row of the experiment is locked first, so that two transactions cannot each miss the other's change.
@@ -458,6 +595,21 @@ _TRIGGERS = {
         f"""
         CREATE TRIGGER run_stays_ended_with_its_experiment BEFORE UPDATE OF state ON runs
         FOR EACH ROW WHEN (NEW.state IN {_UNFINISHED}) EXECUTE FUNCTION refuse_run_of_ended_experiment()
+        """,
+        """
+        CREATE FUNCTION refuse_change_of_audit() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+          RAISE EXCEPTION USING ERRCODE = 'integrity_constraint_violation',
+            MESSAGE = 'the audit log only grows';
+        END $$
+        """,
+        """
+        CREATE TRIGGER audit_rows_never_change BEFORE UPDATE ON audit
+        FOR EACH ROW EXECUTE FUNCTION refuse_change_of_audit()
+        """,
+        """
+        CREATE TRIGGER audit_rows_never_go BEFORE DELETE ON audit
+        FOR EACH ROW EXECUTE FUNCTION refuse_change_of_audit()
         """,
     ],
 }

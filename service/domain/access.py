@@ -1,0 +1,262 @@
+"""Who may do what: users with a role in each project, tokens whose scope narrows that. Pure.
+
+A rule has two halves, and both must hold. The user's half: a viewer sees, a member submits and steers their
+own, a maintainer steers everything in the project and manages its members, an administrator does everything.
+The token's half: `read` only looks, `submit` also submits and steers the user's own, `operate` also does what
+the role allows with others' experiments and the queue, `admin` also administers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+DEFAULT_PROJECT: Final = "default"
+"""Project of experiments whose spec names none. It always exists, and every new user is a member of it."""
+DEFAULT_POOL: Final = "default"
+"""Pool of experiments whose spec names none."""
+NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+"""Names of projects and pools."""
+USER_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$"
+"""Names of users."""
+
+_USER = re.compile(USER_PATTERN)
+
+
+class _Ranked(StrEnum):
+    """Words in rising order: each includes those before it."""
+
+    def includes(self, other: _Ranked) -> bool:
+        """Returns whether whoever has this word has the other one as well."""
+        order = list(type(self))
+        return order.index(self) >= order.index(type(self)(other))
+
+
+class Scope(_Ranked):
+    """What a token may be used for; each includes those before it."""
+
+    read = "read"
+    submit = "submit"
+    operate = "operate"
+    admin = "admin"
+
+
+class Role(_Ranked):
+    """What a user is in a project; each includes those before it."""
+
+    viewer = "viewer"
+    member = "member"
+    maintainer = "maintainer"
+
+
+class UserKind(StrEnum):
+    """What stands behind a user's name."""
+
+    person = "person"
+    service = "service"
+    local = "local"
+    """Whoever reaches a service that listens on loopback and asks for no token."""
+
+
+class Action(StrEnum):
+    """What the rules speak of."""
+
+    see = "see"
+    submit = "submit"
+    steer_own = "steer_own"
+    """Cancel, pause, resume, retry and delete what the user submitted."""
+    steer_any = "steer_any"
+    """The same with what others submitted, and priorities."""
+    organise = "organise"
+    """Tags, notes and archive; those of others' experiments as `steer_any`."""
+    manage_project = "manage_project"
+    """Members, quotas and settings of a project."""
+    operate = "operate"
+    """The queue and the cluster as a whole."""
+    administer = "administer"
+    """Users, tokens of others, projects, the audit log."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What an action needs."""
+
+    scope: Scope
+    role: Role | None
+    """Role in the project; None = the user is an administrator."""
+    verb: str
+
+
+_RULES: Final[Mapping[Action, _Rule]] = {
+    Action.see: _Rule(Scope.read, Role.viewer, "seeing it"),
+    Action.submit: _Rule(Scope.submit, Role.member, "submitting"),
+    Action.steer_own: _Rule(Scope.submit, Role.member, "steering your own experiments"),
+    Action.steer_any: _Rule(Scope.operate, Role.maintainer, "steering others' experiments"),
+    Action.organise: _Rule(Scope.submit, Role.member, "changing tags, notes and archive"),
+    Action.manage_project: _Rule(Scope.operate, Role.maintainer, "managing the project"),
+    Action.operate: _Rule(Scope.operate, None, "operating the service"),
+    Action.administer: _Rule(Scope.admin, None, "administration"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """Experiments that somebody may see: those of some projects.
+
+    Attributes:
+        projects: their names; None = all projects.
+    """
+
+    projects: frozenset[str] | None
+
+    def includes(self, project: str) -> bool:
+        """Returns whether experiments of a project may be seen."""
+        return self.projects is None or project in self.projects
+
+
+EVERYTHING: Final = Visibility(None)
+"""Everything may be seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who changed something, for events and the audit log.
+
+    Attributes:
+        user: their name.
+        token_id: Token that the request carried; None = none, or a session.
+        address: network address that the request came from; None = not over the network.
+    """
+
+    user: str
+    token_id: int | None = None
+    address: str | None = None
+
+
+LOCAL_ACTOR: Final = Actor("local")
+"""Whoever works with the store directly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Whoever sent a request, and all that decides what they may do.
+
+    Attributes:
+        user: their name, as `owner` of what they submit.
+        kind: what stands behind the name.
+        scope: most that their token or session may be used for.
+        roles: their role by project.
+        open_projects: projects that every user may see.
+        restricted_to: only project that their token is for; None = all.
+        token_id: their token; None = a session, or no token.
+        token_name: its name.
+        administrator: whether they may do everything, within the scope.
+    """
+
+    user: str
+    kind: UserKind
+    scope: Scope
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    open_projects: frozenset[str] = frozenset()
+    restricted_to: str | None = None
+    token_id: int | None = None
+    token_name: str | None = None
+    administrator: bool = False
+
+    def sees(self, project: str) -> bool:
+        """Returns whether experiments of a project are visible to them."""
+        return self.visibility.includes(project)
+
+    @property
+    def visibility(self) -> Visibility:
+        """What they may see."""
+        everything = self.administrator or self.kind is UserKind.local
+        if self.restricted_to is not None:
+            mine = everything or self.restricted_to in self.roles or self.restricted_to in self.open_projects
+            return Visibility(frozenset({self.restricted_to}) if mine else frozenset())
+        return EVERYTHING if everything else Visibility(frozenset(self.roles) | self.open_projects)
+
+    def may(self, action: Action, project: str | None = None, owner: str | None = None) -> bool:
+        """Returns whether they may do something.
+
+        Args:
+            action: what.
+            project: Project that it is done in; None = none in particular.
+            owner: whose experiment it is done to; None = nobody's.
+        """
+        return self.lacks(action, project, owner) is None
+
+    def steering(self, owner: str) -> Action:
+        """Returns the action that steering an experiment of this owner is."""
+        return Action.steer_own if owner == self.user else Action.steer_any
+
+    def lacks(self, action: Action, project: str | None = None, owner: str | None = None) -> str | None:
+        """Returns what is missing for an action, and who can grant it, in one line; None = nothing.
+
+        Args:
+            action, project, owner: as in `may`.
+        """
+        if self.kind is UserKind.local:
+            return None
+        if action is Action.organise and owner not in (None, self.user):
+            action = Action.steer_any
+        rule = _RULES[action]
+        if not self.scope.includes(rule.scope):
+            return (
+                f"{rule.verb} needs a token with scope {rule.scope}, and this one has scope {self.scope}; "
+                f"{_grants_scope(rule)}"
+            )
+        if self.restricted_to is not None and project != self.restricted_to:
+            return (
+                f"this token is only for project {self.restricted_to}; "
+                "create one without --project, or for the other project"
+            )
+        if action is Action.steer_own and owner not in (None, self.user):
+            return f"this experiment belongs to {owner}; {_steering_needs(project)}"
+        if self.administrator:
+            return None
+        if rule.role is None:
+            return f"{rule.verb} needs an administrator; ask one"
+        if action is Action.see and project in self.open_projects:
+            return None
+        role = None if project is None else self.roles.get(project)
+        if role is None or not role.includes(rule.role):
+            has = f"you are {role}" if role else "you are not a member"
+            where = f"project {project}" if project else "the project"
+            return (
+                f"{rule.verb} needs role {rule.role} in {where}, and {has}; "
+                "a maintainer of the project or an administrator can grant it"
+            )
+        return None
+
+    def actor(self, address: str | None = None) -> Actor:
+        """Returns them as the author of a change."""
+        return Actor(self.user, self.token_id, address)
+
+
+def _grants_scope(rule: _Rule) -> str:
+    if rule.scope is Scope.admin:
+        return "an administrator can create one"
+    return f"create one with `stillhouse token create --scope {rule.scope}`, or ask an administrator"
+
+
+def _steering_needs(project: str | None) -> str:
+    where = f"project {project}" if project else "its project"
+    return f"its owner, a maintainer of {where} or an administrator can do this"
+
+
+def local(user: str = "local") -> Principal:
+    """Returns the one person on loopback, to whom everything is allowed, under a name."""
+    return Principal(user, UserKind.local, Scope.admin, administrator=True)
+
+
+LOCAL: Final = local()
+"""The one person on loopback: everything is allowed."""
+
+
+def is_user_name(text: str) -> bool:
+    """Returns whether a text can be the name of a user."""
+    return _USER.fullmatch(text) is not None
