@@ -3,6 +3,7 @@
 The rooms, from what everything knows to what people use; each imports only those before it:
 
 - `domain`: the nouns (states, records, events, figures) and `config`: an installation's settings and hardware
+- `fairness`: shares of devices between projects, users and experiments
 - `search` and `spec`: what can be asked for, and the runs that it means
 - `db` and `store`: what is kept, in SQL
 - `scheduling`: whose turn it is, and the job that Ray is given

@@ -1,0 +1,303 @@
+"""What a pass over the devices is given, and what it returns.
+
+A pass (`service.fairness.allowances.divide`) reads a `Situation` and returns a `Division`. Nothing else is
+remembered between passes: whatever a pass must know of earlier ones is in the situation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from service.domain.access import DEFAULT_POOL
+
+DEFAULT_WEIGHT = 1.0
+"""Weight of a project whose settings give none."""
+LEAST_PRICE_USD_PER_HOUR = 0.01
+"""Price that counts for devices that cost less, so that free devices are shared as well."""
+
+
+class InvalidTerms(ValueError):
+    """A project's terms contradict themselves; the message names field, value, constraint and fix."""
+
+
+class Lane(NamedTuple):
+    """Devices that can stand in for each other: one hardware kind in one pool."""
+
+    pool: str
+    hardware: str
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the clusters have.
+
+    Attributes:
+        devices: number of devices by pool and hardware kind, whether in use or not.
+        prices: USD per device and hour, by hardware kind.
+    """
+
+    devices: Mapping[Lane, float]
+    prices: Mapping[str, float] = field(default_factory=dict)
+
+    def price(self, hardware: str) -> float:
+        """Returns the price that counts for shares, in USD per device and hour."""
+        return max(self.prices.get(hardware, 0.0), LEAST_PRICE_USD_PER_HOUR)
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectTerms:
+    """What a project may count on, and its limits.
+
+    Attributes:
+        weight: share relative to other projects; > 0.
+        guaranteed: devices by hardware kind, over all pools, that it gets before others; lent out while idle.
+        ceiling: most devices by hardware kind, over all pools; a missing kind has no ceiling.
+        most_priority: highest priority its experiments count with; None = no limit.
+        concurrent_runs_per_user: most runs of one user at a time; None = no limit.
+        queued_runs_per_user: most runs of one user in the queue, checked at submission; None = no limit.
+        holds: why the project starts nothing more (a budget that is spent), in words; None = it does.
+
+    Raises:
+        InvalidTerms: weight not above 0, a negative number, or a guarantee above its ceiling.
+    """
+
+    weight: float = DEFAULT_WEIGHT
+    guaranteed: Mapping[str, float] = field(default_factory=dict)
+    ceiling: Mapping[str, float] = field(default_factory=dict)
+    most_priority: int | None = None
+    concurrent_runs_per_user: int | None = None
+    queued_runs_per_user: int | None = None
+    holds: str | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.weight) and self.weight > 0):
+            raise InvalidTerms(
+                f"weight: {self.weight:g} is not above 0; use a positive number, or archive the project"
+            )
+        for name in ("guaranteed", "ceiling"):
+            for hardware, devices in getattr(self, name).items():
+                if not (math.isfinite(devices) and devices >= 0):
+                    raise InvalidTerms(
+                        f"{name}.{hardware}: {devices:g} is not a number of devices; use 0 or more"
+                    )
+        for hardware, devices in self.guaranteed.items():
+            ceiling = self.ceiling.get(hardware, math.inf)
+            if devices > ceiling:
+                raise InvalidTerms(
+                    f"guaranteed.{hardware}: {devices:g} is above the ceiling of {ceiling:g}; lower it, or "
+                    f"raise ceiling.{hardware}"
+                )
+        for name in ("concurrent_runs_per_user", "queued_runs_per_user"):
+            cap = getattr(self, name)
+            if cap is not None and cap < 0:
+                raise InvalidTerms(f"{name}: {cap} is below 0; use 0 or more, or leave it out for no limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What an experiment holds and wants of one hardware kind, in runs of one size.
+
+    Attributes:
+        hardware: kind of device.
+        devices: devices that one run needs at once; a part of one where runs share it.
+        running: runs that hold their devices.
+        waiting: further runs that could start now, within the experiment's own limit.
+        yieldable: running ones that may be preempted (`allowances.may_yield`); None = all, if the experiment
+            is preemptible.
+        next_checkpoint_s: when the first of those has its next checkpoint, Unix seconds; None = at once.
+        room: how many of the waiting the nodes can hold next to what runs, by shape; None = not limited by
+            shape.
+    """
+
+    hardware: str
+    devices: float
+    running: int = 0
+    waiting: int = 0
+    yieldable: int | None = None
+    next_checkpoint_s: float | None = None
+    room: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """An experiment that runs or waits.
+
+    Attributes:
+        id: of the experiment.
+        project, user: who its use is charged to.
+        priority: higher goes first.
+        queued_s: when it joined the queue, Unix seconds.
+        demands: what it holds and wants; one entry for each hardware kind and size of run.
+        preemptible: whether its running runs may stop at a checkpoint for others.
+        pool: where it runs.
+        served_s: when one of its runs last started, Unix seconds; None = none has.
+    """
+
+    id: int
+    project: str
+    user: str
+    priority: int
+    queued_s: float
+    demands: tuple[Demand, ...]
+    preemptible: bool = True
+    pool: str = DEFAULT_POOL
+    served_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """An amount in USD that halves with time.
+
+    Attributes:
+        usd: amount at that time.
+        at_s: Unix seconds.
+    """
+
+    usd: float = 0.0
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class UsageTree:
+    """What was used lately. A project has used what its users did.
+
+    Attributes:
+        by_user: by (project, user).
+    """
+
+    by_user: Mapping[tuple[str, str], Usage] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that a pass depends on.
+
+    Attributes:
+        now_s: Unix seconds.
+        capacity: what there is.
+        claimants: who runs and waits, in any order.
+        terms: by project; a project that is missing has the default.
+        usage: what was used lately.
+    """
+
+    now_s: float
+    capacity: Capacity
+    claimants: Sequence[Claimant]
+    terms: Mapping[str, ProjectTerms] = field(default_factory=dict)
+    usage: UsageTree = field(default_factory=UsageTree)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareScore:
+    """What decides between projects, and inside one between users; the lowest goes first.
+
+    Attributes:
+        score: as `tree` computes it.
+        weight: of the project; 1 for each user of a project.
+        held_usd_per_hour: price of the devices that it holds, with those given to it in this pass.
+        used_usd: decayed use.
+        entitled_usd_per_hour: price of the devices that its weight entitles it to at this moment.
+        entitled_part: weight over the sum of all active ones' weights.
+        used_part: part of what all active ones have used.
+        assured: it holds less than it gets whatever it has used.
+    """
+
+    score: float
+    weight: float
+    held_usd_per_hour: float
+    used_usd: float
+    entitled_usd_per_hour: float
+    entitled_part: float
+    used_part: float
+    assured: bool
+
+
+class WaitingReason(StrEnum):
+    """Why a run waits; the first that applies."""
+
+    budget = "budget"
+    """The project's budget is spent: it starts nothing more."""
+    user_cap = "user_cap"
+    """The user has as many runs at a time as the project allows."""
+    ceiling = "ceiling"
+    """The project holds as many devices of the kind as it may."""
+    no_capacity = "no_capacity"
+    """There are not as many devices of the kind as one run needs."""
+    shape = "shape"
+    """Enough devices are free, but not together as the run needs them."""
+    reclaiming = "reclaiming"
+    """Devices are about to become free for it, at another run's checkpoint."""
+    reserved = "reserved"
+    """Free devices are kept for a larger run that has waited long."""
+    share = "share"
+    """Its user or project has its share, or others with less than theirs are ahead."""
+    busy = "busy"
+    """All devices are in use, and no one holds more than their share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What one experiment may hold.
+
+    Attributes:
+        devices: by hardware kind; less than it holds = it gives back the difference at a checkpoint.
+    """
+
+    devices: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """Runs of one experiment that stop at a checkpoint for another experiment.
+
+    Attributes:
+        experiment_id: whose runs stop.
+        hardware: kind of device.
+        runs: how many of them.
+        devices: what they hold together.
+        by_s: when the first of them has its checkpoint, Unix seconds; None = at once.
+        for_experiment_id: who gets the devices.
+    """
+
+    experiment_id: int
+    hardware: str
+    runs: int
+    devices: float
+    by_s: float | None
+    for_experiment_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why the next run of one experiment waits.
+
+    Attributes:
+        experiment_id: of the experiment.
+        hardware: kind of device that it waits for.
+        devices: that the run needs.
+        reason: why.
+        position: place of the experiment among those that wait, from 1.
+        project_score, user_score: share of its project, and of its user inside the project.
+        ahead: experiments that come first, at most `MOST_AHEAD`, the next one first.
+        free_devices: devices of the kind that are free, in its pool.
+        detail: limit or reason in words, where there is one (a budget, a number).
+    """
+
+    experiment_id: int
+    hardware: str
+    devices: float
+    reason: WaitingReason
+    position: int
+    project_score: ShareScore
+    user_score: ShareScore
+    ahead: tuple[int, ...]
+    free_devices: float
+    detail: str | None = None
+
+
+MOST_AHEAD = 5
+"""Experiments ahead that are listed by id."""

@@ -1,0 +1,361 @@
+"""The pass over devices: its invariants over any situation, and its rules one by one."""
+
+import dataclasses
+import math
+import random
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.fairness.allowances import (
+    MOST_PROMOTED,
+    PATIENCE_S,
+    PROMOTED_EVERY_S,
+    ROUNDING,
+    USEFUL_S,
+    Division,
+    divide,
+    may_yield,
+)
+from service.fairness.state import (
+    DEFAULT_POOL,
+    Capacity,
+    Claimant,
+    Demand,
+    InvalidTerms,
+    Lane,
+    ProjectTerms,
+    Situation,
+    Usage,
+    UsageTree,
+    WaitingReason,
+)
+
+KINDS = ("h100", "v100")
+PRICES = {"h100": 3.0, "v100": 1.0}
+NOW_S = 1_000_000.0
+FAST = settings(max_examples=60, deadline=None)
+
+
+def lane(hardware: str) -> Lane:
+    return Lane(DEFAULT_POOL, hardware)
+
+
+def capacity(**devices: float) -> Capacity:
+    return Capacity({lane(hardware): count for hardware, count in devices.items()}, PRICES)
+
+
+def experiment(
+    id: int, project: str = "nlp", *, running: int = 0, waiting: int = 0, devices: float = 1.0,
+    hardware: str = "h100", user: str = "ann", priority: int = 50, queued_s: float = NOW_S - 60,
+    preemptible: bool = True, served_s: float | None = None, room: int | None = None,
+) -> Claimant:  # fmt: skip
+    demand = Demand(hardware, devices, running, waiting, room=room)
+    return Claimant(
+        id, project, user, priority, queued_s, (demand,), preemptible=preemptible, served_s=served_s
+    )
+
+
+def runs_allowed(division: Division, claimant: Claimant) -> int:
+    """Returns the runs that an experiment with one demand may have."""
+    (demand,) = claimant.demands
+    allowance = division.allowances.get(claimant.id)
+    return 0 if allowance is None else round(allowance.devices.get(demand.hardware, 0.0) / demand.devices)
+
+
+def applied(situation: Situation, division: Division) -> Situation:
+    """Returns the situation once every run that yields has stopped, and every allowed one has started."""
+    claimants = []
+    for each in situation.claimants:
+        (demand,) = each.demands
+        runs = runs_allowed(division, each)
+        total = demand.running + demand.waiting
+        started = situation.now_s if runs > demand.running else each.served_s
+        claimants.append(
+            dataclasses.replace(
+                each,
+                demands=(dataclasses.replace(demand, running=runs, waiting=total - runs),),
+                served_s=started,
+            )
+        )
+    return dataclasses.replace(situation, claimants=claimants)
+
+
+def settled(situation: Situation, passes: int = 60) -> Situation:
+    """Returns the situation after which passes change nothing; fails where they never stop."""
+    for _ in range(passes):
+        following = applied(situation, divide(situation))
+        if following == situation:
+            return situation
+        situation = following
+    raise AssertionError(f"still changing after {passes} passes")
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    """Up to 10 experiments of up to 4 projects; what runs fits into the capacity."""
+    left = {hardware: float(draw(st.integers(0, 12))) for hardware in KINDS}
+    total = dict(left)
+    claimants = []
+    for id in range(draw(st.integers(0, 10))):
+        hardware = draw(st.sampled_from(KINDS))
+        devices = draw(st.sampled_from([0.25, 1.0, 1.0, 2.0, 4.0]))
+        running = draw(st.integers(0, 4))
+        running = min(running, int(left[hardware] / devices))
+        left[hardware] -= running * devices
+        claimants.append(
+            experiment(
+                id,
+                draw(st.sampled_from("abcd")),
+                running=running,
+                waiting=draw(st.integers(0, 6)),
+                devices=devices,
+                hardware=hardware,
+                user=draw(st.sampled_from(["ann", "bob"])),
+                priority=draw(st.sampled_from([25, 50, 50, 75])),
+                queued_s=NOW_S - draw(st.sampled_from([0.0, 60.0, 7200.0, 200_000.0])),
+                preemptible=draw(st.booleans()),
+                room=draw(st.sampled_from([None, None, 0, 1])),
+            )
+        )
+    terms = {
+        name: ProjectTerms(
+            weight=draw(st.sampled_from([0.5, 1.0, 3.0])),
+            guaranteed={"h100": float(draw(st.integers(0, 3)))},
+            ceiling=draw(st.sampled_from([{}, {"h100": 4.0}])),
+            concurrent_runs_per_user=draw(st.sampled_from([None, None, 3])),
+            holds=draw(st.sampled_from([None, None, None, "budget of 100 USD spent"])),
+        )
+        for name in draw(st.sets(st.sampled_from("abcd")))
+    }
+    used = {
+        (project, user): Usage(draw(st.sampled_from([0.0, 5.0, 500.0])), NOW_S - 3600)
+        for project in "abcd"
+        for user in ("ann", "bob")
+    }
+    return Situation(NOW_S, capacity(**total), claimants, terms, UsageTree(used))
+
+
+@given(situations())
+@FAST
+def test_what_is_held_and_allowed_never_exceeds_the_capacity(situation: Situation) -> None:
+    division = divide(situation)
+    taken: defaultdict[str, float] = defaultdict(float)
+    for each in situation.claimants:
+        (demand,) = each.demands
+        taken[demand.hardware] += demand.devices * max(demand.running, runs_allowed(division, each))
+    for hardware, devices in taken.items():
+        assert devices <= situation.capacity.devices[lane(hardware)] + ROUNDING
+
+
+@given(situations())
+@FAST
+def test_no_project_starts_a_run_above_its_ceiling_its_users_caps_or_its_budget(situation: Situation) -> None:
+    division = divide(situation)
+    held: defaultdict[tuple[str, str], float] = defaultdict(float)
+    runs: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for each in situation.claimants:
+        (demand,) = each.demands
+        held[each.project, demand.hardware] += runs_allowed(division, each) * demand.devices
+        runs[each.project, each.user] += runs_allowed(division, each)
+    for each in situation.claimants:
+        terms, (demand,) = situation.terms.get(each.project, ProjectTerms()), each.demands
+        if runs_allowed(division, each) <= demand.running:
+            continue
+        assert terms.holds is None
+        assert held[each.project, demand.hardware] <= terms.ceiling.get(demand.hardware, math.inf) + ROUNDING
+        assert runs[each.project, each.user] <= (terms.concurrent_runs_per_user or math.inf)
+
+
+@given(situations(), st.randoms(use_true_random=False))
+@FAST
+def test_the_order_of_the_claimants_does_not_matter(situation: Situation, shuffle: random.Random) -> None:
+    claimants = list(situation.claimants)
+    shuffle.shuffle(claimants)
+    first, second = divide(situation), divide(dataclasses.replace(situation, claimants=claimants))
+    assert first.allowances == second.allowances
+    assert first.preemptions == second.preemptions
+    assert list(first.waiting()) == list(second.waiting())
+
+
+@given(situations())
+@FAST
+def test_free_devices_fit_no_run_that_may_start(situation: Situation) -> None:
+    division = divide(situation)
+    limited = {WaitingReason.budget, WaitingReason.user_cap, WaitingReason.ceiling, WaitingReason.shape}
+    for waiting in division.waiting():
+        if waiting.reason not in limited:
+            assert waiting.devices > division.free.get(lane(waiting.hardware), 0.0)
+
+
+@given(situations())
+@FAST
+def test_passes_settle(situation: Situation) -> None:
+    settled(situation)
+
+
+@given(situations())
+@FAST
+def test_only_preemptible_runs_yield_and_each_names_for_whom(situation: Situation) -> None:
+    division = divide(situation)
+    by_id = {each.id: each for each in situation.claimants}
+    given_back: defaultdict[int, int] = defaultdict(int)
+    for preemption in division.preemptions:
+        assert by_id[preemption.experiment_id].preemptible
+        assert preemption.for_experiment_id in by_id
+        given_back[preemption.experiment_id] += preemption.runs
+    for each in situation.claimants:
+        assert runs_allowed(division, each) >= each.demands[0].running - given_back[each.id]
+
+
+@given(
+    guaranteed=st.integers(0, 8),
+    demand=st.integers(1, 10),
+    others=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+)
+@FAST
+def test_guarantees_are_honoured_when_demanded(guaranteed: int, demand: int, others: list[int]) -> None:
+    lent = [experiment(n, f"other{n}", waiting=count, priority=100) for n, count in enumerate(others, 1)]
+    terms = {"nlp": ProjectTerms(guaranteed={"h100": guaranteed})}
+    before = settled(Situation(NOW_S, capacity(h100=8), lent, terms))
+    mine = experiment(99, waiting=demand, priority=25)
+    after = settled(dataclasses.replace(before, claimants=[*before.claimants, mine]))
+    (held,) = (each.demands[0].running for each in after.claimants if each.id == 99)
+    assert held >= min(guaranteed, demand)
+
+
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(4, 30))
+@FAST
+def test_equal_projects_get_the_same_within_one_run(projects: int, devices: int, total: int) -> None:
+    same = [experiment(n, f"p{n}", waiting=40, devices=float(devices)) for n in range(projects)]
+    after = settled(Situation(NOW_S, capacity(h100=total), same))
+    runs = [each.demands[0].running for each in after.claimants]
+    assert max(runs) - min(runs) <= 1
+
+
+@given(st.lists(st.sampled_from([1.0, 2.0, 3.0, 5.0]), min_size=2, max_size=4))
+@FAST
+def test_devices_are_divided_by_weight_within_one_run(weights: list[float]) -> None:
+    terms = {f"p{n}": ProjectTerms(weight=weight) for n, weight in enumerate(weights)}
+    same = [experiment(n, f"p{n}", waiting=100) for n in range(len(weights))]
+    after = settled(Situation(NOW_S, capacity(h100=60), same, terms))
+    for each, weight in zip(after.claimants, weights, strict=True):
+        assert abs(each.demands[0].running - 60 * weight / sum(weights)) <= 1.0 + ROUNDING
+
+
+def test_a_newcomer_gets_its_share_at_the_next_checkpoint() -> None:
+    grid, newcomer = experiment(1, running=2, waiting=98), experiment(2, "vision", waiting=1)
+    division = divide(Situation(NOW_S, capacity(h100=2), [grid, newcomer]))
+    (preemption,) = division.preemptions
+    assert (preemption.experiment_id, preemption.for_experiment_id, preemption.runs) == (1, 2, 1)
+    assert 2 not in division.allowances, "the devices are still held"
+
+
+def test_a_run_is_not_preempted_for_an_equal() -> None:
+    division = divide(
+        Situation(NOW_S, capacity(h100=1), [experiment(1, running=1), experiment(2, "vision", waiting=1)])
+    )
+    assert not division.preemptions
+
+
+def test_a_user_yields_to_another_user_of_the_project() -> None:
+    claimants = [experiment(1, running=4), experiment(2, user="bob", waiting=4)]
+    (preemption,) = divide(Situation(NOW_S, capacity(h100=4), claimants)).preemptions
+    assert preemption.runs == 2
+
+
+def test_higher_priority_preempts_lower_but_not_what_is_guaranteed() -> None:
+    claimants = [experiment(1, running=4, priority=25), experiment(2, "vision", waiting=4, priority=100)]
+    terms = {"nlp": ProjectTerms(guaranteed={"h100": 1})}
+    (preemption,) = divide(Situation(NOW_S, capacity(h100=4), claimants, terms)).preemptions
+    assert preemption.runs == 3
+
+
+def test_a_priority_above_what_the_project_may_use_counts_as_that() -> None:
+    claimants = [experiment(1, waiting=1, priority=100), experiment(2, "vision", waiting=1, priority=75)]
+    terms = {"nlp": ProjectTerms(most_priority=50)}
+    assert divide(Situation(NOW_S, capacity(h100=1), claimants, terms)).allowances.keys() == {2}
+
+
+def test_who_has_used_less_goes_first_beyond_the_assured_half() -> None:
+    claimants = [experiment(1, waiting=8), experiment(2, "vision", waiting=8)]
+    usage = UsageTree({("nlp", "ann"): Usage(10_000.0, NOW_S)})
+    division = divide(Situation(NOW_S, capacity(h100=8), claimants, usage=usage))
+    assert {id: each.devices["h100"] for id, each in division.allowances.items()} == {1: 2.0, 2: 6.0}
+
+
+def test_a_large_run_that_has_waited_long_gets_what_becomes_free() -> None:
+    large = experiment(1, devices=4.0, waiting=1, queued_s=NOW_S - PATIENCE_S)
+    small = [experiment(2, "vision", running=3, preemptible=False), experiment(3, "vision", waiting=9)]
+    division = divide(Situation(NOW_S, capacity(h100=4), [large, *small]))
+    assert division.reserved_for == {lane("h100"): 1}
+    assert 3 not in division.allowances
+    fresh = dataclasses.replace(large, queued_s=NOW_S - 1)
+    assert 3 in divide(Situation(NOW_S, capacity(h100=4), [fresh, *small])).allowances
+
+
+def test_low_priority_does_not_wait_forever() -> None:
+    old = experiment(1, waiting=1, priority=25, queued_s=NOW_S - 2 * PROMOTED_EVERY_S)
+    assert old.priority < 50 < MOST_PROMOTED
+    claimants = [old, experiment(2, "vision", waiting=1)]
+    assert divide(Situation(NOW_S, capacity(h100=1), claimants)).allowances.keys() == {1}
+
+
+def test_a_run_works_for_a_while_between_preemptions() -> None:
+    assert not may_yield(NOW_S, NOW_S - USEFUL_S + 1, restart_s=1.0)
+    assert may_yield(NOW_S, NOW_S - USEFUL_S, restart_s=1.0)
+    assert not may_yield(NOW_S, NOW_S - USEFUL_S, restart_s=USEFUL_S)
+
+
+def test_runs_that_may_not_yield_yet_are_left_alone() -> None:
+    demand = Demand("h100", 1.0, running=4, yieldable=1)
+    grid = dataclasses.replace(experiment(1), demands=(demand,))
+    (preemption,) = divide(
+        Situation(NOW_S, capacity(h100=4), [grid, experiment(2, "vision", waiting=4)])
+    ).preemptions
+    assert preemption.runs == 1
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ({"weight": 0.0}, "weight: 0 is not above 0"),
+        ({"weight": math.nan}, "weight: nan is not above 0"),
+        ({"guaranteed": {"h100": -1.0}}, "guaranteed.h100: -1 is not a number of devices"),
+        ({"guaranteed": {"h100": 3.0}, "ceiling": {"h100": 2.0}}, "above the ceiling of 2"),
+        ({"concurrent_runs_per_user": -1}, "concurrent_runs_per_user: -1 is below 0"),
+    ],
+)
+def test_terms_that_contradict_themselves_are_refused(terms: dict, message: str) -> None:
+    with pytest.raises(InvalidTerms, match=message):
+        ProjectTerms(**terms)
+
+
+@pytest.mark.parametrize(
+    ("terms", "mine", "reason"),
+    [
+        (ProjectTerms(holds="budget spent"), experiment(1, waiting=1), WaitingReason.budget),
+        (ProjectTerms(ceiling={"h100": 0.0}), experiment(1, waiting=1), WaitingReason.ceiling),
+        (ProjectTerms(concurrent_runs_per_user=0), experiment(1, waiting=1), WaitingReason.user_cap),
+        (ProjectTerms(), experiment(1, waiting=1, devices=9.0), WaitingReason.no_capacity),
+        (ProjectTerms(), experiment(1, waiting=1, room=0), WaitingReason.shape),
+        (ProjectTerms(), experiment(1, waiting=1, hardware="v100"), WaitingReason.no_capacity),
+    ],
+)
+def test_every_waiting_run_has_its_reason(terms: ProjectTerms, mine: Claimant, reason: WaitingReason) -> None:
+    division = divide(Situation(NOW_S, capacity(h100=4), [mine], {"nlp": terms}))
+    (waiting,) = division.waiting()
+    assert (waiting.reason, waiting.position, waiting.ahead) == (reason, 1, ())
+
+
+def test_positions_follow_shares_and_age() -> None:
+    claimants = [
+        experiment(1, running=1, waiting=1),
+        experiment(2, "vision", waiting=1, queued_s=NOW_S - 10),
+        experiment(3, "vision", waiting=1, queued_s=NOW_S - 20),
+    ]
+    division = divide(Situation(NOW_S, capacity(h100=1), claimants))
+    assert [each.experiment_id for each in division.waiting()] == [3, 1, 2]
+    assert [each.ahead for each in division.waiting(2)] == [(), (3,)]
