@@ -135,7 +135,8 @@ def recommend(
 
     claim, sure = _certainty(winner, runner_up, objective, better, test)
     against_best, doubts = _against_best(winner, configurations, constraints, test)
-    sure = "; ".join((sure, *doubts))
+    overlooked = _not_shown_worse(winner, configurations, objective, sign, bounds, test)
+    sure = "; ".join((sure, *doubts, *overlooked))
     value = winner.mean(objective)
     assert value is not None  # An eligible configuration has the objective.
     return Recommendation(
@@ -247,6 +248,45 @@ def _against_best(
                 f"by {claim.low:.3g} to {claim.high:.3g}"
             )
     return tuple(claims), words
+
+
+def _not_shown_worse(
+    winner: Configuration,
+    configurations: Sequence[Configuration],
+    objective: str,
+    sign: float,
+    bounds: Sequence[tuple[Constraint, float]],
+    test: _Tested,
+) -> list[str]:
+    """Returns in words which excluded configuration luck may have excluded.
+
+    It is the best on the objective among those that beat the winner there, meet every other constraint, and
+    whose mean misses the best one's by no more than the noise between runs.
+    """
+    value = winner.mean(objective)
+    assert value is not None
+    absolute = [each for each in bounds if each[0].kind != "within_of_best"]
+    relative = [constraint for constraint, _ in bounds if constraint.kind == "within_of_best"]
+    better = [
+        (mean, configuration)
+        for configuration in configurations
+        if (mean := configuration.mean(objective)) is not None
+        and sign * mean < sign * value
+        and _exclusion(configuration, objective, absolute) is None
+        and all(configuration.mean(constraint.metric) is not None for constraint in relative)
+    ]
+    for mean, configuration in sorted(better, key=lambda pair: sign * pair[0]):
+        claims = [_against_best(configuration, configurations, [each], test)[0] for each in relative]
+        tested = [claim for found in claims for claim in found]
+        if tested and all(claim.verdict != "B is better" for claim in tested):
+            undecided = next((claim for claim in tested if claim.verdict == "undecided"), None)
+            change = f"{mean / value - 1:+.1%}" if value else f"{mean:.4g}"
+            return [
+                f"{configuration.label} ({objective} {change}) was excluded by its mean, but is not shown to "
+                f"be worse on {' and '.join(constraint.metric for constraint in relative)}"
+                f"{_more(undecided) if undecided else ''}"
+            ]
+    return []
 
 
 def _words(

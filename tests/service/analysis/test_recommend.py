@@ -72,3 +72,37 @@ def test_nothing_that_meets_the_constraints_is_said_with_each_reason() -> None:
 def test_an_empty_experiment_is_refused() -> None:
     with pytest.raises(AnalysisError, match="no runs"):
         recommend([], objective="cost_usd")
+
+
+def noisy(label: str, cost: float, accuracies: tuple[float, ...]) -> Configuration:
+    """A configuration whose accuracy differs much from seed to seed."""
+    return Configuration(
+        label=label,
+        point={"precision": label},
+        figures={
+            "cost_usd": {seed: cost * (1 + 0.001 * seed) for seed in range(len(accuracies))},
+            "accuracy": dict(enumerate(accuracies)),
+        },
+        failures={},
+    )
+
+
+def test_a_cheaper_configuration_that_only_noise_excludes_is_named() -> None:
+    grid = [noisy("best", 1.0, (0.5, 0.6, 0.7)), noisy("cheap", 0.8, (0.66, 0.5, 0.52))]
+    answer = recommend(grid, objective="cost_usd", constraints=[NO_LOSS])
+    assert answer.winner == "best"
+    assert "cheap (cost_usd -20.0%) was excluded by its mean, but is not shown to be worse" in answer.sure
+    assert "more seeds would decide" in answer.sure
+
+
+def test_a_cheaper_configuration_that_is_worse_is_not_excused() -> None:
+    answer = recommend(GRID, objective="cost_usd", constraints=[NO_LOSS])
+    assert "tiny" not in answer.sure
+
+
+def test_a_cheaper_configuration_that_breaks_a_bound_is_not_excused() -> None:
+    grid = [noisy("best", 1.0, (0.5, 0.6, 0.7)), noisy("cheap", 0.8, (0.66, 0.5, 0.52))]
+    answer = recommend(
+        grid, objective="cost_usd", constraints=[NO_LOSS, Constraint("accuracy", "at_least", 0.58)]
+    )
+    assert "cheap" not in answer.sure
