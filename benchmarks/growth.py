@@ -81,7 +81,7 @@ def delete_experiment(settings: Settings, smoke: bool) -> dict[str, float]:
         (busy,) = _trained(store, other, 1, 1)
         times: list[float] = []
         begin = time.perf_counter()
-        store.delete(deleted.id)
+        store.delete(deleted.id, at_once=True)
         times.append(time.perf_counter() - begin)
         remover = _CONTEXT.Process(target=_remove, args=(settings,))
         remover.start()

@@ -53,6 +53,8 @@ class Settings(BaseSettings):
     """Days after its end at which an experiment's points are thinned; unset = never."""
     prune_keep_every: int = Field(default=10, ge=2)
     """Of thinned points, those at every so many steps are kept, and extremes and ends."""
+    keep_deleted_days: float = Field(default=30.0, ge=0)
+    """Days for which a deleted experiment can be restored, before its rows and files are removed."""
     offline: bool = False
     """Never ask the hub for models or datasets."""
 

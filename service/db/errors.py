@@ -13,7 +13,9 @@ class NotFound(StoreError):
     def __init__(self, kind: str, id: object) -> None:
         self.kind = kind
         self.id = id
-        super().__init__(f"no {kind} has the id {id}")
+        super().__init__(
+            f"no {kind} has the id {id}" if isinstance(id, int) else f"there is no {kind} {str(id)[:100]}"
+        )
 
 
 class OutOfRange(NotFound):
@@ -21,6 +23,14 @@ class OutOfRange(NotFound):
 
     def __init__(self) -> None:
         super().__init__("record", "beyond 64 bits")
+
+
+class BadValue(StoreError):
+    """A value that a person gave is not one that the field takes."""
+
+    def __init__(self, field: str, message: str) -> None:
+        self.field = field
+        super().__init__(f"{field}: {message}")
 
 
 class Conflict(StoreError):

@@ -41,16 +41,73 @@ OF_RUN = (
 OF_EXPERIMENT = (attempt_usage, placements, run_references, cell_specs, events, experiment_specs)
 """Tables with rows of an experiment, besides its runs."""
 
-DELETED_EXPERIMENTS = select(_x.id).where(DELETED).order_by(_x.id)
-"""Experiments whose rows are to be removed."""
+
+def _removable(now: float) -> sa.ColumnElement[bool]:
+    """Whether a deleted experiment can no longer be restored."""
+    return _x.remove_after_s.is_(None) | (_x.remove_after_s <= sa.literal(now, Real))
 
 
-def mark_deleted(experiment_id: int, *, at_s: float) -> Update:
+def removable_experiments(now: float) -> Select[Any]:
+    """Ids of experiments whose rows are to be removed."""
+    return select(_x.id).where(DELETED, _removable(now)).order_by(_x.id)
+
+
+def mark_deleted(experiment_id: int, *, at_s: float, remove_after_s: float) -> Update:
     """Hide an ended experiment from everyone."""
     return (
         update(experiments)
         .where(_x.id == experiment_id, _x.state.in_(sorted(TERMINAL_EXPERIMENT_STATES)))
-        .values(deleted_s=at_s)
+        .values(deleted_s=at_s, remove_after_s=remove_after_s)
+    )
+
+
+def begin_removal(experiment_id: int, *, now: float) -> Update:
+    """Withdraws the time until which an experiment can be restored, once that is over."""
+    return (
+        update(experiments)
+        .where(_x.id == experiment_id, DELETED, _removable(now))
+        .values(remove_after_s=None)
+    )
+
+
+def remove_now(experiment_id: int) -> Update:
+    """Ends the time in which a deleted experiment can be restored."""
+    return update(experiments).where(_x.id == experiment_id, DELETED).values(remove_after_s=None)
+
+
+def restore(experiment_id: int, *, now: float) -> Update:
+    """Shows a deleted experiment to everyone again, while that is possible."""
+    return (
+        update(experiments)
+        .where(_x.id == experiment_id, DELETED, _x.remove_after_s > sa.literal(now, Real))
+        .values(deleted_s=None, remove_after_s=None)
+    )
+
+
+def deleted_experiment(experiment_id: int) -> Select[Any]:
+    """(project, owner, until when it can be restored) of a deleted experiment."""
+    return select(_x.project, _x.owner, _x.deleted_s, _x.remove_after_s).where(
+        _x.id == experiment_id, DELETED
+    )
+
+
+def missing_source(experiment_id: int) -> Select[Any]:
+    """(run, the run that it reuses, that run's experiment) of runs whose figures are of a run no one sees.
+
+    No experiment = the reused run has been removed.
+    """
+    source, owner = runs.alias("source"), experiments.alias("owner")
+    return (
+        select(_r.id, _r.reused_from, source.c.experiment_id)
+        .outerjoin_from(runs, source, source.c.id == _r.reused_from)
+        .outerjoin(owner, owner.c.id == source.c.experiment_id)
+        .where(
+            _r.experiment_id == experiment_id,
+            _r.reused_from.is_not(None),
+            owner.c.id.is_(None) | owner.c.deleted_s.is_not(None),
+        )
+        .order_by(_r.id)
+        .limit(1)
     )
 
 

@@ -132,7 +132,8 @@ experiments = Table(
     Column("queued_s", Real, nullable=False),
     Column("started_s", Real),
     Column("ended_s", Real),
-    Column("deleted_s", Real),  # When people deleted it: no one sees it, and its rows are being removed.
+    Column("deleted_s", Real),  # When people deleted it: no one sees it.
+    Column("remove_after_s", Real),  # Until then it can be restored. NULL while deleted: rows are going.
     Column("pruned_s", Real),  # When its points were last thinned, and
     Column("kept_every", Integer),  # to every how many steps.
     Column("project", Text, nullable=False, server_default=DEFAULT_PROJECT),
@@ -143,7 +144,7 @@ experiments = Table(
     sqlite_autoincrement=True,
 )
 DELETED = experiments.c.deleted_s.is_not(None)
-"""Experiments that people have deleted and whose rows are still being removed."""
+"""Experiments that people have deleted and whose rows have not all been removed."""
 QUEUED = experiments.c.state == sa.literal_column(f"'{ExperimentState.queued}'")
 ACTIVE = experiments.c.state.in_(
     [

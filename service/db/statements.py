@@ -60,8 +60,15 @@ RUN_COLUMNS = [_r[name] for name in Run.__dataclass_fields__]
 
 VISIBLE = _x.deleted_s.is_(None)
 """Experiments that no one has deleted."""
-VISIBLE_RUN = _r.experiment_id.not_in(select(_x.id).where(DELETED))
-"""Runs of such experiments."""
+_owner = experiments.alias("owner_of_run")
+VISIBLE_RUN = ~(
+    select(sa.literal(1))
+    .select_from(_owner)
+    .where(_owner.c.id == _r.experiment_id, _owner.c.deleted_s.is_not(None))
+    .correlate(runs)
+    .exists()
+)
+"""Runs of such experiments. One look at the experiment of each: deleted ones may be many."""
 
 
 def experiment_sources(target: ExperimentState) -> frozenset[ExperimentState]:
@@ -232,7 +239,11 @@ COUNT_EXPERIMENTS_BY_STATE = select(_x.state, func.count()).where(VISIBLE).group
 COUNT_RUNS_BY_STATE = select(_r.state, func.count()).group_by(_r.state)
 """How many runs are in each state, over all experiments, deleted ones included."""
 
-COUNT_DELETED_RUNS_BY_STATE = select(_r.state, func.count()).where(~VISIBLE_RUN).group_by(_r.state)
+COUNT_DELETED_RUNS_BY_STATE = (
+    select(_r.state, func.count())
+    .where(_r.experiment_id.in_(select(_x.id).where(DELETED)))
+    .group_by(_r.state)
+)
 """How many of these are of deleted experiments."""
 
 

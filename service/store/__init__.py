@@ -2,9 +2,10 @@
 
 `Store` is one object per process, thread-safe. Its parts: `submission` (experiments come in),
 `reading` and `series` (lists, records, points), `accounting` (what was used), `requests` (what people
-ask of an experiment), `removal` (what goes), `driving` (what the driver of an experiment does to it)
-and `attempts` (what it does to the runs), both fenced by attempts, `placing` (which devices it holds,
-and what its runs wait for) and `recording` (batches of points, logs and measurements).
+ask of an experiment), `organising` (tags, notes, archive), `removal` (what goes), `driving` (what the
+driver of an experiment does to it) and `attempts` (what it does to the runs), both fenced by attempts,
+`placing` (which devices it holds, and what its runs wait for) and `recording` (batches of points, logs and
+measurements); `people` and `projects`, and `audit` (who changed what).
 `service.scheduling.queue.Queue` claims from the same database.
 """
 
@@ -18,6 +19,7 @@ from service.config.settings import Settings
 from service.db.engine import Database
 from service.db.errors import (
     BadPageToken,
+    BadValue,
     Conflict,
     FilterError,
     IdempotencyMismatch,
@@ -32,8 +34,12 @@ from service.db.errors import (
 )
 from service.store.accounting import Accounting
 from service.store.attempts import Attempts
+from service.store.audit import Audit
 from service.store.driving import Driving, Requests
+from service.store.organising import Organising
+from service.store.people import People
 from service.store.placing import Held, Placing
+from service.store.projects import Projects
 from service.store.reading import QueuedRun, Reading
 from service.store.recording import (
     AliveRow,
@@ -51,6 +57,7 @@ from service.store.submission import Keyed, NewExperiment, Submission, body_sha2
 __all__ = [
     "AliveRow",
     "BadPageToken",
+    "BadValue",
     "CheckpointRow",
     "Conflict",
     "FilterError",
@@ -79,7 +86,20 @@ logger = logging.getLogger(__name__)
 
 
 class Store(
-    Submission, Reading, Accounting, Series, Requesting, Removal, Driving, Attempts, Placing, Recording
+    Submission,
+    Reading,
+    Accounting,
+    Series,
+    Requesting,
+    Organising,
+    Removal,
+    Driving,
+    Attempts,
+    Placing,
+    Recording,
+    People,
+    Projects,
+    Audit,
 ):
     """The database of one installation.
 
@@ -126,4 +146,5 @@ class Store(
 
     def close(self) -> None:
         """Closes all connections."""
+        self.write_token_uses()
         self.database.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,6 +16,7 @@ from service.db.clock import database_time
 from service.db.engine import Database
 from service.db.errors import NotFound, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES
+from service.domain.access import Actor
 from service.domain.events import EventKind
 from service.domain.records import Experiment, Run
 
@@ -79,15 +80,30 @@ def storable(text: str) -> str:
     return text
 
 
-def announce(connection: Connection, experiment_id: int, new: Sequence[NewEvent], now: float) -> sa.Row[Any]:
+def announce(
+    connection: Connection,
+    experiment_id: int,
+    new: Sequence[NewEvent],
+    now: float,
+    actor: Actor | None = None,
+) -> sa.Row[Any]:
     """Locks the experiment, numbers the events and stores them; returns where the experiment stands.
 
     Every transition begins here: the lock on the experiment's row puts transitions of one
     experiment in an order, and makes that order the order of its events.
 
+    Args:
+        connection: in a transaction.
+        experiment_id: the experiment.
+        new: its events, in order.
+        now: Unix seconds.
+        actor: who caused them; None = the service itself.
+
     Raises:
         NotFound: when there is no such experiment.
     """
+    if actor is not None:
+        new = [replace(event, actor=storable(actor.user)) for event in new]
     row = lock_experiment(connection, experiment_id, len(new))
     insert_events(connection, experiment_id, row.event_count, new, now)
     return row

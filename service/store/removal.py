@@ -18,9 +18,13 @@ from sqlalchemy import Connection
 
 from service.db import point_statements, removal_statements, reuse_statements, schema, statements
 from service.db.errors import Conflict
+from service.domain.access import LOCAL_ACTOR, Actor
+from service.domain.events import EventKind
+from service.domain.records import Experiment
 from service.domain.states import TERMINAL_EXPERIMENT_STATES
 from service.spec.models import experiment_folder
-from service.store.base import StorePart, lock_experiment
+from service.store.audit import note_change
+from service.store.base import NewEvent, StorePart, announce, lock_experiment, read_experiment
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +36,8 @@ TRANSACTION_S = 0.01
 """Time that one transaction should take, in s: others that write wait for it."""
 STATEMENTS_AT_A_TIME = 50
 """Tables of runs that one transaction looks at."""
+
+_DAY_S = 86_400.0
 
 Key = tuple[object, ...]
 
@@ -82,10 +88,21 @@ class _Portions:
 class Removal(StorePart):
     """The part of the store that removes."""
 
-    def delete(self, experiment_id: int) -> None:
-        """Deletes an ended experiment: no one sees it from now on; `removing` frees what it takes.
+    def delete(
+        self, experiment_id: int, *, at_once: bool = False, actor: Actor = LOCAL_ACTOR
+    ) -> float | None:
+        """Deletes an ended experiment: no one sees it from now on.
 
-        Its idempotency key is kept, so that none takes it again.
+        It can be restored for `keep_deleted_days`; then `removing` frees what it takes. Its idempotency key
+        is kept, so that none takes it again.
+
+        Args:
+            experiment_id: the experiment; with `at_once`, also one that was deleted before.
+            at_once: free what it takes now; it cannot be restored.
+            actor: who deletes it.
+
+        Returns:
+            Until when it can be restored, Unix seconds; None = it cannot.
 
         Raises:
             NotFound: there is no such experiment.
@@ -93,8 +110,14 @@ class Removal(StorePart):
                 or another reuses one.
         """
         now = self.clock()
+        kept_s = 0.0 if at_once else self.settings.keep_deleted_days * _DAY_S
 
         def body(connection: Connection) -> None:
+            before = connection.execute(removal_statements.deleted_experiment(experiment_id)).one_or_none()
+            if at_once and before is not None:
+                connection.execute(removal_statements.remove_now(experiment_id))
+                note_change(connection, actor, "experiment.removed", experiment_id, now)
+                return
             row = lock_experiment(connection, experiment_id)
             if row.state not in TERMINAL_EXPERIMENT_STATES:
                 raise Conflict(f"experiment {experiment_id} is {row.state}; cancel it before deleting it")
@@ -110,24 +133,73 @@ class Removal(StorePart):
                     f"experiment {reuser[0]} reuses run {reuser[2]}, as run {reuser[1]}; "
                     f"delete experiment {reuser[0]} first"
                 )
-            connection.execute(removal_statements.mark_deleted(experiment_id, at_s=now))
+            announce(
+                connection, experiment_id, [NewEvent(EventKind.experiment_deleted, "deleted")], now, actor
+            )
+            connection.execute(
+                removal_statements.mark_deleted(experiment_id, at_s=now, remove_after_s=now + kept_s)
+            )
+            found = {"state": row.state, "restorable_until_s": now + kept_s if kept_s else None}
+            note_change(connection, actor, "experiment.deleted", experiment_id, now, before=found)
 
         self.database.write(body)
+        return now + kept_s if kept_s else None
+
+    def restore(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
+        """Shows a deleted experiment to everyone again, as it was.
+
+        Raises:
+            NotFound: there is no such experiment, not even a deleted one.
+            Conflict: it is not deleted, its time is over, or a run that it reuses is deleted.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> Experiment:
+            deleted = connection.execute(removal_statements.deleted_experiment(experiment_id)).one_or_none()
+            if deleted is None:
+                read_experiment(connection, experiment_id)
+                raise Conflict(f"experiment {experiment_id} is not deleted; there is nothing to restore")
+            missing = connection.execute(removal_statements.missing_source(experiment_id)).one_or_none()
+            if missing is not None:
+                raise Conflict(f"experiment {experiment_id}: {_missing_words(*missing)}")
+            if not connection.execute(removal_statements.restore(experiment_id, now=now)).rowcount:
+                raise Conflict(
+                    f"experiment {experiment_id} was deleted and is being removed; submit its spec again"
+                )
+            new = NewEvent(EventKind.experiment_restored, "restored")
+            announce(connection, experiment_id, [new], now, actor)
+            note_change(
+                connection, actor, "experiment.restored", experiment_id, now,
+                before={"deleted_s": deleted.deleted_s}, after={"deleted_s": None},
+            )  # fmt: skip
+            return read_experiment(connection, experiment_id)
+
+        return self.database.write(body)
+
+    def deleted_experiment(self, experiment_id: int) -> tuple[str, str] | None:
+        """Returns project and owner of a deleted experiment; None = it is not deleted, or is gone."""
+        with self.database.read() as connection:
+            row = connection.execute(removal_statements.deleted_experiment(experiment_id)).one_or_none()
+            return None if row is None else (row.project, row.owner)
 
     def deleted_experiments(self) -> list[int]:
-        """Ids of deleted experiments that are not removed yet."""
+        """Ids of deleted experiments that can no longer be restored and are not removed yet."""
         with self.database.read() as connection:
-            return list(connection.execute(removal_statements.DELETED_EXPERIMENTS).scalars())
+            return list(connection.execute(removal_statements.removable_experiments(self.clock())).scalars())
 
     def removing(self, experiment_id: int) -> Iterator[int]:
         """Removes files and rows of a deleted experiment; yields the rows gone after each transaction.
 
-        Files go first: as long as one is left, so is the experiment, and the next call tries again.
+        First it is made sure that no one restores it any more; one that was restored is left alone. Then
+        files go: as long as one is left, so is the experiment, and the next call tries again.
 
         Raises:
             OSError: a file cannot be removed.
             StoreUnavailable: as of any write.
         """
+        begin = removal_statements.begin_removal(experiment_id, now=self.clock())
+        if not self.database.write(lambda connection: connection.execute(begin).rowcount):
+            return
         folder = experiment_folder(self.settings, experiment_id)
         if folder.exists():  # Not on this machine, or gone already.
             shutil.rmtree(folder)
@@ -213,6 +285,12 @@ class Removal(StorePart):
                 bounds = {**key, "first": first, "last": last, "keep_every": keep_every, "after": after}
                 removed, after = self.database.write(partial(_prune, bounds=bounds))
                 yield removed
+
+
+def _missing_words(run_id: int, reused: int, experiment_id: int | None) -> str:
+    if experiment_id is None:
+        return f"run {run_id} shows figures of run {reused}, which has been removed; submit its spec again"
+    return f"run {run_id} shows figures of run {reused}; restore experiment {experiment_id} first"
 
 
 def _prune(connection: Connection, bounds: dict[str, int]) -> tuple[int, int]:

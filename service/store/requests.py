@@ -6,11 +6,16 @@ the driver carries it out. Cancel beats retry; a finished result beats cancel.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from service.db import reuse_statements, statements
 from service.db.errors import Conflict
 from service.db.schema import NEIGHBOUR_COLUMNS, SUMMARY_COLUMNS
+from service.domain.access import LOCAL_ACTOR, Actor
 from service.domain.events import EventKind
 from service.domain.neighbours import disturbances
 from service.domain.records import Experiment, Run
@@ -21,6 +26,7 @@ from service.domain.states import (
     ExperimentState,
     RunState,
 )
+from service.store.audit import note_change
 from service.store.base import (
     NewEvent,
     StorePart,
@@ -52,7 +58,7 @@ _FROM_THE_BEGINNING = {
 class Requesting(StorePart):
     """The part of the store that takes people's requests."""
 
-    def request_cancel(self, experiment_id: int) -> Experiment:
+    def request_cancel(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Cancels at once what waits; asks the driver to cancel what runs; leaves what has ended.
 
         Raises:
@@ -75,22 +81,17 @@ class Requesting(StorePart):
                         lease_until_s=None,
                     )
                 )
-                announce(
-                    connection, experiment_id, [NewEvent(EventKind.experiment_cancelled, "cancelled")], now
-                )
+                new = NewEvent(EventKind.experiment_cancelled, "cancelled")
             elif row.state not in TERMINAL_EXPERIMENT_STATES and row.cancel_requested_s is None:
                 connection.execute(statements.set_experiment(experiment_id, cancel_requested_s=now))
-                announce(
-                    connection,
-                    experiment_id,
-                    [NewEvent(EventKind.experiment_cancel_requested, "cancellation requested")],
-                    now,
-                )
-            return read_experiment(connection, experiment_id)
+                new = NewEvent(EventKind.experiment_cancel_requested, "cancellation requested")
+            else:
+                return read_experiment(connection, experiment_id)
+            return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
 
         return self.database.write(body)
 
-    def request_pause(self, experiment_id: int) -> Experiment:
+    def request_pause(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Pauses at once what waits in the queue; asks the driver to pause what runs.
 
         Raises:
@@ -111,20 +112,17 @@ class Requesting(StorePart):
                     statements.move_experiment(experiment_id, ExperimentState.paused, pause_requested_s=now)
                 )
                 leave_runs(connection, experiment_id, RunState.paused, now)
-                announce(connection, experiment_id, [NewEvent(EventKind.experiment_paused, "paused")], now)
+                new = NewEvent(EventKind.experiment_paused, "paused")
             elif row.state is not ExperimentState.paused and row.pause_requested_s is None:
                 connection.execute(statements.set_experiment(experiment_id, pause_requested_s=now))
-                announce(
-                    connection,
-                    experiment_id,
-                    [NewEvent(EventKind.experiment_pause_requested, "pause requested")],
-                    now,
-                )
-            return read_experiment(connection, experiment_id)
+                new = NewEvent(EventKind.experiment_pause_requested, "pause requested")
+            else:
+                return read_experiment(connection, experiment_id)
+            return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
 
         return self.database.write(body)
 
-    def resume(self, experiment_id: int) -> Experiment:
+    def resume(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Queues a paused experiment again; withdraw a pause that the driver has not carried out.
 
         Runs that have stopped for the pause already are queued again.
@@ -143,21 +141,21 @@ class Requesting(StorePart):
                 raise Conflict(f"experiment {experiment_id} is being cancelled; use retry when it has ended")
             if row.state is ExperimentState.paused:
                 self._queue_again(connection, experiment_id, {RunState.paused}, now)
-                announce(
-                    connection, experiment_id, [NewEvent(EventKind.experiment_resumed, "queued again")], now
-                )
+                message = "queued again"
             elif row.pause_requested_s is not None:
                 connection.execute(statements.set_experiment(experiment_id, pause_requested_s=None))
                 queued = self._queue_runs(connection, experiment_id, {RunState.paused})
                 message = "pause request withdrawn"
                 if queued:
                     message += f"; {queued} paused run{'s' * (queued != 1)} queued again"
-                announce(connection, experiment_id, [NewEvent(EventKind.experiment_resumed, message)], now)
-            return read_experiment(connection, experiment_id)
+            else:
+                return read_experiment(connection, experiment_id)
+            new = NewEvent(EventKind.experiment_resumed, message)
+            return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
 
         return self.database.write(body)
 
-    def retry(self, experiment_id: int) -> Experiment:
+    def retry(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Queues an ended experiment again with its failed, cancelled and stopped runs.
 
         Raises:
@@ -178,17 +176,12 @@ class Requesting(StorePart):
                 raise Conflict(
                     f"experiment {experiment_id}: all runs have succeeded; there is nothing to retry"
                 )
-            announce(
-                connection,
-                experiment_id,
-                [NewEvent(EventKind.experiment_retried, f"{queued} runs queued again")],
-                now,
-            )
-            return read_experiment(connection, experiment_id)
+            new = NewEvent(EventKind.experiment_retried, f"{queued} runs queued again")
+            return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
 
         return self.database.write(body)
 
-    def retry_disturbed(self, experiment_id: int) -> Experiment:
+    def retry_disturbed(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Queues an ended experiment again with those of its results that neighbours disturbed.
 
         They are measured from the beginning. Their figures stay with the attempts that they came from.
@@ -259,8 +252,7 @@ class Requesting(StorePart):
                     EventKind.experiment_retried, f"{count} disturbed run{'s' * (count != 1)} queued again"
                 )
             )
-            announce(connection, experiment_id, new, now)
-            return read_experiment(connection, experiment_id)
+            return _carried_out(connection, experiment_id, new, now, actor, _standing(row))
 
         return self.database.write(body)
 
@@ -307,7 +299,7 @@ class Requesting(StorePart):
             )
         ).rowcount
 
-    def set_priority(self, experiment_id: int, priority: int) -> Experiment:
+    def set_priority(self, experiment_id: int, priority: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Moves the experiment in the queue; higher goes first.
 
         Raises:
@@ -322,24 +314,16 @@ class Requesting(StorePart):
                 raise Conflict(
                     f"experiment {experiment_id} is {row.state}; its priority no longer has any effect"
                 )
+            before = {"priority": read_experiment(connection, experiment_id).priority}
             connection.execute(statements.set_experiment(experiment_id, priority=priority))
-            announce(
-                connection,
-                experiment_id,
-                [
-                    NewEvent(
-                        EventKind.experiment_priority,
-                        f"priority set to {priority}",
-                        data={"priority": priority},
-                    )
-                ],
-                now,
+            new = NewEvent(
+                EventKind.experiment_priority, f"priority set to {priority}", data={"priority": priority}
             )
-            return read_experiment(connection, experiment_id)
+            return _carried_out(connection, experiment_id, [new], now, actor, before)
 
         return self.database.write(body)
 
-    def request_cancel_run(self, run_id: int) -> Run:
+    def request_cancel_run(self, run_id: int, *, actor: Actor = LOCAL_ACTOR) -> Run:
         """Cancels a waiting run at once; asks the driver to cancel one that runs; leaves an ended one.
 
         Raises:
@@ -363,12 +347,11 @@ class Requesting(StorePart):
                 new = NewEvent(EventKind.run_cancel_requested, "cancellation requested", run_id, run.attempt)
             else:
                 return run
-            announce(connection, experiment_id, [new], now)
-            return read_run(connection, run_id)
+            return _carried_out_on_run(connection, run, [new], now, actor)
 
         return self.database.write(body)
 
-    def retry_run(self, run_id: int) -> Run:
+    def retry_run(self, run_id: int, *, actor: Actor = LOCAL_ACTOR) -> Run:
         """Queues a failed, cancelled or stopped run again, and with it an experiment that has ended.
 
         Raises:
@@ -406,7 +389,45 @@ class Requesting(StorePart):
             new = [NewEvent(EventKind.run_retried, "queued again", run_id, run.attempt)]
             if ended:
                 new.append(NewEvent(EventKind.experiment_retried, "queued again"))
-            announce(connection, experiment_id, new, now)
-            return read_run(connection, run_id)
+            return _carried_out_on_run(connection, run, new, now, actor)
 
         return self.database.write(body)
+
+
+def _standing(row: sa.Row[Any]) -> dict[str, Any]:
+    """Returns what a request may change of an experiment, as it is."""
+    return {
+        "state": row.state,
+        "cancel_requested_s": row.cancel_requested_s,
+        "pause_requested_s": row.pause_requested_s,
+    }
+
+
+def _carried_out(
+    connection: Connection,
+    experiment_id: int,
+    new: Sequence[NewEvent],
+    now: float,
+    actor: Actor,
+    before: Mapping[str, Any],
+) -> Experiment:
+    """Stores the events of a request that was carried out, and what it changed for the audit log."""
+    announce(connection, experiment_id, new, now, actor)
+    experiment = read_experiment(connection, experiment_id)
+    after = {name: getattr(experiment, name) for name in before}
+    note_change(connection, actor, str(new[-1].kind), experiment_id, now, before=before, after=after)
+    return experiment
+
+
+def _carried_out_on_run(
+    connection: Connection, before: Run, new: Sequence[NewEvent], now: float, actor: Actor
+) -> Run:
+    """As `_carried_out`, for one run."""
+    announce(connection, before.experiment_id, new, now, actor)
+    after = read_run(connection, before.id)
+    note_change(
+        connection, actor, str(new[0].kind), before.id, now,
+        before={"state": before.state, "cancel_requested_s": before.cancel_requested_s},
+        after={"state": after.state, "cancel_requested_s": after.cancel_requested_s},
+    )  # fmt: skip
+    return after

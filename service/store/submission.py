@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from service.config.document import Problem, SpecError
 from service.config.hardware import lookup
 from service.config.settings import Settings
 from service.db import reuse_statements, schema, statements
@@ -32,7 +33,10 @@ from service.store.base import (
     read_experiment,
     storable,
 )
+from service.store.projects import refused_projects
 
+UNKNOWN_PROJECT = "unknown-project"
+"""Type of the problem that a spec names a project that does not exist or takes no experiments."""
 LARGEST_GROUP_RUNS = 20_000
 """Runs that share one transaction at most, unless one submission alone has more."""
 
@@ -158,6 +162,7 @@ class Submission(StorePart):
             ReplayOfDeleted: the owner used the key for an experiment that has been deleted.
             StoreUnavailable: the database is locked or away.
             StoreFull: its disk is full.
+            SpecError: its project does not exist, or is archived.
         """
         return self._group(self._rows(spec, plans, spec_text, owner, idempotency_key, reuse, actor))
 
@@ -350,6 +355,9 @@ class Submission(StorePart):
 def _insert_group(
     connection: Connection, group: list[_Submitted], now: float
 ) -> list[tuple[Experiment, bool] | BaseException]:
+    refused = refused_projects(connection, {item.experiment["project"] for item in group})
+    if refused:
+        return _insert_accepted(connection, group, refused, now)
     ids = list(statements.reserve_ids(connection, schema.experiments, len(group)))
     first_with_key: dict[tuple[str, str], int] = {}
     for id, item in zip(ids, group, strict=True):
@@ -377,6 +385,20 @@ def _insert_group(
         earlier = _replay(keeper, kept, group[position].body_sha256)
         answers[position] = earlier if isinstance(earlier, StoreError) else (earlier, False)
     return [answers[position] for position in range(len(group))]
+
+
+def _insert_accepted(
+    connection: Connection, group: list[_Submitted], refused: Mapping[str, str], now: float
+) -> list[tuple[Experiment, bool] | BaseException]:
+    """Stores those of a group whose project takes experiments; the others get the reason."""
+    accepted = [item for item in group if item.experiment["project"] not in refused]
+    stored = iter(_insert_group(connection, accepted, now) if accepted else [])
+    return [
+        SpecError([Problem(UNKNOWN_PROJECT, "project", refused[project])])
+        if (project := item.experiment["project"]) in refused
+        else next(stored)
+        for item in group
+    ]
 
 
 def _experiments_of(connection: Connection, keepers: Collection[Any]) -> dict[int, Experiment]:
@@ -505,4 +527,4 @@ def _reuse_runs(connection: Connection, id: int, item: _Submitted, now: float) -
     if len(taken) == len(item.runs):
         connection.execute(statements.set_experiment(id, state=ExperimentState.succeeded, ended_s=now))
         events.append(NewEvent(EventKind.experiment_succeeded, "all runs are reused"))
-    announce(connection, id, events, now)
+    announce(connection, id, events, now, Actor(item.actor))

@@ -89,6 +89,6 @@ def test_a_deleted_experiment_leaves_no_placement(store: Store, running: Running
     experiment, _ = running()
     store.record_placements(experiment.id, 1, [placement("g", placed_s=1.0, released_s=2.0)])
     store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
-    store.delete(experiment.id)
+    store.delete(experiment.id, at_once=True)
     remove_deleted(store)
     assert store.placements(experiment.id) == []

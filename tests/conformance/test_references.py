@@ -105,7 +105,7 @@ def test_references_go_with_their_experiment(store: Store, submit: Submit, train
     _, run, _ = training()
     waiting = submit(1, model={"student": f"run:{run.id}"})
     store.request_cancel(waiting.id)
-    store.delete(waiting.id)
+    store.delete(waiting.id, at_once=True)
     remove_deleted(store)
     assert count(store, "run_references") == 0
 

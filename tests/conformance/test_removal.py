@@ -96,7 +96,7 @@ def test_rows_go_in_small_transactions_and_the_neighbours_stay(
 ) -> None:
     experiment, _ = ended(store, training, 2 * ROWS_AT_A_TIME + 5)
     kept, kept_run = ended(store, training, 3)
-    store.delete(experiment.id)
+    store.delete(experiment.id, at_once=True)
     assert store.deleted_experiments() == [experiment.id]
     gone = list(store.removing(experiment.id))
     assert max(gone) <= ROWS_AT_A_TIME
@@ -114,7 +114,7 @@ def test_rows_go_in_small_transactions_and_the_neighbours_stay(
 
 def test_removal_continues_after_a_crash(store: Store, settings: Settings, training: Training) -> None:
     experiment, _ = ended(store, training, 2 * ROWS_AT_A_TIME)
-    store.delete(experiment.id)
+    store.delete(experiment.id, at_once=True)
     next(store.removing(experiment.id))
     assert count(store, "points") > 0
     again = Store.open(settings)
@@ -122,7 +122,7 @@ def test_removal_continues_after_a_crash(store: Store, settings: Settings, train
     for _ in again.removing(id):
         pass
     assert count(again, "experiments") == count(again, "runs") == count(again, "points") == 0
-    assert list(again.removing(id)), "a second process that removes it as well does no harm"
+    assert list(again.removing(id)) == [], "a second process that removes it as well does no harm"
     again.close()
 
 
@@ -135,7 +135,7 @@ def test_checkpoints_and_other_files_go_too(
     for file in (checkpoint, other):
         file.parent.mkdir(parents=True)
         file.write_bytes(b"x")
-    store.delete(experiment.id)
+    store.delete(experiment.id, at_once=True)
     for _ in store.removing(experiment.id):
         pass
     assert not experiment_folder(settings, experiment.id).exists()

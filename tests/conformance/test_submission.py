@@ -122,7 +122,7 @@ def test_earlier_answers_are_found_by_key(store: Store, submit: Submit) -> None:
 def test_the_key_of_a_deleted_experiment_stays_used(store: Store, submit: Submit) -> None:
     first = submit(key="k")
     store.request_cancel(first.id)
-    store.delete(first.id)
+    store.delete(first.id, at_once=True)
     with pytest.raises(Conflict, match=f"'k' was used for experiment {first.id}, which has been deleted"):
         submit(key="k")
     (answer,) = store.replays([Keyed("ada", "k", body_sha256(plans_of(1)[2].encode()))])
@@ -134,7 +134,7 @@ def test_the_key_of_a_deleted_experiment_stays_used(store: Store, submit: Submit
 def test_ids_of_deleted_experiments_are_not_given_again(store: Store, submit: Submit) -> None:
     first = submit()
     store.request_cancel(first.id)
-    store.delete(first.id)
+    store.delete(first.id, at_once=True)
     assert submit().id > first.id
 
 

@@ -42,7 +42,7 @@ def test_deleted_experiments_are_removed(
     store: Store, settings: Settings, ended: Callable[[float], tuple[Experiment, Run]]
 ) -> None:
     for experiment in (ended(1.0)[0], ended(2.0)[0]):
-        store.delete(experiment.id)
+        store.delete(experiment.id, at_once=True)
     Upkeep(store, settings, pause_s=0.0).run_once(threading.Event())
     assert count(store, "experiments") == count(store, "points") == 0
 
@@ -61,7 +61,7 @@ def test_an_experiment_stays_until_its_files_can_be_removed(
         raise PermissionError(13, "Permission denied", str(folder))
 
     for experiment in (stuck, other):
-        store.delete(experiment.id)
+        store.delete(experiment.id, at_once=True)
     upkeep = Upkeep(store, settings, pause_s=0.0)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", refuse)
@@ -103,7 +103,7 @@ def test_a_stop_ends_it_after_one_transaction(
 ) -> None:
     monkeypatch.setattr(removal, "ROWS_AT_A_TIME", 100)
     experiment, _ = ended(1.0)
-    store.delete(experiment.id)
+    store.delete(experiment.id, at_once=True)
     stop = threading.Event()
     stop.set()
     Upkeep(store, settings).run_once(stop)

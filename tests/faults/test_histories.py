@@ -239,7 +239,7 @@ def clear(store: Store) -> None:
     for experiment in store.experiments(page_size=1000).items:
         try:
             store.request_cancel(experiment.id)
-            store.delete(experiment.id)
+            store.delete(experiment.id, at_once=True)
         except NotFound:
             continue
     remove_deleted(store)

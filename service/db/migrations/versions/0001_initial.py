@@ -58,6 +58,7 @@ def upgrade() -> None:
         sa.Column("started_s", _REAL, nullable=True),
         sa.Column("ended_s", _REAL, nullable=True),
         sa.Column("deleted_s", _REAL, nullable=True),
+        sa.Column("remove_after_s", _REAL, nullable=True),
         sa.Column("pruned_s", _REAL, nullable=True),
         sa.Column("kept_every", sa.Integer(), nullable=True),
         sa.Column("project", sa.Text(), server_default="default", nullable=False),

@@ -1,0 +1,108 @@
+"""The audit log: who changed what, written in the transaction of the change; it only grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from service.db import access_statements, schema
+from service.domain.access import Actor
+from service.domain.people import AuditPage, AuditRow
+from service.store.base import StorePart, storable
+
+ROWS_AT_A_TIME = 1_000
+"""Rows that an export reads at a time."""
+
+
+def note_change(
+    connection: Connection,
+    actor: Actor,
+    action: str,
+    object_id: object,
+    now: float,
+    *,
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+) -> None:
+    """Adds a row to the audit log, in the transaction of the change.
+
+    Fields that are the same before and after are left out.
+
+    Args:
+        connection: in a transaction.
+        actor: who makes the change.
+        action: kind of the object and a verb, `token.revoke` for instance.
+        object_id: its name or number.
+        now: Unix seconds.
+        before: fields as they were; None = it is new.
+        after: fields as they are now; None = it is gone.
+    """
+    if before is not None and after is not None:
+        changed = [name for name in after if name not in before or before[name] != after[name]]
+        before = {name: before[name] for name in changed if name in before}
+        after = {name: after[name] for name in changed}
+    connection.execute(
+        sa.insert(schema.audit).values(
+            at_s=now,
+            actor=storable(actor.user),
+            token_id=actor.token_id,
+            address=actor.address,
+            action=action,
+            object_kind=action.partition(".")[0],
+            object_id=str(object_id),
+            before=before,
+            after=after,
+        )
+    )
+
+
+class Audit(StorePart):
+    """The part of the store that shows the audit log."""
+
+    def audit(
+        self,
+        *,
+        after: int = 0,
+        limit: int = 500,
+        since_s: float | None = None,
+        until_s: float | None = None,
+        actor: str | None = None,
+        action: str | None = None,
+        object_kind: str | None = None,
+        object_id: str | None = None,
+    ) -> AuditPage:
+        """Returns rows of the audit log, the oldest first.
+
+        Args:
+            after: id that they follow.
+            limit: most rows.
+            since_s, until_s: bounds of when, Unix seconds.
+            actor: by whom.
+            action: an action, or the part before its dot for all of that kind.
+            object_kind, object_id: done to what.
+        """
+        statement = access_statements.audit_rows(
+            after=after,
+            limit=limit + 1,
+            since_s=since_s,
+            until_s=until_s,
+            actor=actor,
+            action=action,
+            object_kind=object_kind,
+            object_id=object_id,
+        )
+        with self.database.read() as connection:
+            rows = [AuditRow.from_row(row) for row in connection.execute(statement).mappings()]
+        page = rows[:limit]
+        return AuditPage(page, page[-1].id if len(rows) > limit else None)
+
+    def audit_rows(self, **chosen: Any) -> Iterator[AuditRow]:
+        """Yields all rows of the audit log that `audit` would answer with these arguments."""
+        after: int | None = 0
+        while after is not None:
+            page = self.audit(after=after, limit=ROWS_AT_A_TIME, **chosen)
+            yield from page.items
+            after = page.next_after

@@ -1,0 +1,330 @@
+"""Users, service accounts and their tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from service.config.settings import Settings
+from service.db import access_statements, schema, statements
+from service.db.engine import Database
+from service.db.errors import BadValue, Conflict, NotFound, StoreError
+from service.domain.access import (
+    DEFAULT_PROJECT,
+    LOCAL_ACTOR,
+    Actor,
+    Role,
+    Scope,
+    UserKind,
+    is_user_name,
+)
+from service.domain.people import TOKEN_NAME_PATTERN, NewToken, Token, User
+from service.store.audit import note_change
+from service.store.base import StorePart
+
+logger = logging.getLogger(__name__)
+
+TOKEN_PREFIX: Final = "sth_"
+"""What every token begins with, so that scanners of code find one that was published."""
+NOTE_USES_EVERY_S: Final = 60.0
+"""Time between two writes of when tokens were last used."""
+_TOKEN_BYTES = 32
+_SHOWN_CHARACTERS = 10
+_TOKEN_NAME = re.compile(TOKEN_NAME_PATTERN)
+_EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,190}")
+
+
+def new_secret() -> str:
+    """Returns the text of a new token: its prefix and 256 random bits."""
+    return TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+def secret_sha256(secret: str) -> str:
+    """Returns what is stored of a token: nothing that it could be computed from."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class People(StorePart):
+    """The part of the store that has users and tokens."""
+
+    def __init__(
+        self, database: Database, settings: Settings, clock: Callable[[], float] | None = None
+    ) -> None:
+        super().__init__(database, settings, clock)
+        self._uses: dict[int, float] = {}
+        self._uses_written_s = float("-inf")
+        self._uses_lock = threading.Lock()
+
+    def users(self) -> list[User]:
+        """Returns all users, by name."""
+        with self.database.read() as connection:
+            return [User.from_row(row) for row in connection.execute(access_statements.USERS).mappings()]
+
+    def user(self, name: str) -> User:
+        """Returns one user.
+
+        Raises:
+            NotFound: there is none of this name.
+        """
+        with self.database.read() as connection:
+            return read_user(connection, name)
+
+    def add_user(
+        self,
+        name: str,
+        *,
+        kind: UserKind = UserKind.person,
+        email: str | None = None,
+        administrator: bool = False,
+        subject: str | None = None,
+        actor: Actor = LOCAL_ACTOR,
+    ) -> User:
+        """Adds a user, who becomes a member of the project `default`.
+
+        Args:
+            name: which their experiments have as owner.
+            kind: person or service.
+            email: where messages go.
+            administrator: whether they may do everything.
+            subject: identity at an OpenID provider.
+            actor: who adds them.
+
+        Raises:
+            BadValue: the name or address is not valid.
+            Conflict: the name is taken, or the identity is another user's.
+        """
+        if not is_user_name(name):
+            raise BadValue(
+                "name", f"{name[:100]!r} is not a user's name; use up to 100 letters, digits and . _ @ -"
+            )
+        if kind is UserKind.local:
+            raise BadValue("kind", "local is whoever uses a service without tokens; use person or service")
+        _check_email(email)
+        now = self.clock()
+        new = User(name, kind, email, administrator, None, now, subject)
+
+        def body(connection: Connection) -> User:
+            keep = statements.insert_or_keep(connection, schema.users, ("name",))
+            if not connection.execute(keep.values(asdict(new))).rowcount:
+                raise Conflict(f"user {name} exists already; choose another name")
+            connection.execute(
+                statements.insert_or_keep(connection, schema.members, ("project", "user")),
+                {"project": DEFAULT_PROJECT, "user": name, "role": Role.member},
+            )
+            note_change(connection, actor, "user.add", name, now, after=_shown(new))
+            return new
+
+        return self.database.write(body)
+
+    def set_user(
+        self,
+        name: str,
+        *,
+        disabled: bool | None = None,
+        administrator: bool | None = None,
+        email: str | None = None,
+        actor: Actor = LOCAL_ACTOR,
+    ) -> User:
+        """Changes a user; None leaves a field as it is.
+
+        Args:
+            name: the user.
+            disabled: refuse their tokens and sessions; what they submitted stays and runs.
+            administrator: whether they may do everything.
+            email: where messages go; empty = nowhere.
+            actor: who changes them.
+
+        Raises:
+            NotFound: there is no such user.
+            BadValue: the address is not valid.
+        """
+        _check_email(email or None)
+        now = self.clock()
+
+        def body(connection: Connection) -> User:
+            before = read_user(connection, name, lock=True)
+            values: dict[str, Any] = {}
+            if disabled is not None and disabled != (before.disabled_s is not None):
+                values["disabled_s"] = now if disabled else None
+            if administrator is not None and administrator != before.administrator:
+                values["administrator"] = administrator
+            if email is not None and (email or None) != before.email:
+                values["email"] = email or None
+            if not values:
+                return before
+            connection.execute(access_statements.set_user(name, **values))
+            after = read_user(connection, name)
+            verb = ("disable" if disabled else "enable") if values.keys() == {"disabled_s"} else "set"
+            note_change(
+                connection, actor, f"user.{verb}", name, now, before=_shown(before), after=_shown(after)
+            )
+            return after
+
+        return self.database.write(body)
+
+    def tokens(self, user: str | None = None) -> list[Token]:
+        """Returns the tokens of a user, or of everyone, the newest first, revoked ones included."""
+        with self.database.read() as connection:
+            rows = connection.execute(access_statements.tokens_of(user)).mappings()
+            return [Token.from_row(row) for row in rows]
+
+    def token(self, id: int) -> Token:
+        """Returns one token.
+
+        Raises:
+            NotFound: there is none.
+        """
+        with self.database.read() as connection:
+            return _read_token(connection, id)
+
+    def create_token(
+        self,
+        user: str,
+        *,
+        name: str,
+        scope: Scope,
+        project: str | None = None,
+        lasts_s: float | None = None,
+        actor: Actor = LOCAL_ACTOR,
+    ) -> NewToken:
+        """Creates a token, and returns it with its secret, which is stored only as a hash.
+
+        Args:
+            user: whom it stands for.
+            name: for people; one working token of a user has it.
+            scope: what it may be used for.
+            project: only project that it is for; None = all of the user's.
+            lasts_s: seconds until it expires; None = never.
+            actor: who creates it.
+
+        Raises:
+            BadValue: the name is not valid.
+            NotFound: there is no such user or project.
+            Conflict: the user is disabled, is not the administrator that scope `admin` needs, or has a
+                token of this name.
+        """
+        if not _TOKEN_NAME.fullmatch(name):
+            raise BadValue(
+                "name", f"{name[:100]!r} is not a token's name; use up to 100 letters, digits and . _ @ -"
+            )
+        now, secret = self.clock(), new_secret()
+        expires_s = None if lasts_s is None else now + lasts_s
+
+        def body(connection: Connection) -> NewToken:
+            owner = read_user(connection, user, lock=True)
+            if owner.disabled_s is not None:
+                raise Conflict(f"user {user} is disabled; enable them first: stillhouse user enable {user}")
+            if scope is Scope.admin and not owner.administrator:
+                raise Conflict(f"user {user} is not an administrator; choose scope read, submit or operate")
+            if project is not None:
+                found = connection.execute(access_statements.project(project)).one_or_none()
+                if found is None:
+                    raise NotFound("project", project)
+            if connection.execute(access_statements.live_token_named(user, name, now)).scalar() is not None:
+                raise Conflict(
+                    f"user {user} has a token {name!r} already; choose another name, or revoke that one"
+                )
+            shown = secret[:_SHOWN_CHARACTERS]
+            row = {
+                "user": user,
+                "name": name,
+                "scope": scope,
+                "project": project,
+                "prefix": shown,
+                "created_s": now,
+                "expires_s": expires_s,
+                "revoked_s": None,
+                "last_used_s": None,
+            }
+            insert = sa.insert(schema.tokens).values(**row, sha256=secret_sha256(secret))
+            id: int = connection.execute(insert.returning(schema.tokens.c.id)).scalar_one()
+            note_change(connection, actor, "token.create", id, now, after=_granted(row))
+            return NewToken(id=id, **row, secret=secret)
+
+        return self.database.write(body)
+
+    def revoke_token(self, id: int, *, actor: Actor = LOCAL_ACTOR) -> Token:
+        """Ends a token; one that was revoked before stays as it is.
+
+        Raises:
+            NotFound: there is no such token.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> Token:
+            before = _read_token(connection, id, lock=True)
+            if before.revoked_s is not None:
+                return before
+            connection.execute(access_statements.revoke_token(id, now))
+            note_change(connection, actor, "token.revoke", id, now, before=_granted(asdict(before)))
+            return _read_token(connection, id)
+
+        return self.database.write(body)
+
+    def token_used(self, id: int) -> None:
+        """Notes the use of a token; written for all tokens together, at most once a minute."""
+        due = self.monotonic() - NOTE_USES_EVERY_S
+        with self._uses_lock:
+            self._uses[id] = self.clock()
+            if self._uses_written_s > due:
+                return
+            self._uses_written_s = self.monotonic()
+            uses, self._uses = self._uses, {}
+        self._write_uses(uses)
+
+    def write_token_uses(self) -> None:
+        """Writes the uses of tokens that were noted and not written yet."""
+        with self._uses_lock:
+            uses, self._uses = self._uses, {}
+        self._write_uses(uses)
+
+    def _write_uses(self, uses: Mapping[int, float]) -> None:
+        if not uses:
+            return
+        rows = [{"token": id, "at": at_s} for id, at_s in sorted(uses.items())]  # In one order: no deadlock.
+        try:
+            self.database.write(lambda connection: connection.execute(access_statements.NOTE_TOKEN_USE, rows))
+        except StoreError as error:  # The request that the token came with does not fail for that.
+            logger.warning("the last use of %d tokens was not written: %s", len(rows), error)
+
+
+def read_user(connection: Connection, name: str, *, lock: bool = False) -> User:
+    """Returns one user, locked against other changes on request.
+
+    Raises:
+        NotFound: there is none of this name.
+    """
+    row = connection.execute(access_statements.user(name, lock=lock)).mappings().one_or_none()
+    if row is None:
+        raise NotFound("user", name)
+    return User.from_row(row)
+
+
+def _read_token(connection: Connection, id: int, *, lock: bool = False) -> Token:
+    row = connection.execute(access_statements.token(id, lock=lock)).mappings().one_or_none()
+    if row is None:
+        raise NotFound("token", id)
+    return Token.from_row(row)
+
+
+def _check_email(email: str | None) -> None:
+    if email is not None and not _EMAIL.fullmatch(email):
+        raise BadValue("email", f"{email[:100]!r} is not an e-mail address; write it as ada@example.org")
+
+
+def _shown(user: User) -> dict[str, Any]:
+    return {name: value for name, value in asdict(user).items() if name not in ("name", "created_s")}
+
+
+def _granted(token: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the audit log says of a token."""
+    return {name: token[name] for name in ("user", "name", "scope", "project", "prefix", "expires_s")}

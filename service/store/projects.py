@@ -1,0 +1,245 @@
+"""Projects, and who is what in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection
+
+from service.db import access_statements, schema, statements
+from service.db.errors import BadValue, Conflict, NotFound
+from service.domain.access import DEFAULT_PROJECT, LOCAL_ACTOR, NAME_PATTERN, Actor, Role
+from service.domain.people import LONGEST_NOTES, Member, Project, ProjectDetail
+from service.store.audit import note_change
+from service.store.base import StorePart, storable
+from service.store.people import read_user
+
+LONGEST_TITLE = 200
+"""Characters of a project's title at most."""
+_NAME = re.compile(NAME_PATTERN)
+
+
+class Projects(StorePart):
+    """The part of the store that has projects and their members."""
+
+    def projects(self) -> list[Project]:
+        """Returns all projects, by name, archived ones included."""
+        with self.database.read() as connection:
+            rows = connection.execute(access_statements.PROJECTS).mappings()
+            return [Project.from_row(row) for row in rows]
+
+    def project(self, name: str) -> ProjectDetail:
+        """Returns one project with its members.
+
+        Raises:
+            NotFound: there is none of this name.
+        """
+        with self.database.read() as connection:
+            return _detail(connection, name)
+
+    def create_project(
+        self,
+        name: str,
+        *,
+        title: str = "",
+        visible_to_all: bool = False,
+        notes: str = "",
+        actor: Actor = LOCAL_ACTOR,
+    ) -> ProjectDetail:
+        """Creates a project without members.
+
+        Args:
+            name: which specs have as `project`.
+            title: for people.
+            visible_to_all: whether every user may see its experiments.
+            notes: of people.
+            actor: who creates it.
+
+        Raises:
+            BadValue: a field is not valid.
+            Conflict: the name is taken.
+        """
+        if not _NAME.fullmatch(name):
+            raise BadValue(
+                "name",
+                f"{name[:100]!r} is not a project's name; use up to 63 lower-case letters, digits and . _ -, "
+                "starting with a letter or digit",
+            )
+        _check_texts(title, notes)
+        now = self.clock()
+        new = Project(name, storable(title), visible_to_all, storable(notes), None, now, {})
+
+        def body(connection: Connection) -> ProjectDetail:
+            keep = statements.insert_or_keep(connection, schema.projects, ("name",))
+            if not connection.execute(keep.values(asdict(new))).rowcount:
+                raise Conflict(f"project {name} exists already; choose another name")
+            note_change(connection, actor, "project.create", name, now, after=_shown(new))
+            return _detail(connection, name)
+
+        return self.database.write(body)
+
+    def set_project(
+        self,
+        name: str,
+        *,
+        title: str | None = None,
+        visible_to_all: bool | None = None,
+        notes: str | None = None,
+        settings: dict[str, Any] | None = None,
+        actor: Actor = LOCAL_ACTOR,
+    ) -> ProjectDetail:
+        """Changes a project; None leaves a field as it is.
+
+        Args:
+            name: the project.
+            title, visible_to_all, notes: as in `create_project`.
+            settings: weight, priority classes, quotas and budgets, checked by the caller; replaces them.
+            actor: who changes it.
+
+        Raises:
+            NotFound: there is no such project.
+            BadValue: a field is not valid.
+        """
+        _check_texts(title or "", notes or "")
+        given = {
+            "title": None if title is None else storable(title),
+            "visible_to_all": visible_to_all,
+            "notes": None if notes is None else storable(notes),
+            "settings": settings,
+        }
+        return self._change(
+            name, "set", {field: value for field, value in given.items() if value is not None}, actor
+        )
+
+    def archive_project(
+        self, name: str, archived: bool = True, *, actor: Actor = LOCAL_ACTOR
+    ) -> ProjectDetail:
+        """Archives a project, or takes it back: an archived one accepts no new experiments.
+
+        What was submitted before stays visible, and runs.
+
+        Raises:
+            NotFound: there is no such project.
+            Conflict: it is the default project.
+        """
+        if archived and name == DEFAULT_PROJECT:
+            raise Conflict(f"project {name} is that of specs without one; it cannot be archived")
+        now = self.clock()
+        return self._change(
+            name, "archive" if archived else "unarchive", {"archived_s": now if archived else None}, actor
+        )
+
+    def _change(self, name: str, verb: str, values: dict[str, Any], actor: Actor) -> ProjectDetail:
+        now = self.clock()
+
+        def body(connection: Connection) -> ProjectDetail:
+            before = _read(connection, name, lock=True)
+            is_archived = before.archived_s is not None
+            if "archived_s" in values and is_archived == (values["archived_s"] is not None):
+                return _detail(connection, name)  # It stays archived since when it was.
+            if any(getattr(before, field) != value for field, value in values.items()):
+                connection.execute(access_statements.set_project(name, **values))
+                after = _read(connection, name)
+                note_change(
+                    connection,
+                    actor,
+                    f"project.{verb}",
+                    name,
+                    now,
+                    before=_shown(before),
+                    after=_shown(after),
+                )
+            return _detail(connection, name)
+
+        return self.database.write(body)
+
+    def set_member(self, project: str, user: str, role: Role, *, actor: Actor = LOCAL_ACTOR) -> ProjectDetail:
+        """Gives a user a role in a project, in place of one that they have.
+
+        Raises:
+            NotFound: there is no such project or user.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> ProjectDetail:
+            _read(connection, project, lock=True)
+            read_user(connection, user)
+            had: Role | None = connection.execute(access_statements.role_of(project, user)).scalar()
+            if had is not role:
+                connection.execute(
+                    statements.insert_or_replace(connection, schema.members, ("project", "user")),
+                    {"project": project, "user": user, "role": role},
+                )
+                before = None if had is None else {"members": {user: had}}
+                after = {"members": {user: role}}
+                note_change(connection, actor, "project.member_set", project, now, before=before, after=after)
+            return _detail(connection, project)
+
+        return self.database.write(body)
+
+    def remove_member(self, project: str, user: str, *, actor: Actor = LOCAL_ACTOR) -> ProjectDetail:
+        """Takes a user's role in a project away; what they submitted stays.
+
+        Raises:
+            NotFound: there is no such project, or the user is not a member.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> ProjectDetail:
+            _read(connection, project, lock=True)
+            had: Role | None = connection.execute(access_statements.role_of(project, user)).scalar()
+            if had is None:
+                raise NotFound(f"member of project {project}", user)
+            connection.execute(access_statements.remove_member(project, user))
+            before = {"members": {user: had}}
+            note_change(connection, actor, "project.member_remove", project, now, before=before)
+            return _detail(connection, project)
+
+        return self.database.write(body)
+
+
+def refused_projects(connection: Connection, names: Collection[str]) -> dict[str, str]:
+    """Returns why experiments cannot be submitted to a project, by its name, where they cannot.
+
+    On PostgreSQL the projects stay as they are until the transaction ends.
+    """
+    asked = set(names) - {DEFAULT_PROJECT}  # It exists, and cannot be archived.
+    if not asked:
+        return {}
+    archived: dict[str, float | None] = {
+        row.name: row.archived_s for row in connection.execute(access_statements.archived_of(asked))
+    }
+    reasons: dict[str, str] = {}
+    for name in asked:
+        if name not in archived:
+            reasons[name] = f"there is no project {name}; list them with: stillhouse project list"
+        elif archived[name] is not None:
+            reasons[name] = f"project {name} is archived; choose another, or take it back first"
+    return reasons
+
+
+def _read(connection: Connection, name: str, *, lock: bool = False) -> Project:
+    row = connection.execute(access_statements.project(name, lock=lock)).mappings().one_or_none()
+    if row is None:
+        raise NotFound("project", name)
+    return Project.from_row(row)
+
+
+def _detail(connection: Connection, name: str) -> ProjectDetail:
+    found = _read(connection, name)
+    members = connection.execute(access_statements.members_of(name)).mappings()
+    return ProjectDetail(**asdict(found), members=[Member.from_row(row) for row in members])
+
+
+def _check_texts(title: str, notes: str) -> None:
+    if len(title) > LONGEST_TITLE:
+        raise BadValue("title", f"it has {len(title):,} characters; at most {LONGEST_TITLE} are kept")
+    if len(notes) > LONGEST_NOTES:
+        raise BadValue("notes", f"they have {len(notes):,} characters; at most {LONGEST_NOTES:,} are kept")
+
+
+def _shown(project: Project) -> dict[str, Any]:
+    return {name: value for name, value in asdict(project).items() if name not in ("name", "created_s")}

@@ -1,0 +1,194 @@
+"""Users, tokens and projects: what the store accepts, keeps and notes in the audit log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import sqlalchemy as sa
+
+from service.config.document import SpecError
+from service.db import schema
+from service.domain.access import Actor, Role, Scope, UserKind
+from service.domain.people import AuditRow
+from service.store import BadValue, Conflict, NotFound, Store
+from service.store.people import NOTE_USES_EVERY_S, TOKEN_PREFIX, secret_sha256
+from tests.conformance.building import Submit, plans_of
+
+ROOT = Actor("root", 7, "192.0.2.1")
+
+
+def log(store: Store) -> list[AuditRow]:
+    return list(store.audit_rows())
+
+
+def test_a_user_joins_the_default_project(store: Store) -> None:
+    user = store.add_user("ada", email="ada@example.org", actor=ROOT)
+    assert (user.kind, user.administrator, user.disabled_s) == (UserKind.person, False, None)
+    assert [user.name for user in store.users()] == ["ada"]
+    assert [(member.user, member.role) for member in store.project("default").members] == [
+        ("ada", Role.member)
+    ]
+    (row,) = log(store)
+    assert (row.actor, row.token_id, row.address) == ("root", 7, "192.0.2.1")
+    assert (row.action, row.object_kind, row.object_id, row.before) == ("user.add", "user", "ada", None)
+    assert row.after is not None and row.after["email"] == "ada@example.org"
+
+
+def test_only_what_changes_of_a_user_is_noted(store: Store) -> None:
+    store.add_user("ada")
+    assert store.set_user("ada", disabled=True).disabled_s is not None
+    store.set_user("ada", disabled=True)
+    assert store.set_user("ada", disabled=False, administrator=True).administrator
+    assert [(row.action, sorted(row.after or {})) for row in log(store)[1:]] == [
+        ("user.disable", ["disabled_s"]),
+        ("user.set", ["administrator", "disabled_s"]),
+    ]
+
+
+def test_a_token_is_kept_as_a_hash_and_shown_once(store: Store) -> None:
+    store.add_user("ada")
+    made = store.create_token("ada", name="ci", scope=Scope.submit, lasts_s=3600.0, actor=ROOT)
+    assert made.secret.startswith(TOKEN_PREFIX)
+    assert len(made.secret) == len(TOKEN_PREFIX) + 43, "256 bits"
+    assert made.expires_s == made.created_s + 3600.0
+    (token,) = store.tokens("ada")
+    assert not hasattr(token, "secret") and made.secret.startswith(token.prefix)
+    with store.database.read() as connection:
+        (row,) = connection.execute(sa.select(schema.tokens)).all()
+        written = [str(value) for value in connection.execute(sa.select(schema.audit)).all()]
+    assert row.sha256 == secret_sha256(made.secret)
+    assert not any(made.secret in text for text in (str(row), *written))
+
+
+def test_the_last_use_of_tokens_is_written_together_once_a_minute(store: Store) -> None:
+    now = 1_000.0
+    store.clock = lambda: now
+    store.add_user("ada")
+    first, second = (store.create_token("ada", name=name, scope=Scope.read).id for name in ("a", "b"))
+
+    def used() -> list[float | None]:
+        return [store.token(id).last_used_s for id in (first, second)]
+
+    store.token_used(first)
+    assert used() == [1_000.0, None]
+    now += NOTE_USES_EVERY_S / 2
+    store.token_used(first)
+    store.token_used(second)
+    assert used() == [1_000.0, None]
+    now += NOTE_USES_EVERY_S / 2
+    store.token_used(first)
+    assert used() == [1_060.0, 1_030.0]
+
+
+def test_a_token_name_is_free_again_after_its_token(store: Store) -> None:
+    now = 1_000.0
+    store.clock = lambda: now
+    store.add_user("ada")
+    made = store.create_token("ada", name="ci", scope=Scope.read)
+    with pytest.raises(Conflict, match="has a token 'ci' already"):
+        store.create_token("ada", name="ci", scope=Scope.read)
+    assert store.revoke_token(made.id, actor=ROOT).revoked_s == 1_000.0
+    store.create_token("ada", name="ci", scope=Scope.read, lasts_s=10.0)
+    now = 1_010.0
+    store.create_token("ada", name="ci", scope=Scope.read)
+    assert store.revoke_token(made.id).revoked_s == 1_000.0, "revoked once, it stays so"
+    assert [row.action for row in log(store)].count("token.revoke") == 1
+
+
+def test_projects_have_members_with_roles(store: Store) -> None:
+    store.add_user("ada")
+    store.create_project("nlp", title="Language", actor=ROOT)
+    store.set_member("nlp", "ada", Role.viewer, actor=ROOT)
+    project = store.set_member("nlp", "ada", Role.maintainer, actor=ROOT)
+    assert [(member.user, member.role) for member in project.members] == [("ada", Role.maintainer)]
+    assert store.remove_member("nlp", "ada", actor=ROOT).members == []
+    rows = [(row.action, row.before, row.after) for row in log(store) if "member" in row.action]
+    assert rows == [
+        ("project.member_set", None, {"members": {"ada": "viewer"}}),
+        ("project.member_set", {"members": {"ada": "viewer"}}, {"members": {"ada": "maintainer"}}),
+        ("project.member_remove", {"members": {"ada": "maintainer"}}, None),
+    ]
+
+
+def test_settings_of_a_project_are_noted_before_and_after(store: Store) -> None:
+    store.create_project("nlp")
+    project = store.set_project("nlp", visible_to_all=True, settings={"weight": 2.0}, actor=ROOT)
+    assert (project.visible_to_all, project.settings) == (True, {"weight": 2.0})
+    store.set_project("nlp", visible_to_all=True)
+    row = log(store)[-1]
+    assert (row.action, row.actor) == ("project.set", "root")
+    assert (row.before, row.after) == (
+        {"visible_to_all": False, "settings": {}},
+        {"visible_to_all": True, "settings": {"weight": 2.0}},
+    )
+
+
+def test_the_default_project_is_there_and_stays(store: Store) -> None:
+    assert [(project.name, project.visible_to_all) for project in store.projects()] == [("default", True)]
+    with pytest.raises(Conflict, match="cannot be archived"):
+        store.archive_project("default")
+
+
+def test_an_archived_project_takes_no_experiment_and_keeps_those_it_has(store: Store, submit: Submit) -> None:
+    store.create_project("nlp")
+    kept = submit(project="nlp", key="k")
+    assert kept.project == "nlp"
+    store.archive_project("nlp")
+    with pytest.raises(SpecError, match="project nlp is archived"):
+        submit(project="nlp")
+    with pytest.raises(SpecError, match="there is no project cv; list them"):
+        submit(project="cv")
+    assert store.experiment(kept.id).project == "nlp"
+    store.archive_project("nlp", False)
+    assert submit(project="nlp").id > kept.id
+
+
+def test_one_bad_project_refuses_one_submission_of_a_group(store: Store) -> None:
+    from service.store import NewExperiment
+
+    good, bad = (NewExperiment(*plans_of(1, project=name), "ada") for name in ("default", "nowhere"))
+    answers = store.submit_many([good, bad, good])
+    assert isinstance(answers[1], SpecError)
+    assert [type(answers[place]) for place in (0, 2)] == [tuple, tuple]
+
+
+REFUSED: list[tuple[Callable[[Store], object], type[Exception], str]] = [
+    (lambda s: s.add_user("ada"), Conflict, "user ada exists already"),
+    (lambda s: s.add_user("no spaces"), BadValue, "not a user's name"),
+    (lambda s: s.add_user("bob", email="bob"), BadValue, "not an e-mail address"),
+    (lambda s: s.set_user("bob", disabled=True), NotFound, "there is no user bob"),
+    (lambda s: s.create_token("bob", name="x", scope=Scope.read), NotFound, "there is no user bob"),
+    (lambda s: s.create_token("ada", name="", scope=Scope.read), BadValue, "not a token's name"),
+    (lambda s: s.create_token("ada", name="x", scope=Scope.admin), Conflict, "ada is not an administrator"),
+    (
+        lambda s: s.create_token("ada", name="x", scope=Scope.read, project="cv"),
+        NotFound,
+        "there is no project cv",
+    ),
+    (lambda s: s.create_token("eve", name="x", scope=Scope.read), Conflict, "eve is disabled.*user enable"),
+    (lambda s: s.revoke_token(99), NotFound, "no token has the id 99"),
+    (lambda s: s.create_project("default"), Conflict, "project default exists already"),
+    (lambda s: s.create_project("NLP"), BadValue, "not a project's name"),
+    (lambda s: s.create_project("nlp", title="x" * 201), BadValue, "title.*201 characters"),
+    (lambda s: s.set_project("cv", title="x"), NotFound, "there is no project cv"),
+    (lambda s: s.set_member("cv", "ada", Role.member), NotFound, "there is no project cv"),
+    (lambda s: s.set_member("default", "bob", Role.member), NotFound, "there is no user bob"),
+    (lambda s: s.remove_member("default", "bob"), NotFound, "there is no member of project default bob"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "says"), REFUSED, ids=[says for _, _, says in REFUSED])
+def test_what_is_refused_is_said_in_one_line_and_changes_nothing(
+    store: Store, call: Callable[[Store], object], error: type[Exception], says: str
+) -> None:
+    store.add_user("ada")
+    store.add_user("eve")
+    store.set_user("eve", disabled=True)
+    before = log(store)
+    with pytest.raises(error) as refusal:
+        call(store)
+    assert re.search(says, str(refusal.value)) and "\n" not in str(refusal.value)
+    assert log(store) == before
+    assert (len(store.users()), len(store.tokens()), len(store.projects())) == (2, 0, 1)
