@@ -24,6 +24,7 @@ from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
 from service.config.document import MAX_BYTES, Problem, SpecError
 from service.db.errors import (
     BadPageToken,
+    BadValue,
     Conflict,
     FilterError,
     IdempotencyMismatch,
@@ -66,6 +67,9 @@ def install(app: FastAPI) -> None:
 
 def from_store_error(error: StoreError) -> ProblemError:
     """Returns the problem of something that the store refused or could not do."""
+    if isinstance(error, BadValue):
+        problem = Problem("invalid-value", f"body.{error.field}", error.message)
+        return ProblemError("invalid-body", str(problem), errors=[problem])
     for kind in type(error).__mro__:
         if kind in _STORE_PROBLEMS:
             return ProblemError(_STORE_PROBLEMS[kind], str(error), headers=_retry_after(error))

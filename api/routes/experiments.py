@@ -26,10 +26,12 @@ from api.deps import (
     StoreDep,
     StreamsDep,
 )
-from api.problems import SPEC_PROBLEMS, declared
+from api.people_shapes import Archived, Notes, TagChange
+from api.problems import SPEC_PROBLEMS, ProblemError, declared
 from api.shapes import Priority
 from api.stream import EventStream, parse_event_number
 from service.db.errors import NotFound
+from service.domain.access import Action
 from service.domain.ledger import Ledger
 from service.domain.records import Event, Experiment, ExperimentDetail, ExperimentStatus, Items, Page, Run
 from service.domain.serialization import to_json
@@ -42,7 +44,10 @@ router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"])
 
 _NO_SUCH = declared("not-found")
 _LIST = declared("invalid-filter", "invalid-page-token")
-_STEER = declared("not-found", "conflict", "storage-full")
+_STEER = declared("not-found", "conflict", "forbidden", "storage-full")
+_ORGANISE = declared(
+    "invalid-body", "not-found", "forbidden", "malformed-request", "body-too-large", "storage-full"
+)
 
 
 async def existing(experiment_id: ExperimentId, store: StoreDep) -> int:
@@ -129,10 +134,31 @@ def get_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep
 @router.delete(
     "/{experiment_id}", status_code=204, responses=_STEER, summary="Delete an experiment that has ended"
 )
-def delete_experiment(experiment_id: ExperimentId, store: StoreDep) -> Response:
-    """Delete it with its runs, points and logs; only when it has ended."""
-    store.delete(experiment_id)
+def delete_experiment(
+    experiment_id: ExperimentId,
+    store: StoreDep,
+    user: CurrentUser,
+    now: Annotated[
+        bool, Query(description="Free its space at once, for administrators; it cannot be restored.")
+    ] = False,
+) -> Response:
+    """Hide it with its runs, points and logs, only when it has ended; it can be restored for some time."""
+    if now and (reason := user.principal.lacks(Action.administer)):
+        raise ProblemError("forbidden", reason)
+    store.delete(experiment_id, at_once=now, actor=user.actor)
     return Response(status_code=204)
+
+
+@router.post(
+    "/{experiment_id}/restore",
+    responses=_STEER,
+    summary="Restore a deleted experiment",
+)
+def restore_experiment(
+    experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
+) -> ExperimentDetail:
+    """Show it to everyone again, as it was; possible until its rows are removed."""
+    return _detail(store.restore(experiment_id, actor=user.actor), store, queue)
 
 
 @router.post(
@@ -140,9 +166,11 @@ def delete_experiment(experiment_id: ExperimentId, store: StoreDep) -> Response:
     responses=_STEER,
     summary="Cancel an experiment",
 )
-def cancel_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetail:
+def cancel_experiment(
+    experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
+) -> ExperimentDetail:
     """Ask its runs to end; one that has ended stays as it is, which is not an error."""
-    return _detail(store.request_cancel(experiment_id), store, queue)
+    return _detail(store.request_cancel(experiment_id, actor=user.actor), store, queue)
 
 
 @router.post(
@@ -150,9 +178,11 @@ def cancel_experiment(experiment_id: ExperimentId, store: StoreDep, queue: Queue
     responses=_STEER,
     summary="Pause an experiment",
 )
-def pause_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetail:
+def pause_experiment(
+    experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
+) -> ExperimentDetail:
     """Hold it: running runs stop at a step boundary with a checkpoint."""
-    return _detail(store.request_pause(experiment_id), store, queue)
+    return _detail(store.request_pause(experiment_id, actor=user.actor), store, queue)
 
 
 @router.post(
@@ -160,9 +190,11 @@ def pause_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueD
     responses=_STEER,
     summary="Resume a paused experiment",
 )
-def resume_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetail:
+def resume_experiment(
+    experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
+) -> ExperimentDetail:
     """Put it back into the queue; its runs go on from their checkpoints."""
-    return _detail(store.resume(experiment_id), store, queue)
+    return _detail(store.resume(experiment_id, actor=user.actor), store, queue)
 
 
 @router.post(
@@ -174,6 +206,7 @@ def retry_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
     queue: QueueDep,
+    user: CurrentUser,
     disturbed: Annotated[
         bool,
         Query(description="Instead, measure the runs again, from the beginning, that neighbours disturbed."),
@@ -181,7 +214,7 @@ def retry_experiment(
 ) -> ExperimentDetail:
     """Queue the runs without a result again, or with `disturbed` those whose result was disturbed."""
     again = store.retry_disturbed if disturbed else store.retry
-    return _detail(again(experiment_id), store, queue)
+    return _detail(again(experiment_id, actor=user.actor), store, queue)
 
 
 @router.put(
@@ -192,10 +225,35 @@ def retry_experiment(
     summary="Set an experiment's priority",
 )
 def set_experiment_priority(
-    experiment_id: ExperimentId, priority: Priority, store: StoreDep, queue: QueueDep
+    experiment_id: ExperimentId, priority: Priority, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
     """Move it among what waits."""
-    return _detail(store.set_priority(experiment_id, priority.priority), store, queue)
+    return _detail(store.set_priority(experiment_id, priority.priority, actor=user.actor), store, queue)
+
+
+@router.patch("/{experiment_id}/tags", responses=_ORGANISE, summary="Change an experiment's tags")
+def tag_experiment(
+    experiment_id: ExperimentId, body: TagChange, store: StoreDep, queue: QueueDep, user: CurrentUser
+) -> ExperimentDetail:
+    """Add tags and take others away; `tags LIKE '% baseline %'` in a filter finds them."""
+    changed = store.tag(experiment_id, add=body.add, remove=body.remove, actor=user.actor)
+    return _detail(changed, store, queue)
+
+
+@router.put("/{experiment_id}/notes", responses=_ORGANISE, summary="Set an experiment's notes")
+def annotate_experiment(
+    experiment_id: ExperimentId, body: Notes, store: StoreDep, queue: QueueDep, user: CurrentUser
+) -> ExperimentDetail:
+    """Replace its notes."""
+    return _detail(store.annotate(experiment_id, body.notes, actor=user.actor), store, queue)
+
+
+@router.put("/{experiment_id}/archive", responses=_ORGANISE, summary="Archive an experiment")
+def archive_experiment(
+    experiment_id: ExperimentId, body: Archived, store: StoreDep, queue: QueueDep, user: CurrentUser
+) -> ExperimentDetail:
+    """Mark it as archived, or take it back; `archived_s IS NULL` in a filter leaves archived ones out."""
+    return _detail(store.archive(experiment_id, body.archived, actor=user.actor), store, queue)
 
 
 @router.get(

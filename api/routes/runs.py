@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from api import export
 from api.deps import (
     MAX_ID,
+    CurrentUser,
     Filter,
     LastEventId,
     OrderBy,
@@ -99,15 +100,15 @@ def get_run(run_id: RunId, store: StoreDep) -> Run:
 
 
 @router.post("/{run_id}/cancel", responses=_STEER, summary="Cancel a run")
-def cancel_run(run_id: RunId, store: StoreDep) -> Run:
+def cancel_run(run_id: RunId, store: StoreDep, user: CurrentUser) -> Run:
     """Ask it to end; one that has ended stays as it is, which is not an error."""
-    return store.request_cancel_run(run_id)
+    return store.request_cancel_run(run_id, actor=user.actor)
 
 
 @router.post("/{run_id}/retry", responses=_STEER, summary="Retry a run")
-def retry_run(run_id: RunId, store: StoreDep) -> Run:
+def retry_run(run_id: RunId, store: StoreDep, user: CurrentUser) -> Run:
     """Queue a run that has ended without a result again."""
-    return store.retry_run(run_id)
+    return store.retry_run(run_id, actor=user.actor)
 
 
 @router.get("/{run_id}/points", responses=_NO_SUCH, summary="Get the points of a run")

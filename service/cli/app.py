@@ -16,6 +16,7 @@ from service.cli import (
     deciding,
     exporting,
     inspecting,
+    people,
     profiling,
     reading,
     reporting,
@@ -104,6 +105,7 @@ def _root(
 
 
 _START, _SUBMIT, _LOOK, _DECIDE, _STEER = "Start", "Submit", "Inspect", "Decide", "Steer"
+_TEAM = "Team"
 
 app.command(rich_help_panel=_START)(serving.up)
 app.command(rich_help_panel=_START)(serving.api)
@@ -150,3 +152,11 @@ app.command(rich_help_panel=_STEER)(acting.resume)
 app.command(rich_help_panel=_STEER)(acting.retry)
 app.command(rich_help_panel=_STEER)(acting.priority)
 app.command(rich_help_panel=_STEER)(acting.delete)
+app.command(rich_help_panel=_STEER)(acting.tag)
+app.command("note", rich_help_panel=_STEER)(acting.annotate)
+app.command(rich_help_panel=_STEER)(acting.archive)
+
+app.add_typer(people.user, name="user", rich_help_panel=_TEAM)
+app.add_typer(people.token, name="token", rich_help_panel=_TEAM)
+app.add_typer(people.project, name="project", rich_help_panel=_TEAM)
+app.command(rich_help_panel=_TEAM)(people.audit)

@@ -35,9 +35,17 @@ _PAGE_LINES = 1000
 
 
 def list_experiments(
-    filter: Filter = None, order_by: OrderBy = None, limit: Limit = 20, as_json: Json = False
+    filter: Filter = None,
+    order_by: OrderBy = None,
+    limit: Limit = 20,
+    archived: Annotated[
+        bool, typer.Option("--archived", help="Include archived ones, as a filter does.")
+    ] = False,
+    as_json: Json = False,
 ) -> None:
-    """List experiments, newest first."""
+    """List experiments, newest first, without archived ones unless a filter is given."""
+    if filter is None and not archived:
+        filter = "archived_s IS NULL"
     with connected() as client:
         found = list(islice(client.all_experiments(filter=filter, order_by=order_by), limit + 1))
     if as_json:

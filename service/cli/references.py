@@ -30,6 +30,11 @@ class RunRef:
         return f"run:{self.id}"
 
 
+def is_reference(text: str) -> bool:
+    """Returns whether a text names an experiment or a run, and not a file."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
 def reference(text: str) -> ExperimentRef | RunRef:
     """Read `17`, `experiment:17` or `run:42`.
 

@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from service.domain.access import DEFAULT_PROJECT
 from service.domain.events import EventKind
 from service.domain.formats import (
     ago,
@@ -257,7 +258,16 @@ def experiment_story(
             (f"experiment {experiment.id}", "bold"), f"  {experiment.name}  ", state_text(experiment.state)
         )
     )
-    facts = [("owner", experiment.owner), ("submitted", _when(experiment.created_s))]
+    facts = [("owner", experiment.owner)]
+    if experiment.project != DEFAULT_PROJECT:
+        facts.append(("project", experiment.project))
+    if experiment.tags:
+        facts.append(("tags", ", ".join(experiment.tags)))
+    if experiment.notes:
+        facts.append(("notes", experiment.notes))
+    if experiment.archived_s is not None:
+        facts.append(("archived", _when(experiment.archived_s)))
+    facts.append(("submitted", _when(experiment.created_s)))
     if experiment.started_s is not None:
         facts.append(("started", _when(experiment.started_s)))
     if experiment.ended_s is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -13,6 +12,8 @@ import typer
 
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, console, print_json, say
+from service.cli.references import experiment_reference, is_reference
+from service.domain.durations import seconds_of
 
 if TYPE_CHECKING:
     from service.db.dump import Contents
@@ -73,18 +74,34 @@ def backup(
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(help="Archive written by `stillhouse backup`.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID|FILE", help="A deleted experiment, such as 17, or an archive of `stillhouse backup`."
+        ),
+    ],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Restore although the installation has experiments.")
+        bool, typer.Option("--replace", help="Restore a backup although the installation has experiments.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Verify a backup and put it in the place of this installation, which must be stopped."""
-    from service.cli.connection import read_settings
+    """Restore a deleted experiment; or verify a backup and put it in the place of a stopped installation."""
+    from service.cli.connection import connected, read_settings
     from service.db.backup import restore as restore_backup
 
+    if is_reference(target):
+        number = experiment_reference(target)
+        if replace:
+            raise Failure(f"--replace takes a backup, but '{target}' is an experiment", ExitCode.usage)
+        with connected() as client:
+            experiment = client.restore(number)
+        if as_json:
+            print_json(experiment)
+        else:
+            say(f"restored experiment {number} ({experiment.name}, {experiment.state})")
+        return
     with _as_failure():
-        restored = restore_backup(read_settings(), file, replace=replace)
+        restored = restore_backup(read_settings(), Path(target), replace=replace)
     if as_json:
         print_json(restored)
     else:
@@ -117,19 +134,16 @@ def check(as_json: Json = False) -> None:
     _report(settings.resolved_database_url(), as_json)
 
 
-_SECONDS = {"h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-
-
 def _age_s(text: str) -> float:
     """Seconds of an age such as 90d.
 
     Raises:
         BadParameter: it is not one.
     """
-    found = re.fullmatch(r"(\d{1,6})([hdw])", text)
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not an age; write hours, days or weeks as 12h, 90d or 8w")
-    return int(found[1]) * _SECONDS[found[2]]
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 @database.command()

@@ -24,6 +24,7 @@ from service.client.live import (
     RunChanged,
     RunEnded,
 )
+from service.client.people import PeopleCalls
 from service.client.runs import RunCalls
 from service.client.wire import ApiError, ClientError, Unreachable
 from service.config.hardware import HardwareEntry
@@ -84,7 +85,7 @@ __all__ = [
 ]
 
 
-class Client(ExperimentCalls, RunCalls, AnswerCalls, InstallationCalls):
+class Client(ExperimentCalls, RunCalls, AnswerCalls, PeopleCalls, InstallationCalls):
     """One connection pool to one server; thread-safe.
 
     Args: see `service.client.wire.Wire`.

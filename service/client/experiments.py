@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,9 +101,31 @@ class ExperimentCalls(Wire):
         )
         return read(ExperimentDetail, answer)
 
-    def delete(self, id: int) -> None:
-        """Delete an experiment that has ended."""
-        self._call("DELETE", f"/api/v1/experiments/{id}", repeat=False)
+    def delete(self, id: int, *, now: bool = False) -> None:
+        """Delete an experiment that has ended; with `now`, free its space at once, past restoring."""
+        self._call("DELETE", f"/api/v1/experiments/{id}", repeat=False, params=given(now=now or None))
+
+    def restore(self, id: int) -> ExperimentDetail:
+        """Show a deleted experiment to everyone again."""
+        return self._steer(f"/experiments/{id}/restore", repeat=False)
+
+    def tag(self, id: int, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> ExperimentDetail:
+        """Add tags to an experiment and take others away."""
+        body = {"add": list(add), "remove": list(remove)}
+        return read(
+            ExperimentDetail, self._call("PATCH", f"/api/v1/experiments/{id}/tags", repeat=True, json=body)
+        )
+
+    def annotate(self, id: int, notes: str) -> ExperimentDetail:
+        """Replace the notes of an experiment."""
+        answer = self._call("PUT", f"/api/v1/experiments/{id}/notes", repeat=True, json={"notes": notes})
+        return read(ExperimentDetail, answer)
+
+    def archive(self, id: int, archived: bool = True) -> ExperimentDetail:
+        """Archive an experiment, or take it back."""
+        body = {"archived": archived}
+        answer = self._call("PUT", f"/api/v1/experiments/{id}/archive", repeat=True, json=body)
+        return read(ExperimentDetail, answer)
 
     def events(self, id: int, *, after: int = 0, limit: int = 500) -> list[Event]:
         """What happened to an experiment after event number `after`."""

@@ -232,6 +232,25 @@ class Principal:
             )
         return None
 
+    def lacks_for_token(self, user: str, scope: Scope, project: str | None) -> str | None:
+        """Returns why they may not create a token, in one line; None = they may.
+
+        No token gives more than the one that it was created with, and none that only reads creates another.
+
+        Args:
+            user: whom the token will stand for.
+            scope, project: its limits.
+        """
+        if self.kind is UserKind.local:
+            return None
+        if not self.scope.includes(Scope.submit):
+            return f"creating tokens needs scope submit, and this token has scope {self.scope}"
+        if not self.scope.includes(scope):
+            return f"this token has scope {self.scope} and cannot create one of scope {scope}; log in instead"
+        if self.restricted_to not in (None, project):
+            return f"this token is only for project {self.restricted_to}, and so are those that it creates"
+        return None if user == self.user else self.lacks(Action.administer)
+
     def actor(self, address: str | None = None) -> Actor:
         """Returns them as the author of a change."""
         return Actor(self.user, self.token_id, address)

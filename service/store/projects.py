@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from service.config.document import Problem
 from service.db import access_statements, schema, statements
 from service.db.errors import BadValue, Conflict, NotFound
 from service.domain.access import DEFAULT_PROJECT, LOCAL_ACTOR, NAME_PATTERN, Actor, Role
@@ -201,8 +202,8 @@ class Projects(StorePart):
         return self.database.write(body)
 
 
-def refused_projects(connection: Connection, names: Collection[str]) -> dict[str, str]:
-    """Returns why experiments cannot be submitted to a project, by its name, where they cannot.
+def refused_projects(connection: Connection, names: Collection[str]) -> dict[str, Problem]:
+    """Returns why experiments cannot be submitted to projects, by name, where they cannot.
 
     On PostgreSQL the projects stay as they are until the transaction ends.
     """
@@ -212,13 +213,15 @@ def refused_projects(connection: Connection, names: Collection[str]) -> dict[str
     archived: dict[str, float | None] = {
         row.name: row.archived_s for row in connection.execute(access_statements.archived_of(asked))
     }
-    reasons: dict[str, str] = {}
+    refused: dict[str, Problem] = {}
     for name in asked:
         if name not in archived:
-            reasons[name] = f"there is no project {name}; list them with: stillhouse project list"
+            message = f"there is no project {name}; list them with: stillhouse project list"
+            refused[name] = Problem("unknown-project", "project", message)
         elif archived[name] is not None:
-            reasons[name] = f"project {name} is archived; choose another, or take it back first"
-    return reasons
+            message = f"project {name} is archived; name another, or have a maintainer take it back"
+            refused[name] = Problem("archived-project", "project", message)
+    return refused
 
 
 def _read(connection: Connection, name: str, *, lock: bool = False) -> Project:

@@ -35,8 +35,6 @@ from service.store.base import (
 )
 from service.store.projects import refused_projects
 
-UNKNOWN_PROJECT = "unknown-project"
-"""Type of the problem that a spec names a project that does not exist or takes no experiments."""
 LARGEST_GROUP_RUNS = 20_000
 """Runs that share one transaction at most, unless one submission alone has more."""
 
@@ -388,15 +386,13 @@ def _insert_group(
 
 
 def _insert_accepted(
-    connection: Connection, group: list[_Submitted], refused: Mapping[str, str], now: float
+    connection: Connection, group: list[_Submitted], refused: Mapping[str, Problem], now: float
 ) -> list[tuple[Experiment, bool] | BaseException]:
     """Stores those of a group whose project takes experiments; the others get the reason."""
     accepted = [item for item in group if item.experiment["project"] not in refused]
     stored = iter(_insert_group(connection, accepted, now) if accepted else [])
     return [
-        SpecError([Problem(UNKNOWN_PROJECT, "project", refused[project])])
-        if (project := item.experiment["project"]) in refused
-        else next(stored)
+        SpecError([refused[project]]) if (project := item.experiment["project"]) in refused else next(stored)
         for item in group
     ]
 

@@ -110,6 +110,28 @@ def test_whoever_is_on_loopback_may_do_everything() -> None:
 
 
 @pytest.mark.parametrize(
+    ("principal", "asked", "says"),
+    [
+        (person(scope=Scope.operate), ("ada", Scope.operate, None), None),
+        (person(scope=Scope.read), ("ada", Scope.read, None), "needs scope submit"),
+        (person(scope=Scope.submit), ("ada", Scope.operate, None), "cannot create one of scope operate"),
+        (person(restricted_to="nlp"), ("ada", Scope.read, None), "only for project nlp"),
+        (person(restricted_to="nlp"), ("ada", Scope.read, "nlp"), None),
+        (person(Role.maintainer), ("bob", Scope.read, None), "needs an administrator"),
+        (person(administrator=True), ("bob", Scope.admin, None), None),
+        (person(scope=Scope.operate, administrator=True), ("bob", Scope.read, None), "scope admin"),
+        (LOCAL, ("bob", Scope.admin, None), None),
+    ],
+)
+def test_no_token_gives_more_than_the_one_it_was_created_with(
+    principal: Principal, asked: tuple[str, Scope, str | None], says: str | None
+) -> None:
+    reason = principal.lacks_for_token(*asked)
+    assert (reason is None) == (says is None)
+    assert says is None or re.search(says, str(reason))
+
+
+@pytest.mark.parametrize(
     ("principal", "action", "says"),
     [
         (person(Role.member, Scope.read), Action.submit, "scope submit.*scope read.*token create"),

@@ -1,0 +1,106 @@
+"""Projects and their members."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+
+from api.deps import CurrentUser, StoreDep
+from api.people_shapes import Archived, Membership, NewProject, ProjectChange
+from api.problems import declared
+from api.routes.people import UserName, forget_access
+from service.domain.people import Project, ProjectDetail
+from service.domain.records import Items
+
+router = APIRouter(prefix="/api/v1/projects", tags=["projects"])
+
+_SEE = declared("not-found")
+_CHANGE = declared(
+    "invalid-body",
+    "malformed-request",
+    "body-too-large",
+    "storage-full",
+    "not-found",
+    "conflict",
+    "forbidden",
+)
+
+ProjectName = Annotated[str, Path(max_length=100, description="Name of the project.", examples=["nlp"])]
+
+
+@router.get("", summary="List the projects", responses=declared())
+def list_projects(store: StoreDep, user: CurrentUser) -> Items[Project]:
+    """Those that the sender sees, by name, archived ones included."""
+    return Items([project for project in store.projects() if user.principal.sees(project.name)])
+
+
+@router.post("", status_code=201, responses=_CHANGE, summary="Create a project")
+def create_project(body: NewProject, request: Request, store: StoreDep, user: CurrentUser) -> ProjectDetail:
+    """It has no members yet."""
+    created = store.create_project(
+        body.name,
+        title=body.title,
+        visible_to_all=body.visible_to_all,
+        notes=body.notes,
+        actor=user.actor,
+    )
+    forget_access(request)
+    return created
+
+
+@router.get("/{project}", responses=_SEE, summary="Get a project")
+def get_project(project: ProjectName, store: StoreDep) -> ProjectDetail:
+    """One project with its members."""
+    return store.project(project)
+
+
+@router.patch("/{project}", responses=_CHANGE, summary="Change a project")
+def change_project(
+    project: ProjectName, body: ProjectChange, request: Request, store: StoreDep, user: CurrentUser
+) -> ProjectDetail:
+    """Change its title, its notes, or who sees it."""
+    changed = store.set_project(
+        project,
+        title=body.title,
+        visible_to_all=body.visible_to_all,
+        notes=body.notes,
+        actor=user.actor,
+    )
+    forget_access(request)
+    return changed
+
+
+@router.put("/{project}/archive", responses=_CHANGE, summary="Archive a project")
+def archive_project(
+    project: ProjectName, body: Archived, request: Request, store: StoreDep, user: CurrentUser
+) -> ProjectDetail:
+    """An archived project accepts no new experiments; those that it has stay visible, and run."""
+    changed = store.archive_project(project, body.archived, actor=user.actor)
+    forget_access(request)
+    return changed
+
+
+@router.put("/{project}/members/{name}", responses=_CHANGE, summary="Give a user a role in a project")
+def set_member(
+    project: ProjectName,
+    name: UserName,
+    body: Membership,
+    request: Request,
+    store: StoreDep,
+    user: CurrentUser,
+) -> ProjectDetail:
+    """Add a member, or change the role of one."""
+    changed = store.set_member(project, name, body.role, actor=user.actor)
+    forget_access(request)
+    return changed
+
+
+@router.delete("/{project}/members/{name}", responses=_CHANGE, summary="Remove a user from a project")
+def remove_member(
+    project: ProjectName, name: UserName, request: Request, store: StoreDep, user: CurrentUser
+) -> ProjectDetail:
+    """What they submitted stays in the project."""
+    changed = store.remove_member(project, name, actor=user.actor)
+    forget_access(request)
+    return changed
