@@ -16,6 +16,7 @@ from fastapi import Request
 
 from api.problems import ProblemError
 from service.config.settings import Settings
+from service.domain import access
 
 OWNER_HEADER = "Stillhouse-Owner"
 MIN_TOKEN_LENGTH = 32
@@ -30,6 +31,16 @@ class Principal:
     """Name that experiments are submitted under."""
     scopes: frozenset[str]
     """What they may do: `read`, `write`."""
+
+    @property
+    def principal(self) -> access.Principal:
+        """Them, as the rules see them: everything is allowed."""
+        return access.local(self.owner)
+
+    @property
+    def actor(self) -> access.Actor:
+        """Them, as the author of a change."""
+        return access.Actor(self.owner)
 
 
 async def current_user(request: Request) -> Principal:

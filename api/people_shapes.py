@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
+from service.db.errors import BadValue
 from service.domain.access import NAME_PATTERN, USER_PATTERN, Role, Scope, UserKind
 from service.domain.durations import seconds_of
 from service.domain.people import LONGEST_NOTES, MOST_TAGS
@@ -55,17 +56,17 @@ class TokenRequest(_Body):
         default=None, max_length=100, description="When it ends, from now: 12h, 90d or 8w; null = never."
     )
 
-    @field_validator("expires")
-    @classmethod
-    def _is_length_of_time(cls, expires: str | None) -> str | None:
-        if expires is not None:
-            seconds_of(expires)
-        return expires
-
     @property
     def lasts_s(self) -> float | None:
-        """Seconds until it ends; None = never."""
-        return None if self.expires is None else seconds_of(self.expires)
+        """Seconds until it ends; None = never.
+
+        Raises:
+            BadValue: `expires` is not a length of time.
+        """
+        try:
+            return None if self.expires is None else seconds_of(self.expires)
+        except ValueError as error:
+            raise BadValue("expires", str(error)) from None
 
 
 class NewProject(_Body):

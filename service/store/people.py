@@ -234,7 +234,7 @@ class People(StorePart):
                     f"user {user} has a token {name!r} already; choose another name, or revoke that one"
                 )
             shown = secret[:_SHOWN_CHARACTERS]
-            row = {
+            row: dict[str, Any] = {
                 "user": user,
                 "name": name,
                 "scope": scope,
