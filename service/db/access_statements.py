@@ -30,6 +30,11 @@ def user(name: str, *, lock: bool = False) -> Select[Any]:
     return found.with_for_update() if lock else found  # Left out on SQLite.
 
 
+def user_of_subject(subject: str) -> Select[Any]:
+    """Returns the user with an identity at an OpenID provider."""
+    return select(*_USER).where(_u.subject == subject)
+
+
 def set_user(name: str, **values: Any) -> Update:
     """Sets columns of a user."""
     return update(users).where(_u.name == name).values(**values)

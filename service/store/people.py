@@ -21,6 +21,7 @@ from service.db.errors import BadValue, Conflict, NotFound, StoreError
 from service.domain.access import (
     DEFAULT_PROJECT,
     LOCAL_ACTOR,
+    TOKEN_PREFIX,
     Actor,
     Role,
     Scope,
@@ -33,8 +34,6 @@ from service.store.base import StorePart
 
 logger = logging.getLogger(__name__)
 
-TOKEN_PREFIX: Final = "sth_"
-"""What every token begins with, so that scanners of code find one that was published."""
 NOTE_USES_EVERY_S: Final = 60.0
 """Time between two writes of when tokens were last used."""
 _TOKEN_BYTES = 32
@@ -113,6 +112,10 @@ class People(StorePart):
         new = User(name, kind, email, administrator, None, now, subject)
 
         def body(connection: Connection) -> User:
+            if subject is not None:
+                other = connection.execute(access_statements.user_of_subject(subject)).mappings().first()
+                if other is not None:
+                    raise Conflict(f"the identity {subject} belongs to user {other['name']}")
             keep = statements.insert_or_keep(connection, schema.users, ("name",))
             if not connection.execute(keep.values(asdict(new))).rowcount:
                 raise Conflict(f"user {name} exists already; choose another name")

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 
 from service.config.document import SpecError
 from service.db import schema
-from service.domain.access import Actor, Role, Scope, UserKind
+from service.domain.access import TOKEN_PREFIX, Actor, Role, Scope, UserKind
 from service.domain.people import AuditRow
 from service.store import BadValue, Conflict, NotFound, Store
-from service.store.people import NOTE_USES_EVERY_S, TOKEN_PREFIX, secret_sha256
+from service.store.people import NOTE_USES_EVERY_S, secret_sha256
 from tests.conformance.building import Submit, plans_of
 
 ROOT = Actor("root", 7, "192.0.2.1")
@@ -34,6 +34,12 @@ def test_a_user_joins_the_default_project(store: Store) -> None:
     assert (row.actor, row.token_id, row.address) == ("root", 7, "192.0.2.1")
     assert (row.action, row.object_kind, row.object_id, row.before) == ("user.add", "user", "ada", None)
     assert row.after is not None and row.after["email"] == "ada@example.org"
+
+
+def test_an_identity_is_one_users(store: Store) -> None:
+    store.add_user("ada", subject="https://id.example|1")
+    with pytest.raises(Conflict, match="belongs to user ada"):
+        store.add_user("bob", subject="https://id.example|1")
 
 
 def test_only_what_changes_of_a_user_is_noted(store: Store) -> None:
