@@ -13,7 +13,6 @@ from service.cli.connection import connected
 from service.cli.output import Json, console, note, print_json, say
 from service.domain.access import Role, Scope
 from service.domain.durations import seconds_of
-from service.domain.formats import clock
 
 if TYPE_CHECKING:
     from service.domain.people import AuditRow, Project, ProjectDetail, Token, User
@@ -99,6 +98,7 @@ def _set_disabled(name: str, disabled: bool, as_json: bool) -> None:
 
 def _print_users(users: Sequence[User]) -> None:
     from service.cli.rendering import grid_table, print_fitting
+    from service.domain.formats import clock
 
     table = grid_table("name", "kind", "role", "e-mail", "added", "state")
     lines = []
@@ -183,6 +183,7 @@ def revoke_token(
 
 def _print_tokens(tokens: Sequence[Token]) -> None:
     from service.cli.rendering import grid_table, print_fitting
+    from service.domain.formats import clock
 
     table = grid_table(
         "id", "user", "name", "scope", "project", "begins", "state", "last used", right=("id",)
@@ -386,6 +387,7 @@ def audit(
 
 def _audit_line(row: AuditRow) -> str:
     from service.cli.output import json_text
+    from service.domain.formats import clock
 
     source = ", ".join(
         filter(None, (f"token {row.token_id}" if row.token_id is not None else "", row.address or ""))

@@ -11,7 +11,7 @@ from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
 from service.spec.models import experiment_folder
 from service.spec.reuse import Reuse
-from service.store import BadValue, Conflict, NotFound, Store
+from service.store import BadValue, Conflict, NotFound, Store, removal
 from tests.conformance.building import Submit, count, plans_of, remove_deleted
 
 ADA = Actor("ada")
@@ -72,8 +72,11 @@ def test_what_is_restored_is_not_removed(store: Store, ended: tuple[Experiment, 
     assert count(store, "runs") == 1
 
 
-def test_what_is_being_removed_is_not_restored(store: Store, ended: tuple[Experiment, Run]) -> None:
+def test_what_is_being_removed_is_not_restored(
+    store: Store, ended: tuple[Experiment, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     experiment, _ = ended
+    monkeypatch.setattr(removal, "STATEMENTS_AT_A_TIME", 1)
     store.delete(experiment.id, at_once=True)
     next(store.removing(experiment.id))
     with pytest.raises(Conflict, match="being removed"):
