@@ -73,17 +73,20 @@ class ExperimentSpec(SpecFields):
         """
         document: dict[str, Any] = {}
         for dotted, value in values.items():
-            name, _, field = dotted.partition(".")
-            if field:
-                document.setdefault(name, getattr(self, name).model_dump(mode="json"))[field] = value
-            else:
+            name, *fields = dotted.split(".")
+            if not fields:
                 document[name] = value
+                continue
+            section = document.setdefault(name, getattr(self, name).model_dump(mode="json"))
+            for within in fields[:-1]:
+                section = section[within]
+            section[fields[-1]] = value
         kept = {name: getattr(self, name) for name in ExperimentSpec.model_fields if name not in document}
         with naming_problems(document, prefix):
             changed = _part_of_spec(tuple(document)).model_validate_json(json.dumps(document), strict=True)
-            fields = {name: getattr(changed, name) for name in document}
+            found = {name: getattr(changed, name) for name in document}
             return ExperimentSpec.model_validate(
-                {**kept, **fields, "search": Search(), "seeds": [0]}, strict=True
+                {**kept, **found, "search": Search(), "seeds": [0]}, strict=True
             )
 
     def _with_entry(self, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:

@@ -6,6 +6,7 @@ import bisect
 import functools
 import hashlib
 import json
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -214,13 +215,16 @@ _NOT_AXES = frozenset(
 @functools.cache
 def axis_names() -> tuple[str, ...]:
     """Dotted names of all fields that may be an axis."""
-    names: list[str] = []
-    for name, field in SpecFields.model_fields.items():
-        if name in _NOT_AXES:
+    return tuple(_dotted(SpecFields, without=_NOT_AXES))
+
+
+def _dotted(section: type[Section], without: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yields the fields of a section, and in place of a section those within it."""
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if name in without:
             continue
-        section = field.annotation
-        if isinstance(section, type) and issubclass(section, Section):
-            names += [f"{name}.{inner}" for inner in section.model_fields]
+        if isinstance(inner, type) and issubclass(inner, Section):
+            yield from (f"{name}.{one}" for one in _dotted(inner))
         else:
-            names.append(name)
-    return tuple(names)
+            yield name
