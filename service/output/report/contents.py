@@ -40,7 +40,12 @@ from trainers.predictions import LabelCounts
 
 Answer = TypeVar("Answer")
 
-CURVES = ("loss", *(name for name, score in SCORES.items() if score.drawn))
+CURVES = (
+    "loss",
+    *(name for name, score in SCORES.items() if score.drawn),
+    "flipped_signs_pct",
+    "near_zero_pct",
+)
 """Points that are drawn over steps, where runs have them."""
 POINTS_PER_CURVE = 60
 """Most points of one run's curve: what a plot 400 pixels wide can show."""

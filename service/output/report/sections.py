@@ -19,7 +19,9 @@ from service.domain.formats import (
     title,
     utc,
 )
+from service.domain.metrics import finite
 from service.domain.neighbours import in_words
+from service.domain.records import Run
 from service.output import ledger_words
 from service.output.report.contents import MOST_ROWS, Contents, Unanswered, description_of
 from service.output.report.figures import Figure, figures
@@ -102,6 +104,7 @@ def sections(contents: Contents) -> list[ReportSection]:
         ReportSection("speed-ups", "Speed-up over the baseline", list(_speedup(contents))),
         ReportSection("scores", "Other weightings", list(_scores(contents))),
         ReportSection("curves", "Learning curves", plots("curve-")),
+        ReportSection("bits", "Bits", list(_bits(contents))),
         ReportSection("labels", "Results by label", [*_labels(contents), *plots("confusion")]),
         ReportSection(
             "time",
@@ -238,6 +241,51 @@ def _results(contents: Contents) -> Iterable[Block]:
     )
     if len(answer.rows) > MOST_ROWS:
         yield Paragraph(f"The first {MOST_ROWS} of {len(answer.rows)} configurations; the bundle has all.")
+
+
+_OF_BITS = (
+    "bits_per_weight", "bits_per_weight_with_embeddings", "weight_memory_mib", "example_ms_p50", "score",
+    "test_score",
+)  # fmt: skip
+"""Figures of the section about bits, of a run's summary."""
+_OF_SIGNS = ("flipped_signs_pct", "near_zero_pct")
+"""Points of the same section, of which the last counts."""
+
+
+def _bits(contents: Contents) -> Iterable[Block]:
+    """Yields what models of few bits hold and score; nothing without any."""
+    groups: dict[str, list[Run]] = {}
+    for run in contents.run_table.finished:
+        groups.setdefault(label_of(run.point), []).append(run)
+    summaries = contents.run_table.summaries
+    if not any("bits_per_weight" in summary for summary in summaries.values()):
+        return
+    rows = []
+    for runs in list(groups.values())[:MOST_ROWS]:
+        values: list[tuple[str, list[float]]] = [
+            (
+                name,
+                [
+                    number
+                    for run in runs
+                    if (number := finite(summaries.get(run.id, {}).get(name))) is not None
+                ],
+            )
+            for name in _OF_BITS
+        ]
+        for name in _OF_SIGNS:
+            series = [contents.curves.get(run.id, {}).get(name) for run in runs]
+            values.append((name, [float(points[-1].value) for points in series if points]))
+        shown = [figure(name, sum(found) / len(found)) if found else "-" for name, found in values]
+        rows.append([point_text(runs[0].point) or "all runs", *shown])
+    names = (*_OF_BITS, *_OF_SIGNS)
+    yield Table(
+        ["configuration", *(title(name) for name in names)], rows, frozenset(range(1, 1 + len(names)))
+    )
+    yield Paragraph(
+        "Means over seeds. Stored bits of the encoder's weights and of all, embeddings included; memory as "
+        "measured in the last evaluation; the last share of flipped and of undecided signs."
+    )
 
 
 def _labels(contents: Contents) -> Iterable[Block]:

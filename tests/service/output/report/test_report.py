@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 from benchmarks.simulated import sweep
 from service.analysis.errors import AnalysisError
 from service.analysis.selection import Selection
+from service.domain.formats import title
+from service.domain.records import PointRow
 from service.output.report import Contents, gather, html, markdown
 from service.output.report.contents import TIME_PARTS, Unanswered
 from service.output.report.figures import PALETTE, figures, unit_of
@@ -189,6 +192,25 @@ def test_labels_without_a_matrix_have_their_figures(simulated: Sweep) -> None:
     contents = gather(simulated.store, [simulated.experiment.id], label_counts=lambda run: counts)
     assert [type(block) for block in _blocks(contents, "labels")] == [Paragraph, Table]
     assert "confusion" not in {figure.id for figure in figures(contents)}
+
+
+def test_models_of_few_bits_have_a_section_of_their_own(simulated: Sweep) -> None:
+    contents = simulated.contents()
+    first, *others = contents.run_table.finished
+    same = [run.id for run in others if run.point == first.point]
+    bits = {first.id: {"bits_per_weight": 1.5, "weight_memory_mib": 4.0}, same[0]: {"bits_per_weight": 2.5}}
+    points = [PointRow("flipped_signs_pct", step, 1, 0.0, 10.0 / step) for step in (8, 16)]
+    quantised = replace(
+        contents,
+        run_table=replace(contents.run_table, summaries=bits),
+        curves={first.id: {"flipped_signs_pct": points}},
+    )
+    table = next(block for block in _blocks(quantised, "bits") if isinstance(block, Table))
+    by_heading = dict(zip(table.headings, table.rows[0], strict=True))
+    assert by_heading[title("bits_per_weight")].startswith("2")
+    assert by_heading[title("weight_memory_mib")].startswith("4")
+    assert by_heading[title("flipped_signs_pct")].startswith("0.62")
+    assert "bits" not in {section.id for section in sections(contents)}
 
 
 def _blocks(contents: Contents, id: str) -> list[Block]:
