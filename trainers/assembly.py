@@ -21,6 +21,7 @@ from trainers.evaluation import Evaluator
 from trainers.final_test import FinalTest
 from trainers.loss_scale import loss_scale_for
 from trainers.models import origin
+from trainers.models.binary.course import latent_of
 from trainers.models.origin import Origin
 from trainers.models.student import Student
 from trainers.parallel import replicate
@@ -32,6 +33,7 @@ from trainers.reporting import Clock, Fence, Sink, Stop
 from trainers.run_model import RunModel
 from trainers.run_parts import RunCheckpoints, RunData, RunParts, RunTelemetry, TrainedModel
 from trainers.run_worker import RunWorker
+from trainers.stages import Ended
 from trainers.tasks.base import Prepared, Task, build
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.flops import flop_count_of
@@ -43,6 +45,7 @@ from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.run_figures import RunFigures
 from trainers.telemetry.timeline import Phase
 from trainers.telemetry.tracing import tracer_for
+from trainers.telemetry.usage import Usage
 from trainers.trainer import Trainer
 from trainers.update import Update
 
@@ -56,6 +59,8 @@ def assemble(
     began_s: float,
     instruments: Instruments,
     fence: Fence | None = None,
+    before: Ended | None = None,
+    last: bool = True,
 ) -> Trainer:
     """Returns a trainer at the run's newest checkpoint, or at its beginning.
 
@@ -67,6 +72,8 @@ def assemble(
         began_s: `time.perf_counter()` at the beginning of the worker's part.
         instruments: Instruments started at that moment.
         fence: Fence of the attempt; None = there is only one at a time.
+        before: What the stage before handed on; None = the run has no stages, or this is the first.
+        last: Whether the run ends with this training.
 
     Raises:
         TrainingError: whatever the run asks for that cannot be had.
@@ -84,7 +91,7 @@ def assemble(
     if newest is not None:
         timeline.resume()
     with counted_by(lambda: timeline.within(Phase.preparation)):
-        attempt = _Attempt(heartbeat, clock.submitted_s, checkpoints, newest)
+        attempt = _Attempt(heartbeat, clock.submitted_s, checkpoints, newest, before, last)
         trainer = _build(worker, attempt, stop)
         with timeline.within(Phase.warm_up):
             worker.workers.all_gather(None)  # begin together
@@ -99,12 +106,16 @@ class _Attempt:
     Attributes:
         submitted_s: Unix time at which the run was submitted; None = unknown.
         newest: Checkpoint to resume from; None = the attempt starts the run.
+        before: What the stage before handed on.
+        last: Whether the run ends with this training.
     """
 
     heartbeat: Heartbeat
     submitted_s: float | None
     checkpoints: CheckpointStore
     newest: Path | None
+    before: Ended | None = None
+    last: bool = True
 
 
 def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
@@ -117,6 +128,8 @@ def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
     model_origin = origin.locate(config.model.student, config.workspace)
     run_model.require_fit(config, model_origin)
     prepared = task.prepare(config, distillation.tokenizer_origin(config, model_origin), worker.log)
+    if not attempt.last:
+        prepared = replace(prepared, test_units=None)
     _require_room(config, prepared)
     model = run_model.build(worker, task, prepared, model_origin)
     sized, forget_micro_size = run_model.choose_micro_batch(worker, prepared, model)
@@ -163,6 +176,7 @@ def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
         )
     else:
         seed_all(config.seed, rank=workers.rank)
+    latent = latent_of(model.student)
     update = Update(
         model.distilled.module,
         model.built.optimizer,
@@ -170,6 +184,7 @@ def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
         worker.arithmetic.half,
         config.optimizer.max_grad_norm,
         replica.counted(),
+        latent,
     )
     trainer = Trainer(
         RunParts(
@@ -179,7 +194,9 @@ def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
             total_steps=total_steps,
             progress=progress,
             data=data,
-            model=TrainedModel(model.state, model.distilled.objective, replica, update, model.parameters),
+            model=TrainedModel(
+                model.state, model.distilled.objective, replica, update, latent, model.parameters
+            ),
             telemetry=_telemetry(worker, sized, prepared, model, noise, range(progress.step, total_steps)),
             checkpoints=RunCheckpoints(
                 attempt.checkpoints, attempt.newest, _only_here(config, model.student, prepared)
@@ -267,6 +284,10 @@ def _restore(
     if taken is not None:
         progress = snapshot.restore(taken, state, data.identity)
         worker.timeline.carry_over(taken.state["spent_s"])
+    elif attempt.before is not None:
+        progress = replace(progress, **attempt.before.counters)
+        progress.usage = Usage.from_state(dict(attempt.before.usage))
+        worker.timeline.carry_over(attempt.before.spent_s)
     _restore_best(attempt.checkpoints, progress, data.task.info.headline, worker.workers)
     before = attempt.heartbeat.look_back(
         kept_until_s=taken.state["taken_s"] if taken else None, submitted_s=attempt.submitted_s

@@ -27,6 +27,7 @@ from trainers.tasks import TASKS
 from trainers.telemetry.instruments import Instruments
 
 if TYPE_CHECKING:
+    from trainers.stages import Ended
     from trainers.trainer import Trainer
 
 _MESSAGE_LIMIT = 1000
@@ -57,6 +58,33 @@ def train(
         TrainingError: everything foreseen, with its failure class.
     """
     clock = clock or Clock()
+    if config.stages is not None:
+        from trainers import stages
+
+        return stages.train(config, sink, stop, clock=clock, fence=fence, train_one=_train_one)
+    return _train_one(config, sink, stop, clock=clock, fence=fence)[0]
+
+
+def _train_one(
+    config: RunConfig,
+    sink: Sink,
+    stop: Stop,
+    *,
+    clock: Clock,
+    fence: Fence | None,
+    before: Ended | None = None,
+    last: bool = True,
+) -> tuple[TrainingOutcome, Trainer]:
+    """Trains a run without stages, or one stage of a run.
+
+    Args:
+        config, sink, stop, clock, fence: see `train`.
+        before: What the stage before handed on; None = it is the first.
+        last: Whether the run ends with it: stages before do not look at the test part.
+
+    Returns:
+        How it ended, and the trainer.
+    """
     began_s = time.perf_counter()
     with Instruments(config, began_s) as instruments, ExitStack() as stack:
         make_ready(config.rates.device)
@@ -75,8 +103,10 @@ def train(
                 began_s=began_s,
                 instruments=instruments,
                 fence=fence,
+                before=before,
+                last=last,
             )
-            return trainer.train()
+            return trainer.train(), trainer
         except TrainingError:
             raise
         except Exception as error:

@@ -15,6 +15,8 @@ from trainers.tasks.base import Prepared, Task
 
 _COMPARED_TOKENS = 512
 """Tokens of the first batch that an encoder's parity is measured on, or two examples: float64 is slow."""
+_CALIBRATED = 16
+"""Examples that learned scales begin from."""
 
 
 def install(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -> EncoderParity | None:
@@ -32,6 +34,8 @@ def install(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -
     config = worker.config
     compared = _parity(worker, task, prepared, model)
     worker.encoder.install(model.model)
+    if worker.encoder.quantises:
+        _calibrate(worker, prepared, model)
     if not config.trains:
         # Before the model reaches the device, which never holds weights in another format.
         worker.arithmetic.prepare(model)
@@ -47,6 +51,30 @@ def install(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -
     if config.trains:
         worker.arithmetic.prepare(model)
     return compared
+
+
+def _calibrate(worker: RunWorker, prepared: Prepared, model: Student) -> None:
+    """Sets the learned scales that have no value yet from the run's first examples.
+
+    On the CPU, before the model has a number format of its own; all workers find the same.
+
+    Args:
+        worker: this worker.
+        prepared: Prepared data of the task.
+        model: With installed layers.
+    """
+    from trainers.models.binary import install as binary
+
+    if not binary.awaits_data(model):
+        return
+    config = worker.config
+    rows = epoch_order(prepared.train.lengths, config.seed, 0, config.batch.global_size)
+    batch = collate(prepared.train, rows[: min(_CALIBRATED, len(rows))], prepared.pad_id, worker.multiple)
+    transform = worker.laid_out(prepared.transform, prepared, len(batch.rows))
+    if transform is not None:
+        batch = transform(batch, seed=config.seed, epoch=0)
+    with preparing(), binary.calibrating(model):
+        model(batch)
 
 
 def _parity(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -> EncoderParity | None:

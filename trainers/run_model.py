@@ -84,6 +84,7 @@ def build(worker: RunWorker, task: Task, prepared: Prepared, model_origin: Origi
         pad_id=prepared.pad_id,
         layers=config.model.layers,
         attention_dropout=config.model.attention_dropout,
+        binary=config.model.binary if worker.encoder.quantises else None,
     )
     compared = run_encoder.install(worker, task, prepared, model)
     parameters = model.parameter_count

@@ -14,6 +14,7 @@ from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
 from trainers.evaluation import Evaluator
 from trainers.final_test import FinalTest
+from trainers.latent import Latent
 from trainers.objective import Objective
 from trainers.parallel.replica import Replica
 from trainers.parallel.workers import Workers
@@ -57,6 +58,7 @@ class TrainedModel:
         objective: Loss being minimised.
         replica: Computes gradients with this worker's part of the model.
         update: Applies gradients through the optimizer.
+        latent: Follows weights that the model computes with in another form.
         parameters: Number of trained parameters of the whole student.
     """
 
@@ -64,6 +66,7 @@ class TrainedModel:
     objective: Objective
     replica: Replica
     update: Update
+    latent: Latent
     parameters: int
 
 

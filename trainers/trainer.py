@@ -21,6 +21,7 @@ from trainers.device_kinds import kind_of
 from trainers.errors import NotFiniteError
 from trainers.figures import on_test
 from trainers.final_test import FinalTest
+from trainers.latent import counts_signs
 from trainers.optimizers.schedule import learning_rate
 from trainers.process import seed_all
 from trainers.reporting import Point, Sink, Stop, StopReason, TrainingOutcome
@@ -197,6 +198,9 @@ class Trainer:
             update.restart()
             noise.source.forget()
         objective.begin_step(step, self.total_steps)
+        self.model.latent.begin_step(
+            step, self.total_steps, counts=counts_signs(step, config.log_every_steps)
+        )
         noise.source.begin_step(step)
         replica.begin_step(step, scale.value)
         loss_sum = replica.gradients(batch, objective.loss, update.next_scale)
@@ -492,6 +496,7 @@ class Trainer:
             ("epoch", step / self.data.batches.steps_per_epoch),
             *own.items(),
             *self.model.objective.parts().items(),
+            *self.model.latent.points().items(),
         )
         self.sink.points([Point(name, step, value, at_s) for name, value in values])
         self._say("training")
@@ -571,6 +576,7 @@ class Trainer:
         summary = self.telemetry.figures.summary(progress, self.timeline.spent_s(), self.model.parameters)
         rate = summary.get("samples_per_s")
         summary |= self.telemetry.noise.figures(rate if isinstance(rate, float) else None)
+        summary |= self.model.latent.figures()
         summary["validation_examples"] = self.data.evaluator.units
         if self.data.final_test is not None and self.tested is not None:
             summary |= {**self.tested, "test_examples": self.data.final_test.examples}

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainers.latent import Latent
 from trainers.loss_scale import DeviceLossScale, DynamicLossScale, LossScale
-from trainers.optimizers.build import restart
+from trainers.optimizers.build import RATE_FACTOR, restart
 
 UNDERFLOW_EVERY_STEPS = 32
 """Counting reads all gradients and launches three kernels for each, as much as the step itself."""
@@ -35,6 +36,7 @@ class Update:
         half: the half precision that gradients pass through; None = none.
         max_grad_norm: gradients are clipped to this global L2 norm; 0 = no clipping.
         counted: parameters that count in this worker's part of the norm; None = all.
+        latent: Latent weights among them; None = none.
     """
 
     def __init__(
@@ -45,9 +47,11 @@ class Update:
         half: torch.dtype | None,
         max_grad_norm: float,
         counted: Sequence[nn.Parameter] | None = None,
+        latent: Latent | None = None,
     ) -> None:
         self.optimizer, self.scale = optimizer, scale
         self._half, self._limit = half, max_grad_norm
+        self._latent = latent or Latent()
         self._scale_there: DeviceLossScale | None = None
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._counted = self._parameters if counted is None else counted
@@ -102,8 +106,7 @@ class Update:
         Returns:
             What clipping divided the gradients by, at least 1.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        self._begin_apply(rate)
         clip = max(1.0, norm / self._limit) if self._limit > 0.0 else 1.0
         divisor = self.scale.value * clip
         if divisor == 1.0:
@@ -116,6 +119,7 @@ class Update:
         else:
             torch._foreach_div_([p.grad for p in self._parameters if p.grad is not None], divisor)
             self.optimizer.step()
+        self._latent.after_update()
         return clip
 
     def apply_if_finite(self, loss_sum: torch.Tensor, squares: torch.Tensor, rate: float) -> None:
@@ -129,8 +133,7 @@ class Update:
             squares: What `squares` returned.
             rate: learning rate.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        self._begin_apply(rate)
         optimizer: Any = self.optimizer
         scale = self.next_scale
         divisor = torch.full_like(squares, scale) if isinstance(scale, float) else scale
@@ -143,8 +146,14 @@ class Update:
         optimizer.found_inf = (~finite).float()
         optimizer.step()
         optimizer.grad_scale = optimizer.found_inf = None
+        self._latent.after_update()
         if self._scale_there is not None:
             self._scale_there.step(loss_finite, finite)
+
+    def _begin_apply(self, rate: float) -> None:
+        self._latent.before_update()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group.get(RATE_FACTOR, 1.0)
 
     def clear(self) -> None:
         """Forgets the gradients."""

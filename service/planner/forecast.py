@@ -382,7 +382,7 @@ def _steps(spec: ExperimentSpec, past: Sequence[Past]) -> int | None:
             examples = round(min(told))
         elif spec.task.path is None:
             examples = spec.task.info.hub_examples
-    return None if examples is None else spec.length.total_steps(examples, spec.batch.global_size)
+    return None if examples is None else spec.steps_of(examples)
 
 
 LIMITS = (

@@ -62,7 +62,8 @@ def _problems(
             or any(type(fields.get(name)) is not int for name in family.sizes)
         ):
             continue
-        for misfit in misfits(spec, model, family, fields):
+        found = (misfits(stage, model, family, fields) for stage in spec.each_stage())
+        for misfit in itertools.chain.from_iterable(found):
             yield Problem("invalid-value", misfit.field, misfit.reason)
 
 

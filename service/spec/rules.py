@@ -119,7 +119,11 @@ def _device_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Itera
     fix = f"but {hardware.name} compiles for one shape of batches"
     encoder = ENCODERS[spec.model.encoder]
     if encoder.packs and "model.encoder" not in axes:
-        padded = ", ".join(name for name, info in ENCODERS.items() if not info.packs)
+        padded = ", ".join(
+            name
+            for name, info in ENCODERS.items()
+            if not info.packs and (info.devices is None or hardware.device in info.devices)
+        )
         yield Problem(
             "invalid-value",
             "model.encoder",
@@ -169,6 +173,8 @@ def _distillation_problems(
 ) -> Iterator[Problem]:
     """Settings without a teacher have no effect, unless an axis compares with and without one."""
     if spec.model.teacher is None:
+        if spec.stages is not None:
+            return
         if spec.distillation != Distillation() and "model.teacher" not in (*spec.search.axes, *point):
             yield Problem(
                 "invalid-value",
@@ -182,6 +188,14 @@ def _distillation_problems(
             require_layer_map(spec.distillation.layer_map, layers)
         except ValueError as error:
             yield Problem("invalid-value", "distillation.layer_map", f"{prefix}{error}")
+    factors = spec.distillation.layer_weights
+    if factors is not None and layers is not None:
+        for kind in ("hidden", "relation"):
+            try:
+                factors.of_layers(kind, layers)
+            except ValueError as error:
+                field = f"distillation.layer_weights.{kind}"
+                yield Problem("invalid-value", field, f"{prefix}{error}")
 
 
 def _data_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:

@@ -77,7 +77,7 @@ def test_the_published_schema_offers_what_is_registered():
         ({"precision": "bf16"}, "", "model.encoder signs computes in fp32, not bf16; set precision: fp32"),
         ({"hardware": "T4"}, "model.encoder", "signs runs on cpu, but hardware T4 is cuda; change hardware"),
         ({"model": {"encoder": "signs", "compile": True}}, "model", "does not work with encoder signs"),
-        ({"model": {"encoder": "absent"}}, "model.encoder", "'packed', 'fused' or 'signs'"),
+        ({"model": {"encoder": "absent"}}, "model.encoder", "'fused', 'binary' or 'signs'"),
     ],
 )
 def test_what_it_cannot_run_is_refused(document, field, reason):

@@ -8,6 +8,7 @@ transformers.
 from __future__ import annotations
 
 from trainers.config.batch import Batch, Length
+from trainers.config.binary import Binary
 from trainers.config.measurement import Checkpointing, Evaluation, Telemetry
 from trainers.config.model import LAYERS, Distillation, Model, require_layer_map
 from trainers.config.numerics import Numerics, Precision
@@ -32,6 +33,7 @@ __all__ = [
     "MAX_WORKERS",
     "MICRO_BATCHES_PER_STAGE",
     "Batch",
+    "Binary",
     "Checkpointing",
     "Compression",
     "DevicePricing",

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from trainers.config.binary import Binary
 from trainers.config.section import Identifier, Section
 from trainers.models.encoders import ENCODERS, HUGGINGFACE, EncoderInfo
 from trainers.registry import NameIn, described
@@ -28,6 +29,8 @@ class Model(Section):
     """Frozen source model for distillation: a folder, `hub:<id>` or `run:<id>`; unset = no distillation."""
     encoder: Annotated[str, NameIn(ENCODERS), described(ENCODERS, EncoderInfo.families)] = HUGGINGFACE.name
     """Implementation of the encoder layers."""
+    binary: Binary = Binary()
+    """What an encoder with few bits quantises, and how."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout probability of hidden states and, unless it has its own, attention, dimensionless; 0 = off."""
     attention_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
@@ -43,6 +46,42 @@ class Model(Section):
                 "or another model.encoder"
             )
         return self
+
+
+class LayerWeights(Section):
+    """Factors of the distillation losses inside the model, one for each layer and kind.
+
+    A list has a factor for each of the student's layers, the first first; a single one is for all of them.
+    """
+
+    embedding: float = Field(default=1.0, ge=0.0, le=1e4)
+    """Factor of `embedding_weight`."""
+    hidden: tuple[Annotated[float, Field(ge=0.0, le=1e4)], ...] = Field(default=(1.0,), min_length=1)
+    """Factors of `hidden_weight`, by layer."""
+    relation: tuple[Annotated[float, Field(ge=0.0, le=1e4)], ...] = Field(default=(1.0,), min_length=1)
+    """Factors of `relation_weight`, by layer."""
+    logits: float = Field(default=1.0, ge=0.0, le=1e4)
+    """Factor of the divergence of the logits, besides `soft_weight`, which also sets the task's share."""
+
+    def of_layers(self, kind: Literal["hidden", "relation"], layers: int) -> tuple[float, ...]:
+        """Returns the factor of each layer.
+
+        Args:
+            kind: What is compared.
+            layers: Layers of the student.
+
+        Raises:
+            ValueError: there is another number of factors.
+        """
+        factors: tuple[float, ...] = getattr(self, kind)
+        if len(factors) == 1:
+            return factors * layers
+        if len(factors) != layers:
+            raise ValueError(
+                f"distillation.layer_weights.{kind} has {len(factors)} factors, but the student has {layers} "
+                "layers; give one factor, or one for each layer"
+            )
+        return factors
 
 
 class Distillation(Section):
@@ -63,6 +102,9 @@ class Distillation(Section):
     """Weight of the divergence of the last mapped layer's query, key and value relations; 0 = off."""
     cosine_weight: float = Field(default=0.0, ge=0.0, le=1e4)
     """Weight of 1 - cosine of the last mapped layer's hidden states; 0 = off."""
+    layer_weights: LayerWeights | None = None
+    """A weight for each layer and kind; relations are then those of all layers with a factor. Unset = all
+    layers alike, and relations of the last mapped layer."""
     layer_map: tuple[Annotated[int, Field(ge=0, le=255)], ...] | None = Field(default=None, min_length=1)
     """The teacher's layer for each of the student's, 0-based; unset = evenly spread, the last to the last."""
     schedule: Literal["constant", "linear"] = "constant"
@@ -81,6 +123,11 @@ class Distillation(Section):
             raise ValueError(
                 f"hidden_first_fraction {self.hidden_first_fraction} has no loss to train first; set one of "
                 "hidden_weight, embedding_weight, relation_weight and cosine_weight, or remove it"
+            )
+        factors = self.layer_weights
+        if factors is not None and self.relation_weight and not any(factors.relation):
+            raise ValueError(
+                "layer_weights.relation is 0 for all layers; set relation_weight: 0, or raise a factor"
             )
         return self
 

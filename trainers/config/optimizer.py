@@ -27,6 +27,8 @@ class Optimizer(Section):
     """How the step is executed; auto = the fastest that is available here."""
     learning_rate: float = Field(default=1e-4, gt=0.0, le=10.0)
     """Peak learning rate, dimensionless."""
+    scale_learning_rate: float | None = Field(default=None, gt=0.0, le=10.0)
+    """Peak learning rate of the learned scales and shifts of quantised inputs; unset = `learning_rate`."""
     betas: tuple[float, ...] | None = None
     """Decay rates, as many as the update rule has; unset = its usual ones, such as (0.9, 0.999) for adamw."""
     eps: float = Field(default=1e-8, gt=0.0, le=1.0)

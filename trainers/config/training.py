@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from trainers.config.batch import Batch, Length
 from trainers.config.measurement import Checkpointing, Evaluation, Telemetry
@@ -13,6 +14,7 @@ from trainers.config.numerics import Numerics, Precision
 from trainers.config.optimizer import Optimizer
 from trainers.config.parallel import MICRO_BATCHES_PER_STAGE, Compression, Parallel, Strategy, require_layers
 from trainers.config.section import Section
+from trainers.config.stages import PREVIOUS_STAGE, Stages, merged
 from trainers.config.task import Task
 from trainers.models.encoders import ENCODERS
 from trainers.optimizers import OPTIMIZERS
@@ -45,6 +47,9 @@ class TrainingSections(Section):
     """How often a resumable checkpoint is written."""
     telemetry: Telemetry = Telemetry()
     """What is measured during training."""
+    stages: Stages | None = None
+    """Train in stages, each from the best checkpoint of the one before, which is also its teacher. Each lists
+    what it changes, such as `{model: {binary: {activation_bits: 4}}, length: {epochs: 1}}`; unset = one."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of each worker; unset = the CPUs that the worker reserves."""
     deterministic: bool = False
@@ -63,9 +68,77 @@ class TrainingSections(Section):
 
     @model_validator(mode="after")
     def _encoder_computes(self) -> TrainingSections:
-        if self.precision in tuple(Precision):  # A spec's may be `auto`.
-            ENCODERS[self.model.encoder].require_precision(self.precision)
+        encoder = ENCODERS[self.model.encoder]
+        if self._is_resolved:
+            encoder.require_precision(self.precision)
+        encoder.require_evaluation(self.numerics.evaluation)
+        if self.parallel.strategy is Strategy.pipeline and not encoder.pipelines:
+            raise ValueError(
+                f"model.encoder {encoder.name} cannot be divided into pipeline stages; set "
+                "parallel.strategy: single or ddp, or another model.encoder"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _chain(self) -> TrainingSections:
+        for number in range(1, len(self.stages or ()) + 1):
+            self.stage_sections(number)
+        return self
+
+    def each_stage(self) -> list[TrainingSections]:
+        """Returns the sections of each stage; of a run without stages itself."""
+        if self.stages is None:
+            return [self]
+        return [
+            TrainingSections.model_validate(self._judged(self.stage_sections(number)))
+            for number in range(1, len(self.stages) + 1)
+        ]
+
+    def _judged(self, sections: dict[str, Any]) -> dict[str, Any]:
+        return {**sections, "precision": sections["precision"] if self._is_resolved else Precision.fp32}
+
+    def stage_sections(self, number: int) -> dict[str, Any]:
+        """Returns the sections of a stage as plain values, without `stages`.
+
+        Args:
+            number: Of the stage, from 1.
+
+        Raises:
+            ValueError: they do not fit together.
+        """
+        assert self.stages is not None
+        own = {name: getattr(self, name) for name in TrainingSections.model_fields if name != "stages"}
+        plain = {
+            name: value.model_dump() if isinstance(value, Section) else value for name, value in own.items()
+        }
+        found = merged(plain, self.stages[number - 1], number)
+        if number > 1:
+            found["model"] = {**found["model"], "teacher": PREVIOUS_STAGE}
+        try:
+            trains = TrainingSections.model_validate(self._judged(found)).trains
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            reason = str(first["msg"]).removeprefix("Value error, ")
+            raise ValueError(f"stage {number}: {where + ': ' if where else ''}{reason}") from None
+        if not trains:
+            raise ValueError(
+                f"stage {number} has length.steps 0 and trains nothing; raise it, or remove the stage"
+            )
+        return found
+
+    @property
+    def _is_resolved(self) -> bool:
+        return self.precision in tuple(Precision)  # A spec's may be `auto`.
+
+    def steps_of(self, examples: int) -> int:
+        """Returns the optimizer updates of a run, all stages included.
+
+        Args:
+            examples: Training examples.
+        """
+        lengths = [stage.length for stage in self.each_stage()]
+        return sum(length.total_steps(examples, self.batch.global_size) for length in lengths)
 
     @property
     def trains(self) -> bool:

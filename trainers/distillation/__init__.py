@@ -23,6 +23,7 @@ from trainers.distillation.objective import DistillationObjective
 from trainers.distillation.projected_student import ProjectedStudent
 from trainers.distillation.teacher import Teacher
 from trainers.errors import BadSpecError
+from trainers.models.encoders import ENCODERS
 from trainers.models.origin import Folder, Origin
 from trainers.models.student import Student
 from trainers.objective import Objective
@@ -113,7 +114,8 @@ def set_up(
         report=report,
     )
     shape = student.shape
-    if found.layers <= shape.layers and found.width <= shape.hidden:
+    as_large = found.layers <= shape.layers and found.width <= shape.hidden
+    if as_large and not ENCODERS[config.model.encoder].quantises:
         warn(
             f"model.teacher {found.folder} is no larger than its student ({found.layers} layers of width "
             f"{found.width}, and {shape.layers} of {shape.hidden}); is this the intended "
@@ -121,12 +123,16 @@ def set_up(
         )
     layer_map = _layer_map(wanted.layer_map, shape.layers, found.layers)
     heads = plan.relation_heads((shape.hidden, found.width), (shape.attention_heads, found.attention_heads))
+    try:
+        shares = plan.layer_shares(wanted, shape.layers)
+    except ValueError as error:
+        raise BadSpecError(str(error)) from None
     # Before the teacher is loaded, which draws random numbers and which a cache may spare.
     levels = [0] if wanted.embedding_weight else []
     levels += range(1, shape.layers + 1) if wanted.hidden_weight else []
     levels += [shape.layers] if wanted.cosine_weight else []
     projected = ProjectedStudent(
-        student, found.width, levels=levels, relations=bool(wanted.relation_weight)
+        student, found.width, levels=levels, relations=shares.related if wanted.relation_weight else ()
     ).to(device)
     arithmetic.prepare(projected.projections)
 
@@ -144,7 +150,8 @@ def set_up(
         transform = cached_logits(root, found, read, device, multiple, report)
     loaded = None
     if computes_loss and (inside or not kept):
-        loaded = found.load(relations_of=layer_map[-1] if wanted.relation_weight else None)
+        related = [layer_map[layer] for layer in shares.related] if wanted.relation_weight else ()
+        loaded = found.load(relations_of=related)
     objective = DistillationObjective(
         task,
         wanted,
@@ -153,6 +160,7 @@ def set_up(
         loaded,
         batches_bring_logits=kept,
         layer_map=layer_map,
+        layer_shares=shares,
         relation_heads=heads,
     )
     facts: dict[str, object] = {

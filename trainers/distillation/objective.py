@@ -30,6 +30,7 @@ class DistillationObjective(Objective):
         teacher: asked about each batch; None = batches bring its logits, or this worker computes no loss.
         batches_bring_logits: no need to ask for logits alone.
         layer_map: teacher's layer for each of the student's, 0-based.
+        layer_shares: What each layer counts.
         relation_heads: slices that relations are taken of.
     """
 
@@ -43,13 +44,17 @@ class DistillationObjective(Objective):
         *,
         batches_bring_logits: bool,
         layer_map: Sequence[int],
+        layer_shares: plan.LayerShares,
         relation_heads: int,
     ) -> None:
         super().__init__(task)
         self._config, self._head, self._projected, self._teacher = config, head, projected, teacher
         self._batches_bring_logits = batches_bring_logits
         self._map, self._relation_heads = tuple(layer_map), relation_heads
-        self._names = ("task_loss", *(f"{name}_loss" for name in _used(config)))
+        self._shares = layer_shares
+        by_layer = layer_shares.by_layer and bool(config.hidden_weight)
+        self._of_layers = [f"hidden_loss_layer_{i}" for i in range(len(self._map))] if by_layer else []
+        self._names = ("task_loss", *(f"{name}_loss" for name in _used(config)), *self._of_layers)
         self._sums: dict[str, torch.Tensor] = {}
         self._examples = 0
         self._parts: dict[str, float] = {}
@@ -108,7 +113,7 @@ class DistillationObjective(Objective):
 
     def _has(self, name: str) -> bool:
         """Returns whether a part of the loss has a weight in this step."""
-        return bool(getattr(self._weights, name.removesuffix("_loss")))
+        return bool(getattr(self._weights, name.partition("_loss")[0]))
 
     def _from_teacher(self, student: Output, batch: Batch) -> dict[str, torch.Tensor]:
         weights, mask = self._weights, batch.attention_mask
@@ -120,7 +125,7 @@ class DistillationObjective(Objective):
         if weights.soft:
             logits = batch.teacher_logits if said is None else said.logits
             assert logits is not None
-            parts["soft"] = self._soft(student.logits, logits, batch)
+            parts["soft"] = self._soft(student.logits, logits, batch) * self._shares.logits
         if said is None:
             return parts
         if weights.hidden:
@@ -128,16 +133,30 @@ class DistillationObjective(Objective):
                 losses.squared_distance(student.hidden[i + 1], said.hidden[mapped + 1], mask)
                 for i, mapped in enumerate(self._map)
             ]
-            parts["hidden"] = torch.stack(each).mean()
+            self._count_layers(each, batch)
+            shares = zip(each, self._shares.hidden, strict=True)
+            parts["hidden"] = torch.stack([distance * share for distance, share in shares]).mean()
         if weights.embedding:
-            parts["embedding"] = losses.squared_distance(student.hidden[0], said.hidden[0], mask)
+            distance = losses.squared_distance(student.hidden[0], said.hidden[0], mask)
+            parts["embedding"] = distance * self._shares.embedding
         if weights.relation:
             pairs = zip(student.relations, said.relations, strict=True)
             each = [losses.relations(ours, theirs, self._relation_heads, mask) for ours, theirs in pairs]
-            parts["relation"] = torch.stack(each).sum()
+            related = self._shares.related
+            factors = [
+                self._shares.relation[layer] for layer in related for _ in range(3)
+            ]  # query, key, value
+            weighted = [one * factor for one, factor in zip(each, factors, strict=True)]
+            parts["relation"] = torch.stack(weighted).sum() / len(related)
         if weights.cosine:
             parts["cosine"] = losses.cosine_distance(student.hidden[-1], said.hidden[self._map[-1] + 1], mask)
         return parts
+
+    def _count_layers(self, distances: Sequence[torch.Tensor], batch: Batch) -> None:
+        """Adds each layer's distance to what is reported."""
+        counted = 1.0 if batch.examples else 0.0
+        for name, distance in zip(self._of_layers, distances, strict=False):
+            self._sums[name] = self._sums.get(name, 0.0) + distance.detach() * counted
 
     def _soft(self, student: torch.Tensor, teacher: torch.Tensor, batch: Batch) -> torch.Tensor:
         temperature = self._config.temperature

@@ -79,6 +79,51 @@ def spread(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
     return tuple(math.ceil((i + 1) * teacher_layers / student_layers) - 1 for i in range(student_layers))
 
 
+@dataclass(frozen=True, slots=True)
+class LayerShares:
+    """What each of the student's layers counts in the losses inside the model.
+
+    Attributes:
+        hidden: Factor of each layer's hidden states.
+        relation: Factor of each layer's relations; 0 = not compared.
+        embedding, logits: Factors of the embeddings' output and of the logits.
+        by_layer: Whether the distance of each layer's hidden states is reported.
+    """
+
+    hidden: tuple[float, ...]
+    relation: tuple[float, ...]
+    embedding: float = 1.0
+    logits: float = 1.0
+    by_layer: bool = False
+
+    @property
+    def related(self) -> tuple[int, ...]:
+        """Layers whose relations are compared, 0-based."""
+        return tuple(layer for layer, factor in enumerate(self.relation) if factor)
+
+
+def layer_shares(config: Distillation, layers: int) -> LayerShares:
+    """Returns the factors of a student's layers: without `layer_weights`, relations of the last one alone.
+
+    Args:
+        config: Distillation of the run.
+        layers: Layers of the student.
+
+    Raises:
+        ValueError: there are factors of another number of layers.
+    """
+    wanted = config.layer_weights
+    if wanted is None:
+        return LayerShares((1.0,) * layers, (0.0,) * (layers - 1) + (1.0,))
+    return LayerShares(
+        wanted.of_layers("hidden", layers),
+        wanted.of_layers("relation", layers),
+        wanted.embedding,
+        wanted.logits,
+        by_layer=True,
+    )
+
+
 def relation_heads(widths: Sequence[int], attention_heads: Sequence[int]) -> int:
     """How many slices relations are taken of: as many as the finer model has heads, or the next fewer.
 

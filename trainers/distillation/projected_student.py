@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -21,25 +21,25 @@ class ProjectedStudent(nn.Module):
         levels: hidden states that are compared: 0 = the embeddings' output, i = layer i's. Where
             widths differ each has a linear map of its own (FitNets, arXiv 1412.6550; TinyBERT, arXiv
             1909.10351, equation 8), which is trained with the student and thrown away with the run.
-        relations: keep queries, keys and values of the last layer.
+        relations: Layers whose queries, keys and values are kept, 0-based.
 
     Attributes:
         with_hidden: whether the next forward passes give more than logits.
     """
 
     def __init__(
-        self, student: Student, teacher_width: int, *, levels: Iterable[int], relations: bool
+        self, student: Student, teacher_width: int, *, levels: Iterable[int], relations: Sequence[int]
     ) -> None:
         super().__init__()
         self.student = student
         self.with_hidden = True
-        width, depth = student.shape.hidden, student.shape.layers
+        width = student.shape.hidden
         self.projections = nn.ModuleDict(
             {str(level): nn.Linear(width, teacher_width, bias=False) for level in sorted(set(levels))}
             if width != teacher_width
             else {}
         )
-        self._tap = RelationTap(student, depth - 1) if relations else None
+        self._tap = RelationTap(student, relations) if relations else None
 
     def forward(self, batch: Batch) -> Output:
         """Logits, and with `with_hidden` projected hidden states and relations."""

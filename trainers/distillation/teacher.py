@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -21,6 +21,7 @@ from trainers.distillation import plan
 from trainers.distillation.taps import RelationTap
 from trainers.errors import BadSpecError, NotFiniteError
 from trainers.models import origin, student
+from trainers.models.families import QUANTISED
 from trainers.models.fit import teacher_misfits
 from trainers.models.heads import HEADS, ClassHead, Head, SpanHead, TokenHead
 from trainers.models.origin import WEIGHTS, Folder
@@ -141,14 +142,16 @@ class Teacher:
             raise BadSpecError(f"{_FIELD}: {misfit.reason}")
         if with_head:
             _same_task(folder, fields, data.head, task.spellings, report)
-        self.format = format_on(device, config.distillation.teacher_precision, config.precision)
+        # Half precision would round the weights whose signs are taken.
+        wanted = Precision.fp32 if QUANTISED in fields else config.distillation.teacher_precision
+        self.format = format_on(device, wanted, config.precision)
         self.sha256 = origin.digest(folder, config.workspace)
 
-    def load(self, *, relations_of: int | None = None) -> LoadedTeacher:
-        """Reads the weights and convert them, once.
+    def load(self, *, relations_of: Sequence[int] = ()) -> LoadedTeacher:
+        """Reads the weights and converts them, once.
 
         Args:
-            relations_of: layer whose queries, keys and values are kept; None = of no layer.
+            relations_of: Layers whose queries, keys and values are kept, in this order.
 
         Raises:
             BadSpecError: the weights do not fit their own configuration, or the head is not there.
@@ -169,7 +172,7 @@ class Teacher:
         if self.format.rounded:
             Rounded(torch.bfloat16).prepare(model)
         model.requires_grad_(False).to(self._device, self.format.dtype).eval()
-        tap = None if relations_of is None else RelationTap(model, relations_of)
+        tap = RelationTap(model, relations_of) if relations_of else None
         return LoadedTeacher(model, tap, self._device, with_head=self._with_head)
 
 
@@ -178,7 +181,7 @@ class LoadedTeacher:
 
     Args:
         model: Model in evaluation mode, on its device, in its number format.
-        tap: Tap of the layer whose relations are wanted; None = none wanted.
+        tap: Tap of the layers whose relations are wanted; None = none wanted.
         device: Device of the model.
         with_head: whether it is asked for logits.
 

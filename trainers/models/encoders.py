@@ -32,6 +32,10 @@ class EncoderInfo:
         host_dropout: draws dropout as its device kind does, see `DeviceKind.host_dropout`.
         attention: Kinds of attention in families that it runs; None = all.
         blocks: Layouts of encoder layers that it runs, see `FamilyInfo.block`; None = all.
+        pipelines: Its layers can be divided among pipeline stages.
+        quantises: Its layers compute with quantised copies of their weights, as `model.binary` says; it alone
+            runs the folders of such models.
+        evaluations: Values of `numerics.evaluation` that it evaluates in.
     """
 
     name: str
@@ -44,6 +48,9 @@ class EncoderInfo:
     host_dropout: bool = True
     attention: tuple[Attention, ...] | None = None
     blocks: tuple[str, ...] | None = None
+    pipelines: bool = True
+    quantises: bool = False
+    evaluations: tuple[str, ...] = ("same", "fp32", "half", "fp16", "bf16")
 
     def supports(self, family: FamilyInfo) -> bool:
         """Returns whether it runs the models of a family."""
@@ -66,6 +73,18 @@ class EncoderInfo:
             raise ValueError(
                 f"model.encoder {self.name} computes in {', '.join(self.precisions)}, not {precision}; "
                 f"set precision: {self.precisions[0]}, or another model.encoder"
+            )
+
+    def require_evaluation(self, evaluation: str) -> None:
+        """Refuses a format of evaluation that it does not have.
+
+        Raises:
+            ValueError: with the fields to change.
+        """
+        if evaluation not in self.evaluations:
+            raise ValueError(
+                f"model.encoder {self.name} does not evaluate in {evaluation}; set numerics.evaluation to "
+                f"{' or '.join(self.evaluations)}, or use another model.encoder"
             )
 
     def require_device(self, device: str, hardware: str) -> None:
@@ -103,6 +122,12 @@ def _fused(model: PreTrainedModel) -> None:
     fused.install(model)
 
 
+def _binary(model: PreTrainedModel) -> None:
+    from trainers.models.binary import install
+
+    install.install(model)
+
+
 EAGER = EncoderInfo(
     name="eager",
     summary="transformers' plain attention, padded, nothing fused: the baseline of published comparisons",
@@ -131,6 +156,18 @@ FUSED = EncoderInfo(
     attention=(Attention.full,),
     blocks=(BERT_BLOCK,),
 )
+BINARY = EncoderInfo(
+    name="binary",
+    summary="weights, and as an option inputs, of one or a few bits (`model.binary`), from fp32 masters",
+    install=_binary,
+    devices=("cpu", "cuda"),
+    precisions=("fp32", "tf32"),
+    compiles=False,
+    blocks=(BERT_BLOCK,),
+    pipelines=False,
+    quantises=True,
+    evaluations=("same", "packed"),
+)
 
-ENCODERS: dict[str, EncoderInfo] = by_name(EAGER, HUGGINGFACE, PACKED, FUSED)
+ENCODERS: dict[str, EncoderInfo] = by_name(EAGER, HUGGINGFACE, PACKED, FUSED, BINARY)
 """All values of `model.encoder`."""

@@ -17,6 +17,9 @@ from trainers.registry import by_name
 MODEL_TYPE = "model_type"
 """Field of `config.json` that names the family."""
 
+QUANTISED = "binary"
+"""Field of `config.json` that says how a model with few bits is quantised; see `trainers.config.Binary`."""
+
 
 class Attention(StrEnum):
     """How the layers of a family attend."""

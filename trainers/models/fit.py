@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainers.config import Strategy, TrainingSections
+from trainers.models.binary.kinds import TERNARY_BITS, WEIGHTS
 from trainers.models.encoders import ENCODERS
-from trainers.models.families import FamilyInfo
+from trainers.models.families import QUANTISED, FamilyInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,14 @@ def student_misfits(
             f"model.encoder {encoder.name} does not run {family.summary} models such as '{model}'; use "
             f"{others}",
         )
+    if QUANTISED in fields and not encoder.quantises:
+        able = " or ".join(other.name for other in ENCODERS.values() if other.quantises)
+        yield Misfit(
+            "model.encoder",
+            f"'{model}' has quantised layers, which model.encoder {encoder.name} does not run; use {able}",
+        )
+    if run.model.binary.split and encoder.quantises:
+        yield from _unsplittable(model, fields)
     if run.parallel.strategy is Strategy.pipeline and not family.pipelines:
         yield Misfit(
             "parallel.strategy",
@@ -77,6 +86,17 @@ def teacher_misfits(
     if run.distillation.relation_weight and not family.relations:
         yield _without_relations(family, model)
     yield from _positions(run, model, family, fields)
+
+
+def _unsplittable(model: str, fields: Mapping[str, Any]) -> Iterator[Misfit]:
+    """Yields why a model cannot be split into one of twice its width."""
+    weights = WEIGHTS.get(str((fields.get(QUANTISED) or {}).get("weights")))
+    if weights is None or weights.bits != TERNARY_BITS:
+        yield Misfit(
+            "model.binary.split",
+            f"model.binary.split needs a student with ternary weights, which '{model}' does not have; train "
+            "it with model.binary.weights: ternary first, or set split: false",
+        )
 
 
 def _without_relations(family: FamilyInfo, model: str) -> Misfit:

@@ -16,11 +16,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import PreTrainedModel
 
+from trainers.config.binary import Binary
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
 from trainers.models import number_output
 from trainers.models.architectures import Bert, architecture_of, tied_to
-from trainers.models.families import Shape
+from trainers.models.encoders import BINARY
+from trainers.models.families import QUANTISED, Shape
 from trainers.models.heads import ClassHead, Head, NumberHead, TokenHead
 from trainers.models.origin import WEIGHTS, Folder, Origin
 
@@ -184,6 +186,7 @@ def build(
     pad_id: int,
     layers: Sequence[int] | None = None,
     attention_dropout: float | None = None,
+    binary: Binary | None = None,
 ) -> Student:
     """Returns the model with its first weights, drawn from torch's seed where the origin has none.
 
@@ -196,15 +199,31 @@ def build(
         pad_id: token id of padding.
         layers: Layers taken from the folder, in this order; None = all.
         attention_dropout: Dropout of attention; None = that of hidden states.
+        binary: How the encoder will be quantised; None = as the folder's model is.
 
     Raises:
         BadSpecError: the folder's model does not fit tokenizer, length or its own weights.
     """
+    if binary is not None and binary.split:
+        from trainers.models.binary.splitting import split
+
+        half = build(
+            origin,
+            head=head,
+            vocabulary_size=vocabulary_size,
+            dropout=dropout,
+            max_length=max_length,
+            pad_id=pad_id,
+            layers=layers,
+            attention_dropout=attention_dropout,
+        )
+        return split(half, binary)
     fields: dict[str, Any] = origin.config() if isinstance(origin, Folder) else origin.config(vocabulary_size)
     family = origin.family
     architecture = architecture_of(family)
     shape = family.shape(fields)
     first_position = family.first_position(fields)
+    quantised = fields.get(QUANTISED)
     for name in _NOT_KEPT:
         fields.pop(name, None)
     if layers is not None:
@@ -218,6 +237,8 @@ def build(
         model = architecture.build(fields, head)
         if isinstance(head, NumberHead):
             number_output.install(model, architecture, head)
+        if quantised is not None:  # Before its weights, among which are learned scales.
+            BINARY.install(model)
     except Exception as error:  # the library lets a field's value fail where it is used, in any way
         lines = [line.strip() for line in str(error).splitlines()]
         reason = " ".join((type(error).__name__, *lines[:2]))
@@ -236,6 +257,8 @@ def build(
         raise BadSpecError(
             f"task.max_length {max_length} exceeds the model's {shape.positions} positions; lower it"
         )
+    if binary is not None:
+        setattr(model.config, QUANTISED, binary.model_dump(mode="json"))
     if isinstance(origin, Folder):
         fresh = _load(model, architecture, origin.path / WEIGHTS, layers, shape.layers)
         number_output.adopt(model, fresh)

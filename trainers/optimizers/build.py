@@ -14,6 +14,8 @@ from trainers.models.student import parameter_name
 from trainers.optimizers.info import Built
 from trainers.optimizers.masters import stored_format
 
+RATE_FACTOR = "rate_factor"
+"""Entry of a parameter group whose learning rate is the run's times this factor; absent = 1."""
 _PARTS_OF_PARAMETERS = ("master", "remainder")
 """State that completes 16-bit parameters."""
 
@@ -42,19 +44,26 @@ def idle(model: nn.Module) -> Built:
 def build(config: Optimizer, model: nn.Module) -> Built:
     """Builds the optimizer of a run over a model's parameters.
 
-    Weight decay leaves out biases and LayerNorm: every parameter with fewer than two dimensions.
+    Weight decay leaves out biases and LayerNorm: every parameter with fewer than two dimensions. Learned
+    scales, the parameters without dimensions, may have a learning rate of their own.
     """
     # Clipping stays with the loop: it reports the norm, and all workers agree on it first.
     trained = {parameter_name(name): p for name, p in model.named_parameters() if p.requires_grad}
     decayed = {name: p for name, p in trained.items() if p.ndim >= 2}
     rest = {name: p for name, p in trained.items() if p.ndim < 2}
+    scales: dict[str, nn.Parameter] = {}
+    if config.scale_learning_rate is not None:
+        scales = {name: rest.pop(name) for name, p in trained.items() if p.ndim == 0}
     groups: list[dict[str, Any]] = [
         {"params": [*decayed.values()], "weight_decay": config.weight_decay},
         {"params": [*rest.values()], "weight_decay": 0.0},
     ]
+    if scales and config.scale_learning_rate is not None:
+        factor = config.scale_learning_rate / config.learning_rate
+        groups.append({"params": [*scales.values()], "weight_decay": 0.0, RATE_FACTOR: factor})
     return replace(
         config.info.build(groups, config.hyperparameters),
-        names=(*decayed, *rest),
+        names=(*decayed, *rest, *scales),
         masters=None if stored_format(groups) is torch.float32 else config.masters,
         moments=config.moments,
     )

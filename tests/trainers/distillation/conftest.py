@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.trainers.conftest import Recorder
 from trainers.config import Distillation
 from trainers.data.batches import Batch
+from trainers.distillation import plan
 from trainers.distillation.objective import DistillationObjective
 from trainers.distillation.projected_student import ProjectedStudent
 from trainers.distillation.taps import RelationTap
@@ -132,8 +133,10 @@ def an_objective(*, head=None, labels=None, **weights):
     student, big = build(Preset("tiny"), **shape), build(Preset("mini"), **shape)
     config = Distillation(**{"soft_weight": 0.0, **weights})
     levels = range(3) if config.hidden_weight else ()
-    projected = ProjectedStudent(student, 256, levels=levels, relations=bool(config.relation_weight))
-    tap = RelationTap(big, 3) if config.relation_weight else None
+    shares, layer_map = plan.layer_shares(config, 2), (1, 3)
+    related = shares.related if config.relation_weight else ()
+    projected = ProjectedStudent(student, 256, levels=levels, relations=related)
+    tap = RelationTap(big, [layer_map[layer] for layer in related]) if related else None
     loaded = LoadedTeacher(big.eval(), tap, torch.device("cpu"), with_head=True)
     task = (Imdb if isinstance(head, ClassHead) else Zero)(TASKS["imdb"])
     objective = DistillationObjective(
@@ -143,7 +146,8 @@ def an_objective(*, head=None, labels=None, **weights):
         projected,
         loaded,
         batches_bring_logits=False,
-        layer_map=(1, 3),
+        layer_map=layer_map,
+        layer_shares=shares,
         relation_heads=4,
     )
     objective.begin_step(0, 1)

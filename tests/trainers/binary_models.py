@@ -1,0 +1,67 @@
+"""Quantised models in memory, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainers.config import Binary
+from trainers.models.architectures import imported
+from trainers.models.binary.kinds import ACTIVATIONS, DERIVATIVES, WEIGHTS
+from trainers.models.binary.layers import BinaryLinear, quantise
+from trainers.models.heads import ClassHead
+from trainers.models.origin import Origin, Preset
+from trainers.models.student import Student, build
+
+SHAPE: dict[str, Any] = {
+    "head": ClassHead(("negative", "positive")),
+    "vocabulary_size": 60,
+    "dropout": 0.0,
+    "max_length": 16,
+    "pad_id": 0,
+}
+
+
+def derivative(name: str, sharpness: float = 1.0):
+    """The derivative of that name."""
+    made = imported(DERIVATIVES[name].made)()
+    if not isinstance(getattr(type(made), "sharpness", None), float):
+        made.sharpness = sharpness
+    return made
+
+
+def weights(name: str, *, per: str = "row", centred: bool = False, of: str = "identity"):
+    """A quantiser of weights."""
+    return imported(WEIGHTS[name].made)(derivative(of), per, centred)
+
+
+def inputs(name: str, *, bits: int = 1, signed: bool = True, of: str = "clipped"):
+    """A quantiser of inputs."""
+    made = ACTIVATIONS[name].made
+    return None if made is None else imported(made)(derivative(of), bits, signed)
+
+
+def linear(
+    width: int, outputs: int, made_weights: Any, made_inputs: Any, dtype=torch.float64
+) -> BinaryLinear:
+    """A binary layer with drawn latent weights."""
+    layer = nn.Linear(width, outputs, dtype=dtype)
+    nn.init.normal_(layer.weight)
+    nn.init.normal_(layer.bias)
+    quantise(layer, made_weights, made_inputs)
+    assert isinstance(layer, BinaryLinear)
+    if made_inputs is not None and made_inputs.learned:
+        layer.input_scale = nn.Parameter(torch.tensor(0.7, dtype=dtype))
+        layer.input_shift = nn.Parameter(torch.tensor(0.1, dtype=dtype))
+    return layer
+
+
+def student(origin: Origin | None = None, **settings: Any) -> Student:
+    """A student with installed layers."""
+    from trainers.models.binary import install
+
+    made = build(origin or Preset("tiny"), **SHAPE, binary=Binary(**settings))
+    install.install(made.model)
+    return made

@@ -1,0 +1,153 @@
+"""Latent weights through training: sharpness, clipping, and how many signs an update flips."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from trainers.config.binary import Binary
+from trainers.latent import Latent
+from trainers.models.binary.derivatives import Derivative, sharpness_at
+from trainers.models.binary.install import settings_of
+from trainers.models.binary.kinds import WEIGHTS
+from trainers.models.binary.layers import BinaryLinear, has_signs
+from trainers.models.binary.quantisers import Scaled
+from trainers.models.student import Student
+
+NEAR_ZERO = 0.1
+"""A latent weight is near zero when it is smaller than this share of its scale."""
+_EMBEDDING_BITS = {"fp32": 32, "fp16": 16, "sign": 1}
+_FULL_BITS = 32
+
+
+def latent_of(student: Student) -> Latent:
+    """Returns what happens to a student's latent weights; the null form where it is not quantised."""
+    settings = settings_of(student.model)
+    return Latent() if settings is None else BinaryLatent(student, settings)
+
+
+class BinaryLatent(Latent):
+    """The latent weights of a quantised model.
+
+    Args:
+        student: Model with installed layers.
+        settings: How it is quantised.
+    """
+
+    def __init__(self, student: Student, settings: Binary) -> None:
+        self._student, self._settings = student, settings
+        layers = student.architecture.layers(student.model)
+        self._layers = [
+            [part for part in layer.modules() if isinstance(part, BinaryLinear) and has_signs(part)]
+            for layer in layers
+        ]
+        self._derivatives = _derivatives(student.model)
+        self._counts = False
+        self._before: list[list[torch.Tensor]] = []
+        self._counted: torch.Tensor | None = None
+
+    @override
+    def begin_step(self, step: int, total_steps: int, *, counts: bool) -> None:
+        sharpness = self._settings.sharpness
+        now = sharpness_at(getattr(sharpness, "from"), sharpness.to, step, total_steps)  # type: ignore[attr-defined]
+        for derivative in self._derivatives:
+            derivative.sharpness = now
+        self._counts = counts and any(self._layers)
+
+    @override
+    @torch.no_grad()
+    def before_update(self) -> None:
+        if self._counts:
+            self._before = [[_centred(linear) >= 0 for linear in layer] for layer in self._layers]
+
+    @override
+    @torch.no_grad()
+    def after_update(self) -> None:
+        limit = self._settings.clip
+        if limit is not None:
+            for layer in self._layers:
+                for linear in layer:
+                    linear.weight.clamp_(-limit, limit)
+        if self._counts:
+            self._counted = torch.stack(
+                [
+                    torch.stack([_flipped(layer, before), _near_zero(layer)])
+                    for layer, before in zip(self._layers, self._before, strict=True)
+                    if layer
+                ]
+            )
+            self._before, self._counts = [], False
+
+    @override
+    def points(self) -> Mapping[str, float]:
+        if self._counted is None:
+            return {}
+        rows, self._counted = self._counted.tolist(), None
+        sizes = [sum(part.weight.numel() for part in layer) for layer in self._layers]
+        numbers = [number for number, size in enumerate(sizes) if size]
+        found: dict[str, float] = {}
+        for column, name in enumerate(("flipped_signs_pct", "near_zero_pct")):
+            each = [100.0 * row[column] / sizes[number] for number, row in zip(numbers, rows, strict=True)]
+            total = sum(row[column] for row in rows)
+            found[name] = 100.0 * total / sum(sizes)
+            found |= {f"{name}_layer_{number}": share for number, share in zip(numbers, each, strict=True)}
+        return found
+
+    @override
+    def figures(self) -> Mapping[str, float]:
+        within, whole = _bits(self._student, self._settings)
+        return {"bits_per_weight": within, "bits_per_weight_with_embeddings": whole}
+
+
+def _centred(linear: BinaryLinear) -> torch.Tensor:
+    weights, weight = linear.weights, linear.weight
+    return weights.centre(weight) if isinstance(weights, Scaled) else weight
+
+
+def _flipped(layer: Sequence[BinaryLinear], before: Sequence[torch.Tensor]) -> torch.Tensor:
+    counts = [((_centred(linear) >= 0) != was).sum() for linear, was in zip(layer, before, strict=True)]
+    return torch.stack(counts).sum()
+
+
+def _near_zero(layer: Sequence[BinaryLinear]) -> torch.Tensor:
+    counts = []
+    for linear in layer:
+        sizes = _centred(linear).abs()
+        mean = linear.weights.mean(sizes) if isinstance(linear.weights, Scaled) else sizes.mean()
+        counts.append((sizes < NEAR_ZERO * mean).sum())
+    return torch.stack(counts).sum()
+
+
+def _derivatives(model: nn.Module) -> list[Derivative]:
+    """Returns the derivatives of all quantisers of a model, each once."""
+    found = {
+        id(linear.weights.derivative): linear.weights.derivative
+        for linear in model.modules()
+        if isinstance(linear, BinaryLinear) and isinstance(linear.weights, Scaled)
+    }
+    for module in model.modules():
+        derivative = getattr(module, "derivative", None)
+        if derivative is not None:
+            found[id(derivative)] = derivative
+    return list(found.values())
+
+
+def _bits(student: Student, settings: Binary) -> tuple[float, float]:
+    """Returns the bits of a stored weight: of the encoder's layers, and of the whole model."""
+    of_linear, of_table = WEIGHTS[settings.weights].bits, _EMBEDDING_BITS[settings.embeddings]
+    table = student.encoder.get_input_embeddings().weight
+    bits_of = {id(table): of_table}
+    for module in student.modules():
+        if isinstance(module, BinaryLinear):
+            bits_of[id(module.weight)] = of_linear
+
+    def mean(parameters: Sequence[torch.Tensor]) -> float:
+        sizes = [parameter.numel() for parameter in parameters]
+        each = [bits_of.get(id(parameter), _FULL_BITS) for parameter in parameters]
+        return sum(size * bits for size, bits in zip(sizes, each, strict=True)) / max(1, sum(sizes))
+
+    layers = student.architecture.layers(student.model)
+    return mean(list(layers.parameters())), mean(list(student.model.parameters()))

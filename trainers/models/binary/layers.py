@@ -1,0 +1,265 @@
+"""A Linear and an Embedding that compute with quantised copies of their latent fp32 weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from typing_extensions import override
+
+from trainers.models.binary.derivatives import Derivative
+from trainers.models.binary.frozen import FrozenInputs, FrozenLinear
+from trainers.models.binary.quantisers import SMALLEST_SCALE, Float, Inputs, Sign, Weights, signs
+
+Learned = tuple[torch.Tensor, torch.Tensor]
+"""Scale a and shift b of inputs, both of shape ()."""
+
+
+class BinaryLinear(nn.Linear):
+    """A Linear over quantised weights s t and inputs a q: `y = (sum(q t)) (a s) + bias`.
+
+    It is made of a Linear by `quantise`, and keeps its parameters: the latent weights.
+
+    Attributes:
+        weights: Quantiser of the weights.
+        inputs: Quantiser of the inputs; None = they stay as they are.
+        input_scale, input_shift: Learned a and b, of shape (); only where inputs are elastic.
+    """
+
+    weights: Weights
+    inputs: Inputs | None
+
+    @override
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        scale, shift = learned_of(self, "input", self.inputs, input)
+        product: torch.Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+            input, self.weight, self.bias, scale, shift, self.weights, self.inputs
+        )
+        return product
+
+    @torch.no_grad()
+    def frozen(self) -> FrozenLinear:
+        """Returns what is left of the layer once it is trained: signs, scales and bias.
+
+        Raises:
+            ValueError: its weights are not quantised.
+        """
+        quantised, scale = self.weights.quantise(self.weight.detach())
+        if scale is None:
+            raise ValueError("a layer with weights none has no signs to pack; set model.binary.weights: sign")
+        inputs = self.inputs
+        a, b = (float(value) for value in learned_of(self, "input", inputs, None))
+        return FrozenLinear(
+            signs=quantised >= 0,
+            nonzero=None if isinstance(self.weights, Sign) else quantised != 0,
+            scale=scale.expand(self.out_features, 1).flatten().clone(),
+            bias=torch.zeros_like(scale[:, 0]) if self.bias is None else self.bias.detach().clone(),
+            inputs=FrozenInputs(
+                bits=0 if inputs is None else inputs.bits,
+                signed=inputs is None or inputs.signed,
+                scale=a,
+                shift=b,
+            ),
+        )
+
+
+def quantise(linear: nn.Linear, weights: Weights, inputs: Inputs | None) -> None:
+    """Turns a Linear into a `BinaryLinear` in place; a `BinaryLinear` gets other quantisers."""
+    linear.__class__ = BinaryLinear
+    assert isinstance(linear, BinaryLinear)
+    learn(linear, "input", inputs, getattr(linear, "inputs", None))
+    linear.weights, linear.inputs = weights, inputs
+
+
+def learn(module: nn.Module, name: str, inputs: Inputs | None, before: Inputs | None = None) -> None:
+    """Gives a module the learned scale and shift of inputs; they await `calibrating`.
+
+    Those of a quantiser of the same levels stay.
+
+    Args:
+        module: Owner of the parameters.
+        name: Name of the inputs, before `_scale` and `_shift`.
+        inputs: Their quantiser; None = they have none.
+        before: Their quantiser so far.
+    """
+    if inputs is None or not inputs.learned:
+        for parameter in (f"{name}_scale", f"{name}_shift"):
+            module.register_parameter(parameter, None)
+        return
+    kept = before is not None and before.learned
+    if kept and before is not None and (before.bits, before.signed) == (inputs.bits, inputs.signed):
+        return
+    for parameter in (f"{name}_scale", f"{name}_shift"):
+        module.register_parameter(parameter, nn.Parameter(torch.zeros((), device=_device(module))))
+
+
+def _device(module: nn.Module) -> torch.device | None:
+    first = next(module.parameters(), None)
+    return None if first is None else first.device
+
+
+def learned_of(
+    module: nn.Module, name: str, inputs: Inputs | None, x: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns scale and shift of a module's inputs, the scale bounded below; 1 and 0 where none are learned.
+
+    Where `calibrating` is under way and the scale is still 0, it is set from the data first.
+
+    Args:
+        module: Owner of the parameters.
+        name: Name of the inputs.
+        inputs: Their quantiser.
+        x: The inputs; None = not at hand.
+    """
+    if inputs is None or not inputs.learned:
+        like: torch.Tensor = next(module.parameters())
+        return like.new_ones(()), like.new_zeros(())
+    scale, shift = getattr(module, f"{name}_scale"), getattr(module, f"{name}_shift")
+    if x is not None and getattr(module, "calibrates", False) and float(scale) == 0.0:
+        scale.data.copy_(inputs.initial_scale(x.detach()))
+    return _Bounded.apply(scale), shift  # type: ignore[no-untyped-call]
+
+
+class _Bounded(torch.autograd.Function):
+    """max(scale, smallest); the gradient passes, so that a scale can come back."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: torch.Tensor) -> torch.Tensor:
+        return scale.clamp(min=SMALLEST_SCALE)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0]
+
+
+class _Product(torch.autograd.Function):
+    """y = (sum(q t)) (a s) + bias, in this order, with one rounding each.
+
+    Backward, with G the gradient of y: `d(s t) = a G^T q`, `d(a q) = (G s) t`, then through the quantisers.
+    Only what a Linear keeps is kept, its input and its weights; levels and signs are computed again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        scale: torch.Tensor,
+        shift: torch.Tensor,
+        weights: Weights,
+        inputs: Inputs | None,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, scale, shift)
+        ctx.weights, ctx.inputs, ctx.has_bias = weights, inputs, bias is not None
+        quantised, weight_scale = weights.quantise(weight)
+        levels = x if inputs is None else inputs.levels(x, scale, shift)
+        y = functional.linear(levels, quantised)
+        factor = None if weight_scale is None else weight_scale.expand(weight.shape[0], 1).flatten()
+        if inputs is not None and inputs.learned:
+            factor = scale.expand(weight.shape[0]) if factor is None else factor * scale
+        if factor is not None:
+            y.mul_(factor)
+        return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, scale, shift = ctx.saved_tensors
+        weights, inputs = ctx.weights, ctx.inputs
+        grad = grads[0]
+        rows = grad.reshape(-1, grad.shape[-1])
+        levels = x if inputs is None else inputs.levels(x, scale, shift)
+        grad_weight = grad_x = grad_scale = grad_shift = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = rows.t() @ levels.reshape(-1, levels.shape[-1])
+            if inputs is not None and inputs.learned:
+                grad_weight.mul_(scale)
+            grad_weight = weights.gradient(weight, grad_weight)
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[3]:
+            quantised, weight_scale = weights.quantise(weight)
+            factored = grad if weight_scale is None else grad * weight_scale.squeeze(1)
+            grad_x = factored @ quantised
+            if inputs is not None:
+                grad_x, grad_scale, grad_shift = inputs.gradients(x, scale, shift, levels, grad_x)
+        grad_bias = rows.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
+        return grad_x, grad_weight, grad_bias, grad_scale, grad_shift, None, None
+
+
+class _Quantised(torch.autograd.Function):
+    """x -> a q(x)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, inputs: Inputs
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, scale, shift)
+        ctx.inputs = inputs
+        return inputs.levels(x, scale, shift).mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, scale, shift = ctx.saved_tensors
+        levels = ctx.inputs.levels(x, scale, shift)
+        # `gradients` may overwrite what it is given.
+        return *ctx.inputs.gradients(x, scale, shift, levels, grads[0].clone()), None
+
+
+def quantised(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """Returns a q(x), for operands that are not the input of a Linear."""
+    found: torch.Tensor = _Quantised.apply(x, scale, shift, inputs)  # type: ignore[no-untyped-call]
+    return found
+
+
+class SignEmbedding(nn.Embedding):
+    """Word embeddings of -1 and +1 times the mean of each row's absolute values."""
+
+    derivative: Derivative
+
+    @override
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _SignRows.apply(super().forward(input), self.derivative)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _SignRows(torch.autograd.Function):
+    """s sign(w) with s = mean|w| over the last dimension; the scale counts as constant, see `Sign`."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, derivative: Derivative) -> torch.Tensor:
+        ctx.save_for_backward(rows)
+        ctx.derivative = derivative
+        return signs(rows).mul_(rows.abs().mean(-1, keepdim=True))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        factor = ctx.derivative(rows)
+        return grads[0] if factor is None else grads[0] * factor, None
+
+
+class HalfEmbedding(nn.Embedding):
+    """Word embeddings rounded to fp16; the gradient passes straight through."""
+
+    @override
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _HalfRows.apply(super().forward(input))  # type: ignore[no-untyped-call]
+        return found
+
+
+class _HalfRows(torch.autograd.Function):
+    """Rounds to fp16 and widens again."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
+        return rows.half().to(rows.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0]
+
+
+def has_signs(linear: BinaryLinear) -> bool:
+    """Returns whether its weights are quantised."""
+    return not isinstance(linear.weights, Float)

@@ -1,0 +1,286 @@
+"""A run in stages: each starts from the best checkpoint of the one before, which is also its teacher.
+
+Every stage is a training of its own, with a folder of checkpoints: `stages/1`, `stages/2` ... in the run's
+folder, and for the last stage that folder itself. A stage that has ended leaves `stage.json` next to its
+checkpoints; an attempt skips the stages that have one, and resumes the first that has none from its newest
+checkpoint. Steps are counted through, and what was spent is carried over, so that the run ends with figures
+of the whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from trainers.config import RunConfig
+from trainers.data.cache import sync
+from trainers.errors import CheckpointError
+from trainers.reporting import Clock, Fence, Measurement, OnlyAttempt, Point, Sink, Stop, TrainingOutcome
+
+RECORD = "stage.json"
+"""What a stage that has ended leaves in its folder."""
+_FOLDER = "stages"
+_SUMMED = (
+    "samples", "tokens", "padded_tokens", "timed_samples", "timed_tokens", "skipped_steps",
+    "checkpoint_write_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a stage that has ended hands on.
+
+    Attributes:
+        checkpoint: Folder of its best checkpoint.
+        steps: Optimizer updates of it.
+        total_steps: Optimizer updates of the run.
+        counters: Counters of `trainers.progress.Progress` that the whole run sums up, by name.
+        usage: What it and those before it used; see `trainers.telemetry.usage.Usage`.
+        spent_s: Their time by phase.
+    """
+
+    checkpoint: str
+    steps: int
+    total_steps: int
+    counters: Mapping[str, Any]
+    usage: Mapping[str, Any]
+    spent_s: Mapping[str, float]
+
+    def write(self, folder: Path, fence: Fence) -> None:
+        """Writes the record; it survives a power cut.
+
+        Raises:
+            CheckpointError: no space, no permission, or a later attempt has begun.
+        """
+        draft, final = folder / f"{RECORD}.{fence.attempt}.draft", folder / RECORD
+        try:
+            draft.write_text(json.dumps(asdict(self)), encoding="utf-8")
+            sync(draft)
+            if not fence.holds():
+                raise CheckpointError(f"{final} was not kept: a later attempt has begun")
+            os.rename(draft, final)
+            sync(folder)
+        except OSError as error:
+            raise CheckpointError(f"{final} cannot be written ({error}); free space") from error
+        finally:
+            draft.unlink(missing_ok=True)  # Renamed, unless something went wrong.
+
+    @classmethod
+    def read(cls, folder: Path) -> Ended | None:
+        """Returns what a stage left in its folder; None = it has not ended.
+
+        Raises:
+            CheckpointError: the record cannot be read.
+        """
+        file = folder / RECORD
+        try:
+            return cls(**json.loads(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{file} cannot be read ({error})") from error
+
+
+class TrainOne(Protocol):
+    """Trains a run without stages, as `trainers.entrypoint.train` does."""
+
+    def __call__(
+        self,
+        config: RunConfig,
+        sink: Sink,
+        stop: Stop,
+        *,
+        clock: Clock,
+        fence: Fence | None,
+        before: Ended | None,
+        last: bool,
+    ) -> tuple[TrainingOutcome, Any]:
+        """Returns how it ended, and the trainer."""
+
+
+def train(
+    config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock, fence: Fence | None, train_one: TrainOne
+) -> TrainingOutcome:
+    """Trains the stages that have not ended, one after the other.
+
+    Args:
+        config: Run with stages.
+        sink: reported to on rank 0; steps count through all stages.
+        stop: asked at each step boundary.
+        clock: when the attempt was opened and the run submitted.
+        fence: Fence of the attempt.
+        train_one: Trains a single stage.
+
+    Raises:
+        TrainingError: whatever a stage raises.
+    """
+    assert config.stages is not None
+    count = len(config.stages)
+    folders = [_folder(config, number, count) for number in range(1, count + 1)]
+    before: Ended | None = None
+    done = 0
+    counted = StageSink(sink, config)
+    for number, folder in enumerate(folders, start=1):
+        last = number == count
+        ended = None if last else Ended.read(folder)
+        if ended is None:
+            counted.enter(number, done)
+            stage = stage_config(config, number, folder, None if before is None else before.checkpoint)
+            outcome, trainer = train_one(
+                stage,
+                counted,
+                stop,
+                clock=clock if number == 1 else Clock(clock.opened_s),
+                fence=fence,
+                before=before,
+                last=last,
+            )
+            if last or outcome.status != "completed":
+                return _whole(outcome, done, counted.total_steps)
+            _leave(trainer, outcome, folder, fence or OnlyAttempt(), counted.total_steps)
+            del trainer  # Its model makes room for the next one.
+            ended = Ended.read(folder)
+            assert ended is not None
+        done += ended.steps
+        before = ended
+    raise AssertionError("the last stage returns")
+
+
+def stage_config(config: RunConfig, number: int, folder: Path, start: str | None) -> RunConfig:
+    """Returns a stage as a run of its own.
+
+    Args:
+        config: Run with stages.
+        number: Of the stage, from 1.
+        folder: Its checkpoints.
+        start: Checkpoint that it starts from and learns from; None = the run's own student and teacher.
+    """
+    sections = config.stage_sections(number)
+    if start is not None:
+        sections["model"] = {**sections["model"], "student": start, "teacher": start, "layers": None}
+    workspace = config.workspace
+    own = workspace.model_copy(
+        update={
+            "checkpoints": str(folder),
+            "model_roots": (*workspace.model_roots, workspace.checkpoints),
+        }
+    )
+    return RunConfig.model_validate(
+        {**sections, "seed": config.seed, "rates": config.rates.model_dump(), "workspace": own.model_dump()}
+    )
+
+
+def _folder(config: RunConfig, number: int, count: int) -> Path:
+    root = Path(config.workspace.checkpoints)
+    return root if number == count else root / _FOLDER / str(number)
+
+
+def _leave(trainer: Any, outcome: TrainingOutcome, folder: Path, fence: Fence, total_steps: int) -> None:
+    """Writes the record of a stage on rank 0; all workers wait for it.
+
+    Raises:
+        CheckpointError: on every worker.
+    """
+    problem: str | None = None
+    if trainer.workers.rank == 0:
+        try:
+            Ended(
+                checkpoint=str(outcome.summary["best_checkpoint"]),
+                steps=outcome.step,
+                total_steps=total_steps,
+                counters={name: getattr(trainer.progress, name) for name in _SUMMED},
+                usage=asdict(trainer.progress.usage),
+                spent_s=trainer.timeline.spent_s(),
+            ).write(folder, fence)
+        except CheckpointError as error:
+            problem = str(error)
+    problem = trainer.workers.broadcast(problem)
+    if problem is not None:
+        raise CheckpointError(problem)
+
+
+def _whole(outcome: TrainingOutcome, done: int, total_steps: int) -> TrainingOutcome:
+    """Returns the outcome of the run, of that of its last stage so far.
+
+    Args:
+        outcome: Outcome of the stage.
+        done: Steps of the stages before.
+        total_steps: Steps of the run.
+    """
+    summary = dict(outcome.summary)
+    for name in ("steps", "best_step"):
+        value = summary.get(name)
+        if isinstance(value, int):
+            summary[name] = value + done
+    return replace(outcome, step=outcome.step + done, total_steps=total_steps, summary=summary)
+
+
+class StageSink:
+    """Reports stages as one run: steps count through, and points say which stage they are of.
+
+    Args:
+        sink: Sink of the run.
+        config: Run with stages.
+    """
+
+    def __init__(self, sink: Sink, config: RunConfig) -> None:
+        self._sink, self._config = sink, config
+        self._number, self._done, self._started = 1, 0, False
+        self.total_steps = 0
+
+    def enter(self, number: int, done: int) -> None:
+        """Begins a stage.
+
+        Args:
+            number: Of the stage, from 1.
+            done: Steps of the stages before.
+        """
+        self._number, self._done = number, done
+
+    def started(self, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, object]) -> None:
+        """Reports the start once in an attempt."""
+        examples = facts.get("train_examples")
+        assert isinstance(examples, int)
+        self.total_steps = self._config.steps_of(examples)
+        if self._started:
+            return
+        self._started = True
+        self._sink.started(
+            total_steps=self.total_steps,
+            resumed_from_step=self._done + resumed_from_step,
+            facts={**facts, "stage": self._number, "stages": len(self._config.stages or ())},
+        )
+
+    def points(self, points: Sequence[Point]) -> None:
+        """Reports points, and with those of a step its stage."""
+        moved = [replace(point, step=point.step + self._done) for point in points]
+        of_step = [point for point in moved if point.name == "loss"]
+        self._sink.points(
+            [*moved, *(replace(point, name="stage", value=float(self._number)) for point in of_step)]
+        )
+
+    def progress(self, *, step: int, total_steps: int, phase: str) -> None:
+        """Reports progress in the whole run."""
+        self._sink.progress(step=self._done + step, total_steps=self.total_steps or total_steps, phase=phase)
+
+    def measurement(self, measurement: Measurement) -> None:
+        """Reports a measurement; one of an earlier stage than the last says so."""
+        if self._number < len(self._config.stages or ()) and not measurement.name.startswith("window_"):
+            measurement = replace(measurement, scope=f"stage:{self._number}, {measurement.scope}")
+        self._sink.measurement(measurement)
+
+    def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None:
+        """Passes a line on."""
+        self._sink.log(level, message)
+
+    def checkpoint(self, *, step: int, path: str, verified: bool) -> None:
+        """Reports a checkpoint under its step of the whole run."""
+        self._sink.checkpoint(step=self._done + step, path=path, verified=verified)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Passes the request on."""
+        return self._sink.flush(timeout_s)
