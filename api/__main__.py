@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 
 from api.server import UnsafeAddress, serve
+from service.config import logs
 from service.config.settings import Settings
 from service.db.errors import StoreError
 
 
 def main() -> int:
     """Runs until stopped; 2 when the settings or the database do not allow it."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        serve(Settings())
+        settings = Settings()
+        logs.set_up("api", settings.log_format)
+        serve(settings)
     except (UnsafeAddress, StoreError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 2

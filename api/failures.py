@@ -18,10 +18,11 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from api.auth import current_user
-from api.guard import SECURITY_HEADERS
+from api.guard import REQUEST_ID, SECURITY_HEADERS
 from api.problems import RETRY_AFTER_S, ProblemError, from_spec_error, respond
 from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
 from service.config.document import MAX_BYTES, Problem, SpecError
+from service.config.logs import about
 from service.db.errors import (
     BadPageToken,
     BadValue,
@@ -166,12 +167,12 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 async def _on_mistake(request: Request, error: Exception) -> Response:
     incident = uuid.uuid4().hex[:12]
-    _logger.error("incident %s: %s %s", incident, request.method, request.url.path, exc_info=error)
     # This answer is sent outside the guard, and the server closes the connection after it.
-    headers = {**dict(SECURITY_HEADERS), "Connection": "close"}
-    return respond(
-        ProblemError(
-            "internal-error", f"incident {incident}; the cause is in the server's log", headers=headers
-        ),
-        request.url.path,
+    request_id = str(request.scope.get("request_id", incident))
+    headers = {**dict(SECURITY_HEADERS), "Connection": "close", REQUEST_ID: request_id}
+    problem = ProblemError(
+        "internal-error", f"incident {incident}; the cause is in the server's log", headers=headers
     )
+    with about(request_id=request_id):
+        _logger.error("incident %s: %s %s", incident, request.method, request.url.path, exc_info=error)
+        return respond(problem, request.url.path)

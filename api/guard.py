@@ -5,7 +5,10 @@ Plain ASGI, because it is on the path of every request and must not buffer strea
 
 from __future__ import annotations
 
+import logging
+import re
 import time
+import uuid
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,11 +18,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.metrics import RequestMetrics
 from api.problems import ProblemError, respond
 from service.config.document import MAX_BYTES
+from service.config.logs import about
 from service.config.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 MAX_HEAD_BYTES = 64 * 1024
 """Most bytes in the names and values of a request's headers."""
+REQUEST_ID = "X-Request-ID"
+"""Header with the request's id: the client's, or a new one; logs and problems carry it."""
+_GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -37,7 +46,7 @@ SECURITY_HEADERS = (
 
 
 class Guard:
-    """Refuses foreign Host and Origin headers, adds security headers and counts requests."""
+    """Numbers requests, refuses foreign Host and Origin headers, adds security headers and counts."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: RequestMetrics) -> None:
         self._app = app
@@ -49,6 +58,12 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # Kept in the scope as well, for the handler of unforeseen errors, which is outside of the guard.
+        request_id = scope["request_id"] = _request_id(scope)
+        with about(request_id=request_id):
+            await self._guarded(scope, receive, send, request_id)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         started = time.perf_counter()
         status = 500
 
@@ -59,6 +74,7 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in SECURITY_HEADERS:
                     headers.setdefault(name, value)
+                headers[REQUEST_ID] = request_id
             await send(message)
 
         async def send_head(message: Message) -> None:
@@ -85,7 +101,10 @@ class Guard:
             app = self._app if refusal is None else respond(refusal, scope["path"])
             await app(routed, receive_limited, send_head if head else send_with_headers)
         finally:
-            self._metrics.observe(scope["method"], routed.get("route"), status, time.perf_counter() - started)
+            elapsed_s = time.perf_counter() - started
+            self._metrics.observe(scope["method"], routed.get("route"), status, elapsed_s)
+            if status >= 500 or scope["method"] not in _SAFE_METHODS:
+                logger.info("%s %s: %d in %.4f s", scope["method"], scope["path"], status, elapsed_s)
 
     def _refusal(self, scope: Scope) -> ProblemError | None:
         headers = Headers(scope=scope)
@@ -138,6 +157,13 @@ def allowed_hosts(settings: Settings) -> frozenset[str] | None:
     if settings.host in _WILDCARDS:
         return None
     return LOOPBACK_NAMES | {settings.host.lower(), (settings.url.host or "").strip("[]").lower()}
+
+
+def _request_id(scope: Scope) -> str:
+    """Returns the id that the client gave, if it is a plain word; a new one otherwise."""
+    name = REQUEST_ID.lower().encode()
+    given = next((value for key, value in scope["headers"] if key == name), b"").decode("latin-1")
+    return given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _netloc(origin: str) -> str | None:

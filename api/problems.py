@@ -15,6 +15,7 @@ import orjson
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.config import logs
 from service.config.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_PROBLEMS, Problem, SpecError
 from service.domain.grid import MAX_RUNS
 
@@ -218,6 +219,7 @@ class ProblemDocument(BaseModel):
                 "status": 422,
                 "detail": "precison: unknown key; did you mean 'precision'?",
                 "instance": "/api/v1/experiments",
+                "request_id": "5d4c8c1ffa2b4b9b9d0b0f3a0f1c2d3e",
                 "errors": [
                     {
                         "type": "unknown-key",
@@ -234,6 +236,9 @@ class ProblemDocument(BaseModel):
     status: int = Field(ge=400, le=599, description="The HTTP status.")
     detail: str = Field(description="This instance in one line, with the fix.")
     instance: str = Field(description="Path of the request.")
+    request_id: str | None = Field(
+        default=None, description="Id of the request, as in the header X-Request-ID and in the server's log."
+    )
     errors: list[Problem] | None = Field(
         default=None, description="Each wrong field, when fields are what is wrong."
     )
@@ -278,6 +283,8 @@ def respond(error: ProblemError, instance: str) -> Response:
         "detail": error.detail,
         "instance": instance,
     }
+    if (request_id := logs.current().get("request_id")) is not None:
+        body["request_id"] = request_id
     if error.errors:
         body["errors"] = [asdict(entry) for entry in error.errors]
     headers = dict(error.headers or {})

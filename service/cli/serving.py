@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, note, print_json, say
 from service.cli.stop_requests import stop_requests
+
+if TYPE_CHECKING:
+    from service.config.settings import Settings
 
 _LOOK_EVERY_S = 0.5
 
@@ -80,20 +82,29 @@ def api(end_with_parent: EndWithParent = False) -> None:
     if end_with_parent:
         _end_when_stdin_closes()
     # Imports go api -> service; this is the one place where the command line starts the layer above.
+    from service.config import logs
     from service.db.errors import StoreError
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.set_up("api", settings.log_format)
     try:
         importlib.import_module("api.server").serve(settings)
     except (StoreError, ValueError) as error:  # A database or address that cannot be used.
         raise Failure(str(error), ExitCode.not_succeeded) from None
 
 
-def scheduler(end_with_parent: EndWithParent = False) -> None:
+def scheduler(
+    end_with_parent: EndWithParent = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only check that one of this machine is alive; for health checks.")
+    ] = False,
+) -> None:
     """Run only a scheduler; several share the work by leases."""
     from service.cli.connection import read_settings
 
     settings = read_settings()
+    if check:
+        _check_scheduler(settings)
+        return
     if end_with_parent:
         _end_when_stdin_closes()
     from service.scheduling.scheduler import main as run_scheduler
@@ -128,6 +139,25 @@ def shown_database(url: str) -> str:
     from sqlalchemy.engine import make_url
 
     return make_url(url).render_as_string(hide_password=True)
+
+
+def _check_scheduler(settings: Settings) -> None:
+    import socket
+    from contextlib import closing
+
+    from service.db.errors import StoreError
+    from service.scheduling.queue import Queue
+    from service.store import Store
+
+    node = socket.gethostname()
+    try:
+        with closing(Store.open(settings)) as store:
+            alive = [each for each in Queue(store).schedulers_alive() if each.node == node]
+    except StoreError as error:
+        raise Failure(str(error), ExitCode.unreachable) from None
+    if not alive:
+        raise Failure(f"no scheduler on {node} has given a sign of life lately", ExitCode.not_succeeded)
+    say(", ".join(each.name for each in alive))
 
 
 def _end_when_stdin_closes() -> None:

@@ -8,13 +8,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 
-from pydantic import AnyHttpUrl, Field, SecretStr, ValidationError
+from pydantic import AnyHttpUrl, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.config.document import SpecError, parse
 from service.config.hardware import CATALOGUE, Hardware
+from service.config.hosts import AllowedHosts
+
+
+class LogFormat(StrEnum):
+    """Form of the lines of a log."""
+
+    text = "text"
+    json = "json"
+
+
+class MailSecurity(StrEnum):
+    """Encryption between us and the mail server."""
+
+    starttls = "starttls"
+    """Begun on a plain connection; nothing is sent where the server does not offer it."""
+    tls = "tls"
+    """From the first byte."""
+    none = "none"
+    """None: for a server on this machine."""
 
 
 class Settings(BaseSettings):
@@ -57,6 +77,30 @@ class Settings(BaseSettings):
     """Days for which a deleted experiment can be restored, before its rows and files are removed."""
     offline: bool = False
     """Never ask the hub for models or datasets."""
+    log_format: LogFormat = LogFormat.text
+    """How processes write their logs: `text` for people, `json` for programs, one object per line."""
+    driver_database_url: str | None = None
+    """Database URL that drivers are given, of a role that reads no secrets; unset = `database_url`."""
+    webhook_hosts: str = ""
+    """Hosts that webhooks may go to, separated by commas; unset = none."""
+    smtp_host: str | None = None
+    """Mail server; unset = no e-mail is sent."""
+    smtp_port: int = Field(default=587, ge=1, le=65535)
+    """Port of the mail server."""
+    smtp_security: MailSecurity = MailSecurity.starttls
+    """How the connection to the mail server is encrypted."""
+    smtp_user: str | None = None
+    """User at the mail server; unset = no login."""
+    smtp_password: SecretStr | None = None
+    """Password at the mail server."""
+    smtp_from: str = "stillhouse@localhost"
+    """Sender of e-mail."""
+
+    @field_validator("webhook_hosts")
+    @classmethod
+    def _hosts_can_be_read(cls, value: str) -> str:
+        AllowedHosts.read(value)
+        return value
 
     def resolved_database_url(self) -> str:
         """Returns the database URL, with the default filled in."""

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from service.config import logs
 from service.config.process import freeze_loaded
 from service.config.settings import Settings
 from service.domain.events import EventKind
@@ -312,10 +313,12 @@ def main() -> int:
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--name", default="", help="of the experiment, visible in process listings")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = driver_settings.read(options.settings)
+    logs.set_up(
+        "driver", settings.log_format, experiment=options.experiment, experiment_attempt=options.attempt
+    )
     for chatty in ("alembic", "ray.tune.analysis.experiment_analysis"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
-    settings = driver_settings.read(options.settings)
     store = wait_out(lambda: Store.open(settings), "the driver")
     freeze_loaded()
     try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from service.config import logs
 from service.config.process import freeze_loaded
 from service.recording.assignment import Ending, Grant
 from service.recording.mailbox import Delivery, Mailbox, WorkerAddress, WorkOrder
@@ -38,8 +39,14 @@ class ExperimentActor:
     """
 
     def __init__(self, settings_path: str, experiment_id: int, attempt: int) -> None:
-        logging.basicConfig(level=logging.WARNING)
         settings = driver_settings.read(Path(settings_path))
+        logs.set_up(
+            "recorder",
+            settings.log_format,
+            level=logging.WARNING,
+            experiment=experiment_id,
+            experiment_attempt=attempt,
+        )
         self._recorder = Recorder(
             lambda: Store.open(settings),
             spool_folder(settings, experiment_id),
