@@ -16,7 +16,7 @@ from api.deps import known_parameters
 from api.guard import Guard
 from api.intake import Intake
 from api.metrics import RequestMetrics, ServiceCollector
-from api.routes import analysis, docs, experiments, pages, queue, runs, specs, system
+from api.routes import analysis, docs, experiments, notices, pages, queue, runs, specs, system
 from api.stream import Streams
 from service.config.settings import Settings
 from service.scheduling.queue import Queue
@@ -54,7 +54,7 @@ def create_app(settings: Settings) -> FastAPI:
     failures.install(app)
     app.include_router(system.health)
     guarded = [Depends(current_user), Depends(known_parameters)]
-    for module in (experiments, analysis, runs, queue, specs, system, docs, pages):
+    for module in (experiments, analysis, runs, queue, specs, notices, system, docs, pages):
         app.include_router(module.router, dependencies=guarded)
     openapi.install(app)
     return app

@@ -1,16 +1,23 @@
 """What Prometheus reads: requests from memory, experiments, runs and the queue from the store.
 
+Schedulers and recorders have no port; what they measure comes from the store as well, see
+`service.domain.figures`.
 Each application has its own registry, so that two in one process do not add up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from service.domain import figures as stored
+from service.domain.figures import FIGURES, FigureKind, Series
+from service.store.figures import QueueAge
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 
@@ -55,6 +62,10 @@ class ServiceFigures:
     """Runs by state."""
     queue_length: int
     schedulers_alive: int
+    queue_ages: Sequence[QueueAge]
+    """What each project has in the queue."""
+    series: Sequence[Series]
+    """What schedulers and recorders measured."""
 
 
 class ServiceCollector(Collector):
@@ -67,8 +78,8 @@ class ServiceCollector(Collector):
         """Nothing beforehand: registering must not read the store."""
         return iter(())
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yields the figures as gauges."""
+    def collect(self) -> Iterator[Metric]:
+        """Yields the figures."""
         figures = self._read()
         yield GaugeMetricFamily(
             "stillhouse_store_up", "Whether the database answered this scrape.", int(figures is not None)
@@ -89,3 +100,43 @@ class ServiceCollector(Collector):
         yield GaugeMetricFamily(
             "stillhouse_schedulers_alive", "Schedulers with a recent heartbeat.", figures.schedulers_alive
         )
+        yield from _queue_ages(figures.queue_ages)
+        yield from _families(figures.series)
+
+
+def _queue_ages(ages: Sequence[QueueAge]) -> Iterator[Metric]:
+    waiting = GaugeMetricFamily(
+        "stillhouse_queued_experiments", "Experiments in the queue, by project.", labels=("project",)
+    )
+    oldest = GaugeMetricFamily(
+        "stillhouse_queue_age_seconds",
+        "Time since the oldest experiment in the queue was queued, by project.",
+        labels=("project",),
+    )
+    for age in ages:
+        waiting.add_metric((age.project,), age.experiments)
+        oldest.add_metric((age.project,), age.oldest_s)
+    yield waiting
+    yield oldest
+
+
+def _families(series: Sequence[Series]) -> Iterator[Metric]:
+    """Yields all figures, also those that nothing has been measured of: a dashboard asks for their names."""
+    for info in FIGURES.values():
+        family = _FAMILIES[info.kind](info.name, info.described, labels=info.labels)
+        for each in series:
+            if each.info is not info:
+                continue
+            labels = [each.labels[name] for name in info.labels]
+            if isinstance(each.value, stored.Histogram):
+                family.add_metric(labels, buckets=list(each.value.buckets), sum_value=each.value.sum)
+            else:
+                family.add_metric(labels, each.value)
+        yield family
+
+
+_FAMILIES: Mapping[FigureKind, Callable[..., Any]] = {
+    FigureKind.counter: CounterMetricFamily,
+    FigureKind.histogram: HistogramMetricFamily,
+    FigureKind.gauge: GaugeMetricFamily,
+}

@@ -15,6 +15,7 @@ from api.problems import CATALOGUE, ProblemError, declared
 from api.shapes import Health, Readiness
 from service.db import migrate
 from service.db.errors import StoreError
+from service.domain.figures import series_of
 from service.domain.serialization import to_json
 from service.domain.states import ExperimentState
 from service.scheduling.queue import Queue
@@ -59,7 +60,7 @@ def readyz(store: StoreDep, queue: QueueDep) -> Response:
     response_class=Response,
     responses={
         200: {
-            "description": "Prometheus text: requests, experiments and runs by state, queue, schedulers.",
+            "description": "Prometheus text: requests, states, queue, schedulers and recorders.",
             "content": {"text/plain": {"schema": {"type": "string"}}},
         },
         **declared(),
@@ -119,6 +120,8 @@ def figures(store: Store, queue: Queue) -> ServiceFigures | None:
             runs={str(state): count for state, count in runs.items()},
             queue_length=experiments.get(ExperimentState.queued, 0),
             schedulers_alive=len(queue.schedulers_alive()),
+            queue_ages=store.queue_ages(),
+            series=series_of(store.figures()),
         )
     except StoreError:
         return None

@@ -16,6 +16,7 @@ from service.cli import (
     deciding,
     exporting,
     inspecting,
+    notifying,
     people,
     profiling,
     reading,
@@ -137,6 +138,7 @@ app.command(rich_help_panel=_LOOK)(reading.export)
 app.command("export-model", rich_help_panel=_LOOK)(exporting.export_model)
 app.command(rich_help_panel=_LOOK)(exporting.trace)
 app.command(rich_help_panel=_LOOK)(exporting.predictions)
+app.add_typer(notifying.notify, name="notify", rich_help_panel=_LOOK)
 
 app.command(rich_help_panel=_DECIDE)(comparing.compare)
 app.command(rich_help_panel=_DECIDE)(deciding.recommend)

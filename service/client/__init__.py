@@ -24,6 +24,7 @@ from service.client.live import (
     RunChanged,
     RunEnded,
 )
+from service.client.notices import NoticeCalls
 from service.client.people import PeopleCalls
 from service.client.runs import RunCalls
 from service.client.wire import ApiError, ClientError, Unreachable
@@ -85,7 +86,7 @@ __all__ = [
 ]
 
 
-class Client(ExperimentCalls, RunCalls, AnswerCalls, PeopleCalls, InstallationCalls):
+class Client(ExperimentCalls, RunCalls, AnswerCalls, PeopleCalls, InstallationCalls, NoticeCalls):
     """One connection pool to one server; thread-safe.
 
     Args: see `service.client.wire.Wire`.

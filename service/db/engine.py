@@ -90,6 +90,8 @@ class Database:
             self.lock = None
             self.writers = postgresql.create_engine(parsed, statement_timeout_s, present=present)
             self.readers = postgresql.snapshot_reads(self.writers)
+        self.observe_write: Callable[[float], None] | None = None
+        """Receives how long each write took, in seconds, from waiting for its turn to its commit."""
         self._writer: Connection | None = None
         self._writer_pid = os.getpid()
         self._closed = threading.Event()
@@ -115,11 +117,16 @@ class Database:
             StoreFull: its disk is full.
             UnusableDatabase: it is damaged.
         """
+        started_s = time.perf_counter()
         with translated(self.path):
             if self.lock is not None:
                 with self.lock.held():
-                    return self._write_sqlite(body)
-            return self._write_postgresql(body)
+                    result = self._write_sqlite(body)
+            else:
+                result = self._write_postgresql(body)
+        if self.observe_write is not None:
+            self.observe_write(time.perf_counter() - started_s)
+        return result
 
     def _write_sqlite(self, body: Callable[[Connection], Result]) -> Result:
         connection = self._sqlite_writer()

@@ -22,6 +22,7 @@ from sqlalchemy.types import TypeDecorator
 
 from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT, Role, Scope, UserKind
 from service.domain.neighbours import Neighbour, of_time
+from service.domain.notices import DeliveryState
 from service.domain.states import ExperimentState, RunState
 from trainers.errors import FailureClass
 
@@ -603,4 +604,68 @@ accepted_writers = Table(  # One row: protocols of the programs that may write, 
     metadata,
     Column("oldest", Integer, primary_key=True, autoincrement=False),
     Column("newest", Integer, nullable=False),
+)
+
+subscriptions = Table(
+    "subscriptions",
+    metadata,
+    Column("id", BigId, primary_key=True, autoincrement=True),
+    Column("owner", Text, nullable=False, index=True),
+    Column("project", Text),  # NULL: the owner's own experiments.
+    Column("topics", Text, nullable=False),  # Joined by commas.
+    Column("channel", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("secret", Text),  # What a webhook's messages are signed with; drivers cannot read it.
+    Column("created_s", Real, nullable=False),
+    Column("disabled_s", Real),
+    Column("disabled_because", Text),
+    sqlite_autoincrement=True,
+)
+
+notices = Table(  # What people may want to be told: written with the event, addressed by a scheduler.
+    "notices",
+    metadata,
+    Column("id", BigId, primary_key=True, autoincrement=True),
+    Column("key", Text, nullable=False, unique=True),  # The same thing is told once.
+    Column("kind", Text, nullable=False),
+    Column("at_s", Real, nullable=False),
+    Column("experiment_id", BigId),  # No foreign key: a message outlives its experiment.
+    Column("project", Text),  # NULL: that of the experiment.
+    Column("message", Text, nullable=False),
+    Column("data", Document),
+    Column("addressed_s", Real),  # When its deliveries were written; NULL: not yet.
+    sqlite_autoincrement=True,
+)
+_UNADDRESSED = notices.c.addressed_s.is_(None)
+Index("ix_notices_unaddressed", notices.c.id, sqlite_where=_UNADDRESSED, postgresql_where=_UNADDRESSED)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("id", BigId, primary_key=True, autoincrement=True),
+    Column("subscription_id", BigId, ForeignKey(subscriptions.c.id), nullable=False),
+    Column("notice_id", BigId),  # NULL: a test.
+    Column("message_id", Text, nullable=False, unique=True),  # By which receivers drop what comes twice.
+    Column("body", Text, nullable=False),  # As JSON text, the same in every attempt.
+    Column("state", WordOf(DeliveryState), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("next_s", Real, nullable=False),  # By the database's clock; no scheduler takes it before.
+    Column("answer", Text),  # What came of the last attempt.
+    Column("created_s", Real, nullable=False),
+    Column("ended_s", Real),
+    sa.UniqueConstraint("subscription_id", "notice_id"),
+    sqlite_autoincrement=True,
+)
+_PENDING = deliveries.c.state == sa.literal_column(f"'{DeliveryState.pending}'")
+Index("ix_deliveries_pending", deliveries.c.next_s, sqlite_where=_PENDING, postgresql_where=_PENDING)
+
+figures = Table(  # What processes without an HTTP port measure, for the API's /metrics.
+    "figures",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("labels", Text, primary_key=True),
+    Column("source", Text, primary_key=True),  # The process of a gauge; empty for what is added up.
+    Column("value", Real, nullable=False),
+    Column("at_s", Real, nullable=False),
+    sqlite_with_rowid=False,
 )

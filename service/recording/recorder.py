@@ -23,8 +23,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from service.domain.events import EventKind
+from service.domain.figures import FigureBuffer
 from service.recording.report import Acknowledgement, Report, Started, merge
-from service.recording.spool import Spool, SpoolReader, append_line, left_behind, rejected_file
+from service.recording.spool import (
+    Spool,
+    SpoolReader,
+    append_line,
+    left_behind,
+    rejected_file,
+    spooled_bytes,
+)
 from service.store import Conflict, NotFound, OutOfRange, RecordBatch, StaleAttempt, Store, StoreError
 from trainers.reporting import StopReason
 
@@ -34,6 +42,8 @@ GATHER_S = 0.05
 """How long the writer waits for further reports to put into the same transaction."""
 RETRY_S = 1.0
 """Pause between attempts to reach a database that is unavailable."""
+FIGURES_EVERY_S = 5.0
+"""How often figures for `/metrics` are stored."""
 _REPLAY_REPORTS = 500
 _MOST_SPLITS = 100
 """How often a batch that the database refuses is halved to find the rows that it refuses."""
@@ -70,6 +80,10 @@ class Recorder:
         self._away_until_s = 0.0
         self._trouble: str | None = "the database has not been reached yet"
         self._closing = False
+        self._figures = FigureBuffer()
+        self._figures_s = float("-inf")
+        self._oldest_s: float | None = None
+        """When the oldest report came that is not in the database, monotonic; None = there is none."""
         self._writer = threading.Thread(target=self._write_forever, name="recorder", daemon=True)
         self._writer.start()
 
@@ -81,6 +95,8 @@ class Recorder:
                 future.set_result(self._answer(report))
                 return future
             self._waiting.append((report, future))
+            if self._oldest_s is None:
+                self._oldest_s = time.monotonic()
             self._lock.notify()
         return future
 
@@ -110,6 +126,8 @@ class Recorder:
         with contextlib.suppress(OSError):
             self._folder.rmdir()  # Fails if anything waits in it, or is kept there.
         if self._store is not None:
+            with contextlib.suppress(StoreError):
+                self._store.drop_gauges(self._source)
             self._store.close()
 
     def _answer(self, report: Report) -> Acknowledgement:
@@ -160,6 +178,7 @@ class Recorder:
         """Makes reports durable, in the database or on the disk; False when neither takes them."""
         if time.monotonic() >= self._away_until_s:
             try:
+                self._store_figures()
                 self._replay()
                 self._write(reports)
             except Exception as error:
@@ -169,6 +188,9 @@ class Recorder:
                 if self._trouble is not None:
                     logger.info("the database takes points")
                     self._trouble = None
+                with self._lock:
+                    # What came during the write waits for the next; its age is counted from here.
+                    self._oldest_s = time.monotonic() if len(self._waiting) > len(reports) else None
                 return True
         try:
             if reports:
@@ -188,6 +210,34 @@ class Recorder:
             )
         self._trouble = trouble
         self._away_until_s = time.monotonic() + RETRY_S
+
+    # -- Figures -----------------------------------------------------------------------------------
+
+    def _store_figures(self) -> None:
+        """Stores figures when it is time; before what waits, so that a lag is seen before it is over."""
+        now = time.monotonic()
+        if now - self._figures_s < FIGURES_EVERY_S:
+            return
+        lag_s = 0.0 if self._oldest_s is None else now - self._oldest_s
+        self._figures.gauge("stillhouse_recorder_lag_seconds", lag_s)
+        self._figures.gauge("stillhouse_spool_bytes", float(spooled_bytes(self._folder)))
+        rows = self._figures.taken()
+        try:
+            self._connected().add_figures(rows, source=self._source)
+        except StoreError:
+            self._figures.put_back(rows)
+            raise
+        except Exception:
+            # Points matter more than figures about them: those must never keep rows from the database.
+            logger.exception("figures could not be stored")
+        self._figures_s = now
+
+    @property
+    def _source(self) -> str:
+        return f"experiment:{self._experiment_id}:{self._attempt}"
+
+    def _observe_write(self, elapsed_s: float) -> None:
+        self._figures.observe("stillhouse_commit_seconds", elapsed_s, process="recorder")
 
     # -- From the disk to the database -----------------------------------------------------------
 
@@ -323,6 +373,7 @@ class Recorder:
     def _connected(self) -> Store:
         if self._store is None:
             self._store = self._open_store()
+            self._store.database.observe_write = self._observe_write
         return self._store
 
 

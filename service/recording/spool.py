@@ -8,6 +8,7 @@ the end. A lock on the file says that its writer lives; each process writes a fi
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -242,6 +243,15 @@ def left_behind(folder: Path) -> list[SpoolReader]:
         except FileNotFoundError:
             continue  # Its process has ended in the ordinary way just now.
     return readers
+
+
+def spooled_bytes(folder: Path) -> int:
+    """Returns the size of the spools in a folder, also of those that others write."""
+    size = 0
+    for path in folder.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):
+            size += path.stat().st_size
+    return size
 
 
 def rejected_file(folder: Path, attempt: int) -> Path:

@@ -28,15 +28,20 @@ import signal
 import socket
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from service.config import logs
+from service.config.logs import about
 from service.config.process import freeze_loaded
 from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.failures import FailureCounts, decide_retry
+from service.domain.figures import FigureBuffer
 from service.domain.records import Experiment
 from service.domain.states import ExperimentState
+from service.notices.courier import Courier
 from service.scheduling import driver_settings
 from service.scheduling.queue import Lease, Queue
 from service.scheduling.ray_jobs import (
@@ -48,7 +53,7 @@ from service.scheduling.ray_jobs import (
     RayUnreachable,
 )
 from service.scheduling.upkeep import Upkeep
-from service.store import Conflict, StaleAttempt, Store, StoreOutage
+from service.store import Conflict, StaleAttempt, Store, StoreError, StoreOutage
 from trainers.errors import FailureClass
 
 logger = logging.getLogger(__name__)
@@ -63,6 +68,8 @@ CLUSTER_EVERY_S = 5.0
 """How often the cluster is looked at for the queue's reasons."""
 START_PATIENCE_S = 600.0
 """How long Ray may take from a job's submission to its driver's first word."""
+FIGURES_EVERY_S = 5.0
+"""How often figures for `/metrics` are stored."""
 LOOK_EVERY_S = 2.0
 """How often the job of an experiment with a valid lease is looked at."""
 
@@ -123,6 +130,10 @@ class Scheduler:
         self._cluster_s = float("-inf")
         self._reachable = False
         self._heartbeat_s = float("-inf")
+        self._figures_s = float("-inf")
+        self.figures = FigureBuffer()
+        """What this scheduler measures, until it is stored."""
+        store.database.observe_write = self._observe_write
 
     def run(self, stop: threading.Event) -> None:
         """Pass after pass until `stop` is set; jobs that run are left running.
@@ -141,6 +152,8 @@ class Scheduler:
             failures = failures + 1 if away else 0
             stop.wait(min(LONGEST_PAUSE_S, PASS_EVERY_S * 2.0 ** min(failures, 10)))
         try:
+            self._store_figures()
+            self._store.drop_gauges(self.name)
             self._queue.leave(self.name)
         except StoreOutage as error:
             logger.warning("could not sign off; the lease will expire instead: %s", error)
@@ -153,7 +166,7 @@ class Scheduler:
             StoreUnavailable: the database is unavailable; nothing is lost, call again.
             StoreFull: its disk is full.
         """
-        now = self._monotonic()
+        started_s, now = time.perf_counter(), self._monotonic()
         if now - self._heartbeat_s >= self._settings.lease_s / 6:
             self._queue.heartbeat(self.name, node=self._node, pid=os.getpid())
             self._heartbeat_s = now
@@ -161,7 +174,8 @@ class Scheduler:
             snapshot = self._jobs.cluster(self._store.clock())
             self._queue.put_cluster(snapshot)
             self._cluster_s, self._reachable = now, snapshot.reachable
-        did = _Pass()
+            self.figures.gauge("stillhouse_ray_up", float(snapshot.reachable))
+        did = _Pass(self.figures)
         leases = self._queue.leases()
         current = {_key(lease.experiment) for lease in leases}
         self._looks = {key: look for key, look in self._looks.items() if key in current}
@@ -174,7 +188,22 @@ class Scheduler:
         except RayUnreachable as error:
             logger.warning("%s", error)
             did.ray_away = True
+        self.figures.observe("stillhouse_scheduler_pass_seconds", time.perf_counter() - started_s)
+        if now - self._figures_s >= FIGURES_EVERY_S:
+            self._store_figures()
+            self._figures_s = now
         return did.frozen()
+
+    def _observe_write(self, elapsed_s: float) -> None:
+        self.figures.observe("stillhouse_commit_seconds", elapsed_s, process="scheduler")
+
+    def _store_figures(self) -> None:
+        rows = self.figures.taken()
+        try:
+            self._store.add_figures(rows, source=self.name)
+        except StoreError:
+            self.figures.put_back(rows)
+            raise
 
     def _look_when_due(self, lease: Lease, now: float, did: _Pass) -> None:
         key = _key(lease.experiment)
@@ -182,7 +211,8 @@ class Scheduler:
         if now < following.at_s and (following.pause_s or not (lease.lapsed or lease.withdrawn)):
             return
         try:
-            self._look_after(lease, did)
+            with about(experiment=lease.experiment.id, experiment_attempt=lease.experiment.attempt):
+                self._look_after(lease, did)
             self._looks[key] = _NextLook(now + LOOK_EVERY_S)
         except RayUnavailable as error:
             self._wait(lease.experiment, error, now, did)
@@ -208,16 +238,24 @@ class Scheduler:
         while active < limit:
             # One at a time: what is claimed is submitted before the next is taken, so that a
             # cluster that goes away holds up one experiment and not all.
+            started_s = time.perf_counter()
             claimed = self._queue.claim(self.name, lease_s=self._settings.lease_s, limit=1, max_active=limit)
             if not claimed:
                 return
+            self._observe_claim(claimed[0], time.perf_counter() - started_s)
             did.claimed.append(claimed[0].id)
             active += 1
             try:
-                self._submit(claimed[0], did)
+                with about(experiment=claimed[0].id, experiment_attempt=claimed[0].attempt):
+                    self._submit(claimed[0], did)
             except RayUnavailable as error:
                 self._wait(claimed[0], error, now, did)
                 return
+
+    def _observe_claim(self, experiment: Experiment, elapsed_s: float) -> None:
+        self.figures.observe("stillhouse_claim_seconds", elapsed_s)
+        waited_s = self._store.clock() - max(experiment.queued_s, experiment.not_before_s)
+        self.figures.observe("stillhouse_queue_wait_seconds", max(0.0, waited_s), project=experiment.project)
 
     def _submit(self, experiment: Experiment, did: _Pass) -> None:
         assert experiment.submission_id is not None
@@ -267,6 +305,8 @@ class Scheduler:
         experiment = lease.experiment
         # Where no driver has ever spoken, Ray waits for a node, or the node is slow to start it.
         patience_s = START_PATIENCE_S if experiment.state is ExperimentState.starting else 0.0
+        if lease.silent_s is None:
+            self.figures.count("stillhouse_lease_lapses_total")
         if lease.silent_s is None or lease.silent_s < patience_s:
             self._adopt(experiment, did, driver_is_silent=True)
         elif self._queue.withdraw(experiment.id, experiment.attempt):
@@ -279,6 +319,7 @@ class Scheduler:
         assert experiment.submission_id is not None
         self._jobs.stop(experiment.submission_id)
         did.stopped.append(experiment.id)
+        self.figures.count("stillhouse_silent_drivers_stopped_total")
         self._end(experiment, "the driver sent no heartbeat for two leases and was stopped", did)
 
     def _adopt(self, experiment: Experiment, did: _Pass, *, driver_is_silent: bool) -> bool:
@@ -291,6 +332,7 @@ class Scheduler:
         )
         if adopted:
             did.adopted.append(experiment.id)
+            self.figures.count("stillhouse_adoptions_total")
             logger.info("adopted %s", experiment.submission_id)
         return adopted
 
@@ -361,7 +403,8 @@ class _NextLook:
 class _Pass:
     """A `Pass` while it happens."""
 
-    def __init__(self) -> None:
+    def __init__(self, figures: FigureBuffer) -> None:
+        self.figures = figures
         self.claimed: list[int] = []
         self.submitted: list[int] = []
         self.adopted: list[int] = []
@@ -386,17 +429,27 @@ def main(settings: Settings) -> None:
     Raises:
         UnusableDatabase: the database cannot be used.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.set_up("scheduler", settings.log_format)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     store = Store.open(settings)
     freeze_loaded()
-    upkeep = threading.Thread(target=Upkeep(store, settings).run, args=(stop,), name="upkeep")
-    upkeep.start()
+    scheduler = Scheduler(store, Queue(store), DashboardRayJobs(settings.ray_dashboard_url), settings)
+    beside = [
+        threading.Thread(target=run, args=(stop,), name=name)
+        for name, run in (
+            ("upkeep", Upkeep(store, settings).run),
+            # Of its own: receivers that answer slowly must not hold up what is removed.
+            ("courier", Courier(store, settings, scheduler.figures).run),
+        )
+    ]
+    for thread in beside:
+        thread.start()
     try:
-        Scheduler(store, Queue(store), DashboardRayJobs(settings.ray_dashboard_url), settings).run(stop)
+        scheduler.run(stop)
     finally:
         stop.set()
-        upkeep.join()
+        for thread in beside:
+            thread.join()
         store.close()

@@ -5,7 +5,7 @@
 ask of an experiment), `organising` (tags, notes, archive), `removal` (what goes), `driving` (what the
 driver of an experiment does to it) and `attempts` (what it does to the runs), both fenced by attempts,
 `placing` (which devices it holds, and what its runs wait for) and `recording` (batches of points, logs and
-measurements); `people` and `projects`, and `audit` (who changed what).
+measurements), `noticing` (who is told what) and `figures` (what processes measure of themselves); `people` and `projects`, and `audit` (who changed what).
 `service.scheduling.queue.Queue` claims from the same database.
 """
 
@@ -36,6 +36,8 @@ from service.store.accounting import Accounting
 from service.store.attempts import Attempts
 from service.store.audit import Audit
 from service.store.driving import Driving, Requests
+from service.store.figures import FigureRows
+from service.store.noticing import Noticing
 from service.store.organising import Organising
 from service.store.people import People
 from service.store.placing import Held, Placing
@@ -100,6 +102,8 @@ class Store(
     People,
     Projects,
     Audit,
+    Noticing,
+    FigureRows,
 ):
     """The database of one installation.
 

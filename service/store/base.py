@@ -19,6 +19,7 @@ from service.db.statements import ACTIVE_EXPERIMENT_STATES
 from service.domain.access import Actor
 from service.domain.events import EventKind
 from service.domain.records import Experiment, Run
+from service.domain.topics import TOPICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +127,25 @@ def lock_experiment(connection: Connection, experiment_id: int, event_count: int
 def insert_events(
     connection: Connection, experiment_id: int, last_number: int, new: Sequence[NewEvent], now: float
 ) -> None:
-    """Stores events whose numbers end at `last_number`."""
+    """Stores events whose numbers end at `last_number`, and notices of those that people may subscribe to.
+
+    A notice has no receivers yet: who writes events, a driver for instance, reads no one's subscriptions.
+    """
     first = last_number - len(new) + 1
+    notices = [
+        {
+            "key": f"experiment:{experiment_id}:{number}",
+            "kind": str(event.kind),
+            "at_s": now,
+            "experiment_id": experiment_id,
+            "message": storable(event.message),
+            "data": event.data,
+        }
+        for number, event in enumerate(new, first)
+        if event.kind in TOPICS
+    ]
+    if notices:
+        connection.execute(sa.insert(schema.notices), notices)
     if new:
         connection.execute(
             sa.insert(schema.events),

@@ -12,6 +12,7 @@ import pytest
 
 from service.config.settings import Settings
 from service.domain.events import EventKind
+from service.domain.figures import FigureRow
 from service.domain.records import LogLine, MeasurementRow
 from service.domain.states import RunState
 from service.recording.recorder import Recorder
@@ -38,8 +39,10 @@ class AwayStore:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.database = store.database
         self.away = False
         self.writes = 0
+        self.figures: list[FigureRow] = []
 
     def record(self, batch: RecordBatch) -> frozenset[tuple[int, int]]:
         if self.away:
@@ -56,6 +59,15 @@ class AwayStore:
         if self.away:
             raise StoreUnavailable("locked")
         self.store.note(*args, **kwargs)  # type: ignore[arg-type]
+
+    def add_figures(self, rows: list[FigureRow], *, source: str) -> None:
+        if self.away:
+            raise StoreUnavailable("locked")
+        self.figures += rows
+        self.store.add_figures(rows, source=source)
+
+    def drop_gauges(self, source: str) -> None:
+        self.store.drop_gauges(source)
 
     def close(self) -> None:
         pass
@@ -169,6 +181,40 @@ def test_the_disk_is_emptied_without_further_reports(
     wait_for(lambda: spooled_bytes(tmp_path) == 0)
     assert steps_of(store, run_id) == list(range(10))
     assert store.run(run_id).state is RunState.running
+
+
+def test_an_outage_shows_in_the_figures_when_it_is_over(
+    recorder: Recorder,
+    away: AwayStore,
+    store: Store,
+    run_id: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("service.recording.recorder.FIGURES_EVERY_S", 0.0)
+    away.away = True
+    say(recorder, points(run_id, range(10)))
+    away.figures.clear()
+    away.away = False
+    wait_for(lambda: spooled_bytes(tmp_path) == 0)
+    say(recorder, points(run_id, range(10, 20)))
+    lags, spooled = (
+        [row.value for row in away.figures if row.name == f"stillhouse_{name}"]
+        for name in ("recorder_lag_seconds", "spool_bytes")
+    )
+    assert lags[0] > lags[-1] >= 0
+    assert spooled[0] > spooled[-1] == 0
+    assert any(row.name == "stillhouse_commit_seconds_count" for row in away.figures)
+    recorder.close()
+    assert not any(row.is_gauge for row in store.figures())
+
+
+def test_figures_that_cannot_be_stored_keep_no_points_back(
+    recorder: Recorder, away: AwayStore, store: Store, run_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(away, "add_figures", lambda *_, **__: 1 / 0)
+    assert say(recorder, points(run_id, range(10))) == Acknowledgement()
+    assert steps_of(store, run_id) == list(range(10))
 
 
 def test_a_killed_recorder_leaves_its_spool_to_the_next(

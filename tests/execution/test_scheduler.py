@@ -10,11 +10,12 @@ import pytest
 from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.failures import INFRASTRUCTURE_LIMIT
+from service.domain.figures import Histogram, series_of
 from service.domain.states import ExperimentState
 from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.queue import Queue
 from service.scheduling.ray_jobs import JobState, RayJob, RayUnavailable, RayUnreachable
-from service.scheduling.scheduler import Scheduler
+from service.scheduling.scheduler import FIGURES_EVERY_S, Scheduler
 from service.store import StaleAttempt, Store
 from tests.execution.conftest import Clock, Submit
 
@@ -524,3 +525,37 @@ def test_a_refused_job_is_tried_again_later(
 def test_pass_is_a_value(scheduler: Scheduler) -> None:
     did = scheduler.run_once()
     assert replace(did, ray_away=True) != did
+
+
+def test_what_a_pass_measures_is_stored_for_metrics(
+    scheduler: Scheduler, store: Store, submit: Submit, clock: Clock
+) -> None:
+    submit()
+    scheduler.run_once()
+    clock.forward(FIGURES_EVERY_S)
+    scheduler.run_once()
+    found = {each.info.name: each for each in series_of(store.figures())}
+    assert found["stillhouse_ray_up"].value == 1.0
+    waited = found["stillhouse_queue_wait_seconds"]
+    assert waited.labels == {"project": "default"}
+    assert isinstance(waited.value, Histogram)
+    assert waited.value.buckets[-1] == ("+Inf", 1.0)
+    assert {"stillhouse_claim_seconds", "stillhouse_commit_seconds"} <= found.keys()
+
+
+def test_lapses_and_adoptions_are_counted(
+    scheduler: Scheduler, successor: Scheduler, store: Store, submit: Submit, clock: Clock, settings: Settings
+) -> None:
+    experiment = submit()
+    scheduler.run_once()
+    store.driver_started(experiment.id, 1, "node", 1)
+    clock.forward(settings.lease_s + 1)
+    assert successor.run_once().adopted == (experiment.id,)
+    clock.forward(settings.lease_s + 1)
+    assert successor.run_once().stopped == (experiment.id,)
+    clock.forward(FIGURES_EVERY_S)
+    successor.run_once()
+    counts = {each.info.name: each.value for each in series_of(store.figures())}
+    assert counts["stillhouse_lease_lapses_total"] == 1
+    assert counts["stillhouse_adoptions_total"] == 1
+    assert counts["stillhouse_silent_drivers_stopped_total"] == 1

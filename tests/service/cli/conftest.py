@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -37,10 +38,10 @@ def full_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[House]:
-    """The API over a new database in this folder."""
+def running(folder: Path, **changes: Any) -> Iterator[House]:
+    """The API over a new database in this folder, with these settings changed."""
     write_corpus(folder / "texts", train=16, test=8, seed=0)
-    settings = Settings(data_dir=folder / "data", data_roots=str(folder), token=None)
+    settings = Settings(data_dir=folder / "data", data_roots=str(folder), token=None, **changes)
     store = Store.open(settings, migrate=True)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

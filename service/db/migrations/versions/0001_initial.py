@@ -417,8 +417,93 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_run_summaries")),
     )
     _create_people()
+    _create_notices()
     for statement in _TRIGGERS[op.get_bind().dialect.name]:
         op.execute(statement)
+
+
+def _create_notices() -> None:
+    """Creates subscriptions, what is told to them, and the figures of processes."""
+    op.create_table(
+        "subscriptions",
+        sa.Column("id", _ID, autoincrement=True, nullable=False),
+        sa.Column("owner", sa.Text(), nullable=False),
+        sa.Column("project", sa.Text(), nullable=True),
+        sa.Column("topics", sa.Text(), nullable=False),
+        sa.Column("channel", sa.Text(), nullable=False),
+        sa.Column("target", sa.Text(), nullable=False),
+        sa.Column("secret", sa.Text(), nullable=True),
+        sa.Column("created_s", _REAL, nullable=False),
+        sa.Column("disabled_s", _REAL, nullable=True),
+        sa.Column("disabled_because", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_subscriptions")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(op.f("ix_subscriptions_owner"), "subscriptions", ["owner"])
+    op.create_table(
+        "notices",
+        sa.Column("id", _ID, autoincrement=True, nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("at_s", _REAL, nullable=False),
+        sa.Column("experiment_id", _ID, nullable=True),
+        sa.Column("project", sa.Text(), nullable=True),
+        sa.Column("message", sa.Text(), nullable=False),
+        sa.Column("data", sa.Text(), nullable=True),
+        sa.Column("addressed_s", _REAL, nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_notices")),
+        sa.UniqueConstraint("key", name=op.f("uq_notices_key")),
+        sqlite_autoincrement=True,
+    )
+    unaddressed = sa.text("addressed_s IS NULL")
+    op.create_index(
+        op.f("ix_notices_unaddressed"),
+        "notices",
+        ["id"],
+        sqlite_where=unaddressed,
+        postgresql_where=unaddressed,
+    )
+    op.create_table(
+        "deliveries",
+        sa.Column("id", _ID, autoincrement=True, nullable=False),
+        sa.Column("subscription_id", _ID, nullable=False),
+        sa.Column("notice_id", _ID, nullable=True),
+        sa.Column("message_id", sa.Text(), nullable=False),
+        sa.Column("body", sa.Text(), nullable=False),
+        sa.Column("state", sa.String(32), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("next_s", _REAL, nullable=False),
+        sa.Column("answer", sa.Text(), nullable=True),
+        sa.Column("created_s", _REAL, nullable=False),
+        sa.Column("ended_s", _REAL, nullable=True),
+        sa.ForeignKeyConstraint(
+            ["subscription_id"], ["subscriptions.id"], name=op.f("fk_deliveries_subscription_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_deliveries")),
+        sa.UniqueConstraint("message_id", name=op.f("uq_deliveries_message_id")),
+        sa.UniqueConstraint(
+            "subscription_id", "notice_id", name=op.f("uq_deliveries_subscription_id_notice_id")
+        ),
+        sqlite_autoincrement=True,
+    )
+    pending = sa.text("state = 'pending'")
+    op.create_index(
+        op.f("ix_deliveries_pending"),
+        "deliveries",
+        ["next_s"],
+        sqlite_where=pending,
+        postgresql_where=pending,
+    )
+    op.create_table(
+        "figures",
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("labels", sa.Text(), nullable=False),
+        sa.Column("source", sa.Text(), nullable=False),
+        sa.Column("value", _REAL, nullable=False),
+        sa.Column("at_s", _REAL, nullable=False),
+        sa.PrimaryKeyConstraint("name", "labels", "source", name=op.f("pk_figures")),
+        sqlite_with_rowid=False,
+    )
 
 
 def _create_people() -> None:

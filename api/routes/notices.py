@@ -1,0 +1,135 @@
+"""Subscriptions to what happens, and what was delivered to their receivers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.deps import MAX_ID, CurrentUser, SettingsDep, StoreDep
+from api.problems import ProblemError, declared
+from service.config.document import Problem
+from service.db.errors import NotFound
+from service.domain.access import NAME_PATTERN
+from service.domain.notices import Delivery, NewSubscription, Subscription
+from service.domain.records import Items
+from service.domain.topics import Topic
+from service.notices import subscribing
+from service.notices.channels import CHANNELS
+from service.notices.errors import BadSubscription
+from service.store import Store
+
+router = APIRouter(prefix="/api/v1", tags=["notices"])
+
+_CHANNELS = "; ".join(f"`{channel.name}`: {channel.described}" for channel in CHANNELS.values())
+_ONE = declared("not-found", "storage-full")
+SubscriptionId = Annotated[
+    int, Path(ge=1, le=MAX_ID, description="Number of the subscription.", examples=[3])
+]
+
+
+class Wanted(BaseModel):
+    """A subscription to be made."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "example": {
+                "channel": "webhook",
+                "target": "https://hooks.example.com/stillhouse",
+                "topics": ["failure", "budget"],
+                "project": "nlp",
+            }
+        },
+    )
+
+    channel: str = Field(max_length=50, description=f"How to tell. {_CHANNELS}.")
+    target: str = Field(max_length=2000, description="Address in the channel.")
+    topics: list[Topic] = Field(min_length=1, max_length=len(Topic), description="What to tell.")
+    project: str | None = Field(
+        default=None,
+        pattern=NAME_PATTERN,
+        description="All experiments of this project; null = one's own, in every project.",
+    )
+
+
+@router.get("/subscriptions", responses=declared(), summary="List your subscriptions")
+def list_subscriptions(store: StoreDep, user: CurrentUser) -> Items[Subscription]:
+    """Who is told what, and how; without secrets."""
+    return Items(store.subscriptions(user.owner))
+
+
+@router.post(
+    "/subscriptions",
+    status_code=201,
+    responses=declared("invalid-body", "malformed-request", "storage-full"),
+    summary="Subscribe to what happens",
+)
+def add_subscription(
+    wanted: Wanted, store: StoreDep, settings: SettingsDep, user: CurrentUser
+) -> NewSubscription:
+    """Tell someone when experiments end, fail or are held, budgets run out, or runs are preempted.
+
+    The answer has the secret that signs a webhook's messages; no other answer does.
+    """
+    try:
+        return subscribing.subscribe(
+            store,
+            settings,
+            owner=user.owner,
+            channel=wanted.channel,
+            target=wanted.target,
+            topics=wanted.topics,
+            project=wanted.project,
+        )
+    except BadSubscription as error:
+        problem = Problem("invalid-value", f"body.{error.field}", str(error))
+        raise ProblemError("invalid-body", str(problem), errors=[problem]) from None
+
+
+@router.delete(
+    "/subscriptions/{subscription_id}", status_code=204, responses=_ONE, summary="Remove a subscription"
+)
+def remove_subscription(subscription_id: SubscriptionId, store: StoreDep, user: CurrentUser) -> Response:
+    """Remove it with its log; messages that wait are not sent."""
+    _own(store, subscription_id, user.owner)
+    store.unsubscribe(subscription_id)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/subscriptions/{subscription_id}/test",
+    status_code=202,
+    responses=_ONE,
+    summary="Send a test message",
+)
+def test_subscription(subscription_id: SubscriptionId, store: StoreDep, user: CurrentUser) -> Delivery:
+    """A scheduler sends it within seconds; the log of deliveries says what came of it."""
+    _own(store, subscription_id, user.owner)
+    return store.test_subscription(subscription_id)
+
+
+@router.get("/deliveries", responses=declared("not-found"), summary="List messages and what came of them")
+def list_deliveries(
+    store: StoreDep,
+    user: CurrentUser,
+    subscription: Annotated[
+        int | None, Query(ge=1, le=MAX_ID, description="Only those of this subscription.")
+    ] = None,
+    page_size: Annotated[int, Query(ge=1, le=500, description="Most items.")] = 50,
+) -> Items[Delivery]:
+    """The newest messages to your subscriptions; they are kept for 90 days."""
+    if subscription is not None:
+        _own(store, subscription, user.owner)
+    return Items(store.deliveries(owner=user.owner, subscription_id=subscription, limit=page_size))
+
+
+def _own(store: Store, id: int, owner: str) -> None:
+    """Checks that a subscription is one's own.
+
+    Raises:
+        NotFound: it is not, or there is none.
+    """
+    if store.subscription(id).owner != owner:
+        raise NotFound("subscription", id)

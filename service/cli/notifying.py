@@ -1,0 +1,123 @@
+"""Commands about being told: the `notify` group."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from service.cli.connection import connected
+from service.cli.output import Json, console, note, print_json, say
+from service.domain.topics import Topic
+
+notify = typer.Typer(
+    no_args_is_help=True, help="Be told by webhook or e-mail what happens to experiments and budgets."
+)
+Id = Annotated[int, typer.Argument(metavar="ID", min=1, help="Number of a subscription.")]
+
+
+@notify.command()
+def add(
+    channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="webhook or mail.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A URL, or an e-mail address.")],
+    on: Annotated[
+        list[Topic], typer.Option("--on", help="What to be told of. Repeatable.", show_default=False)
+    ],
+    project: Annotated[
+        str | None,
+        typer.Option("--project", help="All experiments of a project; unset = your own."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Subscribe; prints the secret that signs a webhook's messages, once."""
+    with connected() as client:
+        made = client.subscribe(channel, target, on, project=project)
+    if as_json:
+        print_json(made)
+        return
+    say(f"subscription {made.subscription.id}: {channel} {target} on {', '.join(made.subscription.topics)}")
+    if made.secret is not None:
+        say(f"secret: {made.secret}")
+        note("keep the secret: it is not shown again; docs/team.md says how a receiver checks signatures")
+
+
+@notify.command("list")
+def list_subscriptions(as_json: Json = False) -> None:
+    """List your subscriptions."""
+    from rich.table import Table
+
+    with connected() as client:
+        found = client.subscriptions()
+    if as_json:
+        print_json(found)
+        return
+    table = Table("id", "channel", "target", "of", "on", "state", box=None, pad_edge=False)
+    for each in found:
+        state = "in use" if each.disabled_s is None else f"ended: {each.disabled_because}"
+        of = each.project or "your own"
+        table.add_row(str(each.id), each.channel, each.target, of, ", ".join(each.topics), state)
+    console().print(table if found else "no subscriptions; add one with: stillhouse notify add")
+
+
+@notify.command()
+def remove(id: Id, as_json: Json = False) -> None:
+    """Remove a subscription with its log."""
+    with connected() as client:
+        client.unsubscribe(id)
+    if as_json:
+        print_json({"removed": id})
+    else:
+        say(f"removed subscription {id}")
+
+
+@notify.command()
+def test(id: Id, as_json: Json = False) -> None:
+    """Send a test message, and wait up to 30 s for what comes of it."""
+    with connected() as client:
+        sent = client.test_subscription(id)
+        deadline = time.monotonic() + 30
+        while sent.answer is None and time.monotonic() < deadline:
+            time.sleep(0.5)
+            sent = next(each for each in client.deliveries(subscription=id) if each.id == sent.id)
+    if as_json:
+        print_json(sent)
+    elif sent.attempts == 0:
+        say(f"{sent.message_id} waits: is a scheduler running?")
+    else:
+        say(f"{sent.message_id} {sent.state}: {sent.answer or 'no answer yet'}")
+
+
+@notify.command()
+def log(
+    subscription: Annotated[
+        int | None, typer.Option("--subscription", min=1, help="Only those of this subscription.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="Most messages.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """List the newest messages to your subscriptions, and what came of each."""
+    from rich.table import Table
+
+    with connected() as client:
+        found = client.deliveries(subscription=subscription, limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    table = Table("at", "to", "what", "state", "attempts", "next", "answer", box=None, pad_edge=False)
+    for each in found:
+        table.add_row(
+            _time(each.created_s),
+            str(each.subscription_id),
+            each.kind,
+            each.state,
+            str(each.attempts),
+            "" if each.next_s is None else _time(each.next_s),
+            each.answer or "",
+        )
+    console().print(table if found else "no messages")
+
+
+def _time(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s).astimezone().strftime("%m-%d %H:%M:%S")

@@ -1,0 +1,284 @@
+"""Figures about processes that have no HTTP port: schedulers and recorders.
+
+They collect figures in memory and add them to rows of the database every few seconds, from which the API's
+`/metrics` reads them. Counters and histograms are sums over all processes there ever were, so they survive
+restarts and need no port on every node; gauges carry their process, and go with it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class FigureKind(StrEnum):
+    """What is done with a figure over time and over processes."""
+
+    counter = "counter"
+    """Added up."""
+    histogram = "histogram"
+    """Counted by size and added up."""
+    gauge = "gauge"
+    """Replaced by the same process; of several processes, the greatest is shown."""
+
+
+_FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_WAITS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86_400.0, 7 * 86_400.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FigureInfo:
+    """One figure, as Prometheus knows it.
+
+    Attributes:
+        name: with its unit and, of a counter, `_total`.
+        kind: what is done with it.
+        described: help text.
+        labels: names of its labels.
+        buckets: upper bounds, of a histogram.
+    """
+
+    name: str
+    kind: FigureKind
+    described: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+FIGURES: Mapping[str, FigureInfo] = MappingProxyType(
+    {
+        info.name: info
+        for info in (
+            FigureInfo(
+                "stillhouse_claim_seconds",
+                FigureKind.histogram,
+                "Time that claiming an experiment from the queue takes a scheduler.",
+                buckets=_FAST_S,
+            ),
+            FigureInfo(
+                "stillhouse_queue_wait_seconds",
+                FigureKind.histogram,
+                "Time that experiments were queued before they were claimed, without delays before a retry.",
+                ("project",),
+                _WAITS_S,
+            ),
+            FigureInfo(
+                "stillhouse_scheduler_pass_seconds",
+                FigureKind.histogram,
+                "Time that a pass of a scheduler takes.",
+                buckets=_FAST_S,
+            ),
+            FigureInfo(
+                "stillhouse_lease_lapses_total",
+                FigureKind.counter,
+                "Leases that were found lapsed: a driver or its scheduler did not renew them in time.",
+            ),
+            FigureInfo(
+                "stillhouse_adoptions_total",
+                FigureKind.counter,
+                "Lapsed leases that a scheduler took over.",
+            ),
+            FigureInfo(
+                "stillhouse_silent_drivers_stopped_total",
+                FigureKind.counter,
+                "Jobs that were stopped because their driver stayed silent.",
+            ),
+            FigureInfo(
+                "stillhouse_preemptions_total",
+                FigureKind.counter,
+                "Runs that gave their devices back at a checkpoint.",
+                ("project",),
+            ),
+            FigureInfo(
+                "stillhouse_share_error_ratio",
+                FigureKind.gauge,
+                "Share received minus share entitled to, of projects that have work.",
+                ("project",),
+            ),
+            FigureInfo(
+                "stillhouse_budget_left_ratio",
+                FigureKind.gauge,
+                "Part of this month's budget that is left; below 0 it is overspent.",
+                ("project", "unit"),
+            ),
+            FigureInfo(
+                "stillhouse_ray_up",
+                FigureKind.gauge,
+                "Whether Ray answered a scheduler's last look at the cluster.",
+            ),
+            FigureInfo(
+                "stillhouse_commit_seconds",
+                FigureKind.histogram,
+                "Time of a write to the database, from its begin to its commit.",
+                ("process",),
+                _FAST_S,
+            ),
+            FigureInfo(
+                "stillhouse_recorder_lag_seconds",
+                FigureKind.gauge,
+                "Age of the oldest report that an experiment's recorder has not stored in the database yet.",
+            ),
+            FigureInfo(
+                "stillhouse_spool_bytes",
+                FigureKind.gauge,
+                "Size of the points that wait for the database on the disk of a recorder's node.",
+            ),
+            FigureInfo(
+                "stillhouse_message_deliveries_total",
+                FigureKind.counter,
+                "Attempts to deliver a message to a subscriber, by channel and outcome.",
+                ("channel", "outcome"),
+            ),
+        )
+    }
+)
+"""By name. Whoever measures something new adds it here; `/metrics` and its documentation follow."""
+
+_SUM, _BUCKET, _COUNT = "_sum", "_bucket", "_count"
+
+
+@dataclass(frozen=True, slots=True)
+class FigureRow:
+    """One number in the database: a series of a figure, or a part of a histogram's series.
+
+    Attributes:
+        name: of the figure; of a histogram with `_bucket`, `_sum` or `_count`.
+        labels: as JSON text with sorted names; of a bucket with `le`.
+        value: to be added, or of a gauge to be kept.
+        is_gauge: whether it replaces what is there.
+    """
+
+    name: str
+    labels: str
+    value: float
+    is_gauge: bool
+
+
+class FigureBuffer:
+    """Figures of one process that are not in the database yet; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: dict[tuple[str, str], float] = {}
+        self._gauges: dict[tuple[str, str], float] = {}
+
+    def count(self, name: str, by: float = 1.0, **labels: str) -> None:
+        """Adds to a counter."""
+        self._checked(name, FigureKind.counter, labels)
+        with self._lock:
+            self._add(name, labels, by)
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Adds a value to a histogram."""
+        info = self._checked(name, FigureKind.histogram, labels)
+        place = bisect_left(info.buckets, value)
+        bound = repr(info.buckets[place]) if place < len(info.buckets) else "+Inf"
+        with self._lock:
+            self._add(name + _BUCKET, {**labels, "le": bound}, 1.0)
+            self._add(name + _COUNT, labels, 1.0)
+            self._add(name + _SUM, labels, value)
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Sets a gauge of this process."""
+        self._checked(name, FigureKind.gauge, labels)
+        with self._lock:
+            self._gauges[name, _text(labels)] = value
+
+    def taken(self) -> list[FigureRow]:
+        """Returns all figures as rows, in the order of their keys, and forgets the sums."""
+        with self._lock:
+            sums, self._sums = self._sums, {}
+            gauges = dict(self._gauges)
+        return [
+            *(FigureRow(*key, value, is_gauge=False) for key, value in sorted(sums.items())),
+            *(FigureRow(*key, value, is_gauge=True) for key, value in sorted(gauges.items())),
+        ]
+
+    def put_back(self, rows: list[FigureRow]) -> None:
+        """Takes back sums that the database did not take."""
+        with self._lock:
+            for row in rows:
+                if not row.is_gauge:
+                    key = row.name, row.labels
+                    self._sums[key] = self._sums.get(key, 0.0) + row.value
+
+    def _add(self, name: str, labels: Mapping[str, str], by: float) -> None:
+        key = name, _text(labels)
+        self._sums[key] = self._sums.get(key, 0.0) + by
+
+    @staticmethod
+    def _checked(name: str, kind: FigureKind, labels: Mapping[str, str]) -> FigureInfo:
+        info = FIGURES[name]
+        if info.kind is not kind or set(labels) != set(info.labels):
+            raise ValueError(f"{name} is a {info.kind} with the labels {info.labels}, not {tuple(labels)}")
+        return info
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A histogram's series.
+
+    Attributes:
+        buckets: (upper bound, count of values up to it), in order; the last bound is `+Inf`.
+        sum: of all values.
+    """
+
+    buckets: tuple[tuple[str, float], ...]
+    sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A figure's series, put together from its rows.
+
+    Attributes:
+        info: the figure.
+        labels: by name.
+        value: a number, or a histogram.
+    """
+
+    info: FigureInfo
+    labels: Mapping[str, str]
+    value: float | Histogram
+
+
+def series_of(rows: list[FigureRow]) -> list[Series]:
+    """Returns what rows of the database mean, without those of figures that this release does not know."""
+    found: list[Series] = []
+    sums: dict[str, dict[str, float]] = {}
+    buckets: dict[tuple[str, str], dict[str, float]] = {}
+    gauges: dict[tuple[str, str], float] = {}
+    for row in rows:
+        info = FIGURES.get(row.name)
+        if info is None:
+            name, _, part = row.name.rpartition("_")
+            if part == "bucket" and name in FIGURES:
+                labels = json.loads(row.labels)
+                bound = labels.pop("le")
+                buckets.setdefault((name, _text(labels)), {})[bound] = row.value
+            elif part == "sum" and name in FIGURES:
+                sums.setdefault(name, {})[row.labels] = row.value
+        elif info.kind is FigureKind.gauge:
+            key = row.name, row.labels
+            gauges[key] = max(row.value, gauges.get(key, row.value))
+        else:
+            found.append(Series(info, json.loads(row.labels), row.value))
+    found += [Series(FIGURES[name], json.loads(labels), value) for (name, labels), value in gauges.items()]
+    for (name, labels_text), counts in buckets.items():
+        info, total = FIGURES[name], 0.0
+        cumulative = []
+        for bound in (*map(repr, info.buckets), "+Inf"):
+            total += counts.get(bound, 0.0)
+            cumulative.append((bound, total))
+        histogram = Histogram(tuple(cumulative), sums.get(name, {}).get(labels_text, 0.0))
+        found.append(Series(info, json.loads(labels_text), histogram))
+    return found
+
+
+def _text(labels: Mapping[str, str]) -> str:
+    return json.dumps(labels, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,142 @@
+"""The courier: sends what waits for subscribers, and tries again what did not arrive.
+
+Every scheduler has one. They share the deliveries by claiming them in the database; a message is sent at
+least once, and twice only when a process dies between sending it and noting that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from dataclasses import dataclass
+
+from service.config.settings import Settings
+from service.db.errors import StoreError
+from service.domain.figures import FigureBuffer
+from service.notices.channels import CHANNELS
+from service.notices.errors import Undeliverable
+from service.store import Store
+from service.store.noticing import Outgoing
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 2.0
+"""Pause between two looks for new messages."""
+AT_ONCE = 20
+"""Messages that one courier sends at the same time."""
+HELD_S = 120.0
+"""How long a message that is being sent is left alone by others: longer than any channel's timeouts."""
+FIRST_RETRY_S = 5.0
+"""Pause after the first failed attempt; each further one is four times as long."""
+LONGEST_RETRY_S = 6 * 3600.0
+ATTEMPTS = 10
+"""Attempts before a message is given up, about 20 hours after the first."""
+KEPT_S = 90 * 86_400.0
+"""How long the log of deliveries is kept."""
+FORGET_EVERY_S = 3600.0
+
+
+def retry_in_s(attempt: int) -> float | None:
+    """Returns the pause after a failed attempt, the first being 1; None = it was the last."""
+    if attempt >= ATTEMPTS:
+        return None
+    return min(LONGEST_RETRY_S, FIRST_RETRY_S * 4.0 ** (attempt - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round did.
+
+    Attributes:
+        addressed: notices whose deliveries were written.
+        delivered, failed: ids of deliveries.
+    """
+
+    addressed: int
+    delivered: tuple[int, ...]
+    failed: tuple[int, ...]
+
+
+class Courier:
+    """Delivers the messages of an installation; several may share a database.
+
+    Args:
+        store: of the installation.
+        settings: which hosts and which mail server.
+        figures: receives how many attempts went well; None = they are not counted.
+    """
+
+    def __init__(self, store: Store, settings: Settings, figures: FigureBuffer | None = None) -> None:
+        self._figures = figures or FigureBuffer()
+        self._store = store
+        self._settings = settings
+        self._forgotten_s = float("-inf")
+
+    def run(self, stop: threading.Event) -> None:
+        """Delivers again and again until `stop` is set."""
+        while not stop.is_set():
+            try:
+                did = self.run_once()
+            except StoreError as error:
+                logger.warning("messages wait for the database: %s", error)
+            except Exception:
+                # Without this thread no one would be told anything, of this mistake either.
+                logger.exception("the courier failed; trying again")
+            else:
+                if did.delivered or did.failed:
+                    continue  # More may wait.
+            stop.wait(EVERY_S)
+
+    def run_once(self) -> Round:
+        """Addresses new notices, and attempts the deliveries that are due.
+
+        Raises:
+            StoreError: the database is unavailable; what was sent may be sent again.
+        """
+        addressed = self._store.address_notices()
+        taken = self._store.take_deliveries(AT_ONCE, HELD_S)
+        arrived = asyncio.run(self._attempt_all(taken)) if taken else []
+        for each, well in zip(taken, arrived, strict=True):
+            outcome = "delivered" if well else "failed"
+            self._figures.count("stillhouse_message_deliveries_total", channel=each.channel, outcome=outcome)
+        now = self._store.monotonic()
+        if now - self._forgotten_s >= FORGET_EVERY_S:
+            self._store.forget_deliveries(KEPT_S)
+            self._forgotten_s = now
+        return Round(
+            addressed,
+            tuple(each.id for each, well in zip(taken, arrived, strict=True) if well),
+            tuple(each.id for each, well in zip(taken, arrived, strict=True) if not well),
+        )
+
+    async def _attempt_all(self, taken: list[Outgoing]) -> list[bool]:
+        return list(await asyncio.gather(*map(self._attempt, taken)))
+
+    async def _attempt(self, outgoing: Outgoing) -> bool:
+        """Attempts one delivery and notes what came of it; returns whether it arrived."""
+        try:
+            answer = await CHANNELS[outgoing.channel].send(outgoing, self._settings)
+        except Undeliverable as error:
+            pause_s = retry_in_s(outgoing.attempt) if error.again else None
+            logger.warning(
+                "message %s to subscription %d did not arrive (attempt %d): %s",
+                outgoing.message_id,
+                outgoing.subscription_id,
+                outgoing.attempt,
+                error,
+            )
+            if error.gone:
+                await asyncio.to_thread(self._store.disable_subscription, outgoing, str(error))
+            else:
+                await asyncio.to_thread(self._store.not_delivered, outgoing, str(error), pause_s)
+            return False
+        except Exception as error:
+            # A mistake of ours with one message must not keep the others from their receivers.
+            logger.exception("message %s could not be sent", outgoing.message_id)
+            why = f"{type(error).__name__}: {error}"
+            pause_s = retry_in_s(outgoing.attempt)
+            await asyncio.to_thread(self._store.not_delivered, outgoing, why, pause_s)
+            return False
+        await asyncio.to_thread(self._store.delivered, outgoing, answer)
+        return True

@@ -1,0 +1,64 @@
+"""What is checked before someone is told something."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from service.config.settings import Settings
+from service.domain.notices import NewSubscription
+from service.domain.topics import Topic
+from service.notices.channels import channel_named
+from service.notices.errors import BadSubscription
+from service.store import Store
+
+MOST_PER_USER = 100
+"""Subscriptions of one user."""
+
+
+def subscribe(
+    store: Store,
+    settings: Settings,
+    *,
+    owner: str,
+    channel: str,
+    target: str,
+    topics: Collection[Topic],
+    project: str | None = None,
+) -> NewSubscription:
+    """Returns a new subscription with its secret, which is shown nowhere else.
+
+    Args:
+        store: of the installation.
+        settings: which hosts and which mail server.
+        owner: user who is told.
+        channel: name of a channel.
+        target: address in it.
+        topics: what is told.
+        project: all experiments of it; None = the owner's own.
+
+    Raises:
+        BadSubscription: one of these is not possible; the message says which and why.
+    """
+    chosen = channel_named(channel)
+    if not topics:
+        raise BadSubscription("topics", f"no topic is named; choose from {', '.join(Topic)}")
+    if project is None and Topic.budget in topics:
+        raise BadSubscription("topics", "budgets belong to projects; name a project as well")
+    if len(store.subscriptions(owner)) >= MOST_PER_USER:
+        raise BadSubscription("owner", f"{owner} has {MOST_PER_USER} subscriptions already; remove one")
+    stored = chosen.check(target, settings)
+    subscriber = store.subscriber(owner)
+    if project is not None and not store.sees_project(owner, project):
+        raise BadSubscription("project", f"project {project!r} does not exist")
+    if chosen.personal and subscriber is not None and not subscriber.administrator:
+        if subscriber.email is None:
+            raise BadSubscription(
+                "target", f"{owner} has no e-mail address; an administrator adds it to the user"
+            )
+        if stored.lower() != subscriber.email.lower():
+            raise BadSubscription(
+                "target", f"mail goes to your own address, {subscriber.email}; administrators may name others"
+            )
+    secret = chosen.new_secret()
+    subscription = store.subscribe(owner, channel, stored, list(topics), project=project, secret=secret)
+    return NewSubscription(subscription, secret)

@@ -1,0 +1,188 @@
+"""Signed webhooks, as the Standard Webhooks specification has them (https://www.standardwebhooks.com).
+
+A URL that people enter must not let them reach what only this machine can: its own ports, a cloud's metadata
+service, the network behind it. So a host is delivered to only if the operator lists it, its addresses are
+checked when it has been resolved, and the connection goes to the very address that was checked: a name that
+resolves to another address a moment later gains nothing. Redirects are not followed, and proxies that the
+environment names are not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import ipaddress
+import secrets
+import socket
+import time
+from urllib.parse import SplitResult, urlsplit
+
+import httpx
+
+from service.config.hosts import Address, AllowedHosts, literal_address
+from service.config.settings import Settings
+from service.notices.errors import BadSubscription, Undeliverable
+from service.store.noticing import Outgoing
+
+TIMEOUT_S = 10.0
+"""Longest attempt, from resolving the name to the last byte of the answer that is read."""
+LONGEST_URL = 2000
+_READ_BYTES = 300
+"""Bytes of the answer's text that are kept for the log."""
+_SECRET_PREFIX = "whsec_"
+_GONE = 410
+
+
+class Webhook:
+    """A POST request to a URL, with a signature over id, time and body."""
+
+    name = "webhook"
+    personal = False
+    described = "an https:// or http:// URL of a host in STILLHOUSE_WEBHOOK_HOSTS"
+
+    def check(self, target: str, settings: Settings) -> str:
+        """Returns the URL.
+
+        Raises:
+            BadSubscription: it is not a URL of an allowed host.
+        """
+        host = _host(_split(target))
+        allowed = AllowedHosts.read(settings.webhook_hosts)
+        if not allowed.takes_name(host):
+            raise BadSubscription(
+                "target",
+                f"webhooks may not go to {host!r}; an operator allows hosts with STILLHOUSE_WEBHOOK_HOSTS",
+            )
+        literal = literal_address(host)
+        if literal is not None and not allowed.takes_address(host, literal):
+            raise BadSubscription("target", _refused(host, literal))
+        return target
+
+    def new_secret(self) -> str:
+        """Returns 256 random bits."""
+        return _SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+    async def send(self, outgoing: Outgoing, settings: Settings) -> str:
+        """Posts the message.
+
+        Raises:
+            Undeliverable: the host is not allowed, does not answer in time, or answers with an error.
+        """
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await self._send(outgoing, settings)
+        except TimeoutError:
+            raise Undeliverable(f"no answer within {TIMEOUT_S:g} s") from None
+        except httpx.HTTPError as error:
+            line = (str(error).splitlines() or [""])[0]
+            raise Undeliverable(f"{type(error).__name__}: {line}") from None
+
+    async def _send(self, outgoing: Outgoing, settings: Settings) -> str:
+        try:
+            self.check(outgoing.target, settings)
+        except BadSubscription as error:  # The operator's list has changed since.
+            raise Undeliverable(str(error), again=False) from None
+        url = _split(outgoing.target)
+        host = _host(url)
+        address = await _resolved(host, url.port or _PORTS[url.scheme], settings)
+        body = outgoing.body.encode()
+        headers = {
+            "Host": url.netloc.rpartition("@")[2],
+            "Content-Type": "application/json",
+            "User-Agent": "stillhouse-webhook",
+            **signed(outgoing.secret or "", outgoing.message_id, int(time.time()), body),
+        }
+        at = httpx.URL(outgoing.target).copy_with(host=str(address), userinfo=b"")
+        # The certificate is checked against the name, while the connection goes to the checked address.
+        async with (
+            httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=TIMEOUT_S) as client,
+            client.stream(
+                "POST", at, content=body, headers=headers, extensions={"sni_hostname": host}
+            ) as answer,
+        ):
+            said = b""
+            async for chunk in answer.aiter_raw():
+                said += chunk
+                if len(said) >= _READ_BYTES:
+                    break
+        line = f"{answer.status_code} {said[:_READ_BYTES].decode(errors='replace')}".strip()
+        if answer.is_success:
+            return line
+        if answer.is_redirect:
+            raise Undeliverable(f"{answer.status_code}: redirects are not followed; use the final URL")
+        raise Undeliverable(line, gone=answer.status_code == _GONE)
+
+
+_PORTS = {"http": 80, "https": 443}
+
+
+def signed(secret: str, message_id: str, at_s: int, body: bytes) -> dict[str, str]:
+    """Returns the headers that let a receiver check who sent a message, and when.
+
+    The signature is the base64 of HMAC-SHA256 over `<id>.<timestamp>.<body>`, its key what follows `whsec_`
+    in the secret, from base64.
+    """
+    key = base64.b64decode(secret.removeprefix(_SECRET_PREFIX))
+    content = f"{message_id}.{at_s}.".encode() + body
+    signature = base64.b64encode(hmac.digest(key, content, hashlib.sha256)).decode()
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(at_s),
+        "webhook-signature": f"v1,{signature}",
+    }
+
+
+def _split(target: str) -> SplitResult:
+    """Splits a URL.
+
+    Raises:
+        BadSubscription: it is not one that a request can go to.
+    """
+    if len(target) > LONGEST_URL or not target.isascii() or not target.isprintable() or " " in target:
+        raise BadSubscription(
+            "target", f"a webhook's URL has up to {LONGEST_URL} printable ASCII characters and no spaces"
+        )
+    try:
+        url = urlsplit(target)
+        port = url.port
+    except ValueError as error:
+        raise BadSubscription("target", f"{target!r} is not a URL: {error}") from None
+    if url.scheme not in _PORTS or not url.hostname or port == 0:
+        raise BadSubscription("target", f"{target!r} is not a URL; use https://host/path")
+    if url.username is not None:
+        raise BadSubscription(
+            "target", "a webhook's URL takes no user and password; messages are signed instead"
+        )
+    return url
+
+
+def _host(url: SplitResult) -> str:
+    return (url.hostname or "").rstrip(".").lower()
+
+
+async def _resolved(host: str, port: int, settings: Settings) -> Address:
+    """Returns the address to connect to, checked.
+
+    Raises:
+        Undeliverable: the name has no address, or one that messages may not go to.
+    """
+    allowed = AllowedHosts.read(settings.webhook_hosts)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise Undeliverable(f"{host} cannot be resolved: {error.strerror or error}") from None
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    for address in addresses:
+        # One that is refused refuses the name: a mixed answer is how a check is slipped past.
+        if not allowed.takes_address(host, address):
+            raise Undeliverable(_refused(host, address), again=False)
+    return addresses[0]
+
+
+def _refused(host: str, address: Address) -> str:
+    return (
+        f"{host} is at {address}, which is not a public address; an operator allows it by the exact name or "
+        "network in STILLHOUSE_WEBHOOK_HOSTS"
+    )

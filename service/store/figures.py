@@ -1,0 +1,107 @@
+"""Figures of processes that have no HTTP port, on their way to `/metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects import postgresql, sqlite
+
+from service.db import schema
+from service.domain.figures import FigureRow
+from service.store.base import StorePart
+
+GAUGE_LASTS_S = 60.0
+"""Gauges of processes that have written none for this long are not shown."""
+_f = schema.figures.c
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAge:
+    """What one project has in the queue.
+
+    Attributes:
+        project: the project.
+        experiments: how many wait.
+        oldest_s: for how long the oldest has been queued, in seconds.
+    """
+
+    project: str
+    experiments: int
+    oldest_s: float
+
+
+class FigureRows(StorePart):
+    """The part of the store that keeps processes' figures."""
+
+    def add_figures(self, rows: Sequence[FigureRow], *, source: str) -> None:
+        """Adds sums to those of all processes, and replaces the gauges of one.
+
+        Args:
+            rows: in the order of their keys, so that two processes lock them in one order.
+            source: name of the process, for its gauges.
+        """
+        if not rows:
+            return
+
+        def body(connection: Connection) -> None:
+            now = self.database_time(connection)
+            for is_gauge in (False, True):
+                values = [
+                    {"name": row.name, "labels": row.labels, "value": row.value, "at_s": now,
+                     "source": source if is_gauge else ""}
+                    for row in rows
+                    if row.is_gauge is is_gauge
+                ]  # fmt: skip
+                if values:
+                    connection.execute(_upsert(connection, add=not is_gauge), values)
+
+        self.database.write(body)
+
+    def drop_gauges(self, source: str) -> None:
+        """Removes the gauges of a process that ends."""
+        statement = sa.delete(schema.figures).where(_f.source == source)
+        self.database.write(lambda connection: connection.execute(statement))
+
+    def queue_ages(self) -> list[QueueAge]:
+        """Returns how many experiments each project has in the queue, and for how long the oldest waits."""
+        x = schema.experiments.c
+        statement = (
+            sa.select(x.project, sa.func.count(), sa.func.min(x.queued_s))
+            .where(schema.QUEUED, x.deleted_s.is_(None))
+            .group_by(x.project)
+            .order_by(x.project)
+        )
+        with self.database.read() as connection:
+            now = self.database_time(connection)
+            return [
+                QueueAge(project, count, max(0.0, now - oldest_s))
+                for project, count, oldest_s in connection.execute(statement)
+            ]
+
+    def figures(self) -> list[FigureRow]:
+        """Returns the sums, and the gauges of processes that live."""
+        with self.database.read() as connection:
+            since_s = self.database_time(connection) - GAUGE_LASTS_S
+            rows = connection.execute(
+                sa.select(schema.figures)
+                .where(sa.or_(_f.source == "", _f.at_s > since_s))
+                .order_by(_f.name, _f.labels, _f.source)
+            ).mappings()
+            return [
+                FigureRow(row["name"], row["labels"], row["value"], is_gauge=row["source"] != "")
+                for row in rows
+            ]
+
+
+def _upsert(connection: Connection, *, add: bool) -> Any:
+    dialect = {"postgresql": postgresql, "sqlite": sqlite}[connection.dialect.name]
+    insert = dialect.insert(schema.figures)
+    new = insert.excluded
+    return insert.on_conflict_do_update(
+        index_elements=[_f.name, _f.labels, _f.source],
+        set_={"value": _f.value + new.value if add else new.value, "at_s": new.at_s},
+    )

@@ -1,0 +1,368 @@
+"""Subscriptions, and the messages to their subscribers.
+
+A notice is written in the transaction of what happened (`insert_events`), so it exists exactly if that does.
+A scheduler turns it into one delivery per subscription and marks it, in one transaction as well: a scheduler
+that dies leaves all or nothing. A cursor over events would need an order of commits, which no column has: a
+transaction that commits late would put its events behind the cursor.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from service.db import notice_statements as queries
+from service.db import schema
+from service.db.errors import NotFound
+from service.domain.notices import Delivery, DeliveryState, Subscription
+from service.domain.topics import TEST, TOPICS, Topic
+from service.store.base import StorePart, storable
+
+_GROUP = 100
+"""Notices that are addressed in one transaction."""
+_LONGEST_ANSWER = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A delivery that this process is to attempt.
+
+    Attributes:
+        id: of the delivery.
+        subscription_id: of its subscription.
+        message_id: by which receivers drop what comes twice.
+        attempt: 1 for the first.
+        body: JSON text, the same in every attempt.
+        channel, target, secret: of the subscription.
+    """
+
+    id: int
+    subscription_id: int
+    message_id: str
+    attempt: int
+    body: str
+    channel: str
+    target: str
+    secret: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """A user, as far as their subscriptions go.
+
+    Attributes:
+        email: their address; None = unknown.
+        administrator: whether they see every project.
+        disabled: whether they are told nothing any more.
+    """
+
+    email: str | None
+    administrator: bool
+    disabled: bool
+
+
+class Noticing(StorePart):
+    """The part of the store that knows who is told what."""
+
+    def subscribe(
+        self,
+        owner: str,
+        channel: str,
+        target: str,
+        topics: Sequence[Topic],
+        *,
+        project: str | None = None,
+        secret: str | None = None,
+    ) -> Subscription:
+        """Stores a subscription.
+
+        Args:
+            owner: user who is told.
+            channel: name of a channel.
+            target: address in it, checked.
+            topics: what is told.
+            project: all experiments of it; None = the owner's own.
+            secret: that messages are signed with.
+        """
+        values = {
+            "owner": owner,
+            "project": project,
+            "topics": ",".join(sorted(set(topics))),
+            "channel": channel,
+            "target": storable(target),
+            "secret": secret,
+            "created_s": self.clock(),
+        }
+
+        def body(connection: Connection) -> Subscription:
+            statement = sa.insert(schema.subscriptions).returning(*schema.subscriptions.c)
+            return Subscription.from_row(connection.execute(statement, values).mappings().one())
+
+        return self.database.write(body)
+
+    def subscriptions(self, owner: str | None = None) -> list[Subscription]:
+        """Returns the subscriptions of a user, or of all, in the order they were made."""
+        statement = sa.select(schema.subscriptions).order_by(schema.subscriptions.c.id)
+        if owner is not None:
+            statement = statement.where(schema.subscriptions.c.owner == owner)
+        with self.database.read() as connection:
+            return [Subscription.from_row(row) for row in connection.execute(statement).mappings()]
+
+    def subscription(self, id: int) -> Subscription:
+        """Returns one subscription.
+
+        Raises:
+            NotFound: there is none.
+        """
+        statement = sa.select(schema.subscriptions).where(schema.subscriptions.c.id == id)
+        with self.database.read() as connection:
+            row = connection.execute(statement).mappings().one_or_none()
+        if row is None:
+            raise NotFound("subscription", id)
+        return Subscription.from_row(row)
+
+    def unsubscribe(self, id: int) -> None:
+        """Removes a subscription with the log of its deliveries; pending ones are not sent.
+
+        Raises:
+            NotFound: there is none.
+        """
+
+        def body(connection: Connection) -> None:
+            connection.execute(sa.delete(schema.deliveries).where(schema.deliveries.c.subscription_id == id))
+            gone = connection.execute(sa.delete(schema.subscriptions).where(schema.subscriptions.c.id == id))
+            if not gone.rowcount:
+                raise NotFound("subscription", id)
+
+        self.database.write(body)
+
+    def notice(self, key: str, kind: str, project: str, message: str, data: Mapping[str, Any]) -> bool:
+        """Writes a notice about a project, once; False when one of that key was written before.
+
+        Args:
+            key: says which happening this is, `budget:nlp:2026-11:usd:80` for instance.
+            kind: one of `service.domain.topics.TOPICS`.
+            project: whose subscribers are told.
+            message: one line.
+            data: the figures behind it.
+        """
+        values = {
+            "key": key,
+            "kind": kind,
+            "at_s": self.clock(),
+            "project": project,
+            "message": storable(message),
+            "data": dict(data),
+        }
+
+        def body(connection: Connection) -> bool:
+            known = sa.select(schema.notices.c.id).where(schema.notices.c.key == key)
+            if connection.execute(known).first() is not None:
+                return False
+            insert = _insert(connection)(schema.notices).values(values).on_conflict_do_nothing()
+            return bool(connection.execute(insert).rowcount)
+
+        return self.database.write(body)
+
+    def subscriber(self, owner: str) -> Subscriber | None:
+        """Returns what decides on a user's subscriptions; None = the name is no user's."""
+        with self.database.read() as connection:
+            row = connection.execute(queries.SUBSCRIBER, {"user": owner}).one_or_none()
+        return None if row is None else Subscriber(row.email, row.administrator, row.disabled_s is not None)
+
+    def sees_project(self, owner: str, project: str) -> bool:
+        """Returns whether a user may be told of a project, which exists."""
+        with self.database.read() as connection:
+            exists = connection.execute(queries.PROJECT, {"project": project}).first() is not None
+            return exists and self._may_be_told(connection, owner, project)
+
+    def address_notices(self) -> int:
+        """Writes the deliveries of notices that have none yet; returns how many notices it took.
+
+        Several processes may do this at once: each notice is taken by one.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> int:
+            rows = connection.execute(queries.unaddressed(_GROUP)).mappings().all()
+            due_s = self.database_time(connection)
+            for row in rows:
+                subscribed = connection.execute(
+                    queries.SUBSCRIBED,
+                    {"project": row["of_project"], "owner": row["experiment_owner"]},
+                ).mappings()
+                new = [
+                    _delivery(subscription, row["id"], _body(row), now, due_s)
+                    for subscription in subscribed
+                    if TOPICS.get(row["kind"], frozenset()) & set(subscription["topics"].split(","))
+                    and self._may_be_told(connection, subscription["owner"], row["of_project"])
+                ]
+                if new:
+                    connection.execute(sa.insert(schema.deliveries), new)
+                connection.execute(queries.ADDRESSED, {"taken": row["id"], "when": now})
+            return len(rows)
+
+        return self.database.write(body)
+
+    def _may_be_told(self, connection: Connection, owner: str, project: str | None) -> bool:
+        """Returns whether a subscriber still sees a project: memberships end, subscriptions stay.
+
+        A name that is no user's is that of whoever works without accounts.
+        """
+        user = connection.execute(queries.SUBSCRIBER, {"user": owner}).one_or_none()
+        if user is None or user.disabled_s is not None:
+            return user is None
+        if project is None or user.administrator:
+            return True
+        asked = {"user": owner, "project": project}
+        return connection.execute(queries.SEES, asked).first() is not None
+
+    def test_subscription(self, id: int) -> Delivery:
+        """Writes a test message to one subscription.
+
+        Raises:
+            NotFound: there is no such subscription.
+        """
+        now = self.clock()
+        subscription = self.subscription(id)
+        message = f"a test of subscription {id}, which tells of {', '.join(subscription.topics)}"
+        text = _message(TEST, now, {"message": message, "project": subscription.project})
+
+        def body(connection: Connection) -> Delivery:
+            values = _delivery({"id": id}, None, text, now, self.database_time(connection))
+            statement = sa.insert(schema.deliveries).returning(*schema.deliveries.c)
+            return Delivery.from_row(connection.execute(statement, values).mappings().one())
+
+        return self.database.write(body)
+
+    def take_deliveries(self, limit: int, for_s: float) -> list[Outgoing]:
+        """Begins an attempt at deliveries whose time has come; no other process begins one for `for_s`.
+
+        The attempt is counted before anything is sent: a process that dies while it sends leaves the message
+        to the next one, and the receiver may get it twice, under the same id.
+        """
+
+        def body(connection: Connection) -> list[Outgoing]:
+            now = self.database_time(connection)
+            ids = list(connection.execute(queries.due(now, limit)).scalars())
+            if not ids:
+                return []
+            connection.execute(queries.take(ids, now + for_s))
+            return [
+                Outgoing(
+                    row["id"], row["subscription_id"], row["message_id"], row["attempts"], row["body"],
+                    row["channel"], row["target"], row["secret"],
+                )
+                for row in connection.execute(queries.with_subscriptions(ids)).mappings()
+            ]  # fmt: skip
+
+        return self.database.write(body)
+
+    def delivered(self, outgoing: Outgoing, answer: str) -> None:
+        """Notes that the receiver took a message."""
+        self._end(outgoing, answer, state=DeliveryState.delivered, ended_s=self.clock())
+
+    def not_delivered(self, outgoing: Outgoing, why: str, retry_in_s: float | None) -> None:
+        """Notes that an attempt failed; None = there is no other."""
+        if retry_in_s is None:
+            self._end(outgoing, why, state=DeliveryState.failed, ended_s=self.clock())
+        else:
+            self._end(outgoing, why, retry_in_s=retry_in_s)
+
+    def disable_subscription(self, outgoing: Outgoing, why: str) -> None:
+        """Ends a subscription whose receiver wants no more messages, and fails the one it answered so."""
+        now = self.clock()
+
+        def body(connection: Connection) -> None:
+            connection.execute(
+                sa.update(schema.subscriptions)
+                .where(schema.subscriptions.c.id == outgoing.subscription_id)
+                .values(disabled_s=now, disabled_because=_line(why))
+            )
+            values = {"state": DeliveryState.failed, "ended_s": now, "answer": _line(why)}
+            connection.execute(queries.end_attempt(outgoing.id, outgoing.attempt, **values))
+
+        self.database.write(body)
+
+    def _end(
+        self, outgoing: Outgoing, answer: str, *, retry_in_s: float | None = None, **values: Any
+    ) -> None:
+        def body(connection: Connection) -> None:
+            if retry_in_s is not None:
+                values["next_s"] = self.database_time(connection) + retry_in_s
+            connection.execute(
+                queries.end_attempt(outgoing.id, outgoing.attempt, answer=_line(answer), **values)
+            )
+
+        self.database.write(body)
+
+    def deliveries(
+        self, *, owner: str | None = None, subscription_id: int | None = None, limit: int = 50
+    ) -> list[Delivery]:
+        """Returns the newest deliveries, of a user's subscriptions or of one subscription."""
+        with self.database.read() as connection:
+            rows = connection.execute(queries.latest(owner, subscription_id, limit)).mappings()
+            return [Delivery.from_row(row) for row in rows]
+
+    def forget_deliveries(self, older_than_s: float) -> None:
+        """Removes notices and ended deliveries that are older than this."""
+        before_s = self.clock() - older_than_s
+
+        def body(connection: Connection) -> None:
+            for statement in queries.old(before_s):
+                connection.execute(statement)
+
+        self.database.write(body)
+
+
+def _insert(connection: Connection) -> Any:
+    from sqlalchemy.dialects import postgresql, sqlite
+
+    return {"postgresql": postgresql, "sqlite": sqlite}[connection.dialect.name].insert
+
+
+def _delivery(
+    subscription: Mapping[Any, Any], notice_id: int | None, body: str, now: float, due_s: float
+) -> dict[str, Any]:
+    return {
+        "subscription_id": subscription["id"],
+        "notice_id": notice_id,
+        "message_id": f"msg_{secrets.token_hex(12)}",
+        "body": body,
+        "state": DeliveryState.pending,
+        "attempts": 0,
+        "next_s": due_s,
+        "created_s": now,
+    }
+
+
+def _body(notice: Mapping[Any, Any]) -> str:
+    data = {
+        "message": notice["message"],
+        "project": notice["of_project"],
+        **(notice["data"] or {}),
+    }
+    if notice["experiment_id"] is not None:
+        data["experiment"] = {
+            "id": notice["experiment_id"],
+            "name": notice["experiment_name"],
+            "owner": notice["experiment_owner"],
+        }
+    return _message(notice["kind"], notice["at_s"], data)
+
+
+def _message(kind: str, at_s: float, data: Mapping[str, Any]) -> str:
+    """Returns the text that is sent: type, time and data, as Standard Webhooks has them."""
+    timestamp = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"type": kind, "timestamp": timestamp, "data": data}, separators=(",", ":"))
+
+
+def _line(text: str) -> str:
+    return storable((text.strip().splitlines() or [""])[0][:_LONGEST_ANSWER])

@@ -1,0 +1,63 @@
+"""Subscriptions over HTTP: whose they are, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.config.settings import Settings
+from service.store import Store
+
+PLACE = "/api/v1/subscriptions"
+WANTED = {"channel": "webhook", "target": "https://hooks.example.com/", "topics": ["end"]}
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"webhook_hosts": "hooks.example.com"})
+
+
+def as_user(name: str) -> dict[str, str]:
+    return {"Stillhouse-Owner": name}
+
+
+def test_subscriptions_are_ones_own(client: TestClient) -> None:
+    made = client.post(PLACE, json=WANTED, headers=as_user("ada"))
+    assert made.status_code == 201
+    id = made.json()["subscription"]["id"]
+    assert made.json()["secret"].startswith("whsec_")
+    assert "secret" not in client.get(PLACE, headers=as_user("ada")).json()["items"][0]
+    assert client.get(PLACE, headers=as_user("bob")).json()["items"] == []
+    for method, path in (
+        ("DELETE", f"{PLACE}/%d"),
+        ("POST", f"{PLACE}/%d/test"),
+        ("GET", "/api/v1/deliveries?subscription=%d"),
+    ):
+        hidden, missing = (client.request(method, path % one, headers=as_user("bob")) for one in (id, 999))
+        assert hidden.status_code == missing.status_code == 404
+        assert hidden.json()["detail"] == f"no subscription has the id {id}"
+        assert missing.json()["detail"] == "no subscription has the id 999"
+    assert client.delete(f"{PLACE}/{id}", headers=as_user("ada")).status_code == 204
+
+
+def test_a_test_is_in_the_log_at_once(client: TestClient) -> None:
+    id = client.post(PLACE, json=WANTED).json()["subscription"]["id"]
+    sent = client.post(f"{PLACE}/{id}/test")
+    assert sent.status_code == 202
+    (entry,) = client.get("/api/v1/deliveries").json()["items"]
+    assert entry == sent.json()
+    assert (entry["kind"], entry["state"], entry["attempts"]) == ("notice.test", "pending", 0)
+
+
+def test_the_number_of_subscriptions_is_limited(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.notices.subscribing.MOST_PER_USER", 2)
+    assert [client.post(PLACE, json=WANTED).status_code for _ in range(3)] == [201, 201, 422]
+
+
+@pytest.mark.parametrize(
+    "change", [{"topics": []}, {"topics": ["weather"]}, {"channel": None}, {"unknown": 1}]
+)
+def test_bodies_are_checked(client: TestClient, store: Store, change: dict[str, object]) -> None:
+    answer = client.post(PLACE, json={**WANTED, **change})
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid-body")
+    assert store.subscriptions() == []

@@ -1,0 +1,206 @@
+"""Who is told what, and that it is told once, on both databases."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from service.config.settings import Settings
+from service.db import schema
+from service.domain.events import EventKind
+from service.domain.notices import DeliveryState
+from service.domain.records import Experiment, Run
+from service.domain.states import ExperimentState
+from service.domain.topics import BUDGET_WARNED, Topic
+from service.store import Store
+from service.store.base import NewEvent, announce
+from tests.conformance.building import Submit, count
+from trainers.errors import FailureClass
+
+URL = "https://hooks.example.com/"
+
+
+def told(store: Store, *topics: Topic, owner: str = "ada", project: str | None = None) -> int:
+    return store.subscribe(owner, "webhook", URL, topics, project=project).id
+
+
+def kinds(store: Store) -> list[str]:
+    return sorted(entry.kind for entry in store.deliveries())
+
+
+def in_threads(settings: Settings, number: int, work: Callable[[Store], Any]) -> list[Any]:
+    """What `work` returns in several threads at once, each with a store of its own."""
+    results: list[Any] = []
+    barrier = threading.Barrier(number)
+
+    def run() -> None:
+        with closing(Store.open(settings)) as store:
+            barrier.wait()
+            results.append(work(store))
+
+    threads = [threading.Thread(target=run) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_a_failure_is_an_end_and_is_told_once(
+    store: Store, running: Callable[..., tuple[Experiment, list[Run]]]
+) -> None:
+    told(store, Topic.end, Topic.failure)
+    experiment, _ = running()
+    store.finish_experiment(
+        experiment.id, experiment.attempt, ExperimentState.failed, failure=(FailureClass.bug, "wrong")
+    )
+    assert store.address_notices() == 1
+    assert store.address_notices() == 0
+    assert kinds(store) == ["experiment.failed"]
+
+
+def test_a_notice_exists_only_if_its_event_does(store: Store, submit: Submit) -> None:
+    experiment = submit()
+
+    def body(connection: Connection) -> None:
+        announce(connection, experiment.id, [NewEvent(EventKind.experiment_failed, "x")], 1.0)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        store.database.write(body)
+    assert count(store, "notices") == 0
+
+
+def test_schedulers_address_each_notice_once(store: Store, submit: Submit, settings: Settings) -> None:
+    told(store, Topic.end)
+    for _ in range(30):
+        store.request_cancel(submit().id)
+    in_threads(settings, 3, lambda each: each.address_notices())
+    store.address_notices()  # What a thread found locked is left to the next round.
+    assert count(store, "deliveries") == 30
+
+
+def test_schedulers_take_each_delivery_once(store: Store, submit: Submit, settings: Settings) -> None:
+    told(store, Topic.end)
+    for _ in range(30):
+        store.request_cancel(submit().id)
+    store.address_notices()
+    taken = in_threads(settings, 3, lambda each: [one.id for one in each.take_deliveries(20, 60.0)])
+    taken.append([one.id for one in store.take_deliveries(30, 60.0)])
+    ids = [id for each in taken for id in each]
+    assert len(ids) == len(set(ids)) == 30
+
+
+def test_what_a_dead_scheduler_took_is_taken_again_later(store: Store, submit: Submit) -> None:
+    now = 1000.0
+    store.clock = lambda: now
+    told(store, Topic.end)
+    store.request_cancel(submit().id)
+    store.address_notices()
+    (first,) = store.take_deliveries(10, 60.0)
+    now += 59.0
+    assert not store.take_deliveries(10, 60.0)
+    now += 2.0
+    (second,) = store.take_deliveries(10, 60.0)
+    assert (second.id, second.attempt, second.message_id) == (first.id, 2, first.message_id)
+    store.not_delivered(first, "too late", None)  # The first was only slow: its word no longer counts.
+    assert store.deliveries()[0].state is DeliveryState.pending
+    store.delivered(second, "204")
+    assert store.deliveries()[0].state is DeliveryState.delivered
+
+
+def test_a_budget_is_told_once_to_its_project(store: Store) -> None:
+    told(store, Topic.budget, project="default")
+    told(store, Topic.budget, owner="bob", project="default")
+    told(store, Topic.end, project="default")
+    key = "budget:default:2026-11:usd:80"
+    assert store.notice(key, BUDGET_WARNED, "default", "80% is used", {"usd": 80.0})
+    assert not store.notice(key, BUDGET_WARNED, "default", "80% is used", {"usd": 80.0})
+    store.address_notices()
+    assert kinds(store) == [BUDGET_WARNED, BUDGET_WARNED]
+
+
+def test_a_project_is_told_of_everyones_experiments_and_a_user_of_their_own(
+    store: Store, submit: Submit
+) -> None:
+    by_project = told(store, Topic.end, owner="bob", project="default")
+    by_user = told(store, Topic.end, owner="bob")
+    store.request_cancel(submit(owner="ada").id)
+    store.request_cancel(submit(owner="bob").id)
+    store.address_notices()
+    assert len(store.deliveries(subscription_id=by_project)) == 2
+    assert len(store.deliveries(subscription_id=by_user)) == 1
+
+
+def people(connection: Connection) -> None:
+    user = {"kind": "person", "administrator": False, "created_s": 1.0}
+    connection.execute(
+        sa.insert(schema.users),
+        [
+            {**user, "name": "member", "disabled_s": None},
+            {**user, "name": "left", "disabled_s": None},
+            {**user, "name": "disabled", "disabled_s": 2.0},
+            {**user, "name": "root", "administrator": True, "disabled_s": None},
+        ],
+    )
+    connection.execute(
+        sa.insert(schema.projects),
+        [
+            {
+                "name": "closed",
+                "title": "",
+                "visible_to_all": False,
+                "notes": "",
+                "created_s": 1.0,
+                "settings": {},
+            }
+        ],
+    )
+    connection.execute(
+        sa.insert(schema.members),
+        [{"project": "closed", "user": name, "role": "viewer"} for name in ("member", "disabled")],
+    )
+
+
+def test_only_those_who_see_a_project_are_told_of_it(store: Store) -> None:
+    store.database.write(people)
+    ids = {
+        name: told(store, Topic.budget, owner=name, project="closed")
+        for name in ("member", "left", "disabled", "root")
+    }
+    store.notice("k", BUDGET_WARNED, "closed", "80% is used", {})
+    store.address_notices()
+    assert {entry.subscription_id for entry in store.deliveries()} == {ids["member"], ids["root"]}
+    assert not store.sees_project("left", "closed")
+    assert store.sees_project("member", "closed")
+    assert not store.sees_project("root", "nowhere")
+
+
+def test_a_subscription_goes_with_its_messages(store: Store, submit: Submit) -> None:
+    id = told(store, Topic.end)
+    store.request_cancel(submit().id)
+    store.address_notices()
+    store.unsubscribe(id)
+    assert not store.take_deliveries(10, 60.0)
+    assert count(store, "deliveries") == 0
+
+
+def test_the_log_is_kept_for_a_while(store: Store, submit: Submit) -> None:
+    now = 1000.0
+    store.clock = lambda: now
+    told(store, Topic.end)
+    store.request_cancel(submit().id)
+    store.address_notices()
+    (taken,) = store.take_deliveries(1, 60.0)
+    store.delivered(taken, "204")
+    store.forget_deliveries(100.0)
+    assert count(store, "deliveries") == 1
+    now += 101.0
+    store.forget_deliveries(100.0)
+    assert count(store, "deliveries") == count(store, "notices") == 0
