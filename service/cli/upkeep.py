@@ -87,6 +87,7 @@ def restore(
 ) -> None:
     """Restore a deleted experiment; or verify a backup and put it in the place of a stopped installation."""
     from service.cli.connection import connected, read_settings
+    from service.db import roles
     from service.db.backup import restore as restore_backup
 
     if is_reference(target):
@@ -100,8 +101,10 @@ def restore(
         else:
             say(f"restored experiment {number} ({experiment.name}, {experiment.state})")
         return
+    settings = read_settings()
     with _as_failure():
-        restored = restore_backup(read_settings(), Path(target), replace=replace)
+        restored = restore_backup(settings, Path(target), replace=replace)
+        roles.make_driver_role(settings)  # A backup holds no grants.
     if as_json:
         print_json(restored)
     else:
@@ -110,14 +113,46 @@ def restore(
 
 @database.command()
 def upgrade(as_json: Json = False) -> None:
-    """Migrate the database to this version's schema; does nothing if it is current."""
+    """Migrate the database to this version's schema; does nothing if it is current.
+
+    With STILLHOUSE_DRIVER_DATABASE_URL, the role of drivers is made or updated as by `db role`.
+    """
     from service.cli.connection import read_settings
-    from service.db import migrate
+    from service.db import migrate, roles
 
     settings = read_settings()
     with _as_failure():
         migrate.upgrade(settings)
+        roles.make_driver_role(settings)
     _report(settings.resolved_database_url(), as_json)
+
+
+@database.command()
+def role(as_json: Json = False) -> None:
+    """Make or update the PostgreSQL role that STILLHOUSE_DRIVER_DATABASE_URL names, for drivers.
+
+    It may write runs and what they report, and read no tokens, sessions, subscriptions or audit entries.
+    """
+    from service.cli.connection import read_settings
+    from service.db import roles
+
+    settings = read_settings()
+    if settings.driver_database_url is None:
+        raise Failure(
+            "STILLHOUSE_DRIVER_DATABASE_URL is not set; use postgresql+psycopg://role:password@host/name",
+            ExitCode.usage,
+        )
+    with _as_failure():
+        made = roles.make_driver_role(settings)
+    if made is None:
+        raise Failure(
+            "SQLite has no roles: drivers read the whole file; use PostgreSQL to keep tokens from them",
+            ExitCode.not_succeeded,
+        )
+    if as_json:
+        print_json({"role": made})
+    else:
+        say(f"role {made}: grants current")
 
 
 @database.command()

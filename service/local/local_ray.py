@@ -119,7 +119,12 @@ class LocalRay:
             "PYTHONWARNINGS": "ignore",
         }
         own.pop("RAY_ADDRESS")
-        inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        # Every job inherits the head's environment; a token or a database's password is not for them.
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name != "RAY_ADDRESS" and not name.startswith("STILLHOUSE_")
+        }
         with log_path.open("wb") as log:
             head = subprocess.Popen(
                 [sys.executable, "-m", "service.local.ray_head", str(folder), "--", *command],

@@ -2,6 +2,9 @@
 
 Not the job's environment: Ray's dashboard shows that to everybody, and a database URL may hold a
 password. The folder must be shared by the nodes of a cluster, as the checkpoints in it are.
+
+A driver runs on machines that many people use, so it gets what it needs and no more: no token, no password
+of another service, and the database URL of its own role where there is one (`service.db.roles`).
 """
 
 from __future__ import annotations
@@ -13,16 +16,26 @@ from pathlib import Path
 from service.config.settings import Settings
 
 _NAME = "driver-settings.json"
+_NOT_FOR_DRIVERS = frozenset(
+    {
+        *(name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)),
+        "driver_database_url",
+        "smtp_host",
+        "smtp_user",
+        "webhook_hosts",
+    }
+)
+"""Settings that stay with the API and the schedulers: every secret, and what only they use."""
 
 
 def write(settings: Settings) -> Path:
     """Writes the settings, with all paths resolved, and returns where they are."""
     folder = settings.data_dir.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    document = settings.model_dump(mode="json", exclude={"token"}) | {
+    document = settings.model_dump(mode="json", exclude=set(_NOT_FOR_DRIVERS)) | {
         "data_dir": str(folder),
         "spool_dir": None if settings.spool_dir is None else str(settings.spool_dir.resolve()),
-        "database_url": settings.resolved_database_url(),
+        "database_url": settings.driver_database_url or settings.resolved_database_url(),
         "data_roots": os.pathsep.join(map(str, settings.roots("data"))),
         "model_roots": os.pathsep.join(map(str, settings.roots("model"))),
     }

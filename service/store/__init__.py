@@ -5,7 +5,8 @@
 ask of an experiment), `organising` (tags, notes, archive), `removal` (what goes), `driving` (what the
 driver of an experiment does to it) and `attempts` (what it does to the runs), both fenced by attempts,
 `placing` (which devices it holds, and what its runs wait for) and `recording` (batches of points, logs and
-measurements), `noticing` (who is told what) and `figures` (what processes measure of themselves); `people` and `projects`, and `audit` (who changed what).
+measurements); `noticing` (who is told what) and `figures` (what processes measure of themselves); `people`,
+`projects` and `audit` (who changed what).
 `service.scheduling.queue.Queue` claims from the same database.
 """
 

@@ -4,23 +4,119 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
+from api.metrics import RequestMetrics, ServiceCollector
+from api.routes import system
 from service.config.settings import Settings
+from service.scheduling import driver_settings
+from service.scheduling.queue import Queue
+from service.store import Store
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
+DASHBOARDS = sorted((DOCKER / "grafana" / "dashboards").glob("*.json"))
+RULES = DOCKER / "prometheus" / "rules.yaml"
 
 
 @pytest.fixture(scope="module")
-def services() -> dict[str, Any]:
-    compose: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def services(compose: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = compose["services"]
     return found
+
+
+def has_compose() -> bool:
+    """Whether Docker Compose is installed; a Docker client alone does not have it."""
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not has_compose(), reason="Docker Compose is not installed")
+def test_compose_config_is_valid() -> None:
+    variables = dict.fromkeys(required_variables(), "x" * 32)
+    command = ["docker", "compose", "-f", str(DOCKER / "compose.yaml"), "config", "--quiet"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def required_variables() -> set[str]:
+    text = (DOCKER / "compose.yaml").read_text(encoding="utf-8")
+    return set(re.findall(r"\$\{([A-Z_]+):\?", text))
+
+
+def test_every_password_must_be_set() -> None:
+    assert required_variables() == {
+        "STILLHOUSE_TOKEN", "POSTGRES_PASSWORD", "DRIVER_PASSWORD", "RAY_AUTH_TOKEN", "GRAFANA_PASSWORD",
+    }  # fmt: skip
+    text = (DOCKER / "compose.yaml").read_text(encoding="utf-8")
+    assert not re.search(r"\$\{[A-Z_]*(PASSWORD|TOKEN)[A-Z_]*(:-|\})", text)
+
+
+def test_compose_has_only_keys_that_the_specification_knows(compose: dict[str, Any]) -> None:
+    assert {key for key in compose if not key.startswith("x-")} == {"name", "services", "secrets", "volumes"}
+    known = {
+        "image", "build", "command", "entrypoint", "environment", "depends_on", "healthcheck", "logging",
+        "ports", "restart", "secrets", "shm_size", "volumes",
+    }  # fmt: skip
+    conditions = {"service_started", "service_healthy", "service_completed_successfully"}
+    for name, service in compose["services"].items():
+        assert set(service) <= known, name
+        assert all(each["condition"] in conditions for each in service.get("depends_on", {}).values())
+        assert set(service.get("secrets", [])) <= set(compose["secrets"])
+        for mount in service.get("volumes", []):
+            source = mount.partition(":")[0]
+            assert source[0] in "./$" or source in compose["volumes"], mount
+
+
+def test_every_service_that_stays_has_a_health_check_and_logs_that_rotate(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
+        if service["restart"] != "no":
+            assert service["healthcheck"]["test"][0] == "CMD", name
+
+
+def test_whoever_is_waited_for_to_be_healthy_has_a_check(services: dict[str, Any]) -> None:
+    for service in services.values():
+        for other, condition in service.get("depends_on", {}).items():
+            assert condition["condition"] != "service_healthy" or "healthcheck" in services[other]
+
+
+def test_rays_nodes_have_no_token_of_the_api_and_no_database(services: dict[str, Any]) -> None:
+    environment = services["ray"]["environment"]
+    assert set(environment) == {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}
+    assert environment["RAY_AUTH_MODE"] == services["scheduler"]["environment"]["RAY_AUTH_MODE"] == "token"
+
+
+def test_drivers_are_given_no_secret_of_the_service(tmp_path: Path) -> None:
+    secrets = {
+        "token": "t" * 32,
+        "smtp_password": "smtp-secret",
+        "database_url": "postgresql://own:db-secret@h/d",
+    }
+    settings = Settings(
+        data_dir=tmp_path, driver_database_url="postgresql://driver:given@h/d", webhook_hosts="*", **secrets
+    )
+    path = driver_settings.write(settings)
+    text = path.read_text()
+    assert not any(secret in text for secret in (*secrets.values(), "db-secret"))
+    assert path.stat().st_mode & 0o077 == 0
+    read = driver_settings.read(path)
+    assert read.resolved_database_url() == settings.driver_database_url
+    assert read.token is None
 
 
 def test_compose_sets_only_variables_that_are_settings(services: dict[str, Any]) -> None:
@@ -56,17 +152,100 @@ def test_the_image_copies_paths_that_exist() -> None:
             assert (ROOT / source).exists(), source
 
 
-def test_the_dashboard_shows_metrics_that_the_api_exports() -> None:
-    dashboard = json.loads(
-        (DOCKER / "grafana" / "dashboards" / "stillhouse.json").read_text(encoding="utf-8")
-    )
-    exported = (ROOT / "api" / "metrics.py").read_text(encoding="utf-8")
-    shown = {
-        name
-        for panel in dashboard["panels"]
-        for target in panel["targets"]
-        for name in re.findall(r"stillhouse_[a-z_]+", target["expr"])
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Names of all series that the API exports, each with its labels."""
+    registry = CollectorRegistry()
+    requests = RequestMetrics(registry)
+    requests.observe("GET", None, 200, 0.1)
+    settings = Settings(data_dir=tmp_path_factory.mktemp("exported"))
+    store = Store.open(settings, migrate=True)
+    registry.register(ServiceCollector(lambda: system.figures(store, Queue(store))))
+    endings = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+    known = {
+        "stillhouse_http_requests": {"method", "route", "status"},
+        "stillhouse_http_request_seconds": {"method", "route"},
+        "stillhouse_experiments": {"state"},
+        "stillhouse_runs": {"state"},
+        "stillhouse_queue_age_seconds": {"project"},
+        "stillhouse_queued_experiments": {"project"},
     }
-    assert shown
-    for name in shown:
-        assert f'"{re.sub("_(total|bucket)$", "", name)}"' in exported, name
+    found = {"up": {"job", "instance"}}
+    try:
+        for family in registry.collect():
+            labels = known.get(family.name) or set(getattr(family, "_labelnames", ()))
+            for ending in endings.get(family.type, ("",)):
+                found[family.name + ending] = labels | ({"le"} if ending == "_bucket" else set())
+    finally:
+        store.close()
+    return found
+
+
+def check_expression(expression: str, exported: dict[str, set[str]]) -> set[str]:
+    """Checks the names and labels of an expression; returns the labels that its metrics have."""
+    names = set(re.findall(r"\bstillhouse_[a-z_]+\b|\bup\b", expression))
+    assert names, expression
+    assert names <= exported.keys(), names - exported.keys()
+    assert expression.count("(") == expression.count(")")
+    assert expression.count("{") == expression.count("}")
+    labels = set().union(*(exported[name] for name in names))
+    used = {
+        label.strip() for group in re.findall(r"\bby\s*\(([^)]*)\)", expression) for label in group.split(",")
+    } | set(re.findall(r"[{,]\s*([a-z_]+)\s*(?:=~|!~|!=|=)", expression))
+    assert used <= labels, f"{used - labels} in {expression}"
+    if "histogram_quantile" in expression:
+        assert "le" in used
+    return labels
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_every_panel_shows_metrics_that_the_api_exports(path: Path, exported: dict[str, set[str]]) -> None:
+    board = json.loads(path.read_text(encoding="utf-8"))
+    assert board["uid"] == path.stem
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    for panel in board["panels"]:
+        for target in panel["targets"]:
+            labels = check_expression(target["expr"], exported)
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= labels
+
+
+def test_every_figure_is_on_a_dashboard() -> None:
+    from service.domain.figures import FIGURES
+
+    shown = "".join(path.read_text(encoding="utf-8") for path in DASHBOARDS)
+    assert [name for name in FIGURES if name not in shown] == []
+
+
+def test_every_alert_asks_for_metrics_that_the_api_exports(exported: dict[str, set[str]]) -> None:
+    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    alerts = [rule for group in groups for rule in group["rules"]]
+    assert len({rule["alert"] for rule in alerts}) == len(alerts)
+    for rule in alerts:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert rule["labels"]["severity"] in ("page", "ticket", "info")
+        assert rule["annotations"].keys() == {"summary", "action"}
+        assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
+        labels = check_expression(rule["expr"], exported)
+        named = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        assert named <= labels, rule["alert"]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["stillhouse_unknown > 0", "sum by (owner) (stillhouse_runs)", "max(stillhouse_runs"],
+)
+def test_a_wrong_expression_is_found(expression: str, exported: dict[str, set[str]]) -> None:
+    with pytest.raises(AssertionError):
+        check_expression(expression, exported)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_accepts_rules_and_configuration() -> None:
+    done = subprocess.run(["promtool", "check", "rules", RULES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_reads_the_rules_that_compose_mounts(services: dict[str, Any]) -> None:
+    configuration = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yaml").read_text(encoding="utf-8"))
+    mounted = {mount.split(":")[1] for mount in services["prometheus"]["volumes"]}
+    assert set(configuration["rule_files"]) <= mounted
