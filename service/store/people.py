@@ -117,7 +117,7 @@ class People(StorePart):
                 if other is not None:
                     raise Conflict(f"the identity {subject} belongs to user {other['name']}")
             keep = statements.insert_or_keep(connection, schema.users, ("name",))
-            if not connection.execute(keep.values(asdict(new))).rowcount:
+            if connection.execute(keep.values(asdict(new)).returning(schema.users.c.name)).scalar() is None:
                 raise Conflict(f"user {name} exists already; choose another name")
             connection.execute(
                 statements.insert_or_keep(connection, schema.members, ("project", "user")),

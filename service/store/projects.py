@@ -75,7 +75,10 @@ class Projects(StorePart):
 
         def body(connection: Connection) -> ProjectDetail:
             keep = statements.insert_or_keep(connection, schema.projects, ("name",))
-            if not connection.execute(keep.values(asdict(new))).rowcount:
+            if (
+                connection.execute(keep.values(asdict(new)).returning(schema.projects.c.name)).scalar()
+                is None
+            ):
                 raise Conflict(f"project {name} exists already; choose another name")
             note_change(connection, actor, "project.create", name, now, after=_shown(new))
             return _detail(connection, name)
