@@ -6,7 +6,8 @@ one run at a time; a run gets all its devices at once or none. The next run is c
 1. for projects that hold fewer devices than they are guaranteed, up to the guarantee,
 2. then by priority,
 3. then by share: the project with the lowest score, in it the user with the lowest score (`tree`),
-4. then by age.
+4. then by age: which of the user's experiments has waited longest since it last got devices, or since it was
+   submitted. So a grid of 1,000 runs does not hold up the user's own small experiments.
 
 **Preemption.** A run that finds too few free devices takes those of preemptible runs, which stop at their
 next checkpoint; until then both count as gone, so that the next passes decide the same. It may take those of
@@ -22,16 +23,15 @@ preemptions.
 **Large runs.** What is free goes to whoever can use it at once. Where the next run has waited for
 `PATIENCE_S` and needs more devices than are free, those that are free are kept for it, once in each lane.
 
-**Old runs.** The priority of an experiment of which nothing has started for `PROMOTED_EVERY_S` counts as
-`PROMOTED_BY` more, up to `MOST_PROMOTED`, for its turn but not for preempting others: nothing waits forever.
+**Old runs.** An experiment of which nothing has started for `PROMOTED_AFTER_S` counts with at least the
+priority `PROMOTED_TO` for its turn, though not for preempting others: low priority waits longer, not forever.
 
-A pass costs O(n) in the waiting experiments and O(log n) for each run that starts.
+A pass costs O(n) in the waiting experiments, which a `Backlog` saves, and O(log n) for each run that starts.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -57,12 +57,10 @@ from service.fairness.usage import by_project, decayed
 
 PATIENCE_S = 1800.0
 """Time after which free devices are kept for a run that needs more than are free."""
-PROMOTED_EVERY_S = 86_400.0
-"""Time without a start after which an experiment's priority counts for more."""
-PROMOTED_BY = 25
-"""How much more it counts: the distance between two classes."""
-MOST_PROMOTED = 75
-"""Priority that waiting raises to at most: class `high`."""
+PROMOTED_AFTER_S = 86_400.0
+"""Time without a start after which low priority counts as normal."""
+PROMOTED_TO = 50
+"""Class `normal`."""
 USEFUL_S = 1800.0
 """Least time that a run has worked since it last started before it is preempted."""
 USEFUL_RESTARTS = 50.0
@@ -87,6 +85,11 @@ def _permitted(claimant: Claimant, terms: ProjectTerms) -> int:
     """Returns an experiment's priority, or the highest that its project may use where that is lower."""
     most = terms.most_priority
     return claimant.priority if most is None or claimant.priority < most else most
+
+
+def waits_since_s(claimant: Claimant) -> float:
+    """Returns when an experiment last got devices, or joined the queue; Unix seconds."""
+    return claimant.queued_s if claimant.served_s is None else max(claimant.queued_s, claimant.served_s)
 
 
 class _User:
@@ -411,21 +414,16 @@ class _Pass:
                 holders.append((claimant.id, number, claimant, demand, user))
             if demand.waiting:
                 bucket = user.bucket(self._priority(claimant, terms), _size(claimant, demand))
-                bucket.add((claimant.queued_s, claimant.id, number, claimant, demand))
+                bucket.add((waits_since_s(claimant), claimant.id, number, claimant, demand))
 
     def _enter_backlog(self) -> None:
         """Adds the backlog's queues; the old part of each counts with a higher priority."""
         for project, name, priority, size, queue in self._backlog.queues():
             user = self._user(project, name)
             stop = len(queue)
-            if priority < MOST_PROMOTED and queue[0][0] <= self._now_s - PROMOTED_EVERY_S:
-                steps = -(-(MOST_PROMOTED - priority) // PROMOTED_BY)
-                bounds = [
-                    bisect_right(queue, self._now_s - step * PROMOTED_EVERY_S, key=itemgetter(0))
-                    for step in range(steps, 0, -1)
-                ]
-            else:
-                bounds = []
+            bounds = []
+            if priority < PROMOTED_TO:
+                bounds.append(bisect_right(queue, self._now_s - PROMOTED_AFTER_S, key=itemgetter(0)))
             start = 0
             for end in [*bounds, stop]:
                 if end > start:
@@ -449,9 +447,8 @@ class _Pass:
     def _priority(self, claimant: Claimant, terms: ProjectTerms) -> int:
         """Returns what its priority counts as for its turn."""
         priority = _permitted(claimant, terms)
-        waited_s = self._now_s - (claimant.queued_s if claimant.served_s is None else claimant.served_s)
-        if waited_s >= PROMOTED_EVERY_S and priority < MOST_PROMOTED:
-            priority = min(MOST_PROMOTED, priority + PROMOTED_BY * int(waited_s / PROMOTED_EVERY_S))
+        if priority < PROMOTED_TO and self._now_s - waits_since_s(claimant) >= PROMOTED_AFTER_S:
+            priority = PROMOTED_TO if terms.most_priority is None else min(PROMOTED_TO, terms.most_priority)
         return priority
 
     def _hold(self, claimant: Claimant, demand: Demand, user: _User) -> None:
@@ -590,7 +587,7 @@ class _Pass:
             given[lane.hardware] = given.get(lane.hardware, 0.0) + devices
             self._started[id, size] = self._started.get((id, size), 0) + 1
         elif not self._reclaim(user, priority, claimant, devices, lane, is_guaranteed=is_guaranteed):
-            waited_s = self._now_s - max(claimant.queued_s, claimant.served_s or -math.inf)
+            waited_s = self._now_s - waits_since_s(claimant)
             if not reserved and state.free > ROUNDING and waited_s >= PATIENCE_S and not is_guaranteed:
                 state.reserved_for = id
             over = max(
@@ -803,7 +800,7 @@ class _Pass:
                 if demand.waiting > self._started.get((claimant.id, size), 0):
                     of_user = queues.setdefault(priority, {}).setdefault(project, {})
                     entries = of_user.setdefault(project.users[claimant.user], [])
-                    entries.append((claimant.queued_s, claimant.id, claimant, demand))
+                    entries.append((waits_since_s(claimant), claimant.id, claimant, demand))
                     break
         more: defaultdict[_User | _Project, float] = defaultdict(float)
         for priority in sorted(queues, reverse=True):

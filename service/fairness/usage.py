@@ -19,7 +19,7 @@ _MEAN_LIFE_S = HALF_LIFE_S / math.log(2)
 
 def decayed(usage: Usage, now_s: float) -> float:
     """Returns what an amount is now, in USD; a date in the future counts as now."""
-    return usage.usd * 0.5 ** (max(0.0, now_s - usage.at_s) / HALF_LIFE_S)
+    return usage.usd * math.pow(0.5, max(0.0, now_s - usage.at_s) / HALF_LIFE_S)
 
 
 def charged(usage: Usage, now_s: float, usd_per_hour: float, seconds: float) -> Usage:

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.fairness.allowances import (
-    MOST_PROMOTED,
     PATIENCE_S,
-    PROMOTED_EVERY_S,
+    PROMOTED_AFTER_S,
+    PROMOTED_TO,
     ROUNDING,
     USEFUL_S,
+    Backlog,
     Division,
     divide,
     may_yield,
@@ -241,8 +242,10 @@ def test_devices_are_divided_by_weight_within_one_run(weights: list[float]) -> N
     terms = {f"p{n}": ProjectTerms(weight=weight) for n, weight in enumerate(weights)}
     same = [experiment(n, f"p{n}", waiting=100) for n in range(len(weights))]
     after = settled(Situation(NOW_S, capacity(h100=60), same, terms))
-    for each, weight in zip(after.claimants, weights, strict=True):
-        assert abs(each.demands[0].running - 60 * weight / sum(weights)) <= 1.0 + ROUNDING
+    held = [each.demands[0].running for each in after.claimants]
+    for mine, weight in zip(held, weights, strict=True):
+        for others, other_weight in zip(held, weights, strict=True):
+            assert (mine - 1) / weight <= others / other_weight + ROUNDING
 
 
 def test_a_newcomer_gets_its_share_at_the_next_checkpoint() -> None:
@@ -297,10 +300,46 @@ def test_a_large_run_that_has_waited_long_gets_what_becomes_free() -> None:
 
 
 def test_low_priority_does_not_wait_forever() -> None:
-    old = experiment(1, waiting=1, priority=25, queued_s=NOW_S - 2 * PROMOTED_EVERY_S)
-    assert old.priority < 50 < MOST_PROMOTED
-    claimants = [old, experiment(2, "vision", waiting=1)]
-    assert divide(Situation(NOW_S, capacity(h100=1), claimants)).allowances.keys() == {1}
+    old = experiment(1, waiting=1, priority=25, queued_s=NOW_S - PROMOTED_AFTER_S)
+    others = [experiment(2, waiting=1, priority=PROMOTED_TO), experiment(3, "vision", running=1)]
+    assert divide(Situation(NOW_S, capacity(h100=2), [old, *others])).allowances.keys() == {1, 3}
+    newer = dataclasses.replace(old, queued_s=NOW_S - PROMOTED_AFTER_S + 1)
+    assert divide(Situation(NOW_S, capacity(h100=2), [newer, *others])).allowances.keys() == {2, 3}
+
+
+def test_a_grid_does_not_hold_up_its_users_later_experiments() -> None:
+    grid = experiment(1, running=7, waiting=900, queued_s=NOW_S - 9000, served_s=NOW_S - 60)
+    later = experiment(2, waiting=1, queued_s=NOW_S - 120)
+    assert divide(Situation(NOW_S, capacity(h100=8), [grid, later])).allowances.keys() == {1, 2}
+
+
+@given(situations())
+@FAST
+def test_a_backlog_changes_nothing_but_the_time(situation: Situation) -> None:
+    backlog, claimants = Backlog(), []
+    for each in situation.claimants:
+        if each.served_s is None and not each.demands[0].running:
+            backlog.put(each)
+        else:
+            claimants.append(each)
+    first, second = divide(situation), divide(dataclasses.replace(situation, claimants=claimants), backlog)
+    assert first.allowances == second.allowances
+    assert first.preemptions == second.preemptions
+    assert list(first.waiting()) == list(second.waiting())
+
+
+def test_a_backlog_forgets_what_is_removed() -> None:
+    backlog = Backlog()
+    for each in (experiment(1, waiting=1), experiment(2, waiting=2), experiment(1, waiting=3)):
+        backlog.put(each)
+    assert len(backlog) == 2
+    backlog.remove(1)
+    backlog.remove(1)
+    assert [each.id for each in backlog] == [2]
+    backlog.remove(2)
+    assert not list(backlog.queues())
+    with pytest.raises(ValueError, match="experiment 3 has started"):
+        backlog.put(experiment(3, running=1))
 
 
 def test_a_run_works_for_a_while_between_preemptions() -> None:

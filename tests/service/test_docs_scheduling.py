@@ -1,0 +1,66 @@
+"""The worked example of docs/scheduling.md is what a pass computes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from service.fairness.allowances import divide
+from service.fairness.state import (
+    DEFAULT_POOL,
+    Capacity,
+    Claimant,
+    Demand,
+    Lane,
+    ProjectTerms,
+    Situation,
+    Usage,
+    UsageTree,
+)
+from service.fairness.tree import Level
+
+PAGE = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text(encoding="utf-8")
+WEIGHTS = {"nlp": 2.0, "vision": 1.0}
+USED_USD = {"nlp": 240.0, "vision": 120.0}
+NOW_S = 1_000_000.0
+
+
+def rows() -> list[tuple[str, ...]]:
+    """Returns the rows of the example's table."""
+    (table,) = re.findall(r"\| run of vision .*\n\|[-|]+\n((?:\|.*\n)+)", PAGE)
+    return [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in table.splitlines()]
+
+
+def test_the_scores_of_the_example_are_computed() -> None:
+    level = Level(WEIGHTS, USED_USD, 8 * 3.0)
+    computed = []
+    for run in (1, 2, 3):
+        nlp, vision = level.score("nlp", 3.0 * (8 - run)).score, level.score("vision", 3.0 * run).score
+        words = "yes" if nlp >= vision else "no"
+        computed.append((str(run), str(8 - run), f"{nlp:.1f}", str(run), f"{vision:.1f}", words))
+    assert rows() == computed
+
+
+def test_the_third_device_changes_hands_when_the_page_says_so() -> None:
+    hours, nlp_usd, vision_usd, both = re.findall(
+        r"After (\d+) hours `nlp` has used (\d+) USD more and `vision` (\d+): both scores are ([\d.]+)", PAGE
+    )[0]
+    more = {"nlp": 18.0 * int(hours), "vision": 6.0 * int(hours)}  # Six and two devices at 3 USD/h.
+    assert more == {"nlp": float(nlp_usd), "vision": float(vision_usd)}
+    level = Level(WEIGHTS, {name: USED_USD[name] + usd for name, usd in more.items()}, 8 * 3.0)
+    assert level.score("nlp", 15.0).score == level.score("vision", 9.0).score == float(both)
+
+
+def test_the_pass_does_what_the_example_says() -> None:
+    grid = Claimant(1, "nlp", "ann", 50, 0.0, (Demand("h100", 1.0, running=8, waiting=90),), served_s=0.0)
+    newcomer = Claimant(2, "vision", "bob", 50, NOW_S - 60, (Demand("h100", 1.0, waiting=4),))
+    situation = Situation(
+        NOW_S,
+        Capacity({Lane(DEFAULT_POOL, "h100"): 8.0}, {"h100": 3.0}),
+        [grid, newcomer],
+        {name: ProjectTerms(weight) for name, weight in WEIGHTS.items()},
+        UsageTree({("nlp", "ann"): Usage(240.0, NOW_S), ("vision", "bob"): Usage(120.0, NOW_S)}),
+    )
+    (preemption,) = divide(situation).preemptions
+    assert preemption.runs == sum(row[-1] == "yes" for row in rows())
+    assert preemption.for_experiment_id == newcomer.id
