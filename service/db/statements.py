@@ -330,6 +330,7 @@ ADVANCE_EVENTS = (
         _x.lease_until_s,
         _x.cancel_requested_s,
         _x.pause_requested_s,
+        _x.project,
     )
 )
 """Lock the experiment's row, take the next event numbers and say where the experiment stands."""

@@ -58,6 +58,8 @@ class EventKind(StrEnum):
     """The attempt went with its driver."""
     run_retrying = "run.retrying"
     """The attempt failed, and there will be another."""
+    run_preempted = "run.preempted"
+    """Its devices went to others; the run is queued again, to continue from its checkpoint."""
     run_resumed = "run.resumed"
     """Stopped for a request that was withdrawn meanwhile, and queued again."""
     run_retried = "run.retried"

@@ -33,6 +33,7 @@ TOPICS: Mapping[str, frozenset[Topic]] = {
     EventKind.experiment_cancelled: frozenset({Topic.end}),
     EventKind.experiment_failed: frozenset({Topic.end, Topic.failure}),
     EventKind.experiment_held: frozenset({Topic.hold}),
+    EventKind.run_preempted: frozenset({Topic.preemption}),
     BUDGET_WARNED: frozenset({Topic.budget}),
     BUDGET_REACHED: frozenset({Topic.budget, Topic.hold}),
 }

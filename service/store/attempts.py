@@ -30,6 +30,7 @@ from service.store.base import (
     read_run,
     storable,
 )
+from service.store.figures import count_in
 from service.store.leaving import LONGEST_MESSAGE, failure_values
 from trainers.errors import FailureClass
 
@@ -316,6 +317,8 @@ class Attempts(StorePart):
                 )
             new = _end_event(run_id, attempt, own_end, target, failure, retry_delay_s)
             insert_events(connection, experiment_id, row.event_count, [new], now)
+            if new.kind is EventKind.run_preempted:
+                count_in(connection, "stillhouse_preemptions_total", now, project=row.project)
             return target
 
         return self.database.write(body)
@@ -464,6 +467,9 @@ def _end_event(
         message = f"attempt {attempt} {own_end}, but the request was withdrawn; queued again"
         return NewEvent(EventKind.run_resumed, message, run_id, attempt)
     if target is RunState.queued:
+        if failure is not None and failure[0] is FailureClass.preempted:
+            message = f"attempt {attempt} gave its devices back: {failure[1]}; queued again"
+            return NewEvent(EventKind.run_preempted, message[:LONGEST_MESSAGE], run_id, attempt)
         message = f"attempt {attempt} failed{why}; retrying in {retry_delay_s or 0:g} s"
         return NewEvent(EventKind.run_retrying, message[:LONGEST_MESSAGE], run_id, attempt)
     data = None if failure is None else {"failure_class": str(failure[0])}

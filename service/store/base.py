@@ -139,7 +139,7 @@ def insert_events(
             "at_s": now,
             "experiment_id": experiment_id,
             "message": storable(event.message),
-            "data": event.data,
+            "data": {**(event.data or {}), **({"run": event.run_id} if event.run_id else {})},
         }
         for number, event in enumerate(new, first)
         if event.kind in TOPICS

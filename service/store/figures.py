@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
 
 from service.db import schema
-from service.domain.figures import FigureRow
+from service.domain.figures import FigureBuffer, FigureRow
 from service.store.base import StorePart
 
 GAUGE_LASTS_S = 60.0
@@ -95,6 +95,15 @@ class FigureRows(StorePart):
                 FigureRow(row["name"], row["labels"], row["value"], is_gauge=row["source"] != "")
                 for row in rows
             ]
+
+
+def count_in(connection: Connection, name: str, now: float, **labels: str) -> None:
+    """Adds 1 to a counter in the transaction of what it counts."""
+    buffer = FigureBuffer()
+    buffer.count(name, **labels)
+    for row in buffer.taken():
+        values = {"name": row.name, "labels": row.labels, "value": row.value, "at_s": now, "source": ""}
+        connection.execute(_upsert(connection, add=True), values)
 
 
 def _upsert(connection: Connection, *, add: bool) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -14,9 +15,10 @@ from sqlalchemy import Connection
 from service.config.settings import Settings
 from service.db import schema
 from service.domain.events import EventKind
+from service.domain.figures import series_of
 from service.domain.notices import DeliveryState
 from service.domain.records import Experiment, Run
-from service.domain.states import ExperimentState
+from service.domain.states import ExperimentState, RunState
 from service.domain.topics import BUDGET_WARNED, Topic
 from service.store import Store
 from service.store.base import NewEvent, announce
@@ -63,6 +65,24 @@ def test_a_failure_is_an_end_and_is_told_once(
     assert store.address_notices() == 1
     assert store.address_notices() == 0
     assert kinds(store) == ["experiment.failed"]
+
+
+def test_a_preempted_run_is_told_and_counted(
+    store: Store, training: Callable[..., tuple[Experiment, Run, int]]
+) -> None:
+    told(store, Topic.preemption)
+    _, run, attempt = training()
+    failure = (FailureClass.preempted, "2 devices go to experiment 7")
+    store.finish_run(run.id, attempt, RunState.failed, failure=failure, retry_delay_s=0.0)
+    store.address_notices()
+    (taken,) = store.take_deliveries(1, 60.0)
+    message = json.loads(taken.body)
+    assert (message["type"], message["data"]["run"]) == ("run.preempted", run.id)
+    assert "2 devices go to experiment 7" in message["data"]["message"]
+    (counted,) = series_of(store.figures())
+    assert (counted.info.name, counted.labels, counted.value) == (
+        "stillhouse_preemptions_total", {"project": "default"}, 1.0,
+    )  # fmt: skip
 
 
 def test_a_notice_exists_only_if_its_event_does(store: Store, submit: Submit) -> None:

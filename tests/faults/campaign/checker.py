@@ -29,7 +29,8 @@ _AFTER = {
 }
 """From which states an event leads to which."""
 _RUN_ENDS = {
-    f"run.{end}" for end in ("succeeded", "failed", "cancelled", "stopped", "paused", "retrying", "lost")
+    f"run.{end}"
+    for end in ("succeeded", "failed", "cancelled", "stopped", "paused", "retrying", "preempted", "lost")
 }
 _TABLES_OF_RUNS = ("points", "latest_points", "log_lines", "measurements", "attempts", "run_summaries")
 _TABLES_OF_EXPERIMENTS = ("runs", "events", "experiment_specs", "cell_specs", "placements", "run_references")
