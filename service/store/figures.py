@@ -100,7 +100,7 @@ class FigureRows(StorePart):
 def count_in(connection: Connection, name: str, now: float, **labels: str) -> None:
     """Adds 1 to a counter in the transaction of what it counts."""
     buffer = FigureBuffer()
-    buffer.count(name, **labels)
+    buffer.count(name, 1.0, **labels)
     for row in buffer.taken():
         values = {"name": row.name, "labels": row.labels, "value": row.value, "at_s": now, "source": ""}
         connection.execute(_upsert(connection, add=True), values)
