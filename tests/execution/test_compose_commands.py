@@ -58,7 +58,7 @@ class Composed:
 
     def __init__(self, folder: Path, server: PostgreSQLServer) -> None:
         self.folder = folder
-        for name in ("data", "datasets", "models", "home"):
+        for name in ("data", "datasets", "models"):
             (folder / name).mkdir()
         # A Unix socket's path has at most 107 bytes.
         self.ray_folder = Path(tempfile.mkdtemp(prefix="shc-", dir="/tmp"))
@@ -97,9 +97,10 @@ class Composed:
             own["STILLHOUSE_PORT"] = self.api_url.rpartition(":")[2]
         return {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "HOME": str(self.folder / "home"),
+            "HOME": os.environ["HOME"],  # With compiled kernels, which the image has as well.
             "PYTHONPATH": str(ROOT),
             "PYTHONWARNINGS": "ignore",
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # It has nothing to hand over.
             **own,
         }
 
@@ -151,6 +152,12 @@ class Composed:
     def log(self, name: str) -> str:
         """Returns the end of a service's log."""
         return (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
+
+    def story(self, client: httpx.Client, experiment: int) -> str:
+        """Returns all events, and the ends of the logs of Ray's jobs, for a test that failed."""
+        events = client.get(f"/api/v1/experiments/{experiment}/events").text
+        logs = self.ray_folder.glob("session_*/logs/job-driver-*.log")
+        return "\n".join([events, *(path.read_text(errors="replace")[-5000:] for path in logs)])
 
     def stop(self) -> None:
         """Ends all services, the last first."""
@@ -207,9 +214,9 @@ def test_what_compose_starts_runs_an_experiment(
         while (state := client.get(f"/api/v1/experiments/{experiment}").json()["state"]) in (
             "queued", "starting", "running",
         ):  # fmt: skip
-            assert time.monotonic() < deadline, composed.log("scheduler")
+            assert time.monotonic() < deadline, composed.story(client, experiment)
             time.sleep(0.5)
-        assert state == "succeeded", client.get(f"/api/v1/experiments/{experiment}/events").text
+        assert state == "succeeded", composed.story(client, experiment)
         metrics = client.get("/metrics").text
     assert 'stillhouse_commit_seconds_count{process="recorder"}' in metrics
     handed_on = (composed.folder / "data" / "driver-settings.json").read_text()
