@@ -30,8 +30,10 @@ UNCALIBRATED = 4.0
 """Factor by which an interval is widened either way before there is a calibration."""
 GRAIN_S = 60.0
 """Waits shorter than this count as equally short."""
-MOST_EVENTS = 3000
+MOST_EVENTS = 1500
 """Events that are played; what has not started by then is not forecast."""
+MOST_ASKED = 3
+"""Runs in line for which others are looked for that yield, at each event."""
 _DEFAULT = ProjectTerms()
 
 
@@ -137,8 +139,9 @@ class Start:
 def starts(outlook: Outlook, only: Collection[int] | None = None) -> dict[int, Start]:
     """Returns when the next run of each waiting experiment starts, by experiment, before calibration.
 
-    Shares, priorities, guarantees and ceilings hold as in a pass, and runs yield as they do there, but for
-    the one at whose turn it is alone, and without protection by guarantees.
+    Shares, priorities, guarantees and ceilings hold as in a pass, and runs yield as they do there, but only
+    to the first few in line, and without protection by guarantees. Lanes in which none of the experiments
+    waits stay as they are.
 
     Args:
         outlook: what runs and waits.
@@ -161,11 +164,19 @@ def starts(outlook: Outlook, only: Collection[int] | None = None) -> dict[int, S
 class _Node:
     """A project or a user while the queue is played."""
 
-    __slots__ = ("_at_s", "_used", "assured", "rate", "weight")
+    __slots__ = ("_at_s", "_known", "_used", "assured", "rate", "weight")
 
     def __init__(self, weight: float, used_usd: float) -> None:
         self.weight, self._used = weight, used_usd
         self.rate = self.assured = self._at_s = 0.0
+        self._known: tuple[float, float] | None = None
+        """The last score, and for when."""
+
+    def now(self, now_s: float) -> float:
+        """Returns the score of what it holds."""
+        if self._known is None or self._known[0] != now_s:
+            self._known = now_s, self.score(now_s)
+        return self._known[1]
 
     def score(self, now_s: float, more: float = 0.0) -> float:
         used = self._used + self.rate * (now_s - self._at_s) / 3600.0
@@ -175,6 +186,7 @@ class _Node:
         self._used += self.rate * (now_s - self._at_s) / 3600.0
         self._at_s = now_s
         self.rate = max(0.0, self.rate + usd_per_hour)
+        self._known = None
 
 
 _Queued = tuple[float, int, Waiter, int]
@@ -233,9 +245,13 @@ class _Play:
     def run(self, wanted: Set[int]) -> dict[int, float]:
         """Returns the seconds until the next run of experiments starts; without those that never do."""
         found: dict[int, float] = {}
+        lanes = {waiter.lane for waiter in self._outlook.waiters if waiter.experiment_id in wanted}
         for holder in self._outlook.holders:
-            self._hold(holder, 0.0, self._seconds(holder.remaining), holder.yields_s)
+            end_s = self._seconds(holder.remaining) if holder.lane in lanes else math.inf
+            self._hold(holder, 0.0, end_s, holder.yields_s)
         for waiter in self._outlook.waiters:
+            if waiter.lane not in lanes:
+                continue
             runs = waiter.runs
             if waiter.by_s is not None:
                 begin_s = found[waiter.experiment_id] = max(0.0, waiter.by_s)
@@ -260,7 +276,7 @@ class _Play:
     def _hold(self, claim: Holder | Waiter, at_s: float, end_s: float, yields_s: float | None) -> None:
         turn = _Turn(claim, end_s, math.inf if yields_s is None else yields_s)
         self._turns[claim.lane].append(turn)
-        for event_s in {end_s, min(end_s, turn.yields_s)}:
+        for event_s in () if end_s == math.inf else {end_s, min(end_s, turn.yields_s)}:
             self._number += 1
             heapq.heappush(self._events, (event_s, self._number, turn))
         self._change(claim, at_s, +1)
@@ -282,6 +298,7 @@ class _Play:
         """Starts runs on what is free in a lane, in their order."""
         queues = self._queues[lane]
         passed: set[tuple[str, str, int]] = set()
+        asked = 0
         while True:
             heads = [
                 (self._order(queue[0], at_s), owner)
@@ -292,7 +309,13 @@ class _Play:
                 return
             _, owner = min(heads)
             since_s, _, waiter, runs = queues[owner][0]
-            if waiter.devices > self._free[lane] + ROUNDING and not self._reclaim(waiter, at_s):
+            fits = waiter.devices <= self._free.get(lane, 0.0) + ROUNDING
+            if not fits and asked < MOST_ASKED:
+                asked += 1
+                fits = self._reclaim(waiter, at_s)
+            if not fits:
+                if asked >= MOST_ASKED and self._free.get(lane, 0.0) <= ROUNDING:
+                    return
                 if self._outlook.now_s + at_s - since_s >= PATIENCE_S:
                     return  # What is free is kept for it.
                 passed.add(owner)
@@ -347,7 +370,7 @@ class _Play:
         """Sorts by who stops first."""
         claim = turn.claim
         project, user = self._projects[claim.project], self._users[claim.project, claim.user]
-        return claim.priority, -project.score(at_s), -user.score(at_s), -turn.end_s
+        return claim.priority, -project.now(at_s), -user.now(at_s), -turn.end_s
 
     def _order(self, queued: _Queued, at_s: float) -> tuple[float, ...]:
         since_s, id, waiter, _ = queued
@@ -357,8 +380,8 @@ class _Play:
         return (
             held + waiter.devices > guaranteed + ROUNDING,
             -max(waiter.priority, PROMOTED_TO) if is_old else -waiter.priority,
-            self._projects[waiter.project].score(at_s),
-            self._users[waiter.project, waiter.user].score(at_s),
+            self._projects[waiter.project].now(at_s),
+            self._users[waiter.project, waiter.user].now(at_s),
             since_s,
             id,
         )
