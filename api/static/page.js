@@ -84,8 +84,11 @@ function showQueue() {
         : "No scheduler is running, so nothing will start."),
       ...(queue.total ? [h("p", { class: "quiet" }, `${queue.total} waiting`)] : []),
       table(["#position", "experiment", "owner", "#priority", "reason"], queue.items.map((entry) => row(
-        num(entry.position), h("a", { href: `#/experiments/${entry.experiment.id}` }, `${entry.experiment.id} ${entry.experiment.name}`),
-        entry.experiment.owner, num(entry.experiment.priority), h("td", { class: "wide" }, entry.reason))), "Nothing is waiting."),
+        num(entry.position), ...(entry.experiment
+          ? [h("a", { href: `#/experiments/${entry.experiment.id}` }, `${entry.experiment.id} ${entry.experiment.name}`),
+            entry.experiment.owner, num(entry.experiment.priority)]
+          : ["–", "", ""]), // Of a project that the reader does not see.
+        h("td", { class: "wide" }, entry.reason))), "Nothing is waiting."),
       h("p", {}, ...(tokens.length > 1 ? [h("button", { onclick: turn(() => tokens.pop()) }, "Earlier"), " "] : []),
         ...(queue.next_page_token ? [h("button", { onclick: turn(() => tokens.push(queue.next_page_token)) }, "Later")] : [])));
   };

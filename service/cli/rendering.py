@@ -467,14 +467,10 @@ def queue_table(entries: Sequence[QueueEntry]) -> Table:
     table = grid_table("#", "id", "name", "owner", "priority", "reason", right=("#", "id", "priority"))
     for entry in entries:
         experiment = entry.experiment
-        table.add_row(
-            str(entry.position),
-            str(experiment.id),
-            experiment.name,
-            experiment.owner,
-            str(experiment.priority),
-            entry.reason,
-        )
+        what = ("", "", "", "")
+        if experiment is not None:
+            what = (str(experiment.id), experiment.name, experiment.owner, str(experiment.priority))
+        table.add_row(str(entry.position), *what, entry.reason)
     return table
 
 

@@ -23,7 +23,11 @@ from service.db import filters
 from service.db.errors import BadPageToken
 from service.db.filters import Condition, Kind, Order
 from service.db.schema import experiments, runs
-from service.db.statements import VISIBLE, VISIBLE_RUN
+from service.db.statements import VISIBLE, VISIBLE_RUN, ids_in_sight, in_sight, run_in_sight
+from service.domain.access import EVERYTHING, Visibility
+
+FEW = 200
+"""Experiments whose rows are collected to be listed."""
 
 _OPERATORS = {
     "=": "__eq__",
@@ -52,16 +56,17 @@ RUN_NAMES = names_of(runs, hidden=("point", "config_sha256", "price_usd_per_hour
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What is listed: table, columns, fixed conditions, filter and order."""
+    """What is listed: table, columns, fixed conditions, filter, order, and what the reader may see of it."""
 
     table: Table
     columns: Sequence[ColumnElement[Any]]
     fixed: Mapping[str, Any]
     condition: Condition | None
     order: tuple[Order, ...]
+    visible: Visibility = EVERYTHING
 
     def fingerprint(self) -> str:
-        """Ties a page token to the list that it was made for."""
+        """Ties a page token to the list that it was made for, whoever reads it."""
         text = repr((self.table.name, sorted(self.fixed.items()), self.condition, self.order))
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
@@ -168,12 +173,27 @@ def _nullable(listing: Listing, order: Order) -> bool:
 
 def _selected(connection: Connection, listing: Listing) -> sa.Select[Any]:
     visible = VISIBLE if listing.table is experiments else VISIBLE_RUN
-    statement = sa.select(*listing.columns).where(visible)
+    statement = sa.select(*listing.columns).where(visible, _seen(connection, listing))
     for name, value in listing.fixed.items():
         statement = statement.where(listing.table.c[name] == value)
     if listing.condition is not None:
         statement = statement.where(condition_sql(listing.condition, listing.table, connection.dialect.name))
     return statement
+
+
+def _seen(connection: Connection, listing: Listing) -> ColumnElement[bool]:
+    """Returns which rows the reader sees.
+
+    Of few experiments their rows are collected and sorted. Otherwise the list is walked along its own index,
+    and each row is looked at: among many, the next that is seen is not far.
+    """
+    projects, of_experiments = listing.visible.projects, listing.table is experiments
+    if projects is None:
+        return sa.true()
+    ids = list(connection.execute(ids_in_sight(projects).limit(FEW + 1)).scalars())
+    if len(ids) <= FEW:
+        return (experiments.c.id if of_experiments else runs.c.experiment_id).in_(ids)
+    return in_sight(listing.visible) if of_experiments else run_in_sight(listing.visible)
 
 
 def _by_one_column(

@@ -16,7 +16,8 @@ from service.db.schema import (
     run_summaries,
     runs,
 )
-from service.db.statements import VISIBLE, VISIBLE_RUN
+from service.db.statements import VISIBLE, VISIBLE_RUN, run_in_sight
+from service.domain.access import Visibility
 from service.domain.states import RunState
 
 _r, _a = runs.c, attempts.c
@@ -28,8 +29,8 @@ REUSED_COLUMNS = (
 """Columns of `runs` that a reused run takes over."""
 
 
-def equal_runs(hashes: Iterable[str]) -> Select[Any]:
-    """(run, settings, seed, facts) of runs that have succeeded by themselves, the newest first."""
+def equal_runs(hashes: Iterable[str], visible: Visibility) -> Select[Any]:
+    """(run, settings, seed, facts) of runs in sight that have succeeded by themselves, the newest first."""
     return (
         select(_r.id, _r.config_sha256, _r.seed, _a.facts)
         .outerjoin_from(runs, attempts, (_a.run_id == _r.id) & (_a.number == _r.attempt))
@@ -38,6 +39,7 @@ def equal_runs(hashes: Iterable[str]) -> Select[Any]:
             _r.state == sa.literal_column(f"'{RunState.succeeded}'"),
             _r.reused_from.is_(None),
             VISIBLE_RUN,
+            run_in_sight(visible),
         )
         .order_by(_r.id.desc())
     )

@@ -33,6 +33,7 @@ from service.db.schema import (
     run_summaries,
     runs,
 )
+from service.domain.access import Visibility
 from service.domain.grid import REFERENCE_CELL
 from service.domain.records import Experiment, Run
 from service.domain.states import (
@@ -69,6 +70,26 @@ VISIBLE_RUN = ~(
     .exists()
 )
 """Runs of such experiments. One look at the experiment of each: deleted ones may be many."""
+
+
+def in_sight(visible: Visibility) -> sa.ColumnElement[bool]:
+    """Experiments of the projects that a reader sees; a condition on each row, not a range of an index."""
+    if visible.projects is None:
+        return sa.true()
+    # An expression: SQLite would read a project by its index and sort it, however large it is.
+    return _x.project.concat("").in_(sorted(visible.projects))
+
+
+def run_in_sight(visible: Visibility) -> sa.ColumnElement[bool]:
+    """Runs of such experiments; one lookup for each run, so that a list still follows its own index."""
+    if visible.projects is None:
+        return sa.true()
+    return select(1).where(_x.id == _r.experiment_id, in_sight(visible)).correlate(runs).exists()
+
+
+def ids_in_sight(projects: Iterable[str]) -> Select[Any]:
+    """Ids of the experiments of some projects."""
+    return select(_x.id).where(_x.project.in_(sorted(projects)), VISIBLE)
 
 
 def experiment_sources(target: ExperimentState) -> frozenset[ExperimentState]:
@@ -191,6 +212,20 @@ def experiment_by_id(id: int) -> Select[Any]:
 def experiments_by_id(ids: Iterable[int]) -> Select[Any]:
     """Several experiments."""
     return select(*EXPERIMENT_COLUMNS).where(_x.id.in_(list(ids)), VISIBLE)
+
+
+def belonging_of_experiments(ids: Iterable[int]) -> Select[Any]:
+    """(id, project, owner) of several experiments."""
+    return select(_x.id, _x.project, _x.owner).where(_x.id.in_(list(ids)), VISIBLE)
+
+
+def belonging_of_run(id: int) -> Select[Any]:
+    """(id, project, owner) of a run, which are those of its experiment."""
+    return (
+        select(_r.id, _x.project, _x.owner)
+        .join(experiments, _x.id == _r.experiment_id)
+        .where(_r.id == id, VISIBLE)
+    )
 
 
 def spec_of_experiment(id: int) -> Select[Any]:

@@ -551,8 +551,8 @@ class QueuePosition(Serializable):
 class QueueEntry(QueuePosition):
     """One waiting experiment: where it stands and why it waits."""
 
-    experiment: ExperimentStatus
-    """The experiment."""
+    experiment: ExperimentStatus | None
+    """The experiment; null when it is of a project that the reader does not see."""
 
 
 @dataclass(frozen=True, slots=True)

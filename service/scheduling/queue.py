@@ -15,6 +15,7 @@ from service.config.hardware import CATALOGUE, Hardware
 from service.db import queue_statements, schema, statements
 from service.db.errors import NotFound
 from service.db.group_commit import GroupCommit
+from service.domain.access import EVERYTHING, Visibility
 from service.domain.events import EventKind
 from service.domain.records import (
     Experiment,
@@ -34,6 +35,8 @@ from service.store.base import NewEvent, insert_events, storable
 
 FORGOTTEN_AFTER_S = 7 * 86_400.0
 """Schedulers silent for this long are forgotten."""
+OUT_OF_SIGHT = "of a project that you are not a member of"
+"""What the queue shows of an experiment that its reader may not see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,14 +279,23 @@ class Queue:
 
         return self._database.write(body)
 
-    def listing(self, *, page_size: int = 1000, page_token: str | None = None) -> QueueListing:
+    def listing(
+        self, *, page_size: int = 1000, page_token: str | None = None, visible: Visibility = EVERYTHING
+    ) -> QueueListing:
         """Returns one page of the waiting experiments in the order of claims, each with why it waits.
+
+        Args:
+            page_size: most entries.
+            page_token: `next_page_token` of the page before.
+            visible: projects that the reader sees; experiments of others are entries without a name.
 
         Raises:
             BadPageToken: the token is not one of this list.
         """
-        after = None if page_token is None else Turn.read(page_token)
         with self._database.read() as connection:
+            after = None
+            if page_token is not None:
+                after = Turn.read(page_token, lambda id: _owner_of(connection, id))
             if not self._database.is_sqlite:
                 connection.execute(queue_statements.ALONG_THE_INDEX)
             waiting = [WaitingCount(*row) for row in connection.execute(queue_statements.WAITING_COUNTS)]
@@ -307,9 +319,11 @@ class Queue:
                 QueueEntry(
                     place.position, place.reason, ExperimentStatus.of(experiment, counts[experiment.id])
                 )
+                if visible.includes(experiment.project)
+                else QueueEntry(place.position, OUT_OF_SIGHT, None)
                 for experiment, place in explained
             ],
-            shown[-1][0].token() if len(following) > page_size else None,
+            shown[-1][0].token(shown[-1][1]) if len(following) > page_size else None,
             sum(each.count for each in waiting),
             [scheduler.name for scheduler in schedulers],
         )
@@ -424,6 +438,11 @@ class Queue:
         """Returns the last snapshot of the cluster; None when no scheduler has looked yet."""
         with self._database.read() as connection:
             return _cluster(connection)
+
+
+def _owner_of(connection: Connection, experiment_id: int) -> str | None:
+    found = connection.execute(statements.belonging_of_experiments([experiment_id])).one_or_none()
+    return None if found is None else str(found.owner)
 
 
 def _cluster(connection: Connection) -> ClusterSnapshot | None:

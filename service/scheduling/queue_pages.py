@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from service.db.errors import BadPageToken
@@ -48,21 +48,25 @@ class Turn:
         """Sorts turns in the order of claims."""
         return -self.priority, self.share, self.queued_s, self.owner
 
-    def token(self) -> str:
-        """Returns the page token of the page that follows."""
-        content = [self.priority, self.share, self.queued_s, self.owner]
+    def token(self, experiment_id: int) -> str:
+        """Returns the page token of the page that follows; it names no one, whose turn ever this is."""
+        content = [self.priority, self.share, self.queued_s, experiment_id]
         return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
 
     @classmethod
-    def read(cls, token: str) -> Turn:
+    def read(cls, token: str, owner_of: Callable[[int], str | None]) -> Turn:
         """Returns the turn of a token.
+
+        Args:
+            token: page token.
+            owner_of: gives the owner of an experiment; None = there is no such experiment.
 
         Raises:
             BadPageToken: it is not one of the queue's.
         """
         try:
             text = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-            priority, share, queued_s, owner = json.loads(text)
+            priority, share, queued_s, experiment_id = json.loads(text)
         except (ValueError, TypeError, RecursionError):
             raise BadPageToken from None
         sound = (
@@ -70,9 +74,11 @@ class Turn:
             and type(share) is int
             and isinstance(queued_s, float)
             and math.isfinite(queued_s)
-            and isinstance(owner, str)
+            and type(experiment_id) is int
+            and abs(experiment_id) < 1 << 63
         )
-        if not sound:
+        owner = owner_of(experiment_id) if sound else None
+        if owner is None:
             raise BadPageToken
         return cls(priority, share, queued_s, owner)
 

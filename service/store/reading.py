@@ -9,6 +9,7 @@ from service.db import reuse_statements, schema, statements
 from service.db.errors import NotFound
 from service.db.filters import Order, parse_filter, parse_order
 from service.db.listing import EXPERIMENT_NAMES, RUN_NAMES, Listing, read_page
+from service.domain.access import EVERYTHING, Visibility
 from service.domain.records import (
     Attempt,
     Event,
@@ -27,6 +28,13 @@ MAX_PAGE_SIZE = 1000
 """Most rows of one page."""
 _HASHES = 500
 """Settings that one statement asks for."""
+
+
+class Belonging(NamedTuple):
+    """Whose an experiment is, and so its runs."""
+
+    project: str
+    owner: str
 
 
 class QueuedRun(NamedTuple):
@@ -72,6 +80,7 @@ class Reading(StorePart):
         order_by: str | None = None,
         page_size: int = 50,
         page_token: str | None = None,
+        visible: Visibility = EVERYTHING,
     ) -> Page[Experiment]:
         """Returns a page of experiments, newest first unless `order_by` says otherwise.
 
@@ -80,6 +89,7 @@ class Reading(StorePart):
             order_by: fields separated by commas, each with `asc` or `desc` or neither; no value = last.
             page_size: 1 to 1000.
             page_token: `next_page_token` of the page before.
+            visible: projects that the reader sees.
 
         Raises:
             FilterError: filter or order cannot be understood.
@@ -91,6 +101,7 @@ class Reading(StorePart):
             {},
             parse_filter(filter or "", EXPERIMENT_NAMES, axes=False),
             parse_order(order_by, EXPERIMENT_NAMES, default=Order("id", descending=True)),
+            visible,
         )
         with self.database.read() as connection:
             rows, token = read_page(connection, listing, _clamped(page_size), page_token)
@@ -105,26 +116,43 @@ class Reading(StorePart):
         with self.database.read() as connection:
             return read_run(connection, id)
 
-    def find_run(self, id: int) -> Run | None:
-        """Returns one run; None when there is none with this id."""
+    def belonging_of_experiments(self, ids: Collection[int]) -> dict[int, Belonging]:
+        """Returns whose several experiments are, by id; those that do not exist are left out."""
         with self.database.read() as connection:
-            row = connection.execute(statements.run_by_id(id)).mappings().one_or_none()
+            return {
+                id: Belonging(project, owner)
+                for id, project, owner in connection.execute(statements.belonging_of_experiments(ids))
+            }
+
+    def belonging_of_run(self, id: int) -> Belonging | None:
+        """Returns whose a run is; None when there is none with this id."""
+        with self.database.read() as connection:
+            row = connection.execute(statements.belonging_of_run(id)).one_or_none()
+        return None if row is None else Belonging(row.project, row.owner)
+
+    def find_run(self, id: int, visible: Visibility = EVERYTHING) -> Run | None:
+        """Returns one run; None when there is none with this id that the reader sees."""
+        with self.database.read() as connection:
+            statement = statements.run_by_id(id).where(statements.run_in_sight(visible))
+            row = connection.execute(statement).mappings().one_or_none()
         return None if row is None else Run.from_row(row)
 
     def source_of(self, run: Run) -> Run:
         """Returns the run whose checkpoints and figures a run has: the one that it reuses, or itself."""
         return run if run.reused_from is None else self.run(run.reused_from)
 
-    def equal_runs(self, hashes: Collection[str]) -> list[Equal]:
+    def equal_runs(self, hashes: Collection[str], visible: Visibility = EVERYTHING) -> list[Equal]:
         """Runs that have succeeded with any of these settings, the newest first.
 
         Args:
             hashes: Hashes of settings, by `service.spec.reuse.config_sha256`.
+            visible: projects whose runs may be reused.
         """
         wanted, found = sorted(hashes), []
         with self.database.read() as connection:
             for first in range(0, len(wanted), _HASHES):
-                rows = connection.execute(reuse_statements.equal_runs(wanted[first : first + _HASHES]))
+                some = wanted[first : first + _HASHES]
+                rows = connection.execute(reuse_statements.equal_runs(some, visible))
                 found += [Equal(*row) for row in rows]
         return found
 
@@ -154,6 +182,7 @@ class Reading(StorePart):
         order_by: str | None = None,
         page_size: int = 100,
         page_token: str | None = None,
+        visible: Visibility = EVERYTHING,
     ) -> Page[Run]:
         """Returns a page of runs: of one experiment in grid order, or of all, newest first.
 
@@ -163,6 +192,7 @@ class Reading(StorePart):
             order_by: fields separated by commas, each with `asc` or `desc` or neither; no value = last.
             page_size: 1 to 1000.
             page_token: `next_page_token` of the page before.
+            visible: projects that the reader sees.
 
         Raises:
             NotFound: there is no such experiment.
@@ -176,6 +206,7 @@ class Reading(StorePart):
             {} if experiment_id is None else {"experiment_id": experiment_id},
             parse_filter(filter or "", RUN_NAMES),
             parse_order(order_by, RUN_NAMES, default=default),
+            visible,
         )
         with self.database.read() as connection:
             if experiment_id is not None:

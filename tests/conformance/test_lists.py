@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from service.db import filters
+from service.db import filters, listing
 from service.db.filters import parse_filter
 from service.db.listing import RUN_NAMES
+from service.domain.access import Visibility
 from service.domain.records import Experiment, Page, Run
 from service.domain.states import ExperimentState, RunState
 from service.store import BadPageToken, FilterError, Store
@@ -307,3 +308,21 @@ def test_a_run_that_is_tried_again_has_no_best_of_the_try_before(
     assert store.run(run.id).best_step == 4
     again = store.retry_run(run.id)
     assert (again.score, again.best_step, again.best_checkpoint) == (None, None, None)
+
+
+@pytest.mark.parametrize("few", [0, 200])
+def test_lists_show_the_projects_that_their_reader_sees(
+    store: Store, submit: Submit, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    monkeypatch.setattr(listing, "FEW", few)
+    projects = ("nlp", "vision", "default", "nlp")
+    ids = {submit(2, project=project).id: project for project in projects}
+    for seen in (frozenset(), frozenset({"nlp"}), frozenset({"nlp", "vision"}), None):
+        visible = Visibility(seen)
+        expected = [id for id, project in ids.items() if visible.includes(project)]
+        assert [
+            found.id for found in every(store.experiments, visible=visible, order_by="id", page_size=1)
+        ] == expected
+        for order_by in ("id", "id desc", "accuracy", "seed, id"):
+            runs = every(store.runs, visible=visible, order_by=order_by, page_size=3)
+            assert sorted(run.experiment_id for run in runs) == sorted(2 * expected)
