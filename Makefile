@@ -65,8 +65,9 @@ format: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(READY) ## Regenerate docs/errors.md from the code
+docs: $(READY) ## Regenerate docs/errors.md and the rules in docs/security.md from the code
 	@$(BIN)/python -m api.errors_page
+	@$(BIN)/python -m api.access_page
 
 bench: $(READY) ## Run every benchmark in full; each prints one JSON object as its last line
 	@for module in $$(grep -l '__name__ == "__main__"' benchmarks/*.py); do \

@@ -9,14 +9,28 @@ from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
 
 from api import failures, openapi
-from api.auth import current_user
+from api.access import Identify, authorised, refuse_unruled
 from api.checks import Checks
 from api.cluster_view import ClusterView
 from api.deps import known_parameters
 from api.guard import Guard
 from api.intake import Intake
 from api.metrics import RequestMetrics, ServiceCollector
-from api.routes import analysis, docs, experiments, notices, pages, queue, runs, specs, system
+from api.principals import Principals
+from api.project_view import ProjectView
+from api.routes import (
+    analysis,
+    docs,
+    experiments,
+    notices,
+    pages,
+    people,
+    projects,
+    queue,
+    runs,
+    specs,
+    system,
+)
 from api.stream import Streams
 from service.config.settings import Settings
 from service.scheduling.queue import Queue
@@ -28,6 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     Raises:
         UnusableDatabase: when the database cannot be used as it is.
+        LookupError: a route has no rule in `api.access.RULES`.
     """
     store = Store.open(settings)
     registry = CollectorRegistry()
@@ -46,15 +61,28 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.cluster = ClusterView(app.state.queue)
     app.state.catalogue = settings.catalogue()
     app.state.checks = Checks()
-    app.state.intake = Intake(store, settings, app.state.catalogue, app.state.cluster, app.state.checks)
+    app.state.closed = settings.token is not None
+    identities: list[Identify] = []
+    app.state.identities = identities
+    app.state.principals = Principals(store)
+    app.state.projects = ProjectView(store)
+    app.state.intake = Intake(
+        store, settings, app.state.catalogue, app.state.cluster, app.state.checks, app.state.projects
+    )
     app.state.streams = Streams(store)
     app.state.registry = registry
     registry.register(ServiceCollector(lambda: system.figures(store, app.state.queue)))
     app.add_middleware(Guard, settings=settings, metrics=RequestMetrics(registry))
     failures.install(app)
-    app.include_router(system.health)
-    guarded = [Depends(current_user), Depends(known_parameters)]
-    for module in (experiments, analysis, runs, queue, specs, notices, system, docs, pages):
-        app.include_router(module.router, dependencies=guarded)
+    include_routes(app)
+    refuse_unruled(app)
     openapi.install(app)
     return app
+
+
+def include_routes(app: FastAPI) -> None:
+    """Adds all routes, each behind its rule but for the health check, which touches nothing."""
+    app.include_router(system.health)
+    guarded = [Depends(authorised), Depends(known_parameters)]
+    for module in (experiments, analysis, runs, queue, specs, people, projects, notices, system, docs, pages):
+        app.include_router(module.router, dependencies=guarded)

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Path, Query, Request
 from fastapi.dependencies.models import Dependant
 
-from api.auth import Principal, current_user
+from api.access import MAX_ID, Caller, current_user
 from api.checks import Checks
 from api.problems import ProblemError
 from api.stream import Streams
@@ -19,8 +19,6 @@ from service.config.settings import Settings
 from service.scheduling.queue import Queue
 from service.store import Store
 
-MAX_ID = 2**63 - 1
-"""Largest integer that both databases hold."""
 MAX_PAGE_SIZE = 1000
 
 
@@ -98,7 +96,8 @@ SettingsDep = Annotated[Settings, Depends(_settings)]
 CatalogueDep = Annotated[Mapping[str, Hardware], Depends(_catalogue)]
 StreamsDep = Annotated[Streams, Depends(_streams)]
 ChecksDep = Annotated[Checks, Depends(_checks)]
-CurrentUser = Annotated[Principal, Depends(current_user)]
+CurrentUser = Annotated[Caller, Depends(current_user)]
+"""Who sent the request, which the rule of its route has let through."""
 
 ExperimentId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the experiment.", examples=[12])]
 RunId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the run.", examples=[40])]

@@ -18,6 +18,7 @@ import orjson
 from fastapi import Query
 from fastapi.responses import StreamingResponse
 
+from service.domain.access import EVERYTHING, Visibility
 from service.domain.records import Page, Run
 from service.output.tables import TableFormat
 from service.store import Store
@@ -63,6 +64,7 @@ def answer(
     experiment_id: int | None,
     filter: str | None,
     order_by: str | None,
+    visible: Visibility = EVERYTHING,
 ) -> StreamingResponse:
     """Returns the export as a streamed answer; the first page is read at once, so that a bad filter is told.
 
@@ -73,6 +75,7 @@ def answer(
         experiment_id: runs of this experiment only; None = all.
         filter: conditions in MLflow's grammar.
         order_by: order of the rows.
+        visible: projects that the reader sees.
     """
 
     def read(token: str | None) -> Page[Run]:
@@ -82,6 +85,7 @@ def answer(
             order_by=order_by,
             page_size=_PAGE_SIZE,
             page_token=token,
+            visible=visible,
         )
 
     axes = None

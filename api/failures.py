@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from api.auth import current_user
+from api.access import authenticated
 from api.guard import REQUEST_ID, SECURITY_HEADERS
 from api.problems import RETRY_AFTER_S, ProblemError, from_spec_error, respond
 from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
@@ -133,7 +133,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if slug in ("not-found", "method-not-allowed"):
         # No route took the request, so no dependency has looked at its token yet.
         try:
-            await current_user(request)
+            await authenticated(request)
         except ProblemError as refusal:
             return respond(refusal, request.url.path)
     allowed = ", ".join(_allowed(request))

@@ -16,11 +16,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from api.access import Caller
 from api.checks import Checks
 from api.cluster_view import ClusterView
+from api.project_view import ProjectView
 from service.config.document import SpecError
 from service.config.hardware import Hardware
 from service.config.settings import Settings
+from service.db.errors import ReplayOfDeleted
 from service.domain.records import Experiment
 from service.planner.forecasting import budget_problems
 from service.scheduling.admission import Admission, admit_spec, read_spec
@@ -40,7 +43,7 @@ that changed since it was last looked at."""
 @dataclass(slots=True)
 class _Request:
     text: bytes
-    owner: str
+    caller: Caller
     idempotency_key: str | None
     answer: asyncio.Future[tuple[Experiment, bool]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -52,9 +55,10 @@ class _Request:
             admission.spec,
             admission.plans,
             admission.text,
-            self.owner,
+            self.caller.owner,
             self.idempotency_key,
             admission.reuse,
+            self.caller.actor,
         )
 
 
@@ -72,16 +76,20 @@ class Intake:
         catalogue: Mapping[str, Hardware],
         cluster: ClusterView,
         checks: Checks,
+        projects: ProjectView,
     ) -> None:
         self._store = store
         self._settings = settings
         self._catalogue = catalogue
         self._cluster = cluster
         self._checks = checks
+        self._projects = projects
         self._waiting: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
 
-    async def submit(self, text: bytes, owner: str, idempotency_key: str | None) -> tuple[Experiment, bool]:
+    async def submit(
+        self, text: bytes, caller: Caller, idempotency_key: str | None
+    ) -> tuple[Experiment, bool]:
         """Checks a spec and stores it; returns after the commit.
 
         Returns:
@@ -89,9 +97,10 @@ class Intake:
 
         Raises:
             SpecError: with every problem found.
+            ProblemError: `forbidden`: the caller may not submit to the project.
             StoreError: as `Store.submit`.
         """
-        request = _Request(text, owner, idempotency_key)
+        request = _Request(text, caller, idempotency_key)
         try:
             if len(text) > LIGHT_BYTES:
                 raise _TooHeavy
@@ -129,7 +138,7 @@ class Intake:
             if position in answers:
                 continue
             try:
-                admitted.append((position, request.new(self._admit(request.text, roots, light=True))))
+                admitted.append((position, request.new(self._admit(request, roots, light=True))))
             except Exception as error:  # Whatever is wrong with one, the others are taken.
                 answers[position] = error
         if admitted:
@@ -140,13 +149,13 @@ class Intake:
     def _replays(self, batch: Sequence[_Request]) -> dict[int, tuple[Experiment, bool] | BaseException]:
         """Returns the answers to requests whose keys were used before, by position."""
         keyed = {
-            position: Keyed(request.owner, request.idempotency_key, body_sha256(request.text))
+            position: Keyed(request.caller.owner, request.idempotency_key, body_sha256(request.text))
             for position, request in enumerate(batch)
             if request.idempotency_key is not None
         }
         found = zip(keyed, self._store.replays(list(keyed.values())), strict=True)
         return {
-            position: earlier if isinstance(earlier, StoreError) else (earlier, False)
+            position: _replayed(earlier, batch[position])
             for position, earlier in found
             if earlier is not None
         }
@@ -157,7 +166,7 @@ class Intake:
             raise answer
         if answer is not None:
             return answer
-        new = request.new(self._admit(request.text, self._settings.roots, light=False))
+        new = request.new(self._admit(request, self._settings.roots, light=False))
         return self._store.submit(
             new.spec,
             new.plans,
@@ -165,28 +174,40 @@ class Intake:
             owner=new.owner,
             idempotency_key=new.idempotency_key,
             reuse=new.reuse,
+            actor=new.actor,
         )
 
-    def _admit(self, text: bytes, roots: Roots, *, light: bool) -> Admission:
+    def _admit(self, request: _Request, roots: Roots, *, light: bool) -> Admission:
         now_s = time.time()
-        spec = read_spec(text, self._catalogue)
+        spec = read_spec(request.text, self._catalogue)
+        self._projects.refuse(request.caller, spec.project)
         if light and not _is_light(spec):
             raise _TooHeavy
         if problems := budget_problems(spec, self._store, self._catalogue):
             raise SpecError(problems)
         snapshot = self._cluster.read(now_s)
+        visible = request.caller.visible
         return admit_spec(
-            text,
+            request.text,
             spec,
             self._settings,
             self._catalogue,
             snapshot,
             now_s=now_s,
-            find_run=self._store.find_run,
-            find_equal=self._store.equal_runs,
+            find_run=functools.partial(self._store.find_run, visible=visible),
+            find_equal=functools.partial(self._store.equal_runs, visible=visible),
             roots=roots,
             may_read=not light,
         )
+
+
+def _replayed(earlier: Experiment | StoreError, request: _Request) -> tuple[Experiment, bool] | StoreError:
+    """Returns the answer to a key that was used before: of an experiment out of sight, as of one deleted."""
+    if isinstance(earlier, StoreError):
+        return earlier
+    if not request.caller.visible.includes(earlier.project):
+        return ReplayOfDeleted(str(request.idempotency_key), earlier.id)
+    return earlier, False
 
 
 def _is_light(spec: ExperimentSpec) -> bool:

@@ -87,7 +87,7 @@ def build(app: FastAPI) -> dict[str, Any]:
         "token": {
             "type": "http",
             "scheme": "bearer",
-            "description": "Needed when the server has a token configured.",
+            "description": "Needed when access is closed; see docs/security.md.",
         }
     }
     document["security"] = [{}, {"token": []}]

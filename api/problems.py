@@ -138,8 +138,11 @@ _OTHER_PROBLEMS = (
      "its own name here (DNS rebinding).",
      "Use 127.0.0.1 or localhost, or set STILLHOUSE_URL to the name in use."),
     ("unauthenticated", 401, "A token is required",
-     "The server requires a token, and the request has none or a wrong one.",
+     "The server requires a token or a session, and the request has neither.",
      "Send `Authorization: Bearer <token>`; the client and the command line read STILLHOUSE_TOKEN."),
+    ("invalid-token", 401, "The token is not accepted",
+     "It is malformed, unknown, expired or revoked, or its user is disabled; `detail` says which.",
+     "Create another with `stillhouse token create`, or ask an administrator."),
     ("forbidden", 403, "Not allowed",
      "The token's scope or the user's role in the project does not include this.",
      "`detail` names what is missing and who can grant it."),
@@ -307,8 +310,9 @@ def _encodable(value: Any) -> Any:
 
 
 _EVERYWHERE = (
-    "unknown-host", "malformed-request", "unauthenticated", "cross-origin", "request-timeout",
-    "unsupported-encoding", "invalid-parameter", "headers-too-large", "internal-error", "unavailable",
+    "unknown-host", "malformed-request", "unauthenticated", "invalid-token", "cross-origin",
+    "request-timeout", "unsupported-encoding", "invalid-parameter", "headers-too-large", "internal-error",
+    "unavailable",
 )  # fmt: skip
 
 

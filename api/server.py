@@ -8,8 +8,8 @@ import socket
 
 import uvicorn
 
+from api.access import MIN_TOKEN_LENGTH
 from api.app import create_app
-from api.auth import MIN_TOKEN_LENGTH
 from api.connection import BoundedProtocol
 from service.config.process import freeze_loaded
 from service.config.settings import Settings

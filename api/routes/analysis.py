@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from api.deps import MAX_ID, ExperimentId, Filter, SettingsDep, StoreDep
+from api.access import MAX_ID
+from api.deps import ExperimentId, Filter, SettingsDep, StoreDep
 from api.problems import declared
 from service.analysis.answers import (
     ComparisonAnswer,

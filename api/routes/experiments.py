@@ -10,6 +10,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api import export
+from api.access import while_permitted
 from api.body import SPEC_BODY
 from api.deps import (
     CurrentUser,
@@ -87,18 +88,17 @@ AfterEvent = Annotated[int, Depends(_after_event)]
             "body-too-large",
             "idempotency-mismatch",
             "conflict",
+            "forbidden",
             "storage-full",
         ),
     },
 )
-async def submit_experiment(
-    request: Request, user: CurrentUser, idempotency_key: IdempotencyKey = None
-) -> Response:
+async def submit_experiment(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     """Check a spec completely, then store it with all its runs in one transaction."""
     # The state is read directly: each dependency costs this path, the busiest, a hundredth of it.
     state = request.app.state
     text = await request.body()
-    experiment, created = await state.intake.submit(text, user.owner, idempotency_key)
+    experiment, created = await state.intake.submit(text, request.state.caller, idempotency_key)
     headers = {"Location": f"/api/v1/experiments/{experiment.id}"}
     if not created:
         headers["Idempotent-Replayed"] = "true"
@@ -113,13 +113,20 @@ async def submit_experiment(
 @router.get("", responses=_LIST, summary="List experiments")
 def list_experiments(
     store: StoreDep,
+    user: CurrentUser,
     filter: ExperimentFilter = None,
     order_by: ExperimentOrderBy = None,
     page_size: PageSize = 50,
     page_token: PageToken = None,
 ) -> Page[ExperimentStatus]:
     """The newest first, or as `order_by` says; filters like `state = 'running' and owner = 'ada'`."""
-    page = store.experiments(filter=filter, order_by=order_by, page_size=page_size, page_token=page_token)
+    page = store.experiments(
+        filter=filter,
+        order_by=order_by,
+        page_size=page_size,
+        page_token=page_token,
+        visible=user.visible,
+    )
     states = store.run_counts_of([experiment.id for experiment in page.items])
     items = [ExperimentStatus.of(experiment, states[experiment.id]) for experiment in page.items]
     return Page(items, page.next_page_token)
@@ -220,7 +227,13 @@ def retry_experiment(
 @router.put(
     "/{experiment_id}/priority",
     responses=declared(
-        "invalid-body", "not-found", "conflict", "malformed-request", "body-too-large", "storage-full"
+        "invalid-body",
+        "not-found",
+        "conflict",
+        "forbidden",
+        "malformed-request",
+        "body-too-large",
+        "storage-full",
     ),
     summary="Set an experiment's priority",
 )
@@ -340,14 +353,16 @@ def get_ledger(experiment_id: ExperimentId, store: StoreDep) -> Ledger:
     summary="Follow an experiment",
     responses=_NO_SUCH,
 )
-async def stream_experiment(experiment_id: Existing, streams: StreamsDep, after: AfterEvent) -> EventStream:
+async def stream_experiment(
+    request: Request, experiment_id: Existing, streams: StreamsDep, after: AfterEvent
+) -> EventStream:
     """Server-sent events until the experiment ends.
 
     `event`: something happened; its id is its number, and a reconnect with Last-Event-ID continues
     after it without a gap. `run`: a run and its latest points, as they are now. `experiment`: its
     state and how many runs are in each. `end`: it has ended, and so does the stream.
     """
-    return EventStream(streams.follow_experiment(experiment_id, after))
+    return EventStream(while_permitted(request, streams.follow_experiment(experiment_id, after)))
 
 
 @router.get(

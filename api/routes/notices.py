@@ -7,7 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.deps import MAX_ID, CurrentUser, SettingsDep, StoreDep
+from api.access import MAX_ID
+from api.deps import CurrentUser, SettingsDep, StoreDep
 from api.problems import ProblemError, declared
 from service.config.document import Problem
 from service.db.errors import NotFound
@@ -63,7 +64,7 @@ def list_subscriptions(store: StoreDep, user: CurrentUser) -> Items[Subscription
 @router.post(
     "/subscriptions",
     status_code=201,
-    responses=declared("invalid-body", "malformed-request", "storage-full"),
+    responses=declared("invalid-body", "malformed-request", "not-found", "forbidden", "storage-full"),
     summary="Subscribe to what happens",
 )
 def add_subscription(
@@ -73,6 +74,8 @@ def add_subscription(
 
     The answer has the secret that signs a webhook's messages; no other answer does.
     """
+    if wanted.project is not None and not user.principal.sees(wanted.project):
+        raise NotFound("project", wanted.project)
     try:
         return subscribing.subscribe(
             store,

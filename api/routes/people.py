@@ -11,7 +11,8 @@ import orjson
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from api.deps import MAX_ID, CurrentUser, StoreDep
+from api.access import MAX_ID
+from api.deps import CurrentUser, StoreDep
 from api.export import MEDIA_TYPES, guarded
 from api.people_shapes import NewUser, TokenRequest, UserChange
 from api.problems import ProblemError, declared

@@ -6,7 +6,7 @@ import time
 
 from fastapi import APIRouter
 
-from api.deps import CatalogueDep, PageSize, PageToken, QueueDep
+from api.deps import CatalogueDep, CurrentUser, PageSize, PageToken, QueueDep
 from api.problems import declared
 from service.config.hardware import HardwareEntry
 from service.domain.records import Items, QueueListing
@@ -16,12 +16,15 @@ router = APIRouter(prefix="/api/v1", tags=["queue"])
 
 
 @router.get("/queue", responses=declared("invalid-page-token"), summary="List what waits and why")
-def get_queue(queue: QueueDep, page_size: PageSize = 50, page_token: PageToken = None) -> QueueListing:
+def get_queue(
+    queue: QueueDep, user: CurrentUser, page_size: PageSize = 50, page_token: PageToken = None
+) -> QueueListing:
     """What is queued, in the order in which it would be claimed, with the reason each waits.
 
     A page begins after the last experiment of the page before, by its turn: claims in between move nothing.
+    An experiment of a project that the reader does not see keeps its place, without its name.
     """
-    return queue.listing(page_size=page_size, page_token=page_token)
+    return queue.listing(page_size=page_size, page_token=page_token, visible=user.visible)
 
 
 @router.get("/hardware", responses=declared(), summary="List the hardware catalogue")

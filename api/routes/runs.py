@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api import export
+from api.access import MAX_ID, while_permitted
 from api.deps import (
-    MAX_ID,
     CurrentUser,
     Filter,
     LastEventId,
@@ -47,7 +47,7 @@ from service.store.series import MOST_POINTS
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 
 _NO_SUCH = declared("not-found")
-_STEER = declared("not-found", "conflict", "storage-full")
+_STEER = declared("not-found", "conflict", "forbidden", "storage-full")
 
 Step = Annotated[int | None, Query(ge=0, le=MAX_ID)]
 
@@ -68,13 +68,20 @@ async def _place(last_event_id: LastEventId = None) -> Place:
 )
 def list_runs(
     store: StoreDep,
+    user: CurrentUser,
     filter: Filter = None,
     order_by: OrderBy = None,
     page_size: PageSize = 100,
     page_token: PageToken = None,
 ) -> Page[Run]:
     """Filters in MLflow's grammar: `precision = 'fp16' and accuracy > 0.9`."""
-    return store.runs(filter=filter, order_by=order_by, page_size=page_size, page_token=page_token)
+    return store.runs(
+        filter=filter,
+        order_by=order_by,
+        page_size=page_size,
+        page_token=page_token,
+        visible=user.visible,
+    )
 
 
 @router.get(
@@ -85,12 +92,15 @@ def list_runs(
 )
 def export_runs(
     store: StoreDep,
+    user: CurrentUser,
     format: export.FormatParameter = TableFormat.csv,
     filter: Filter = None,
     order_by: OrderBy = None,
 ) -> StreamingResponse:
     """One row per run that the filter takes; streamed."""
-    return export.answer(store, format, "runs", experiment_id=None, filter=filter, order_by=order_by)
+    return export.answer(
+        store, format, "runs", experiment_id=None, filter=filter, order_by=order_by, visible=user.visible
+    )
 
 
 @router.get("/{run_id}", responses=_NO_SUCH, summary="Get a run")
@@ -328,7 +338,10 @@ def get_predictions(
 
 @router.get("/{run_id}/stream", response_class=EventStream, responses=_NO_SUCH, summary="Follow a run")
 async def stream_run(
-    run_id: Annotated[int, Depends(existing)], streams: StreamsDep, place: Annotated[Place, Depends(_place)]
+    request: Request,
+    run_id: Annotated[int, Depends(existing)],
+    streams: StreamsDep,
+    place: Annotated[Place, Depends(_place)],
 ) -> EventStream:
     """Server-sent events until the run ends.
 
@@ -337,4 +350,4 @@ async def stream_run(
     from there; it may repeat points of the last step, and thins them like `points` with `max_points` when
     it has missed thousands of a metric.
     """
-    return EventStream(streams.follow_run(run_id, place))
+    return EventStream(while_permitted(request, streams.follow_run(run_id, place)))

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 
 from api.body import SPEC_BODY, SpecBody
-from api.deps import CatalogueDep, ChecksDep, PageSize, SettingsDep, StoreDep
+from api.deps import CatalogueDep, ChecksDep, CurrentUser, PageSize, SettingsDep, StoreDep
 from api.problems import SPEC_PROBLEMS, ProblemError, declared
 from service.config.document import SpecError
 from service.planner.forecasting import budget_problems, forecast_of
 from service.planner.notes import notes_of
 from service.planner.preview import Preview, Validated, planned_runs
-from service.scheduling.admission import admit, checked_plans, fresh, read_spec
+from service.scheduling.admission import admit_spec, checked_plans, fresh, read_spec
 from service.spec.experiment import json_schema
 from service.spec.reuse import Reuse, reusable
 
 router = APIRouter(prefix="/api/v1", tags=["specs"])
 
-_SPEC = declared(*SPEC_PROBLEMS, "malformed-request", "body-too-large")
+_SPEC = declared(*SPEC_PROBLEMS, "malformed-request", "body-too-large", "forbidden")
 
 
 @router.get(
@@ -59,13 +60,17 @@ async def validate_spec(
     catalogue: CatalogueDep,
     store: StoreDep,
     checks: ChecksDep,
+    user: CurrentUser,
 ) -> Validated:
     """Every check of a submission, and nothing is stored."""
 
     def check() -> Validated:
         now = time.time()
         snapshot = request.app.state.cluster.read(now)
-        spec = admit(text, settings, catalogue, snapshot, now_s=now, find_run=store.find_run).spec
+        spec = read_spec(text, catalogue)
+        request.app.state.projects.refuse(user, spec.project)
+        find_run = partial(store.find_run, visible=user.visible)
+        admit_spec(text, spec, settings, catalogue, snapshot, now_s=now, find_run=find_run)
         if problems := budget_problems(spec, store, catalogue):
             raise SpecError(problems)
         return Validated.of(spec)
@@ -77,7 +82,7 @@ async def validate_spec(
     "/specs/preview",
     responses={
         **_SPEC,
-        **declared(*SPEC_PROBLEMS, "malformed-request", "body-too-large", "invalid-page-token"),
+        **declared(*SPEC_PROBLEMS, "malformed-request", "body-too-large", "forbidden", "invalid-page-token"),
     },
     openapi_extra=SPEC_BODY,
     summary="Preview the runs of a spec",
@@ -89,6 +94,7 @@ async def preview_spec(
     catalogue: CatalogueDep,
     store: StoreDep,
     checks: ChecksDep,
+    user: CurrentUser,
     page_size: PageSize = 100,
     page_token: Annotated[
         str | None, Query(max_length=100, description="`next_page_token` of the page before.")
@@ -105,10 +111,13 @@ async def preview_spec(
     def page() -> Preview:
         now = time.time()
         spec = read_spec(text, catalogue)
-        plans = checked_plans(spec, settings.roots, catalogue, store.find_run)
+        request.app.state.projects.refuse(user, spec.project)
+        find_run = partial(store.find_run, visible=user.visible)
+        find_equal = partial(store.equal_runs, visible=user.visible)
+        plans = checked_plans(spec, settings.roots, catalogue, find_run)
         snapshot = fresh(request.app.state.cluster.read(now), now)
         runs = list(planned_runs(spec, catalogue, snapshot, start=start, limit=page_size))
-        reuse = reusable(plans, settings, catalogue, store.equal_runs) if spec.reuse else Reuse()
+        reuse = reusable(plans, settings, catalogue, find_equal) if spec.reuse else Reuse()
         end = start + len(runs)
         forecast = forecast_of(spec, store, catalogue, reused=reuse.runs) if start == 0 else None
         return Preview(

@@ -27,7 +27,7 @@ class ExperimentCalls(Wire):
         Args:
             text: the spec.
             idempotency_key: submitting again under it answers the same experiment; None = a new one.
-            owner: name to submit under; a server with a token takes none.
+            owner: name to submit under; with a token, only an administrator may name another.
 
         Raises:
             ApiError: the spec is refused; `errors` names each field.

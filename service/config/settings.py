@@ -61,6 +61,8 @@ class Settings(BaseSettings):
     """Port of the API; 0 = any free one."""
     token: SecretStr | None = None
     """Bearer token that every request must carry; unset = no check, loopback only."""
+    metrics_token: SecretStr | None = None
+    """Bearer token that opens `/metrics` and nothing else; unset = a user's token with scope `operate`."""
     url: AnyHttpUrl = AnyHttpUrl("http://127.0.0.1:8400")
     """Where the command line and the client find the API."""
     ray_dashboard_url: str = "http://127.0.0.1:8265"

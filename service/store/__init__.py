@@ -1,12 +1,12 @@
 """The store: what people submitted, what became of it, and every figure, in SQL.
 
 `Store` is one object per process, thread-safe. Its parts: `submission` (experiments come in),
-`reading` and `series` (lists, records, points), `accounting` (what was used), `requests` (what people
-ask of an experiment), `organising` (tags, notes, archive), `removal` (what goes), `driving` (what the
-driver of an experiment does to it) and `attempts` (what it does to the runs), both fenced by attempts,
-`placing` (which devices it holds, and what its runs wait for) and `recording` (batches of points, logs and
-measurements); `noticing` (who is told what) and `figures` (what processes measure of themselves); `people`,
-`projects` and `audit` (who changed what).
+`reading` and `series` (lists, records, points), `principals` (who asks), `accounting` (what was used),
+`requests` (what people ask of an experiment), `organising` (tags, notes, archive), `removal` (what goes),
+`driving` (what the driver of an experiment does to it) and `attempts` (what it does to the runs), both
+fenced by attempts, `placing` (which devices it holds, and what its runs wait for) and `recording` (batches
+of points, logs and measurements); `noticing` (who is told what) and `figures` (what processes measure of
+themselves); `people`, `projects` and `audit` (who changed what).
 `service.scheduling.queue.Queue` claims from the same database.
 """
 
@@ -42,6 +42,7 @@ from service.store.noticing import Noticing
 from service.store.organising import Organising
 from service.store.people import People
 from service.store.placing import Held, Placing
+from service.store.principals import Principals
 from service.store.projects import Projects
 from service.store.reading import QueuedRun, Reading
 from service.store.recording import (
@@ -91,6 +92,7 @@ logger = logging.getLogger(__name__)
 class Store(
     Submission,
     Reading,
+    Principals,
     Accounting,
     Series,
     Requesting,

@@ -18,11 +18,13 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api import intake
+from api.access import Caller
 from api.checks import HEAVY_AT_A_TIME
 from api.routes import specs
 from service.config.document import MAX_PROBLEMS, MAX_SUGGESTIONS, parse, refusal
 from service.config.hardware import Hardware
 from service.config.settings import Settings
+from service.domain.access import local
 from service.domain.records import Experiment
 from service.scheduling import admission
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
@@ -38,6 +40,7 @@ from trainers.tasks import first_look
 
 BERT_CONFIG = json.dumps(Preset("mini").config(100))  # four layers
 EXPERIMENTS = "/api/v1/experiments"
+ADA = Caller(local("ada"), "ada")
 
 
 def refused(client: TestClient, text: str | bytes, type: str, status: int = 422) -> dict[str, Any]:
@@ -135,7 +138,7 @@ def test_a_submission_that_fails_unexpectedly_fails_alone(
         return read_spec(text, catalogue)
 
     async def submit_together() -> list[tuple[Experiment, bool] | BaseException]:
-        submits = (app.state.intake.submit(f"#{n}\n{SPEC}".encode(), "ada", None) for n in range(20))
+        submits = (app.state.intake.submit(f"#{n}\n{SPEC}".encode(), ADA, None) for n in range(20))
         return await asyncio.gather(*submits, return_exceptions=True)
 
     monkeypatch.setattr(intake, "read_spec", read)
@@ -153,7 +156,7 @@ def test_reads_do_not_wait_for_checks(
         released.wait()
         raise refusal("not-yaml", "checked")
 
-    monkeypatch.setattr(specs, "admit", check)
+    monkeypatch.setattr(specs, "admit_spec", check)
     with ThreadPoolExecutor(more_than_the_pool) as pool:
         url = f"{http.base_url}/api/v1/specs/validate"
         asked = [pool.submit(httpx.post, url, content=SPEC, timeout=60.0) for _ in range(more_than_the_pool)]
@@ -445,7 +448,7 @@ def test_large_grids_are_stored_whole(client: TestClient) -> None:
 
 
 def test_owner_is_the_services_user_unless_named(client: TestClient, settings: Settings) -> None:
-    from api.auth import own_name
+    from api.access import own_name
 
     assert client.post(EXPERIMENTS, content=SPEC).json()["owner"] == own_name()
     named = client.post(EXPERIMENTS, content=SPEC, headers={"Stillhouse-Owner": "ada"})

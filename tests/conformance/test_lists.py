@@ -316,6 +316,8 @@ def test_lists_show_the_projects_that_their_reader_sees(
 ) -> None:
     monkeypatch.setattr(listing, "FEW", few)
     projects = ("nlp", "vision", "default", "nlp")
+    for name in ("nlp", "vision"):
+        store.create_project(name)
     ids = {submit(2, project=project).id: project for project in projects}
     for seen in (frozenset(), frozenset({"nlp"}), frozenset({"nlp", "vision"}), None):
         visible = Visibility(seen)
