@@ -1,6 +1,6 @@
 """What the service does per second on either database: submits, claims, points, reads.
 
-    python -m benchmarks.service [--scale S] [--only sqlite|postgresql]
+    python -m benchmarks.service [--scale S] [--only sqlite|postgresql] [--tokens]
 
 The last line is one JSON object, `{"sqlite": {...}, "postgresql": {...}}`, with the `environment`
 next to them. PostgreSQL is a server of its own with default settings and fsync on; SQLite runs in WAL
@@ -8,6 +8,11 @@ with synchronous FULL. Both keep their files in the folder for temporary files: 
 that is meant. Where no PostgreSQL server can be started, its figures are left out and a line says why.
 Of each: `submits_per_s`, `claims_per_s`, `claim_p50_ms`, `claim_p99_ms`, `claim_p50_over_8000_queued`,
 `points_per_s`, `record_p99_ms`, `read_p99_ms` (and by kind), `submit_p99_ms_under_points`.
+
+With `--tokens` only the cost of access control is measured: `submits_per_s_tokens_ratio` (an API that asks
+for tokens over one that is open) and `claims_per_s_tokens_ratio` (a database with 1,000 users in 100
+projects over one without; schedulers hold no token). Each is measured in the order without, with, with,
+without.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +50,8 @@ FEW_QUEUED = 8_000
 RUNS = 100_000
 POINTS = 10_000_000
 SECONDS = 10.0
+
+Measure = Callable[[Any, float], dict[str, Any]]
 
 
 def measure(urls: Any, scale: float) -> dict[str, Any]:
@@ -79,6 +87,22 @@ def measure(urls: Any, scale: float) -> dict[str, Any]:
     }
 
 
+def measure_tokens(urls: Any, scale: float) -> dict[str, Any]:
+    """What access control costs on one database; arguments as `measure`."""
+    seconds, claims = max(0.2, SECONDS * scale), max(80, int(8_000 * scale))
+    rates: dict[tuple[str, bool], list[float]] = {}
+    for tokens in (False, True, True, False):
+        incoming = submits.measure(urls(), seconds=seconds, tokens=tokens)
+        rates.setdefault(("submits_per_s", tokens), []).append(incoming["submits_per_s"])
+        prepare = submits.populate if tokens else None
+        claimed = store.measure_claims(urls(), queued=2 * claims, claims=claims, prepare=prepare)
+        rates.setdefault(("claims_per_s", tokens), []).append(claimed["claims_per_s"])
+    return {
+        f"{name}_tokens_ratio": round(sum(rates[name, True]) / sum(rates[name, False]), 3)
+        for name in ("submits_per_s", "claims_per_s")
+    } | {f"{name}_with_tokens": rates[name, True] for name in ("submits_per_s", "claims_per_s")}
+
+
 def disk() -> dict[str, Any]:
     """The disk under the temporary files, and what a durable write of 4 KiB costs there."""
     folder = Path(tempfile.gettempdir()).resolve()
@@ -99,7 +123,7 @@ def disk() -> dict[str, Any]:
     }
 
 
-def measure_sqlite(scale: float) -> dict[str, Any]:
+def measure_sqlite(scale: float, measure: Measure = measure) -> dict[str, Any]:
     """SQLite in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         database = Database(f"sqlite:///{folder}/fsync.db")
@@ -112,7 +136,7 @@ def measure_sqlite(scale: float) -> dict[str, Any]:
     }
 
 
-def measure_postgresql(scale: float) -> dict[str, Any]:
+def measure_postgresql(scale: float, measure: Measure = measure) -> dict[str, Any]:
     """PostgreSQL, a server of its own with default settings."""
     with PostgreSQLServer() as server:
         made: list[str] = []
@@ -129,13 +153,15 @@ def main() -> None:
     parser = BENCHMARK.parser()
     parser.size("--scale", 1.0, smoke=0.001, help="of all sizes and times")
     parser.add_argument("--only", choices=["sqlite", "postgresql"])
+    parser.add_argument("--tokens", action="store_true", help="measure what access control costs instead")
     given = parser.parse_args()
+    figures = measure_tokens if given.tokens else measure
     result: dict[str, Any] = {}
     before = {"load_before": os.getloadavg()[0], "disk": disk()}
     for name, run in (("sqlite", measure_sqlite), ("postgresql", measure_postgresql)):
         if given.only in (None, name):
             try:
-                result[name] = {**run(given.scale), **before}
+                result[name] = {**run(given.scale, figures), **before}
             except NoPostgreSQL as error:
                 print(f"postgresql: {error}", file=sys.stderr)
     BENCHMARK.report(result, given)

@@ -89,6 +89,7 @@ def measure_claims(
     claimers: int = 8,
     claims: int = 8_000,
     processes: int = 2,
+    prepare: Callable[[Store], None] | None = None,
 ) -> dict[str, float]:
     """Claim one experiment at a time, as fast as the claimers can.
 
@@ -98,9 +99,12 @@ def measure_claims(
         claimers: threads that claim, spread over the processes.
         claims: claims of all together.
         processes: processes of claimers.
+        prepare: fills the database with something else first.
     """
     with installation(database_url) as settings:
         store = Store.open(settings)
+        if prepare is not None:
+            prepare(store)
         fill_queue(store, queued)
         each = claims // claimers
         answers = _in_processes(

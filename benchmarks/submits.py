@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -26,10 +28,13 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.options import Benchmark
 from trainers.synthetic import write_corpus
+
+if TYPE_CHECKING:
+    from service.store import Store
 
 BENCHMARK = Benchmark(
     "submits",
@@ -47,6 +52,8 @@ model: {student: tiny}
 precision: bf16
 batch: {global_size: 32}
 """
+_TOKEN = "STILLHOUSE_BENCHMARK_TOKEN"
+"""Variable by which load processes are given a token to send."""
 _START_TIMEOUT_S = 60.0
 _POINTS_PER_BATCH = 2_000
 _POINT_RUNS = 8
@@ -59,6 +66,7 @@ def measure(
     clients: int = 32,
     processes: int = 2,
     clients_under_points: int = 4,
+    tokens: bool = False,
 ) -> dict[str, Any]:
     """Submit for `seconds` as fast as the clients can, then again while points pour in.
 
@@ -68,6 +76,7 @@ def measure(
         clients: keep-alive connections, each with one submit in flight.
         processes: processes that the clients are spread over.
         clients_under_points: connections while points pour in.
+        tokens: the API asks for tokens, and each client sends one of a user's.
 
     Returns:
         `submits_per_s`, its latencies, `submit_p99_ms_under_points` with the points written meanwhile,
@@ -75,13 +84,17 @@ def measure(
     """
     with tempfile.TemporaryDirectory(prefix="stillhouse-submits-") as folder:
         environment = _installation(Path(folder), database_url)
+        if tokens:
+            environment |= _closed()
         with _api(environment) as (port, process):
             _load(
-                port, min(1.0, seconds), clients=2, processes=1
+                port, min(1.0, seconds), clients=2, processes=1, environment=environment
             )  # Imports and connections are not the measurement.
-            freely = _load(port, seconds, clients=clients, processes=processes)
+            freely = _load(port, seconds, clients=clients, processes=processes, environment=environment)
             with _points(environment, seconds + 0.5) as pouring:
-                loaded = _load(port, seconds, clients=clients_under_points, processes=1)
+                loaded = _load(
+                    port, seconds, clients=clients_under_points, processes=1, environment=environment
+                )
                 points_per_s = pouring()
             rss = _rss_mib(process.pid)
         lost = _missing(environment, [*freely["ids"], *loaded["ids"]])
@@ -116,6 +129,73 @@ def _installation(folder: Path, database_url: str | None) -> dict[str, str]:
     return {**os.environ, **names}
 
 
+def populate(store: Store, token: str | None = None) -> None:
+    """Adds 1,000 users in 100 projects, and one of `default` to whom a token may be given."""
+    import sqlalchemy as sa
+
+    from service.db import schema
+    from service.domain.access import DEFAULT_PROJECT, Role, Scope, UserKind
+
+    now = time.time()
+    users = ["bench", *(f"user{number}" for number in range(1_000))]
+    projects = [f"project{number}" for number in range(100)]
+    rows: list[tuple[sa.Table, list[dict[str, Any]]]] = [
+        (
+            schema.users,
+            [
+                {"name": name, "kind": UserKind.person, "administrator": False, "created_s": now}
+                for name in users
+            ],
+        ),
+        (
+            schema.projects,
+            [
+                {"name": name, "title": name, "visible_to_all": False, "notes": "", "created_s": now,
+                 "settings": {}}
+                for name in projects
+            ],
+        ),
+        (
+            schema.members,
+            [
+                {"project": DEFAULT_PROJECT, "user": "bench", "role": Role.member},
+                *(
+                    {"project": projects[number % 100], "user": name, "role": Role.member}
+                    for number, name in enumerate(users)
+                ),
+            ],
+        ),
+        (
+            schema.tokens,
+            [
+                {
+                    "user": name,
+                    "name": "bench",
+                    "scope": Scope.submit,
+                    "prefix": "",
+                    "sha256": hashlib.sha256((token or name).encode()).hexdigest(),
+                    "created_s": now,
+                }
+                for name in users[:1]
+            ],
+        ),
+    ]  # fmt: skip
+    for table, values in rows:
+        store.database.write(lambda connection, t=table, v=values: connection.execute(sa.insert(t), v))
+
+
+def _closed() -> dict[str, str]:
+    """Adds people, and returns what closes the API and gives the clients a token."""
+    from service.config.settings import Settings
+    from service.store import Store
+
+    token = secrets.token_urlsafe(32)
+    store = Store.open(Settings())
+    populate(store, token)
+    store.close()
+    return {"STILLHOUSE_TOKEN": secrets.token_urlsafe(32), _TOKEN: token}
+
+
 @contextmanager
 def _api(environment: dict[str, str]) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """The API in a process of its own, on a free port."""
@@ -142,12 +222,15 @@ def _api(environment: dict[str, str]) -> Iterator[tuple[int, subprocess.Popen[by
         process.wait(20)
 
 
-def _load(port: int, seconds: float, *, clients: int, processes: int) -> dict[str, Any]:
+def _load(
+    port: int, seconds: float, *, clients: int, processes: int, environment: dict[str, str]
+) -> dict[str, Any]:
     """Submit from several processes at once; what all of them saw together."""
     shares = [clients // processes + (number < clients % processes) for number in range(processes)]
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.submits", "--load", str(port), str(seconds), str(share)],
+            env=environment,
             stdout=subprocess.PIPE,
         )
         for share in shares
@@ -175,6 +258,8 @@ async def _clients(port: int, seconds: float, count: int) -> dict[str, Any]:
     latencies: list[float] = []
     ids: list[int] = []
     errors = 0
+    token = os.environ.get(_TOKEN)
+    credential = f"Authorization: Bearer {token}\r\n" if token else ""
     started = time.perf_counter()
     until = started + seconds
 
@@ -184,7 +269,7 @@ async def _clients(port: int, seconds: float, count: int) -> dict[str, Any]:
         while time.perf_counter() < until:
             head = (
                 f"POST /api/v1/experiments HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
-                f"Idempotency-Key: {uuid.uuid4().hex}\r\nContent-Type: application/yaml\r\n"
+                f"Idempotency-Key: {uuid.uuid4().hex}\r\nContent-Type: application/yaml\r\n{credential}"
                 f"Content-Length: {len(SPEC)}\r\n\r\n"
             )
             sent = time.perf_counter()
@@ -299,6 +384,7 @@ def main() -> None:
     parser.size("--seconds", 10.0, smoke=0.5, help="length of each of the two measurements")
     parser.size("--clients", 32, smoke=4, help="keep-alive connections")
     parser.size("--processes", 2, smoke=2, help="processes that these are spread over")
+    parser.add_argument("--tokens", action="store_true", help="the API asks for tokens")
     parser.add_argument("--load", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--points", type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -313,6 +399,7 @@ def main() -> None:
             seconds=arguments.seconds,
             clients=arguments.clients,
             processes=arguments.processes,
+            tokens=arguments.tokens,
         )
         BENCHMARK.report(figures, arguments)
 
