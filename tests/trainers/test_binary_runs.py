@@ -307,6 +307,17 @@ def test_a_chain_killed_in_its_second_stage_ends_bitwise_where_the_whole_one_doe
     assert resumed["weights"] == reference["weights"] is not None
 
 
+@pytest.mark.slow
+def test_a_chain_of_two_workers_ends_bitwise_where_the_whole_one_does(launch, config_in, tmp_path):
+    changes = {**CHAIN, "parallel": {"strategy": "ddp", "workers": 2}}
+    victim, whole = (config_in(tmp_path / name, **changes) for name in ("victim", "whole"))
+    assert launch([victim], kill_at=9).codes[-1] == -9
+    assert (tmp_path / "victim" / "stages" / "1" / "stage.json").exists()
+    for result in launch([whole, victim]).results:
+        reference, resumed = result["runs"]
+        assert resumed["weights"] == reference["weights"] is not None
+
+
 def test_a_chain_survives_its_journey_as_json(configure):
     config = configure(**CHAIN)
     assert RunConfig.model_validate_json(config.model_dump_json()) == config

@@ -10,6 +10,9 @@ from typing import Protocol
 
 import torch
 
+_MARGIN = 1e-6
+"""Relative width by which an interval includes its ends."""
+
 
 class Derivative(Protocol):
     """The derivative of a surrogate of sign.
@@ -117,6 +120,22 @@ class Swish:
         scaled = self.sharpness * u
         logistic = torch.sigmoid(scaled)
         return 2.0 * logistic * (1.0 + scaled * (1.0 - logistic)) - 1.0
+
+
+def times(derivative: Derivative, grad: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """Returns grad phi'(u); may overwrite `grad`."""
+    if isinstance(derivative, Clipped):
+        return within(grad, u, -1.0, 1.0)
+    factor = derivative(u)
+    return grad if factor is None else grad.mul_(factor)
+
+
+def within(grad: torch.Tensor, u: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Returns grad where u is in [low, high], else 0, in one pass over memory."""
+    # torch's kernel excludes its bounds.
+    margin = _MARGIN * max(abs(low), abs(high))
+    found: torch.Tensor = torch.ops.aten.hardtanh_backward(grad, u, low - margin, high + margin)
+    return found
 
 
 def sharpness_at(start: float, end: float, step: int, total_steps: int) -> float:

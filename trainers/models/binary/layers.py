@@ -179,8 +179,8 @@ class _Product(torch.autograd.Function):
             grad_weight = weights.gradient(weight, grad_weight)
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[3]:
             quantised, weight_scale = weights.quantise(weight)
-            factored = grad if weight_scale is None else grad * weight_scale.squeeze(1)
-            grad_x = factored @ quantised
+            # The weights are smaller than the gradient of y.
+            grad_x = grad @ (quantised if weight_scale is None else quantised.mul_(weight_scale))
             if inputs is not None:
                 grad_x, grad_scale, grad_shift = inputs.gradients(x, scale, shift, levels, grad_x)
         grad_bias = rows.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from trainers.models.binary.derivatives import Derivative
+from trainers.models.binary.derivatives import Derivative, times, within
 
 SMALLEST_SCALE = 1e-6
 """A learned scale counts as at least this."""
@@ -62,8 +62,7 @@ class Scaled:
         The scale counts as constant and is left out of the product, as in BinaryBERT and BiT: the quantised
         weight stands in for the latent one as a whole.
         """
-        factor = self.derivative(self.centre(weight))
-        grad = grad if factor is None else grad.mul_(factor)
+        grad = times(self.derivative, grad, self.centre(weight))
         return grad - self.mean(grad) if self.centred else grad
 
 
@@ -154,8 +153,8 @@ class Inputs:
         if self.bits > 1:
             return (x - shift).mul_(scale.reciprocal()).round_().clamp_(self.lowest, self.highest)
         if self.signed:
-            return signs(x) if not self.learned else (x >= shift).to(x.dtype).mul_(2.0).sub_(1.0)
-        return (x >= shift + 0.5 * scale).to(x.dtype)
+            return signs(x) if not self.learned else _plus_minus(x, shift)
+        return torch.ge(x, shift + 0.5 * scale, out=torch.empty_like(x))
 
     def gradients(
         self,
@@ -179,21 +178,21 @@ class Inputs:
             levels: q, as `levels` returned it.
             grad: Gradient of the quantised input a q.
         """
-        u = x if not self.learned else (x - shift).mul_(scale.reciprocal())
-        passed = self._passed(u)
         if not self.learned:
-            return grad if passed is None else grad.mul_(passed), None, None
+            return self._passed(grad, x), None, None
+        u = (x - shift).mul_(scale.reciprocal())
         small = 1.0 / math.sqrt(x.shape[-1] * self.highest)
         of_levels = torch.dot(grad.reshape(-1), levels.reshape(-1))
-        grad = grad if passed is None else grad.mul_(passed)
+        grad = self._passed(grad, u)
         grad_scale = (of_levels - torch.dot(grad.reshape(-1), u.reshape(-1))) * small
         return grad, grad_scale, grad.sum() * -small
 
-    def _passed(self, u: torch.Tensor) -> torch.Tensor | None:
+    def _passed(self, grad: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        """Returns grad phi'(u); may overwrite `grad`."""
         if self.bits > 1:
-            return ((u >= self.lowest) & (u <= self.highest)).to(u.dtype)
+            return within(grad, u, self.lowest, self.highest)
         # {0, 1} is half of 1 + sign(2u - 1), whose slope in u is that of sign.
-        return self.derivative(u if self.signed else u.mul(2.0).sub_(1.0))
+        return times(self.derivative, grad, u if self.signed else u.mul(2.0).sub_(1.0))
 
     def initial_scale(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the scale that fits data: mean|x| for {-a, a}, which minimises the squared error.
@@ -226,4 +225,9 @@ class ElasticInputs(Inputs):
 
 def signs(x: torch.Tensor) -> torch.Tensor:
     """Returns 1 where x >= 0, else -1, in the dtype of x."""
-    return (x >= 0).to(x.dtype).mul_(2.0).sub_(1.0)
+    return _plus_minus(x, x.new_zeros(()))
+
+
+def _plus_minus(x: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    """Returns 1 where x >= threshold, else -1, in the dtype of x; compares without a detour by bool."""
+    return torch.ge(x, threshold, out=torch.empty_like(x)).mul_(2.0).sub_(1.0)
