@@ -46,6 +46,11 @@ _INSTRUCTION_SETS = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"),
 }
+_AVX512 = _INSTRUCTION_SETS["avx512"]
+_BINARY_SETS = _INSTRUCTION_SETS | {"avx512": (*_AVX512, "-mavx512vpopcntdq")}
+# A product and its bias are rounded one after the other, as PyTorch rounds them. Integer sums are not made
+# a tree, which would not fit the registers.
+_BINARY_LOOPS = (*_LOOPS, "-ffp-contract=off", "-fno-tree-reassoc")
 ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 """Compute capabilities that the CUDA kernels are built and checked for where none is asked for."""
 _PTX = "+PTX"
@@ -150,15 +155,32 @@ def cpu_plan() -> Plan:
         for name, flags in _INSTRUCTION_SETS.items()
         if x86 or name == "scalar"
     )
+    binary_sets = _BINARY_SETS if x86 else {"scalar": (), **_arm_sets()}
+    binary = tuple(
+        Unit(
+            f"binary_rows_{name}",
+            cxx,
+            "binary_rows.cpp",
+            (*_BINARY_LOOPS, *flags, f"-DSTILLHOUSE_ISA={name}"),
+        )
+        for name, flags in binary_sets.items()
+    )
     binding_flags = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-O2", *_torch_include())
     units = (
         Unit("encoder_cpu", cxx, "encoder_cpu.cpp", (*binding_flags, "-fopenmp")),
         Unit("attention_cpu", cxx, "attention_cpu.cpp", (*binding_flags, "-fopenmp")),
+        Unit("binary_cpu", cxx, "binary_cpu.cpp", (*binding_flags, "-fopenmp")),
         Unit("binding", cxx, "binding.cpp", binding_flags),
         *loops,
+        *binary,
         Unit("launcher", cxx, "adan_cpu.cpp", (*_COMMON, "-fopenmp")),
     )
     return Plan("cpu", units, _torch_link())
+
+
+def _arm_sets() -> dict[str, tuple[str, ...]]:
+    """NEON, which every 64-bit ARM has; `scalar` is then compiled without its intrinsics."""
+    return {"neon": ("-DSTILLHOUSE_NEON",)} if platform.machine() in ("aarch64", "arm64") else {}
 
 
 def wanted_architectures() -> tuple[str, ...]:
@@ -235,7 +257,7 @@ def cuda_units(nvcc_path: str, architectures: tuple[str, ...], *extra: str) -> t
         *_architecture_flags(architectures),
         *extra,
     )
-    names = ("adan_cuda", "adan_cuda_float32", "adan_cuda_bfloat16", "adan_cuda_float16")
+    names = ("adan_cuda", "adan_cuda_float32", "adan_cuda_bfloat16", "adan_cuda_float16", "binary_cuda")
     return tuple(Unit(name, nvcc_path, f"{name}.cu", flags) for name in names)
 
 
@@ -282,6 +304,7 @@ def cuda_plan() -> Plan:
     )
     units = (
         Unit("binding_cuda", compiler(), "binding_cuda.cpp", binding_flags),
+        Unit("binary_binding_cuda", compiler(), "binary_binding_cuda.cpp", binding_flags),
         *cuda_units(nvcc_path, architectures),
     )
     runtime = (f"-L{root / 'lib64'}", f"-Wl,-rpath,{root / 'lib64'}", "-lcudart")

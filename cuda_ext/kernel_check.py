@@ -62,7 +62,8 @@ def kernel_resources(architectures: tuple[str, ...] = build.ARCHITECTURES) -> li
     nvcc = build.nvcc()
     _, release = build.toolkit(nvcc)
     digest = hashlib.sha256(release.encode())
-    for path in sorted((*build.SOURCES.glob("adan_cuda*.cu*"), *build.SOURCES.glob("adan_*.h"))):
+    patterns = ("*_cuda*.cu*", "adan_*.h", "binary_cuda.h", "number_formats.h")
+    for path in sorted(path for pattern in patterns for path in build.SOURCES.glob(pattern)):
         digest.update(path.read_bytes())
     folder = build.cache_folder() / f"resources-{digest.hexdigest()[:20]}"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -54,6 +54,11 @@ def require(device_type: str) -> None:
             raise BuildError(str(error)) from error
 
 
+def is_loaded(kind: str) -> bool:
+    """Returns whether this process has loaded the library `cpu` or `cuda`."""
+    return kind in _loaded
+
+
 def why_unavailable(device_type: str) -> str | None:
     """None when the kernels for `device_type` are loaded or can be; else the reason, in one line."""
     try:

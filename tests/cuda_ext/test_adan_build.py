@@ -221,7 +221,7 @@ def test_no_cuda_kernel_spills_on_any_target() -> None:
         pytest.skip(str(error))
     found = kernel_check.kernel_resources()
     assert {row.target for row in found} == {f"sm_{name.replace('.', '')}" for name in build.ARCHITECTURES}
-    assert len(found) == len(build.ARCHITECTURES) * 16
+    assert len(found) == len(build.ARCHITECTURES) * 19
     assert [row for row in found if row.spill_bytes] == []
     assert max(row.registers for row in found) <= kernel_check.REGISTER_LIMIT
 

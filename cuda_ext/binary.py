@@ -1,0 +1,190 @@
+"""Products with packed binary weights: one bit a weight, on the CPU and on CUDA.
+
+| function | activations | sum |
+|---|---|---|
+| `binary_linear` | compared with a threshold: {-a, a} or {0, a} | XNOR and popcount |
+| `binary_weight_linear` | float32 or bfloat16 | additions and subtractions |
+
+Weights are -1 and +1 with one scale, or one for each output. `pack` lays them out in panels of 16 outputs,
+(panels, words, 16) int32: bit j of word w of an output is its weight of input 32 w + j, 1 for +1, and bits
+beyond the inputs or the outputs are 0. Every kernel reads this layout.
+
+Results are y = sum * scale + bias in fp32, rounded twice, then stored in the format of the activations. With
+binary activations the sum is an integer, so that y is bit for bit what fp32 products of the same values give
+in any order, as long as there are fewer than 2^24 inputs. Sums of float activations have one order in every
+kernel, that of `reference_weight_linear`: the 32 inputs of a word in eight groups of four, a group from left
+to right, the groups as a tree, and then word after word. No result depends on the number of threads.
+
+On the CPU the fastest kernels that the processor has are chosen when an operator is called; the environment
+variable `STILLHOUSE_CPU_CAPABILITY` names others: `scalar`, `neon`, `avx2` or `avx512` (with VPOPCNTDQ).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cuda_ext import native
+from cuda_ext.errors import BuildError, ConfigurationError
+
+PANEL = 16
+"""Outputs of a panel."""
+WORD_BITS = 32
+
+_registered = False
+
+
+def require(device_type: str) -> None:
+    """Loads the operators for a type of device.
+
+    Raises:
+        BuildError: there are none for this device here; the message says why.
+    """
+    global _registered
+    if device_type not in ("cpu", "cuda", "meta"):
+        raise BuildError(f"there are no kernels for binary weights on {device_type}; use cpu or cuda")
+    native.require("cuda" if device_type == "cuda" else "cpu")
+    if not _registered:
+        torch.library.register_fake("stillhouse::binary_linear", _fake_linear)
+        torch.library.register_fake("stillhouse::binary_weight_linear", _fake_weight_linear)
+        _registered = True
+
+
+def why_unavailable(device_type: str) -> str | None:
+    """None when the operators for this type of device are loaded or can be; else the reason, in one line."""
+    try:
+        require(device_type)
+    except BuildError as error:
+        return str(error)
+    return None
+
+
+def capability() -> str:
+    """Returns the instruction set of the CPU kernels that run now: `scalar`, `neon`, `avx2` or `avx512`.
+
+    Raises:
+        BuildError: there are no CPU kernels here.
+        ConfigurationError: `STILLHOUSE_CPU_CAPABILITY` names instructions that this CPU lacks.
+    """
+    require("cpu")
+    try:
+        return str(torch.ops.stillhouse.binary_capability())
+    except RuntimeError as error:
+        raise ConfigurationError(str(error).splitlines()[0]) from None
+
+
+def calls() -> dict[str, dict[str, int]]:
+    """Returns the calls of each operator in this process by the kernels that computed them."""
+    require("cpu")
+    names = torch.ops.stillhouse.binary_capabilities()
+    counts = torch.ops.stillhouse.binary_counters()
+    operators = ("binary_linear", "binary_weight_linear")
+    found = {
+        operator: dict(zip(names, counts[len(names) * i :], strict=False))
+        for i, operator in enumerate(operators)
+    }
+    if native.is_loaded("cuda"):
+        for operator, count in zip(operators, torch.ops.stillhouse.binary_cuda_counters(), strict=True):
+            found[operator]["cuda"] = count
+    return found
+
+
+def pack(signs: Tensor) -> Tensor:
+    """Returns the panels (ceil(N / 16), ceil(K / 32), 16) of bool signs (N, K), True for +1."""
+    outputs, inputs = signs.shape
+    panels, words = -(-outputs // PANEL), -(-inputs // WORD_BITS)
+    padded = signs.new_zeros(panels * PANEL, words * WORD_BITS)
+    padded[:outputs, :inputs] = signs
+    places = 1 << torch.arange(8, dtype=torch.uint8, device=signs.device)
+    bits = (padded.view(panels * PANEL, words * 4, 8) * places).sum(-1, dtype=torch.uint8)
+    return bits.flatten().view(torch.int32).view(panels, PANEL, words).transpose(1, 2).contiguous()
+
+
+def unpack(weight: Tensor, outputs: int, inputs: int) -> Tensor:
+    """Returns the bool signs (N, K) of panels."""
+    panels, words, _ = weight.shape
+    bits = weight.transpose(1, 2).contiguous().view(torch.uint8).view(panels * PANEL, words * 4, 1)
+    places = torch.arange(8, dtype=torch.uint8, device=weight.device)
+    return (bits >> places & 1).bool().view(panels * PANEL, words * WORD_BITS)[:outputs, :inputs]
+
+
+def positives_of(signs: Tensor) -> Tensor:
+    """Returns the (N,) int32 numbers of +1 of bool signs (N, K), which {0, a} activations need."""
+    return signs.sum(1, dtype=torch.int32)
+
+
+def binary_linear(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    threshold: Tensor,
+    *,
+    outputs: int,
+    bias: Tensor | None = None,
+    positives: Tensor | None = None,
+) -> Tensor:
+    """Returns sum(w q) scale + bias, (..., N), with q of {-1, 1} or {0, 1} by whether x >= threshold.
+
+    Args:
+        x: (..., K) float32 or bfloat16.
+        weight: Panels of `pack`.
+        scale: (1,) or (N,) fp32: the weights' scale times the activations'.
+        threshold: (1,) or (K,) fp32.
+        outputs: N.
+        bias: (N,) fp32; None = 0.
+        positives: of `positives_of`, for activations of {0, 1}; None = {-1, 1}.
+    """
+    result: Tensor = torch.ops.stillhouse.binary_linear(x, weight, positives, scale, bias, threshold, outputs)
+    return result
+
+
+def binary_weight_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, *, outputs: int, bias: Tensor | None = None
+) -> Tensor:
+    """Returns sum(w x) scale + bias, (..., N), with weights of -1 and +1.
+
+    Args:
+        x: (..., K) float32 or bfloat16.
+        weight: Panels of `pack`.
+        scale: (1,) or (N,) fp32.
+        outputs: N.
+        bias: (N,) fp32; None = 0.
+    """
+    result: Tensor = torch.ops.stillhouse.binary_weight_linear(x, weight, scale, bias, outputs)
+    return result
+
+
+def reference_weight_linear(x: Tensor, signs: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Returns `binary_weight_linear` of bool signs (N, K) by PyTorch's additions, in the same order."""
+    inputs = signs.shape[1]
+    words = -(-inputs // WORD_BITS)
+    padding = (0, words * WORD_BITS - inputs)
+    terms = torch.where(signs, 1.0, -1.0) * x.float()[..., None, :]
+    padded = torch.nn.functional.pad(terms, padding)
+    a, b, c, d = padded.reshape((*padded.shape[:-1], words, 8, 4)).unbind(-1)
+    groups = ((a + b) + c) + d
+    pairs = groups[..., 0::2] + groups[..., 1::2]
+    halves = pairs[..., 0::2] + pairs[..., 1::2]
+    total = x.new_zeros((*x.shape[:-1], signs.shape[0]), dtype=torch.float32)
+    for word in range(words):
+        total = total + (halves[..., word, 0] + halves[..., word, 1])
+    scaled = total * scale
+    return (scaled if bias is None else scaled + bias).to(x.dtype)
+
+
+def _fake_linear(
+    x: Tensor,
+    weight: Tensor,
+    positives: Tensor | None,
+    scale: Tensor,
+    bias: Tensor | None,
+    threshold: Tensor,
+    outputs: int,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], outputs))
+
+
+def _fake_weight_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, outputs: int
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], outputs))
