@@ -252,12 +252,51 @@ class HalfInference(Inference):
         return nullcontext()
 
 
+class PackedInference(Inference):
+    """Binary layers computed from their bits; every other layer as in training.
+
+    Args:
+        training: arithmetic of the training.
+        device: Device to compute on.
+
+    Raises:
+        BadSpecError: there are no kernels for packed layers here, or not the instructions that are asked for.
+    """
+
+    def __init__(self, training: Arithmetic, device: torch.device) -> None:
+        from trainers.models.binary import packed
+
+        super().__init__(training)
+        packed.require(device.type)
+        self._packed = packed
+        self._kept: nn.Module | None = None
+        self.name = f"one bit a weight ({packed.kernels(device.type)} kernels), {training.name} elsewhere"
+
+    @override
+    def keep(self, model: nn.Module) -> None:
+        """Packs the layers; their latent weights are gone."""
+        self._packed.pack(model)
+        self._kept = model
+
+    @contextlib.contextmanager
+    @override
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """Holds latent weights and bits in memory meanwhile, unless the bits are kept."""
+        if self._kept is model:
+            yield
+            return
+        with self._packed.packed(model):
+            yield
+
+
 def inference_for(numerics: Numerics, training: Arithmetic, device: torch.device) -> Inference:
     """Returns the arithmetic of evaluation on a device."""
     if numerics.evaluation == "fp32":
         return Fp32Inference(training)
     if numerics.evaluation == "half":
         return HalfInference(training, device)
+    if numerics.evaluation == "packed":
+        return PackedInference(training, device)
     if numerics.evaluation in _EVALUATED:
         return HalfInference(training, device, _EVALUATED[numerics.evaluation])
     return Inference(training)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -27,10 +28,14 @@ def export_model(
     checkpoint: Annotated[
         Checkpoint, typer.Option(help="best (of the best evaluation) or last.")
     ] = Checkpoint.best,
+    packed: Annotated[
+        bool, typer.Option("--packed", help="One bit a weight: for trainers.models.binary.load_packed.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write a run's model as a folder that transformers can load, with a model card of its figures."""
     from service.output.model_archive import BrokenModel
+    from service.output.packed_model import NotPackable, fetch_packed
 
     found = reference(target)
     if not isinstance(found, RunRef):
@@ -38,7 +43,10 @@ def export_model(
     _refuse_full(folder)
     with connected() as client:
         try:
-            listing = client.export_model(found.id, folder, checkpoint=checkpoint.value)
+            fetch = functools.partial(client.export_model, found.id, checkpoint=checkpoint.value)
+            listing = fetch_packed(fetch, folder) if packed else fetch(folder)
+        except NotPackable as error:
+            raise Failure(f"{found}: {error}", ExitCode.usage) from None
         except BrokenModel as error:
             raise Failure(f"{found}: {error}", ExitCode.unreachable) from None
         except OSError as error:

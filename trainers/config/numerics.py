@@ -24,9 +24,9 @@ class Numerics(Section):
 
     parameters: Literal["fp32", "half"] = "fp32"
     """half = parameters and gradients in the format of `precision`, with the optimizer's fp32 masters."""
-    evaluation: Literal["same", "fp32", "half", "fp16", "bf16"] = "same"
+    evaluation: Literal["same", "fp32", "half", "fp16", "bf16", "packed"] = "same"
     """Number format of evaluation; same = as in training, half (the training's), fp16, bf16 = weights and
-    arithmetic in it."""
+    arithmetic in it, packed = binary layers from one bit a weight."""
     initial_loss_scale: float = Field(default=65536.0, ge=1.0, le=2.0**24)
     """fp16 only: loss scale at the first step, dimensionless."""
     loss_scale_growth_steps: int = Field(default=2000, ge=1, le=1_000_000)

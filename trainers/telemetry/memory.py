@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -71,11 +71,19 @@ class PeakMemory:
 def weight_mib(model: nn.Module) -> float:
     """Memory that a model's weights hold, in MiB: parameters and floating-point buffers, by their storages.
 
-    What several share counts once. Index buffers, such as BERT's position ids, are no weights.
+    What several share counts once. Index buffers, such as BERT's position ids, are no weights; integers that
+    are, such as packed bits, are named by their module in `weights_in`.
     """
+    packed: Iterator[torch.Tensor] = (
+        tensor
+        for module in model.modules()
+        for name in getattr(module, "weights_in", ())
+        if (tensor := getattr(module, name)) is not None
+    )
+    floating = (tensor for tensor in chain(model.parameters(), model.buffers()) if tensor.is_floating_point())
     held = {
         storage.data_ptr(): storage.nbytes()
-        for tensor in chain(model.parameters(), model.buffers())
-        if tensor.is_floating_point() and (storage := tensor.untyped_storage()).nbytes()
+        for tensor in chain(floating, packed)
+        if (storage := tensor.untyped_storage()).nbytes()
     }
     return sum(held.values()) / MIB

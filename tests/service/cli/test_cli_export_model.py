@@ -70,3 +70,9 @@ def test_a_damaged_checkpoint_leaves_no_folder(house: House, trained: int, tmp_p
     weights.write_bytes(content)
     refused(house, 5, "does not match the manifest", f"run:{trained}", str(tmp_path / "model"))
     assert list(tmp_path.glob("*model*")) == []
+
+
+def test_a_model_without_binary_layers_is_not_packed(house: House, trained: int, tmp_path: Path) -> None:
+    refused(house, 2, "no binary layers", f"run:{trained}", str(tmp_path / "model"), "--packed")
+    assert list(tmp_path.glob(".model*")) == []
+    assert not (tmp_path / "model").exists()

@@ -3,5 +3,20 @@
 The story: `kinds` lists what can be chosen, `quantisers` and `derivatives` are the arithmetic, `layers` a
 Linear that computes with it from latent fp32 weights, `install` puts it into a model. `course` follows the
 latent weights through training, `frozen` hands a trained layer on to be packed, `splitting` starts from a
-ternary model of half the width. Importing this package imports no torch.
+ternary model of half the width. `packed` computes from the bits, and `packed_folder` keeps them. Importing
+this package imports no torch.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainers.models.binary.packed_folder import load_packed
+
+__all__ = ["load_packed"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'trainers.models.binary' has no attribute {name!r}")
+    return getattr(import_module("trainers.models.binary.packed_folder"), name)

@@ -1,0 +1,177 @@
+"""Binary layers as bits: a Linear whose weights take one bit each, and a model that has them.
+
+A `PackedLinear` is made of a trained layer's `FrozenLinear`. Where inputs are quantised, its result is that
+of the simulated layer bit for bit: `y = (sum(q t)) (a s) + bias` with an integer sum. Where they stay
+floating point, sums have the one order of `cuda_ext.binary`, and differ from the simulated layer's by the
+rounding of fp32. Layers without signs, such as embeddings, heads and LayerNorms, stay what they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from cuda_ext import binary
+from cuda_ext.errors import BuildError, ConfigurationError
+from trainers.errors import BadSpecError
+from trainers.models.binary.frozen import FrozenLinear
+
+
+class PackedLinear(nn.Module):
+    """A binary layer from its bits. It does not train.
+
+    Attributes:
+        in_features, out_features: Inputs and outputs.
+        inputs: How inputs become levels.
+        weight_bits: Panels of `cuda_ext.binary.pack`, int32.
+        weight_scale: s in fp32: one element, or one for each output.
+        factor: a s in fp32, which sums are multiplied by.
+        bias: (out,) fp32.
+        threshold: Of inputs of one bit, (1,) fp32; None = they have more, or stay floating point.
+        positives: Weights +1 of each output, for inputs of {0, a}; else None.
+    """
+
+    weight_bits: torch.Tensor
+    factor: torch.Tensor
+    bias: torch.Tensor
+    threshold: torch.Tensor | None
+    positives: torch.Tensor | None
+    shift: torch.Tensor
+    reciprocal: torch.Tensor
+
+    weights_in = ("weight_bits", "positives")
+    """Buffers of integers that are weights all the same; see `trainers.telemetry.memory`."""
+
+    def __init__(self, frozen: FrozenLinear) -> None:
+        super().__init__()
+        if frozen.nonzero is not None:
+            raise BadSpecError(
+                "a packed layer has one bit a weight, and ternary weights need two; train with "
+                "model.binary.weights: sign"
+            )
+        require(frozen.signs.device.type)
+        self.out_features, self.in_features = frozen.signs.shape
+        self.inputs = inputs = frozen.inputs
+        scale, shift = (
+            torch.tensor([value], device=frozen.scale.device) for value in (inputs.scale, inputs.shift)
+        )
+        threshold = positives = None
+        if inputs.bits == 1:
+            threshold = shift if inputs.signed else shift + 0.5 * scale
+            positives = None if inputs.signed else binary.positives_of(frozen.signs)
+        one_scale = bool((frozen.scale == frozen.scale[:1]).all())
+        self.register_buffer("weight_bits", binary.pack(frozen.signs))
+        self.register_buffer("factor", (frozen.scale[:1] if one_scale else frozen.scale) * scale)
+        self.register_buffer("bias", frozen.bias)
+        self.register_buffer("threshold", threshold)
+        self.register_buffer("positives", positives)
+        if inputs.bits > 1:
+            self._highest = 2 ** (inputs.bits - inputs.signed) - 1
+            self._lowest = -self._highest - 1 if inputs.signed else 0
+            self.register_buffer("shift", shift[0])
+            self.register_buffer("reciprocal", scale[0].reciprocal())
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns (..., out) of (..., in)."""
+        if self.threshold is not None:
+            return _linear(
+                input,
+                self.weight_bits,
+                self.positives,
+                self.factor,
+                self.bias,
+                self.threshold,
+                self.out_features,
+            )
+        if self.inputs.bits > 1:  # Their sums are integers too, so that no order rounds.
+            input = (input - self.shift).mul_(self.reciprocal).round_().clamp_(self._lowest, self._highest)
+        return _weight_linear(input, self.weight_bits, self.factor, self.bias, self.out_features)
+
+    def extra_repr(self) -> str:
+        """See `nn.Module`."""
+        bits = f"{self.inputs.bits} bits" if self.inputs.bits else "floating point"
+        return f"in_features={self.in_features}, out_features={self.out_features}, inputs={bits}"
+
+
+def _linear(*arguments: Any) -> torch.Tensor:
+    found: torch.Tensor = torch.ops.stillhouse.binary_linear.default(*arguments)
+    return found
+
+
+def _weight_linear(*arguments: Any) -> torch.Tensor:
+    found: torch.Tensor = torch.ops.stillhouse.binary_weight_linear.default(*arguments)
+    return found
+
+
+def require(device_type: str) -> None:
+    """Refuses a device that has no kernels for packed layers, and instructions that a CPU lacks.
+
+    Raises:
+        BadSpecError: in one line.
+    """
+    try:
+        binary.require(device_type)
+        if device_type == "cpu":
+            binary.capability()
+    except (BuildError, ConfigurationError) as error:
+        raise BadSpecError(f"packed layers cannot run: {error}") from None
+
+
+def kernels(device_type: str) -> str:
+    """Returns the name of the kernels that compute packed layers now: `avx512`, `cuda`."""
+    return binary.capability() if device_type == "cpu" else device_type
+
+
+def pack(model: nn.Module) -> dict[str, PackedLinear]:
+    """Replaces every binary layer of a model by its packed form; returns those by name.
+
+    Raises:
+        BadSpecError: a layer's weights have no signs, or are ternary; or there are no kernels.
+    """
+    found = _frozen(model)
+    for name in found:
+        replace(model, name, found[name])
+    return found
+
+
+@contextlib.contextmanager
+def packed(model: nn.Module) -> Iterator[None]:
+    """The model with packed layers, and afterwards as it was. The latent weights stay in memory meanwhile.
+
+    Raises:
+        BadSpecError: whatever `pack` raises.
+    """
+    before = {name: model.get_submodule(name) for name in _binary_names(model)}
+    try:
+        pack(model)
+        yield
+    finally:
+        for name, module in before.items():
+            replace(model, name, module)
+
+
+def _binary_names(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if hasattr(module, "frozen")]
+
+
+def _frozen(model: nn.Module) -> dict[str, PackedLinear]:
+    found: dict[str, PackedLinear] = {}
+    for name in _binary_names(model):
+        layer: Any = model.get_submodule(name)
+        try:
+            found[name] = PackedLinear(layer.frozen())
+        except ValueError as error:
+            raise BadSpecError(f"{name}: {error}") from None
+    if not found:
+        raise BadSpecError("the model has no binary layers to pack; train it with model.encoder: binary")
+    return found
+
+
+def replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Puts a module in the place of the one of that name."""
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)

@@ -1,0 +1,320 @@
+"""A model folder with one bit a weight: written from a run's model folder, and loaded without pickles.
+
+    from trainers.models.binary import load_packed
+    model = load_packed("my-model")          # a transformers model, ready to evaluate
+    logits = model(**tokenizer(text, return_tensors="pt")).logits
+
+Layout 1. `packed.safetensors` has three tensors for each binary layer, under its name:
+
+| tensor | dtype, shape | meaning |
+|---|---|---|
+| `weight_bits` | uint8 (outputs, ceil(inputs / 8)) | bit j of byte i: input 8 i + j, 1 = +1, 0 = -1 |
+| `weight_scale` | float32 (1,) or (outputs,) | s, what -1 and +1 are multiplied by |
+| `bias` | float32 (outputs,) | added last |
+
+and every other parameter as the model has it; a word table that the model rounds to fp16 is float16, and one
+of signs has `weight_bits` and `weight_scale` by row. `config.json` is the model's, with the field `packed`:
+`layout`, and by the name of each layer its `inputs` and how they become levels (`bits`, 0 = they stay
+floating point; `signed`, `scale`, `shift`, as in `FrozenInputs`). `manifest.json` has the size and SHA-256
+of every other file. Tokenizer and model card are those of the model folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional
+from transformers.modeling_utils import PreTrainedModel
+
+from trainers.checkpoints import manifest
+from trainers.errors import BadSpecError
+from trainers.models.architectures import architecture_of, imported, tied_to
+from trainers.models.binary import install
+from trainers.models.binary.frozen import FrozenInputs, FrozenLinear
+from trainers.models.binary.layers import HalfEmbedding, SignEmbedding
+from trainers.models.binary.packed import PackedLinear, replace, require
+from trainers.models.families import QUANTISED, family_of
+from trainers.models.origin import WEIGHTS
+
+LAYOUT = 1
+PACKED_WEIGHTS = "packed.safetensors"
+PACKED = "packed"
+"""Field of `config.json` that says how the folder is laid out."""
+_CONFIG = "config.json"
+_CARD = "README.md"
+
+
+class PackedTable(nn.Embedding):
+    """Embeddings whose rows are widened, or made of signs and a scale, when they are looked up."""
+
+    weights_in = ("weight_bits",)
+
+    weight_bits: torch.Tensor | None
+    weight_scale: torch.Tensor | None
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns fp32 rows."""
+        if self.weight_bits is None or self.weight_scale is None:
+            return super().forward(input).float()
+        places = torch.arange(8, dtype=torch.uint8, device=input.device)
+        bits = (functional.embedding(input, self.weight_bits)[..., None] >> places & 1).flatten(-2)
+        signs = bits[..., : self.embedding_dim].float().mul_(2.0).sub_(1.0)
+        return signs.mul_(functional.embedding(input, self.weight_scale))
+
+
+def write(source: Path, target: Path) -> dict[str, Any]:
+    """Writes the packed folder of a model folder.
+
+    Args:
+        source: Folder of a run's model with `model.encoder: binary`, as `export-model` writes it.
+        target: Folder that exists and is empty.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        BadSpecError: the model is not binary, or has weights that one bit does not hold.
+        OSError: a file cannot be read or written.
+    """
+    fields = _config(source)
+    if QUANTISED not in fields:
+        raise BadSpecError(
+            f"{source}: the model has no binary layers; export a run with model.encoder: binary"
+        )
+    model = _built(fields, source)
+    _load(model, _tensors(source / WEIGHTS), source)
+    tensors: dict[str, torch.Tensor] = {}
+    layers: dict[str, dict[str, Any]] = {}
+    replaced: list[str] = []
+    tied = tied_to(model)
+    for name, module in model.named_modules():
+        if hasattr(module, "frozen"):
+            frozen = _frozen(name, module)
+            tensors |= {f"{name}.{key}": tensor for key, tensor in _layer_tensors(frozen).items()}
+            layers[name] = {"inputs": frozen.signs.shape[1], **asdict(frozen.inputs)}
+            replaced.append(f"{name}.")
+        elif f"{name}.weight" in tied.values():
+            continue  # The vocabulary's product reads the table in full.
+        elif isinstance(module, HalfEmbedding):
+            tensors[f"{name}.weight"] = module.weight.detach().half()
+            replaced.append(f"{name}.")
+        elif isinstance(module, SignEmbedding):
+            weight = module.weight.detach()
+            tensors[f"{name}.weight_bits"] = _bits(weight >= 0)
+            tensors[f"{name}.weight_scale"] = weight.abs().mean(-1, keepdim=True)
+            replaced.append(f"{name}.")
+    if not layers:
+        raise BadSpecError(
+            f"{source}: no layer of the model has signs to pack; set model.binary.weights: sign"
+        )
+    tensors |= {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if name not in tied and not name.startswith(tuple(replaced))
+    }
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / PACKED_WEIGHTS)
+    described = {**fields, PACKED: {"layout": LAYOUT, "layers": layers}}
+    (target / _CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True), encoding="utf-8")
+    listing = json.loads((source / manifest.MANIFEST).read_text(encoding="utf-8"))
+    for name in listing["files"]:
+        if name not in (WEIGHTS, _CONFIG, _CARD):
+            shutil.copyfile(source / name, target / name)
+    if (source / _CARD).is_file():
+        (target / _CARD).write_text(_card((source / _CARD).read_text(encoding="utf-8")), encoding="utf-8")
+    files = sorted(path for path in target.iterdir() if path.is_file())
+    listing["files"] = {path.name: manifest.seal(path) for path in files}
+    (target / manifest.MANIFEST).write_text(json.dumps(listing, indent=1), encoding="utf-8")
+    return dict(listing)
+
+
+def load_packed(folder: Path | str, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """Returns the model of a packed folder, in evaluation mode.
+
+    Args:
+        folder: Folder that `write` wrote.
+        device: Device to compute on.
+
+    Raises:
+        BadSpecError: the folder is not packed, damaged or of another layout, or the device has no kernels;
+            the message is one line.
+    """
+    folder, device = Path(folder), torch.device(device)
+    _verify(folder)
+    fields = _config(folder)
+    described = fields.pop(PACKED, None)
+    if not isinstance(described, Mapping):
+        raise BadSpecError(f"{folder}: not a packed model; write one with export-model --packed")
+    if described.get("layout") != LAYOUT:
+        raise BadSpecError(
+            f"{folder}: the layout is {described.get('layout')}, and this version reads {LAYOUT}; export the "
+            "run again"
+        )
+    require(device.type)
+    tensors = _tensors(folder / PACKED_WEIGHTS)
+    model = _built(fields, folder)
+    try:
+        for name, layer in described["layers"].items():
+            replace(model, name, PackedLinear(_unfrozen(tensors, name, layer)))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadSpecError(
+            f"{folder}: {_CONFIG} and {PACKED_WEIGHTS} do not belong together ({error})"
+        ) from None
+    made = (*described["layers"], *_pack_tables(model, tensors))
+    _load(model, tensors, folder, made=tuple(f"{name}." for name in made))
+    return model.to(device).eval()
+
+
+def _layer_tensors(frozen: FrozenLinear) -> dict[str, torch.Tensor]:
+    one_scale = bool((frozen.scale == frozen.scale[:1]).all())
+    return {
+        "weight_bits": _bits(frozen.signs),
+        "weight_scale": frozen.scale[:1] if one_scale else frozen.scale,
+        "bias": frozen.bias,
+    }
+
+
+def _unfrozen(tensors: dict[str, torch.Tensor], name: str, layer: Mapping[str, Any]) -> FrozenLinear:
+    """Takes a layer's tensors out of those of its folder."""
+    bits, scale, bias = (tensors.pop(f"{name}.{key}") for key in ("weight_bits", "weight_scale", "bias"))
+    inputs = FrozenInputs(layer["bits"], layer["signed"], layer["scale"], layer["shift"])
+    signs = np.unpackbits(bits.numpy(), axis=1, count=layer["inputs"], bitorder="little")
+    return FrozenLinear(torch.from_numpy(signs).bool(), None, scale.expand(len(bias)), bias, inputs)
+
+
+def _pack_tables(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> list[str]:
+    """Gives word tables that are stored with fewer bits what widens their rows; returns those of signs."""
+    made = []
+    tables: list[tuple[str, Any]] = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, HalfEmbedding | SignEmbedding)
+    ]
+    for name, module in tables:
+        bits, whole = tensors.pop(f"{name}.weight_bits", None), tensors.get(f"{name}.weight")
+        if bits is None and (whole is None or whole.dtype is not torch.float16):
+            continue
+        module.__class__ = PackedTable
+        module.register_buffer("weight_bits", bits)
+        module.register_buffer("weight_scale", tensors.pop(f"{name}.weight_scale", None))
+        if bits is None:
+            module.weight.data = module.weight.data.half()
+        else:
+            module.register_parameter("weight", None)
+            made.append(name)
+    return made
+
+
+def _bits(signs: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.packbits(signs.cpu().numpy(), axis=1, bitorder="little"))
+
+
+def _frozen(name: str, module: Any) -> FrozenLinear:
+    try:
+        frozen: FrozenLinear = module.frozen()
+    except ValueError as error:
+        raise BadSpecError(f"{name}: {error}") from None
+    if frozen.nonzero is not None:
+        raise BadSpecError(
+            f"{name}: a packed layer has one bit a weight, and ternary weights need two; train with "
+            "model.binary.weights: sign"
+        )
+    return frozen
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        fields: dict[str, Any] = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadSpecError(f"{folder / _CONFIG}: cannot be read ({error}); export the run again") from None
+    return fields
+
+
+def _built(fields: Mapping[str, Any], folder: Path) -> PreTrainedModel:
+    """Returns the model that a configuration describes, with random weights and its binary layers."""
+    try:
+        family = family_of(fields)
+        assert family is not None
+        config = imported(family.config)(**fields)
+        config._attn_implementation = architecture_of(family).implementation
+        module = family.models.partition(":")[0]
+        model: PreTrainedModel = imported(f"{module}:{fields['architectures'][0]}")(config).float()
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadSpecError(
+            f"{folder}: {_CONFIG} does not describe a model ({error}); export the run again"
+        ) from None
+    install.install(model)
+    return model
+
+
+def _tensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise BadSpecError(f"{file}: the weights cannot be read ({error}); export the run again") from None
+
+
+def _load(
+    model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], folder: Path, made: tuple[str, ...] = ()
+) -> None:
+    """Sets all parameters of a model but those of layers that were made from the file."""
+    tied = tied_to(model)
+    given = dict(tensors) | {name: tensors[of] for name, of in tied.items() if of in tensors}
+    try:
+        missing, unknown = model.load_state_dict(given, strict=False)
+    except RuntimeError as error:
+        raise BadSpecError(f"{folder}: weights have other shapes than {_CONFIG} says ({error})") from None
+    missing = [name for name in missing if not name.startswith(made)] if made else list(missing)
+    if missing or unknown:
+        raise BadSpecError(
+            f"{folder}: {len(missing)} weights are missing and {len(unknown)} unknown, first "
+            f"{(missing or unknown)[0]}; export the run again"
+        )
+
+
+def _verify(folder: Path) -> None:
+    """Compares every file with the manifest.
+
+    Raises:
+        BadSpecError: with the first that differs.
+    """
+    try:
+        files = manifest.sealed_files(folder)
+        listed = {name: (sealed["size"], sealed["sha256"]) for name, sealed in files.items()}
+        if absent := {_CONFIG, PACKED_WEIGHTS} - listed.keys():
+            raise BadSpecError(
+                f"{folder}: not a packed model, {min(absent)} is missing; write one with "
+                "export-model --packed"
+            )
+        for name, (size, sha256) in listed.items():
+            if (found := (folder / name).stat().st_size) != size:
+                raise BadSpecError(
+                    f"{folder}: {name} has {found} bytes, and the manifest says {size}; copy the folder again"
+                )
+            if manifest.digest(folder / name) != sha256:
+                raise BadSpecError(f"{folder}: {name} does not match its checksum; copy the folder again")
+    except FileNotFoundError as error:
+        raise BadSpecError(
+            f"{folder}: {Path(error.filename).name} is missing; copy the folder again"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadSpecError(
+            f"{folder}: {manifest.MANIFEST} cannot be read ({error}); copy the folder again"
+        ) from None
+
+
+def _card(text: str) -> str:
+    """Adds to a model card how the folder is loaded."""
+    return text.rstrip() + (
+        "\n\n## Packed weights\n\nThe encoder's weights have one bit each. transformers does not read this "
+        "folder; `trainers.models.binary.load_packed` does, with Stillhouse's kernels.\n"
+    )
