@@ -37,6 +37,7 @@ VARIABLES = {
     "DRIVER_PASSWORD": "driver-password",
     "RAY_AUTH_TOKEN": "r" * 64,
     "GRAFANA_PASSWORD": "grafana-password",
+    "METRICS_TOKEN": "m" * 64,
 }
 SPEC = """\
 name: composed
@@ -217,7 +218,9 @@ def test_what_compose_starts_runs_an_experiment(
             assert time.monotonic() < deadline, composed.story(client, experiment)
             time.sleep(0.5)
         assert state == "succeeded", composed.story(client, experiment)
-        metrics = client.get("/metrics").text
+    scraper = {"Authorization": f"Bearer {VARIABLES['METRICS_TOKEN']}"}
+    assert httpx.get(f"{composed.api_url}/api/v1/experiments", headers=scraper).status_code == 401
+    metrics = httpx.get(f"{composed.api_url}/metrics", headers=scraper).text
     assert 'stillhouse_commit_seconds_count{process="recorder"}' in metrics
     handed_on = (composed.folder / "data" / "driver-settings.json").read_text()
     assert "driver:driver-password@" in handed_on

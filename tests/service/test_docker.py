@@ -61,6 +61,7 @@ def required_variables() -> set[str]:
 def test_every_password_must_be_set() -> None:
     assert required_variables() == {
         "STILLHOUSE_TOKEN", "POSTGRES_PASSWORD", "DRIVER_PASSWORD", "RAY_AUTH_TOKEN", "GRAFANA_PASSWORD",
+        "METRICS_TOKEN",
     }  # fmt: skip
     text = (DOCKER / "compose.yaml").read_text(encoding="utf-8")
     assert not re.search(r"\$\{[A-Z_]*(PASSWORD|TOKEN)[A-Z_]*(:-|\})", text)
