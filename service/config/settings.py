@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     lease_s: float = Field(default=30.0, gt=0)
     """How long a claim lasts without a heartbeat, in seconds: 3 heartbeats."""
     max_concurrent_experiments: int = Field(default=4, ge=1)
-    """Experiments that run at a time."""
+    """Experiments that have a driver at a time."""
     prune_after_days: float | None = Field(default=None, ge=0)
     """Days after its end at which an experiment's points are thinned; unset = never."""
     prune_keep_every: int = Field(default=10, ge=2)

@@ -229,6 +229,12 @@ CLAIM_AND_NOTE = select(_claimed).add_cte(
 )
 """PostgreSQL: claim chosen experiments and note it, in one statement."""
 
+
+def claimable_among(experiment_ids: Iterable[int], now: float) -> Select[Any]:
+    """Returns which of these experiments wait and may be claimed now."""
+    return select(_x.id).where(_x.id.in_(list(experiment_ids)), QUEUED, _x.not_before_s <= now)
+
+
 COUNT_QUEUED = select(func.count()).select_from(experiments).where(QUEUED)
 """How many experiments wait."""
 

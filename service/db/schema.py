@@ -366,6 +366,28 @@ placements = Table(  # Devices that an experiment holds, from placed to released
 _HELD = placements.c.released_s.is_(None)
 Index("ix_placements_held", placements.c.experiment_id, sqlite_where=_HELD, postgresql_where=_HELD)
 
+allowances = Table(  # Devices that an experiment may hold now, as the last pass over the queue divided them.
+    "allowances",
+    metadata,
+    # No foreign key: the next pass replaces all rows, also those of experiments that ended or were deleted.
+    Column("experiment_id", BigId, primary_key=True, autoincrement=False),
+    Column("hardware", Text, primary_key=True),
+    Column("devices", Real, nullable=False),
+    Column("preemptible", sa.Boolean, nullable=False),  # Runs beyond the allowance stop with a checkpoint.
+    Column("reason", Text),  # Who holds, or gets, what the experiment could use besides; NULL = nothing.
+    sqlite_with_rowid=False,
+)
+
+share_usage = Table(  # What people have used lately, in USD that halve with time.
+    "share_usage",
+    metadata,
+    Column("project", Text, primary_key=True),
+    Column("owner", Text, primary_key=True),
+    Column("usd", Real, nullable=False),  # As it was at that time.
+    Column("at_s", Real, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 run_references = Table(  # Runs whose best checkpoint an experiment starts from: it waits for them.
     "run_references",
     metadata,

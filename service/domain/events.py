@@ -20,6 +20,8 @@ class EventKind(StrEnum):
     """The driver of an attempt is running."""
     experiment_released = "experiment.released"
     """An attempt was lost; the experiment is queued for another."""
+    experiment_yielded = "experiment.yielded"
+    """It may hold no devices at present; it is queued until it may."""
     experiment_suggested = "experiment.suggested"
     """The search chose the axis values of some runs; `data` has the point."""
     experiment_note = "experiment.note"

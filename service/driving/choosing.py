@@ -11,11 +11,12 @@ from service.config.hardware import find
 from service.domain.events import EventKind
 from service.domain.records import Run
 from service.domain.states import RunState
+from service.driving.allowances import Allowances
 from service.driving.budget import BudgetLimit
 from service.driving.live_turns import LiveTurns
 from service.driving.pruning import data_key, does_not_fit
 from service.driving.queued_runs import Group, QueuedRuns
-from service.driving.room import ClusterRoom
+from service.driving.room import ClusterRoom, RoomLeft
 from service.driving.source_models import SourceModels
 from service.driving.suggestions import Suggestions
 from service.driving.sweep_context import SweepContext
@@ -61,12 +62,19 @@ class RunChooser:
         live: runs that have their turn.
         room: Room in the cluster.
         budget: Budget of the experiment.
+        allowances: devices that the experiment may hold.
     """
 
     def __init__(
-        self, context: SweepContext, live: LiveTurns, room: ClusterRoom, budget: BudgetLimit
+        self,
+        context: SweepContext,
+        live: LiveTurns,
+        room: ClusterRoom,
+        budget: BudgetLimit,
+        allowances: Allowances,
     ) -> None:
         self._context, self._live, self._room, self._budget = context, live, room, budget
+        self._allowances = allowances
         self._sources = SourceModels(context)
         self._suggestions = Suggestions(
             context.store, context.experiment_id, context.attempt, context.spec, context.catalogue
@@ -124,7 +132,9 @@ class RunChooser:
             if missing is not None:
                 self._cannot_run(group, missing)
                 continue
-            shape = next(filter(room.fits, self._room.shapes_of(sample)), None)
+            shape = next(
+                (shape for shape in self._room.shapes_of(sample) if self._may(room, sample, shape)), None
+            )
             if shape is None:
                 crowded = True
                 continue
@@ -182,11 +192,16 @@ class RunChooser:
     def _suggest(self, run: QueuedRun, sample: Run) -> bool:
         """Gives a run, and its other seeds, their axis values; False = not before others end."""
         room = self._room.left(self._live.shapes)
-        if self._live and not any(map(room.fits, self._room.shapes_of(sample))):
+        shapes = self._room.shapes_of(sample)
+        if self._live and not any(self._may(room, sample, shape) for shape in shapes):
             return False
         self._suggestions.give(run.place_in_grid, self._context.runs())
         self._list()
         return True
+
+    def _may(self, room: RoomLeft, sample: Run, shape: Shape) -> bool:
+        """Returns whether there is room for one more run, and an allowance."""
+        return room.fits(shape) and self._allowances.fits(sample.hardware, shape)
 
     def _infeasible(self, run: Run) -> str | None:
         """Returns why the run cannot be trained, whatever the cluster has."""

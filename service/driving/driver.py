@@ -271,7 +271,9 @@ class Driver:
             self._asked_s = None
         elif self._asked_s is None:
             self._asked_s = time.monotonic()
+        self._sweep.allow(requests.allowances)
         self._stops.ask(everything, requests.cancel_attempts)
+        self._stops.preempt(self._sweep.preempted)
 
     def _give_up(self) -> bool:
         """Returns whether runs have not stopped long after they were asked to."""

@@ -38,8 +38,13 @@ class Endings:
     def __init__(self, context: SweepContext) -> None:
         self._store, self._max_restarts = context.store, context.spec.max_restarts
 
-    def write(self, live: LiveTurn, ending: Ending) -> RunState:
+    def write(self, live: LiveTurn, ending: Ending, for_whom: str | None = None) -> RunState:
         """Writes what became of an attempt; waits for the database when it is unavailable.
+
+        Args:
+            live: the run.
+            ending: what its workers reported.
+            for_whom: who gets the devices of a run that was preempted, in words.
 
         Returns:
             Where the run is. The attempt may have ended before: the answer of an earlier try was lost, or the
@@ -50,14 +55,14 @@ class Endings:
         """
         for _ in range(_START_RECORDED_LOOKS):
             try:
-                return wait_out(lambda: self._write(live, ending), "a run's end")
+                return wait_out(lambda: self._write(live, ending, for_whom), "a run's end")
             except _StartNotRecorded:
                 # After an outage: the recorder has not stored its spool yet.
                 time.sleep(RETRY_S)
         lost = Ending("failed", failure=(FailureClass.lost, "its start was never reported"))
-        return wait_out(lambda: self._write(live, lost), "a run's end")
+        return wait_out(lambda: self._write(live, lost, None), "a run's end")
 
-    def _write(self, live: LiveTurn, ending: Ending) -> RunState:
+    def _write(self, live: LiveTurn, ending: Ending, for_whom: str | None) -> RunState:
         assert live.assignment is not None
         run_id, attempt = live.assignment.run_id, live.assignment.attempt
         try:
@@ -69,7 +74,7 @@ class Endings:
                     attempt,
                     RunState.failed,
                     summary=ending.summary,
-                    failure=(FailureClass.preempted, "the worker was preempted"),
+                    failure=(FailureClass.preempted, for_whom or "the worker was preempted"),
                     retry_delay_s=0.0,
                 )
             stopped = ending.kind == "stopped"

@@ -19,7 +19,7 @@ REPEAT_S = 1.0
 
 
 class StopRequests:
-    """What is asked for now, by the people and by the search; thread-safe.
+    """What is asked for now, by people, the search and the scheduler; thread-safe.
 
     Args:
         send: replaces what the actor knows: a reason to stop all runs, and reasons by attempt, which is a run
@@ -37,6 +37,7 @@ class StopRequests:
         self._everything: StopReason | None = None
         self._cancelled: frozenset[tuple[int, int]] = frozenset()
         self._early: frozenset[tuple[int, int]] = frozenset()
+        self._preempted: frozenset[tuple[int, int]] = frozenset()
         self._sent: tuple[StopReason | None, Mapping[tuple[int, int], StopReason]] | None = None
         self._due_s = float("-inf")
 
@@ -50,6 +51,11 @@ class StopRequests:
         with self._lock:
             self._early = frozenset(attempts)
 
+    def preempt(self, attempts: Iterable[tuple[int, int]]) -> None:
+        """Replaces the attempts that give their devices back and continue later."""
+        with self._lock:
+            self._preempted = frozenset(attempts)
+
     def pass_on(self) -> None:
         """Sends what has changed, or was sent a while ago; called by one thread.
 
@@ -57,7 +63,8 @@ class StopRequests:
             Exception: whatever `send` raises; the next call repeats it.
         """
         with self._lock:
-            attempts = dict.fromkeys(self._early, StopReason.early_stop)
+            attempts = dict.fromkeys(self._preempted, StopReason.preempted)
+            attempts |= dict.fromkeys(self._early, StopReason.early_stop)
             attempts |= dict.fromkeys(self._cancelled, StopReason.cancel)
             wanted = self._everything, attempts
         now = self._clock()

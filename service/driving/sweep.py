@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from service.config.hardware import Hardware
 from service.config.settings import Settings
+from service.domain.allowance import Allowance
 from service.domain.events import EventKind
 from service.domain.records import Run
 from service.domain.states import RUN_STATES_WITH_RESULT, TERMINAL_RUN_STATES, ExperimentState, RunState
+from service.driving.allowances import Allowances
 from service.driving.budget import BudgetLimit
 from service.driving.choosing import Choice, RunChooser, Wait
 from service.driving.endings import Endings, experiment_outcome
@@ -73,11 +75,14 @@ class Sweep:
         self._live = LiveTurns()
         self._room = ClusterRoom(context, capacity)
         self._budget = BudgetLimit(context)
-        self._chooser = RunChooser(context, self._live, self._room, self._budget)
+        self._allowances = Allowances(self._live)
+        self._chooser = RunChooser(context, self._live, self._room, self._budget, self._allowances)
         self._endings = Endings(context)
         self._waiting = WaitingReasons(context)
         self._pricing: dict[Shape, DevicePricing] = {}
         self._turns = 0
+        self._kinds: set[tuple[str, Shape]] = set()
+        self._yields = False
         self._unusable: str | None = None
         self._spared: frozenset[int] = frozenset()
         self.stopping: StopReason | None = None
@@ -94,6 +99,20 @@ class Sweep:
         return tuple(live.assignment for live in self._live if live.assignment is not None)
 
     @property
+    def preempted(self) -> frozenset[tuple[int, int]]:
+        """Attempts, as (run, number), that are to give their devices back at the next step boundary."""
+        return frozenset(
+            (live.assignment.run_id, live.assignment.attempt)
+            for live in self._allowances.in_excess()
+            if live.assignment is not None
+        )
+
+    @property
+    def may_start_more(self) -> bool:
+        """Whether the allowance covers another run like each of those so far."""
+        return all(self._allowances.fits(hardware, shape) for hardware, shape in tuple(self._kinds))
+
+    @property
     def pricing(self) -> tuple[tuple[Shape, DevicePricing], ...]:
         """What the devices of a worker cost and draw, for each shape that had a turn."""
         return tuple(self._pricing.items())
@@ -108,6 +127,10 @@ class Sweep:
         """Whether the experiment ends with runs that have not begun."""
         return self._budget.reached is not None or self._unusable is not None
 
+    def allow(self, allowances: Mapping[str, Allowance]) -> None:
+        """Sets what the experiment may hold from now on, by hardware; other hardware is not limited."""
+        self._allowances.set(allowances)
+
     def recover(self) -> None:
         """Takes back every turn, because no trial is left; runs with an open attempt are queued again.
 
@@ -116,6 +139,7 @@ class Sweep:
         """
         context = self._context
         self._live.clear()
+        self._yields = False
         self._chooser.relist()
         wait_out(
             lambda: context.store.reset_runs_without_worker(context.experiment_id, context.attempt, alive=()),
@@ -136,6 +160,10 @@ class Sweep:
             return Wait.later
         try:
             choice = self._chooser.choose()
+            if choice is Wait.later and not self._live and self._allowances.nothing is not None:
+                # Ending the sweep gives back the devices of idle processes, and the driver's place.
+                self._yields = True
+                return Wait.over
             return choice if isinstance(choice, Wait) else self._give_turn(choice)
         except StoreOutage as error:
             logger.warning("the database is unavailable; not starting any run: %s", error)
@@ -161,7 +189,7 @@ class Sweep:
     def wanted(self, turn: Turn) -> bool:
         """Returns whether a run that is not placed yet is still to run, where its turn says."""
         live = self._live.of(turn)
-        if self._closed or live is None:
+        if self._closed or live is None or self._in_excess(live):
             return False
         waited = turn.shape.exclusive and self._monotonic() - live.since_s >= ROOM_S
         return not (waited and self._room.misplaced(live.run, turn.shape))
@@ -211,7 +239,7 @@ class Sweep:
         self._live.remove(turn)
         if ending.failure is not None:
             self._room.forget()  # Its node may have gone with it: look before the next attempt.
-        went = self._endings.write(live, ending)
+        went = self._endings.write(live, ending, self._allowances.reason(live.run.hardware))
         if went is RunState.queued:
             self._chooser.relist()
         elif ending.failure and ending.failure[0] is FailureClass.out_of_memory:
@@ -233,6 +261,8 @@ class Sweep:
     def conclude(self) -> ExperimentState | None:
         """Ends the experiment; None = people asked for more since the sweep was over: carry on.
 
+        One that may hold no devices is queued again: its driver's place is another's meanwhile.
+
         Raises:
             StaleAttempt: the experiment's attempt is over.
             StoreOutage: the database is unavailable.
@@ -240,8 +270,15 @@ class Sweep:
         context = self._context
         if self._data_may_be_fixed():
             return None
-        state, failure = self.final_state()
+        yields = self._yields and not self._closed
+        if yields and self._allowances.nothing is None:
+            return None
+        state, failure = (ExperimentState.queued, None) if yields else self.final_state()
         try:
+            if yields:
+                return context.store.release_experiment(
+                    context.experiment_id, context.attempt, delay_s=0.0, yielded=self._allowances.nothing
+                )
             return context.store.finish_experiment(
                 context.experiment_id,
                 context.attempt,
@@ -258,6 +295,9 @@ class Sweep:
             if (ended.attempt, ended.state) != (context.attempt, state):
                 raise
             return state  # The answer of an earlier try was lost.
+
+    def _in_excess(self, live: LiveTurn) -> bool:
+        return any(each is live for each in self._allowances.in_excess())
 
     def _data_may_be_fixed(self) -> bool:
         """Whether a run that had failed was queued again since all were found to share a mistake in data."""
@@ -305,6 +345,7 @@ class Sweep:
             models=choice.models,
         )
         self._turns += 1
+        self._kinds.add((run.hardware, shape))
         isolated = context.spec.isolation == "process"
         turn = Turn(self._turns, run.id, run.attempt + 1, config, shape, isolated)
         self._live.add(LiveTurn(turn, run, self._monotonic()))
@@ -315,7 +356,8 @@ class Sweep:
         live = self._live.of(turn)
         if live is None:
             return None
-        if self.stopping is not None or self._unusable is not None or self._budget.used_up():
+        closed = self.stopping is not None or self._unusable is not None
+        if closed or self._in_excess(live) or self._budget.used_up():
             self.drop(turn)
             return None
         opened_s = self._clock()

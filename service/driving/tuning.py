@@ -164,6 +164,14 @@ def _stopper(give_up: OnlyHere[Callable[[], bool]]) -> Any:
     return GiveUp()
 
 
+def _keep_idle_process(tune_controller: Any, keep: bool) -> None:
+    """Sets whether Tune keeps one idle process, and its devices, for a trial that may follow.
+
+    Tune has no public way to say so; a test holds its cache to these names.
+    """
+    tune_controller._tune_controller._actor_cache._may_keep_one = keep
+
+
 def _in_order(sweep: OnlyHere[Sweep]) -> Any:
     from ray.tune.schedulers import FIFOScheduler
 
@@ -171,6 +179,7 @@ def _in_order(sweep: OnlyHere[Sweep]) -> Any:
         """Starts trials in the order of their turns, and takes back those whose run is not wanted."""
 
         def choose_trial_to_run(self, tune_controller: Any) -> Any:
+            _keep_idle_process(tune_controller, sweep.value.may_start_more)
             for trial in tune_controller.get_live_trials():
                 if trial.status == "PENDING" and not sweep.value.wanted(trial.config["turn"]):
                     tune_controller.stop_trial(trial)

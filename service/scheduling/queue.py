@@ -1,7 +1,8 @@
 """The queue: who is claimed next, who holds what, and why the others wait.
 
 Order of claims: priority, then fair share (the owner with the fewest experiments starting or
-running), then age. `ahead` and `explain` are pure, and so is what `queue_pages` does.
+running), then age. A scheduler takes the first of them that `fair_pass` allows devices. `ahead` and
+`explain` are pure, and so is what `queue_pages` does.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from service.config.hardware import CATALOGUE, Hardware
-from service.db import queue_statements, schema, statements
+from service.db import queue_statements, schema, share_statements, statements
 from service.db.errors import NotFound
 from service.db.group_commit import GroupCommit
 from service.domain.access import EVERYTHING, Visibility
@@ -131,6 +132,7 @@ def explain(
     waits_for: str | None = None,
     missing: str | None = None,
     last_failure: str | None = None,
+    share: str | None = None,
 ) -> str:
     """Returns why an experiment waits, in one line. Pure.
 
@@ -144,6 +146,7 @@ def explain(
         waits_for: the runs that it starts from and that have not ended, in words.
         missing: Resources the cluster lacks for it, from `unsatisfiable`.
         last_failure: why it is tried again.
+        share: why it may hold no devices now, or fewer than it could use.
     """
     if not scheduler_alive:
         return "no scheduler is running; start one with: stillhouse scheduler"
@@ -157,6 +160,8 @@ def explain(
     before = f"{ahead} ahead of it" if ahead else "next in line"
     if active >= max_concurrent:
         return f"max_concurrent_experiments reached ({active} of {max_concurrent} running); {before}"
+    if share is not None:
+        return f"{share}; {before}"
     if ahead:
         return before
     return "next in line; the scheduler will claim it shortly"
@@ -168,6 +173,7 @@ class _Claim:
     lease_s: float
     limit: int
     max_active: int | None
+    among: tuple[int, ...] | None = None
 
 
 class Queue:
@@ -187,7 +193,13 @@ class Queue:
         )
 
     def claim(
-        self, scheduler: str, *, lease_s: float, limit: int = 1, max_active: int | None = None
+        self,
+        scheduler: str,
+        *,
+        lease_s: float,
+        limit: int = 1,
+        max_active: int | None = None,
+        among: Sequence[int] | None = None,
     ) -> list[Experiment]:
         """queued -> starting for the next experiments, each under a new attempt and a lease.
 
@@ -199,8 +211,10 @@ class Queue:
             limit: most experiments.
             max_active: claim no more than leads to this many starting or running, over all
                 schedulers; None = no such limit.
+            among: only these experiments, in this order; None = any, in the order of claims.
         """
-        return self._group(_Claim(storable(scheduler), lease_s, limit, max_active))
+        chosen = None if among is None else tuple(among)
+        return self._group(_Claim(storable(scheduler), lease_s, limit, max_active, chosen))
 
     def _claim_group(self, take: Callable[[], list[_Claim]]) -> list[list[Experiment] | BaseException]:
         def body(connection: Connection) -> list[list[Experiment]]:
@@ -364,6 +378,9 @@ class Queue:
         references: dict[int, list[models.Reference]] = {}
         for row in connection.execute(statements.references_of(places)).all():
             references.setdefault(row[0], []).append(models.Reference(*row[1:]))
+        shares = {
+            row.experiment_id: row.reason for row in connection.execute(share_statements.reasons(places))
+        }
         now = self._store.database_time(connection)
         scheduler_alive = bool(self._schedulers_alive(connection))
         cluster = _cluster(connection)
@@ -382,6 +399,7 @@ class Queue:
                 waits_for=models.waits_for(references.get(id, ())),
                 missing=_missing(specs.get(id), cluster, catalogue),
                 last_failure=experiment.failure_message,
+                share=shares.get(id),
             )
             lost = models.hopeless(references.get(id, ()))
             reason = f"{reason}; {lost}" if lost else reason
@@ -488,6 +506,9 @@ def _claim(
     """
     places = _places(connection, claims)
     answers: list[list[Experiment]] = [[] for _ in claims]
+    for place in [place for place in places if claims[place].among is not None]:
+        answers[place] += _claim_among(connection, claims[place], now, at_s)
+    places = [place for place in places if claims[place].among is None]
     passed_over: set[int] = set()
     below = 1 << 30
     while places:
@@ -510,6 +531,17 @@ def _claim(
                 unserved.append(place)
         places = sorted(unserved)
     return answers
+
+
+def _claim_among(connection: Connection, claim: _Claim, now: float, at_s: float) -> list[Experiment]:
+    """Claims the first of the experiments that a claim names and that can be had; at most one."""
+    assert claim.among is not None
+    rows = connection.execute(queue_statements.claimable_among(claim.among, now))
+    claimable = set(rows.scalars())
+    for id in filter(claimable.__contains__, claim.among):
+        if claimed := _take(connection, {id: claim}, now, at_s):
+            return list(claimed.values())
+    return []
 
 
 def _places(connection: Connection, claims: Sequence[_Claim]) -> list[int]:

@@ -57,6 +57,12 @@ class Shape:
         return int(dict(self.resources)[CPU])
 
     @property
+    def devices(self) -> float:
+        """Devices that all its workers hold; a part of one where runs share it."""
+        counted = CPU if self.kind.counted_in_cpus else self.kind.ray_resource
+        return self.workers * dict(self.resources).get(counted or "", 1.0)
+
+    @property
     def kind(self) -> DeviceKind:
         """What is known of its devices."""
         return DEVICE_KINDS[self.device]

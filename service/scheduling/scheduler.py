@@ -43,6 +43,8 @@ from service.domain.records import Experiment
 from service.domain.states import ExperimentState
 from service.notices.courier import Courier
 from service.scheduling import driver_settings
+from service.scheduling.cluster import ClusterSnapshot
+from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Lease, Queue
 from service.scheduling.ray_jobs import (
     DashboardRayJobs,
@@ -127,8 +129,9 @@ class Scheduler:
         self._driver_settings: Path | None = None
         self._monotonic = store.monotonic
         self._looks: dict[tuple[int, int], _NextLook] = {}
+        self._fair_pass = FairPass(store)
         self._cluster_s = float("-inf")
-        self._reachable = False
+        self._cluster: ClusterSnapshot | None = None
         self._heartbeat_s = float("-inf")
         self._figures_s = float("-inf")
         self.figures = FigureBuffer()
@@ -173,7 +176,7 @@ class Scheduler:
         if now - self._cluster_s >= CLUSTER_EVERY_S:
             snapshot = self._jobs.cluster(self._store.clock())
             self._queue.put_cluster(snapshot)
-            self._cluster_s, self._reachable = now, snapshot.reachable
+            self._cluster_s, self._cluster = now, snapshot if snapshot.reachable else None
             self.figures.gauge("stillhouse_ray_up", float(snapshot.reachable))
         did = _Pass(self.figures)
         leases = self._queue.leases()
@@ -182,9 +185,11 @@ class Scheduler:
         try:
             for lease in leases:
                 self._look_when_due(lease, now, did)
-            if not self._reachable:
+            if self._cluster is None:
                 raise RayUnreachable("Ray is unreachable; nothing is claimed until it is back")
-            self._claim(len(leases) - len(did.ended), now, did)
+            active = [lease.experiment for lease in leases if lease.experiment.id not in did.ended]
+            places = self._settings.max_concurrent_experiments - len(active)
+            self._claim(self._fair_pass.divide(self._cluster, active, places), now, did)
         except RayUnreachable as error:
             logger.warning("%s", error)
             did.ray_away = True
@@ -233,18 +238,21 @@ class Scheduler:
             except StaleAttempt:
                 return  # The driver ended it in order.
 
-    def _claim(self, active: int, now: float, did: _Pass) -> None:
+    def _claim(self, chosen: list[int], now: float, did: _Pass) -> None:
+        """Claims the waiting experiments that may hold devices, unless another scheduler did."""
         limit = self._settings.max_concurrent_experiments
-        while active < limit:
+        while chosen:
             # One at a time: what is claimed is submitted before the next is taken, so that a
             # cluster that goes away holds up one experiment and not all.
             started_s = time.perf_counter()
-            claimed = self._queue.claim(self.name, lease_s=self._settings.lease_s, limit=1, max_active=limit)
+            claimed = self._queue.claim(
+                self.name, lease_s=self._settings.lease_s, limit=1, max_active=limit, among=chosen
+            )
             if not claimed:
                 return
             self._observe_claim(claimed[0], time.perf_counter() - started_s)
             did.claimed.append(claimed[0].id)
-            active += 1
+            chosen = chosen[chosen.index(claimed[0].id) + 1 :]
             try:
                 with about(experiment=claimed[0].id, experiment_attempt=claimed[0].attempt):
                     self._submit(claimed[0], did)

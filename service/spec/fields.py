@@ -8,9 +8,10 @@ import hashlib
 import json
 from collections.abc import Iterator
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from service.domain import grid
 from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT, NAME_PATTERN
@@ -56,17 +57,38 @@ class Budget(Section):
     """stop = the experiment ends with the runs that it has; hold = it pauses until somebody resumes it."""
 
 
+PRIORITIES = MappingProxyType({"low": 25, "normal": 50, "high": 75, "urgent": 100})
+"""Priority classes, and what each is as a number."""
+
+
+def _number_of(priority: object) -> object:
+    """Returns the number of a priority class; what is not a word as it is."""
+    if not isinstance(priority, str):
+        return priority
+    if priority not in PRIORITIES:
+        raise ValueError(f"is not a priority; use {', '.join(PRIORITIES)}, or a number from 0 to 100")
+    return PRIORITIES[priority]
+
+
 class Queue(Section):
     """The experiment's place among others."""
 
-    priority: int = Field(default=50, ge=0, le=100)
-    """Higher goes first; experiments of one priority share fairly between owners, then by age."""
+    priority: Annotated[int, Field(ge=0, le=100), BeforeValidator(_number_of)] = PRIORITIES["normal"]
+    """Higher goes first: low (25), normal (50), high (75), urgent (100), or a number. Within one, projects
+    share by weight, then owners, then experiments by age."""
     max_concurrent_runs: int | None = Field(default=None, ge=1, le=10_000)
     """Most runs at a time; unset = as many as fit into the cluster."""
     share_device: bool = False
     """Let up to four runs use one device at the same time; false = a device is one run's alone."""
+    preemptible: bool | None = None
+    """Runs may stop at a step boundary for others, with a checkpoint, and continue later; unset = below
+    priority 75 (high)."""
     wait_for_capacity: bool = False
     """Accept what the present cluster could never run, and wait for nodes to join."""
+
+    def may_be_preempted(self, priority: int) -> bool:
+        """Returns whether runs may stop for others, at a priority that people may have changed since."""
+        return priority < PRIORITIES["high"] if self.preemptible is None else self.preemptible
 
 
 class GridTooLarge(ValueError):

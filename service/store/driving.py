@@ -7,15 +7,17 @@ the same attempt (look again).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from service.db import schema, statements, writers
+from service.db import schema, share_statements, statements, writers
 from service.db.errors import Conflict, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES
+from service.domain.allowance import Allowance
 from service.domain.events import EventKind
 from service.domain.states import TERMINAL_EXPERIMENT_STATES, ExperimentState, RunState
 from service.store.base import (
@@ -41,17 +43,19 @@ _LEFT_OVER = {
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What people asked of a running experiment.
+    """What is asked of a running experiment, by people and by the scheduler.
 
     Attributes:
         cancel: end it.
         pause: end it at a step boundary, to go on later.
         cancel_attempts: attempts to end one by one, as (run, number).
+        allowances: what it may hold, by hardware; hardware that is missing is not limited.
     """
 
     cancel: bool
     pause: bool
     cancel_attempts: frozenset[tuple[int, int]]
+    allowances: Mapping[str, Allowance] = field(default_factory=dict)
 
 
 class Driving(StorePart):
@@ -197,6 +201,7 @@ class Driving(StorePart):
         *,
         delay_s: float,
         failure: tuple[FailureClass, str] | None = None,
+        yielded: str | None = None,
     ) -> ExperimentState:
         """Gives the experiment back to the queue for another attempt.
 
@@ -207,6 +212,7 @@ class Driving(StorePart):
             attempt: its attempt that is over.
             delay_s: earliest next claim, from now.
             failure: why, when something failed; shown with the experiment while it waits.
+            yielded: who has the devices that it could use, in words: the attempt is over, but not lost.
 
         Returns:
             queued; or cancelled or paused, when that was requested.
@@ -239,6 +245,11 @@ class Driving(StorePart):
                 )
                 kind = EventKind.experiment_released
                 message = f"queued again, to start in {delay_s:g} s at the earliest"
+                if yielded is not None:
+                    kind, message = (
+                        EventKind.experiment_yielded,
+                        f"queued until it may hold devices: {yielded}",
+                    )
             else:
                 _end_experiment(connection, experiment_id, target, row, failure, now)
                 kind, message = EventKind.of_experiment(target), str(target)
@@ -283,10 +294,12 @@ def _requests(
     if row is None:
         raise StaleAttempt(f"attempt {attempt} at experiment {experiment_id} has ended")
     cancelled = connection.execute(statements.ATTEMPTS_TO_CANCEL, {"experiment": experiment_id})
+    allowed = connection.execute(share_statements.ALLOWANCES_OF, {"experiment": experiment_id})
     return Requests(
         cancel=row.cancel_requested_s is not None,
         pause=row.pause_requested_s is not None,
         cancel_attempts=frozenset((row.id, row.attempt) for row in cancelled),
+        allowances={row.hardware: Allowance(row.devices, row.preemptible, row.reason) for row in allowed},
     )
 
 

@@ -21,6 +21,7 @@ from service.recording.experiment_actor import ExperimentActorClient, patiently
 from service.workers.worker_attempt import ending_of, failure_of, failure_of_group, train_one
 from service.workers.worker_group import WorkerGroup, WorkerGroupFailed, placement_id
 from trainers.errors import FailureClass
+from trainers.reporting import StopReason
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _group: WorkerGroup | None = None
 
 
 class ProcessNotClean(Exception):
-    """The run failed in a way that may have left something behind: the next gets a new process."""
+    """The run's process ends with it: something may have been left behind, or its devices go to others."""
 
 
 def run_trial(config: Mapping[str, Any], *, actor: ExperimentActorClient, storage: str, names: str) -> None:
@@ -68,6 +69,9 @@ def run_trial(config: Mapping[str, Any], *, actor: ExperimentActorClient, storag
             return
         ending = _alone(actor, assignment) if turn.shape.workers == 1 else _in_group(assignment)
     tune.report({"ending": ending})
+    if ending.stop_reason is StopReason.preempted:
+        # Else Tune would keep the process, and its devices, for the next run.
+        raise ProcessNotClean("its devices are given back")
     if ending.failure is None:
         return
     # A group trains in processes of its own, and ends with this one where it could not be closed.
@@ -123,7 +127,7 @@ def _in_group(assignment: Assignment) -> Ending:
         ending = _group.train(assignment)
     except WorkerGroupFailed as error:
         return _group_failed(assignment.turn, error)
-    if assignment.turn.isolated:
+    if assignment.turn.isolated or ending.stop_reason is StopReason.preempted:
         _group.close()
         _group = None
     return ending

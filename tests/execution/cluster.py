@@ -77,7 +77,7 @@ class Running:
         self._thread = threading.Thread(target=scheduler.run, args=(self._stop,))
         self._thread.start()
 
-    def submit(self, **fields: Any) -> Experiment:
+    def submit(self, *, owner: str = "ada", **fields: Any) -> Experiment:
         """Submit a tiny experiment; fields override the spec's."""
         document: dict[str, Any] = {
             "name": "tiny",
@@ -92,7 +92,7 @@ class Running:
         plans = list(spec.runs(catalogue))
         reuse = reusable(plans, self.settings, catalogue, self.store.equal_runs) if spec.reuse else Reuse()
         text = spec.canonical_json()
-        return self.store.submit(spec, plans, spec_text=text, owner="ada", reuse=reuse)[0]
+        return self.store.submit(spec, plans, spec_text=text, owner=owner, reuse=reuse)[0]
 
     def runs(self, experiment: Experiment) -> list[Run]:
         """Its runs in grid order."""

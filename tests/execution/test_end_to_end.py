@@ -70,15 +70,15 @@ def test_a_run_that_waits_behind_another_experiment_is_queued_and_charged_nothin
     running.wait_until_training(running.runs(first)[0].id)
     second = running.submit(**both_cpus)
     (run,) = running.runs(second)
-    running.wait_for(lambda: running.store.run(run.id).waits_for is not None)
+    running.wait_for(lambda: "no cpu device is free" in running.queue.position(second.id).reason)
+    assert f"devices go to experiment {first.id} of ada" in running.queue.position(second.id).reason
     waits = running.store.run(run.id)
     assert (waits.state, waits.attempt) == (RunState.queued, 0)
-    assert waits.waits_for == f"2 CPUs; experiment {first.id} holds 2 cpu"
     assert running.store.experiment_totals(second.id).device_hours == 0.0
     since = time.monotonic()
     third = running.submit(**both_cpus)
     (unwanted,) = running.runs(third)
-    running.wait_for(lambda: running.store.run(unwanted.id).waits_for is not None)
+    running.wait_for(lambda: "no cpu device is free" in running.queue.position(third.id).reason)
     running.store.request_cancel(third.id)
     assert running.wait_until_ended(third) is ExperimentState.cancelled, running.story()
     assert running.store.run(unwanted.id).state is RunState.cancelled

@@ -26,10 +26,8 @@ def test_two_experiments_on_one_node_see_each_other_and_one_alone_does_not(runni
     # Wants the whole node, and both its CPUs are in use.
     third = running.submit(measure="exclusive", length={"steps": 400})
     (alone,) = running.runs(third)
-    running.wait_for(lambda: running.store.run(alone.id).waits_for)
-    waits = running.store.run(alone.id).waits_for or ""
-    assert waits.startswith("2 CPUs, a whole node (measure: exclusive); ")
-    assert f"experiment {first.id} holds 1 cpu" in waits
+    running.wait_for(lambda: "no cpu device is free" in running.queue.position(third.id).reason)
+    assert f"experiment {first.id} of ada" in running.queue.position(third.id).reason
     step = running.store.run(other.id).step
     running.wait_until_training(other.id, beyond_step=step + 200)
     for experiment in (first, second):

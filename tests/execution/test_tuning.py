@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from service.driving import tuning
 from service.driving.tuning import OnlyHere
 from service.recording.assignment import Ending
@@ -51,3 +53,15 @@ def test_a_run_ends_although_its_points_cannot_be_stored() -> None:
 
     assert calls_of_an_ending("the disk is full") == ["wait_until_stored", "ended"]
     assert calls_of_an_ending(RayActorError()) == ["wait_until_stored", "ended"]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_tune_keeps_an_idle_process_only_if_another_run_may_start(keep: bool) -> None:
+    """By the names of Tune's own cache, which has no public ones."""
+    from ray.tune.utils.object_cache import _ObjectCache
+
+    cache: Any = _ObjectCache(may_keep_one=True)
+    cache.cache_object("shape", "process")
+    tuning._keep_idle_process(SimpleNamespace(_tune_controller=SimpleNamespace(_actor_cache=cache)), keep)
+    assert list(cache.flush_cached_objects()) == ([] if keep else ["process"])
+    assert cache.num_cached_objects == keep

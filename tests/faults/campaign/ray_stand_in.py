@@ -343,7 +343,12 @@ class Tuner:
     _idle: list[socket.socket] = field(default_factory=list)
     _finished: bool = False
     _suggested_s: float = 0.0
+    _actor_cache: types.SimpleNamespace = field(default_factory=types.SimpleNamespace)
     _selector: selectors.BaseSelector = field(init=False)
+
+    @property
+    def _tune_controller(self) -> Tuner:
+        return self
 
     def fit(self) -> None:
         """Run until the searcher has finished and no trial lives."""

@@ -26,6 +26,25 @@ def upgrade() -> None:
     )
     op.bulk_insert(accepted_writers, [{"oldest": 1, "newest": 1}])
     op.create_table(
+        "allowances",
+        sa.Column("experiment_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("hardware", sa.Text(), nullable=False),
+        sa.Column("devices", _REAL, nullable=False),
+        sa.Column("preemptible", sa.Boolean(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("experiment_id", "hardware", name=op.f("pk_allowances")),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "share_usage",
+        sa.Column("project", sa.Text(), nullable=False),
+        sa.Column("owner", sa.Text(), nullable=False),
+        sa.Column("usd", _REAL, nullable=False),
+        sa.Column("at_s", _REAL, nullable=False),
+        sa.PrimaryKeyConstraint("project", "owner", name=op.f("pk_share_usage")),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
         "cluster_snapshots",
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("at_s", _REAL, nullable=False),

@@ -1,0 +1,85 @@
+"""Statements about devices: what experiments could use, what they hold, and what they are allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Delete, Insert, Select, bindparam, func, insert, select
+
+from service.db.schema import Real, allowances, experiments, placements, projects, runs, share_usage
+from service.domain.states import RunState
+
+_a, _p, _r, _s, _x = allowances.c, placements.c, runs.c, share_usage.c, experiments.c
+_AT_WORK = frozenset({RunState.queued, RunState.starting, RunState.running})
+
+ALLOWANCES_OF = select(_a.hardware, _a.devices, _a.preemptible, _a.reason).where(
+    _a.experiment_id == bindparam("experiment")
+)
+"""What one experiment may hold, by hardware."""
+
+ALL_ALLOWANCES = select(allowances)
+"""What every experiment may hold."""
+
+FORGET_ALLOWANCES: Delete = sa.delete(allowances)
+"""Removes all allowances, to be replaced in the same transaction."""
+
+STORE_ALLOWANCES: Insert = insert(allowances)
+"""Stores new allowances."""
+
+DIVIDE_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305412)")
+"""PostgreSQL: one scheduler divides the devices at a time."""
+
+SHARE_USAGE = select(share_usage)
+"""What people have used lately."""
+
+PROJECT_SETTINGS = select(projects.c.name, projects.c.settings)
+"""Settings of all projects."""
+
+
+def reasons(experiment_ids: Iterable[int]) -> Select[Any]:
+    """(experiment, reason) of experiments that may hold fewer devices than they could use."""
+    return (
+        select(_a.experiment_id, func.min(_a.reason).label("reason"))
+        .where(_a.experiment_id.in_(list(experiment_ids)), _a.reason.is_not(None))
+        .group_by(_a.experiment_id)
+    )
+
+
+def demand(experiment_ids: Iterable[int]) -> Select[Any]:
+    """(experiment, hardware, devices, largest) of runs that train or could: all together, and the largest."""
+    return (
+        select(
+            _r.experiment_id,
+            _r.hardware,
+            func.sum(_r.devices).label("devices"),
+            func.max(_r.devices).label("largest"),
+        )
+        .where(_r.experiment_id.in_(list(experiment_ids)), _r.state.in_(sorted(_AT_WORK)))
+        .group_by(_r.experiment_id, _r.hardware)
+    )
+
+
+def held(experiment_ids: Iterable[int]) -> Select[Any]:
+    """(experiment, hardware, devices) that experiments hold now."""
+    return (
+        select(_p.experiment_id, _p.hardware, func.sum(_p.devices))
+        .where(_p.experiment_id.in_(list(experiment_ids)), _p.released_s.is_(None))
+        .group_by(_p.experiment_id, _p.hardware)
+    )
+
+
+_since = sa.case((_p.placed_s > bindparam("since"), _p.placed_s), else_=bindparam("since", type_=Real))
+
+USED_SINCE = (
+    select(
+        _x.project,
+        _x.owner,
+        func.sum(_p.price_usd_per_hour * (bindparam("now", type_=Real) - _since)).label("usd_s_per_hour"),
+    )
+    .join_from(placements, experiments, _x.id == _p.experiment_id)
+    .where(_p.released_s.is_(None))
+    .group_by(_x.project, _x.owner)
+)
+"""(project, owner, USD x s/h) of the devices that are held, from `since` or their placement to `now`."""

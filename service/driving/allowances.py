@@ -1,0 +1,79 @@
+"""Devices that an experiment may hold: which runs may start, and which give theirs back.
+
+A run beyond the allowance stops at its next step boundary with a checkpoint, and is queued again. The newest
+turns go first, so that what has begun early ends early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from service.domain.allowance import Allowance
+from service.driving.live_turns import LiveTurn, LiveTurns
+from service.scheduling.run_plan import Shape
+
+
+class Allowances:
+    """The allowances of one experiment, as the scheduler set them last.
+
+    Args:
+        live: runs that have their turn.
+    """
+
+    def __init__(self, live: LiveTurns) -> None:
+        self._live = live
+        self._by_hardware: Mapping[str, Allowance] = {}
+
+    def set(self, by_hardware: Mapping[str, Allowance]) -> None:
+        """Replaces them; hardware that is missing is not limited."""
+        self._by_hardware = by_hardware
+
+    def fits(self, hardware: str, shape: Shape) -> bool:
+        """Returns whether one more run may hold its devices.
+
+        The only run may hold more than allowed where anything is: devices are allowed in the sizes that the
+        scheduler knows, and a run that is measured alone takes those of a whole node.
+        """
+        allowance = self._by_hardware.get(hardware)
+        if allowance is None:
+            return True
+        held = sum(live.turn.shape.devices for live in self._live if live.run.hardware == hardware)
+        return allowance.covers(held + shape.devices) or (allowance.devices > 0 and not held)
+
+    @property
+    def nothing(self) -> str | None:
+        """Who has the devices, in words, where the experiment may hold none at all; else None."""
+        allowances = list(self._by_hardware.values())
+        if not allowances or any(allowance.devices for allowance in allowances):
+            return None
+        return next((each.reason for each in allowances if each.reason), "others have the devices")
+
+    def in_excess(self) -> list[LiveTurn]:
+        """Returns the turns beyond what is allowed; what cannot be interrupted counts as held."""
+        found = []
+        for hardware, allowance in self._by_hardware.items():
+            live = [each for each in self._live if each.run.hardware == hardware]
+            kept = 0.0
+            for each in sorted(live, key=lambda each: _order(each, allowance)):
+                devices = each.turn.shape.devices
+                allowed = allowance.covers(kept + devices) or (allowance.devices > 0 and not kept)
+                if allowed or not _interruptible(each, allowance):
+                    kept += devices
+                else:
+                    found.append(each)
+        return found
+
+    def reason(self, hardware: str) -> str | None:
+        """Returns who gets the devices beyond the allowance, in words."""
+        allowance = self._by_hardware.get(hardware)
+        return None if allowance is None else allowance.reason
+
+
+def _interruptible(live: LiveTurn, allowance: Allowance) -> bool:
+    """A run that is measured alone is not interrupted: its times would span several attempts."""
+    return live.assignment is None or (allowance.preemptible and not live.turn.shape.exclusive)
+
+
+def _order(live: LiveTurn, allowance: Allowance) -> tuple[bool, bool, int]:
+    """Sorts turns: those that stay whatever is allowed, then those with an attempt, the oldest first."""
+    return _interruptible(live, allowance), live.assignment is None, live.turn.number

@@ -1,0 +1,402 @@
+"""The scheduler's pass over devices: divides them among the experiments that run and the next that could.
+
+`divide` looks at the cluster, at what is active and at the head of the queue, and stores what each may hold.
+Drivers read that with their heartbeat. How much is queued does not matter to its cost.
+
+What the cluster could not run even when idle is not limited: it waits for nodes, or fails, as without other
+claimants. Devices of different kinds are divided apart, also where both are CPUs of the same nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection
+
+from service.config.hardware import Hardware, find, lookup
+from service.db import queue_statements, schema, share_statements, statements
+from service.domain.access import DEFAULT_POOL
+from service.domain.records import Experiment
+from service.fairness.allowances import divide
+from service.fairness.state import (
+    Capacity,
+    Claimant,
+    Demand,
+    Lane,
+    ProjectTerms,
+    Situation,
+    Usage,
+    UsageTree,
+)
+from service.fairness.usage import charged
+from service.scheduling.cluster import (
+    ACCELERATOR,
+    CPU,
+    SHARERS,
+    ClusterNode,
+    ClusterSnapshot,
+    exclusive_holds,
+    unsatisfiable,
+)
+from service.spec.experiment import ExperimentSpec, read_stored
+from service.store import Store
+
+logger = logging.getLogger(__name__)
+
+CHARGE_EVERY_S = 5.0
+"""How often the use of devices is added up for shares."""
+LONGEST_CHARGE_S = 60.0
+"""Most time that is charged at once: how long a scheduler may have been away."""
+DEMAND_EVERY_S = 5.0
+"""How often the runs of an experiment that have not ended are counted."""
+CONSIDERED = 16
+"""Waiting experiments that a pass looks at, the first in the order of claims."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a pass remembers of an experiment.
+
+    Attributes:
+        spec: its spec; None = this release cannot read it.
+        counted_s: when its runs were counted, monotonic.
+        demand: (devices, of the largest run) by hardware.
+    """
+
+    spec: ExperimentSpec | None
+    counted_s: float = float("-inf")
+    demand: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+class FairPass:
+    """Divides the devices of a cluster.
+
+    Args:
+        store: the database.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._catalogue = store.settings.catalogue()
+        self._known: dict[int, _Known] = {}
+        self._charged_s = float("-inf")
+
+    def divide(self, cluster: ClusterSnapshot, active: Sequence[Experiment], places: int) -> list[int]:
+        """Stores what each experiment may hold from now on.
+
+        Args:
+            cluster: as it was a moment ago.
+            active: experiments that are starting or running.
+            places: how many more drivers may be started.
+
+        Waiting experiments that get none are given the reason.
+
+        Returns:
+            The waiting experiments that may hold something, at most `places`, in the order of claims.
+
+        Raises:
+            StoreUnavailable: the database is unavailable; nothing is lost.
+        """
+        with self._store.database.read() as connection:
+            waiting = self._head_of_queue(connection) if places > 0 else []
+            self._look_at([*active, *waiting], connection)
+            held = _held(connection, [experiment.id for experiment in active])
+            terms = _terms(connection)
+            usage = UsageTree(_usage(connection))
+            now_s = self._store.database_time(connection)
+        devices = self._devices(cluster)
+        claimants = [
+            self._claimant(each, held.get(each.id, {}), cluster, devices) for each in [*active, *waiting]
+        ]
+        capacity = Capacity(
+            {Lane(DEFAULT_POOL, name): count for name, count in devices.items()},
+            {name: lookup(name, self._catalogue).price_usd_per_hour for name in devices},
+        )
+
+        def allowed_to(claimants: Sequence[Claimant]) -> dict[tuple[int, str], float]:
+            return _allowed(Situation(now_s, capacity, claimants, terms, usage))
+
+        first = allowed_to(claimants)
+        going = {experiment.id for experiment in active}
+        chosen = [each.id for each in waiting if self._has_some(each.id, first)][:places]
+        at_work = [each for each in claimants if each.id in going or each.id in chosen]
+        allowed = first if len(at_work) == len(claimants) else allowed_to(at_work)
+        self._put(self._rows(claimants, allowed))
+        self._charge()
+        return [id for id in chosen if self._has_some(id, allowed)]
+
+    def _head_of_queue(self, connection: Connection) -> list[Experiment]:
+        """Returns the first experiments in the order of claims that could be claimed now."""
+        now, below = self._store.database_time(connection), 1 << 30
+        ids: list[int] = []
+        while len(ids) < CONSIDERED:
+            found = connection.execute(
+                queue_statements.next_to_claim(connection),
+                {"below": below, "now": now, "count": CONSIDERED - len(ids), "passed_over": []},
+            ).all()
+            if not found:
+                break
+            ids += [row.id for row in found if row.id is not None]
+            below = found[0].priority
+        rows = connection.execute(statements.experiments_by_id(ids)).mappings()
+        experiments = {row["id"]: Experiment.from_row(row) for row in rows}
+        return [experiments[id] for id in ids]
+
+    def _look_at(self, experiments: Sequence[Experiment], connection: Connection) -> None:
+        """Reads the specs of experiments that are new here, and counts runs that were counted long ago."""
+        ids = {experiment.id for experiment in experiments}
+        self._known = {id: known for id, known in self._known.items() if id in ids}
+        new = ids - self._known.keys()
+        if new:
+            specs = {row[0]: row[1] for row in connection.execute(queue_statements.canonical_specs(new))}
+            self._known |= {id: _Known(_read(id, specs.get(id))) for id in new}
+        now = self._store.monotonic()
+        due = sorted(id for id, known in self._known.items() if now - known.counted_s >= DEMAND_EVERY_S)
+        if not due:
+            return
+        demand: defaultdict[int, dict[str, tuple[float, float]]] = defaultdict(dict)
+        for row in connection.execute(share_statements.demand(due)):
+            demand[row.experiment_id][row.hardware] = float(row.devices), float(row.largest)
+        for id in due:
+            self._known[id].demand, self._known[id].counted_s = demand[id], now
+
+    def _claimant(
+        self,
+        experiment: Experiment,
+        held: Mapping[str, float],
+        cluster: ClusterSnapshot,
+        devices: Mapping[str, float],
+    ) -> Claimant:
+        known = self._known[experiment.id]
+        limited: list[Demand] = []
+        preemptible = False
+        if known.spec is not None and self._satisfiable(known.spec, cluster):
+            for name, counted in known.demand.items():
+                demand = self._demand(known.spec, name, *counted, held.get(name, 0.0), cluster.nodes)
+                if demand.devices <= devices.get(name, 0.0):
+                    limited.append(demand)
+            alone = known.spec.measure == "exclusive"
+            preemptible = not alone and known.spec.queue.may_be_preempted(experiment.priority)
+        return Claimant(
+            experiment.id,
+            experiment.project,
+            experiment.owner,
+            experiment.priority,
+            experiment.queued_s,
+            tuple(limited),
+            preemptible=preemptible,
+        )
+
+    def _satisfiable(self, spec: ExperimentSpec, cluster: ClusterSnapshot) -> bool:
+        """Returns whether the idle cluster could run it; what it lacks is its driver's to say."""
+        known = find(spec.hardware, self._catalogue) is not None
+        return known and unsatisfiable(spec, cluster, self._catalogue) is None
+
+    def _demand(
+        self,
+        spec: ExperimentSpec,
+        hardware: str,
+        devices: float,
+        largest: float,
+        held: float,
+        nodes: Sequence[ClusterNode],
+    ) -> Demand:
+        """Returns what an experiment holds and could use, in devices that its runs really take.
+
+        A run that shares its device takes a part of it; on CPUs, one that is measured alone takes a whole
+        node; an elastic one is content with the fewest workers.
+        """
+        runs, each = devices / largest, largest
+        at_a_time = min(runs, spec.queue.max_concurrent_runs or runs)
+        if spec.parallel.min_workers is not None:
+            fewest = each * spec.worker_numbers[-1] / spec.worker_numbers[0]
+            return _in_runs(hardware, fewest, at_a_time * each / fewest, held)
+        found = find(hardware, self._catalogue)
+        if spec.queue.share_device:
+            each, held = each / SHARERS, held / SHARERS
+        elif spec.measure == "exclusive" and found is not None and found.kind.counted_in_cpus:
+            alone = exclusive_holds(spec, nodes, self._catalogue) if spec.hardware == hardware else ()
+            each = max((hold.workers * hold.resources[CPU] for hold in alone[:1]), default=each)
+        return _in_runs(hardware, each, at_a_time, held)
+
+    def _devices(self, cluster: ClusterSnapshot) -> dict[str, float]:
+        """Returns how many devices there are of the kinds that somebody asks for and the cluster has."""
+        names = {name for known in self._known.values() for name in known.demand}
+        found = {name: find(name, self._catalogue) for name in names}
+        counts = {name: _count(each, cluster.nodes) for name, each in found.items() if each is not None}
+        return {name: count for name, count in counts.items() if count > 0}
+
+    def _has_some(self, id: int, allowed: Mapping[tuple[int, str], float]) -> bool:
+        """Returns whether an experiment may hold something; without runs to start it ends by itself."""
+        names = self._known[id].demand
+        return not names or any(allowed.get((id, name), 1.0) > 0 for name in names)
+
+    def _rows(
+        self,
+        claimants: Sequence[Claimant],
+        allowed: Mapping[tuple[int, str], float],
+    ) -> list[dict[str, Any]]:
+        """Returns the rows of `allowances`."""
+        rows: list[dict[str, Any]] = []
+        for claimant in claimants:
+            for demand in claimant.demands:
+                hardware = demand.hardware
+                devices = allowed.get((claimant.id, hardware), 0.0)
+                row = {
+                    "experiment_id": claimant.id,
+                    "hardware": hardware,
+                    "devices": devices,
+                    "preemptible": claimant.preemptible,
+                    "reason": _reason(claimant, demand, devices, claimants, allowed),
+                }
+                rows.append(row)
+        return rows
+
+    def _put(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Replaces the allowances where they differ."""
+
+        def key(row: Mapping[str, Any]) -> tuple[int, str]:
+            return row["experiment_id"], row["hardware"]
+
+        with self._store.database.read() as connection:
+            stored = [dict(row) for row in connection.execute(share_statements.ALL_ALLOWANCES).mappings()]
+        if sorted(stored, key=key) == sorted(rows, key=key):
+            return
+
+        def body(connection: Connection) -> None:
+            _in_turn(connection)
+            connection.execute(share_statements.FORGET_ALLOWANCES)
+            if rows:
+                connection.execute(share_statements.STORE_ALLOWANCES, list(rows))
+
+        self._store.database.write(body)
+
+    def _charge(self) -> None:
+        """Adds the use of devices since the last time, whichever scheduler added that, to what was used."""
+        if self._store.monotonic() - self._charged_s < CHARGE_EVERY_S:
+            return
+
+        def body(connection: Connection) -> None:
+            _in_turn(connection)
+            now = self._store.database_time(connection)
+            before = _usage(connection)
+            # The newest row dates the last charge, in the transaction that made it: nothing is charged twice.
+            last_s = max((row.at_s for row in before.values()), default=0.0)
+            since_s = max(last_s, now - LONGEST_CHARGE_S)
+            if since_s >= now:
+                return  # The clock was set back; or another scheduler has just done it.
+            new = []
+            for row in connection.execute(share_statements.USED_SINCE, {"since": since_s, "now": now}):
+                # A placement that ended or began in between counts for its own part of the time.
+                old = before.get((row.project, row.owner), Usage(0.0, now))
+                total = charged(old, now, max(0.0, row.usd_s_per_hour) / (now - since_s), now - since_s)
+                new.append({"project": row.project, "owner": row.owner, **asdict(total)})
+            if new:
+                statement = statements.insert_or_replace(connection, schema.share_usage, ("project", "owner"))
+                connection.execute(statement, new)
+
+        self._store.database.write(body)
+        self._charged_s = self._store.monotonic()
+
+
+def _read(id: int, canonical: str | None) -> ExperimentSpec | None:
+    """Returns a stored spec; None where it cannot be read: such an experiment is not limited."""
+    try:
+        return None if canonical is None else read_stored(canonical)
+    except ValueError as error:
+        logger.warning("experiment %d: its spec cannot be read here: %s", id, error)
+        return None
+
+
+def _in_turn(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(share_statements.DIVIDE_IN_TURN)
+
+
+def _usage(connection: Connection) -> dict[tuple[str, str], Usage]:
+    rows = connection.execute(share_statements.SHARE_USAGE)
+    return {(row.project, row.owner): Usage(row.usd, row.at_s) for row in rows}
+
+
+def _in_runs(hardware: str, devices: float, at_a_time: float, held: float) -> Demand:
+    """Returns a demand in runs; devices that are held count as runs, also while their workers start."""
+    running = math.ceil(held / devices - 1e-6)
+    return Demand(hardware, devices, running, max(0, math.floor(at_a_time + 1e-6) - running))
+
+
+def _allowed(situation: Situation) -> dict[tuple[int, str], float]:
+    """Returns what each experiment may hold, by (id, hardware).
+
+    Devices that others still hold until their next step boundary are among those of whoever they are for: its
+    driver gets its run ready meanwhile, and Ray places it when they are free.
+    """
+    division = divide(situation)
+    allowed: defaultdict[tuple[int, str], float] = defaultdict(float)
+    for id, allowance in division.allowances.items():
+        for hardware, devices in allowance.devices.items():
+            allowed[id, hardware] += devices
+    for each in division.preemptions:
+        allowed[each.for_experiment_id, each.hardware] += each.devices
+    return {
+        (claimant.id, demand.hardware): min(
+            allowed[claimant.id, demand.hardware], (demand.running + demand.waiting) * demand.devices
+        )
+        for claimant in situation.claimants
+        for demand in claimant.demands
+    }
+
+
+def _held(connection: Connection, ids: Collection[int]) -> dict[int, dict[str, float]]:
+    held: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    for id, hardware, devices in connection.execute(share_statements.held(ids)):
+        held[id][hardware] = float(devices)
+    return held
+
+
+def _terms(connection: Connection) -> dict[str, ProjectTerms]:
+    """Returns what each project's settings say about devices."""
+    found = {}
+    for row in connection.execute(share_statements.PROJECT_SETTINGS):
+        names = ("weight", "guaranteed", "ceiling")
+        found[row.name] = ProjectTerms(**{name: row.settings[name] for name in names if name in row.settings})
+    return found
+
+
+def _count(hardware: Hardware, nodes: Iterable[ClusterNode]) -> float:
+    """Returns how many devices nodes have that are alive."""
+    name = hardware.resource or hardware.kind.ray_resource or CPU
+    marks = [f"{ACCELERATOR}{hardware.accelerator_type}"] if hardware.accelerator_type else []
+    able = (
+        node.resources
+        for node in nodes
+        if node.has(hardware.labels) and all(node.resources.get(mark, 0.0) > 0 for mark in marks)
+    )
+    return sum(each.get(name, 0.0) for each in able)
+
+
+def _reason(
+    claimant: Claimant,
+    demand: Demand,
+    devices: float,
+    claimants: Sequence[Claimant],
+    allowed: Mapping[tuple[int, str], float],
+) -> str | None:
+    """Returns for whom an experiment holds fewer devices than it could; others' projects are not named."""
+    hardware = demand.hardware
+    if devices + demand.devices > (demand.running + demand.waiting) * demand.devices + 1e-6:
+        return None
+    others = [
+        each for each in claimants if each is not claimant and allowed.get((each.id, hardware), 0.0) > 0
+    ]
+    names = [f"experiment {each.id} of {each.user}" for each in others if each.project == claimant.project]
+    if hidden := len(others) - len(names):
+        names.append(f"{hidden} experiment{'s' * (hidden != 1)} of other projects")
+    share = (
+        f"its share is {devices:g} of the {hardware} devices" if devices else f"no {hardware} device is free"
+    )
+    return f"{share}; devices go to {', '.join(names)}" if names else share

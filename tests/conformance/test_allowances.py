@@ -1,0 +1,182 @@
+"""Devices are divided among what runs and what waits, and who may hold some is claimed."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.db import share_statements
+from service.domain.allowance import Allowance
+from service.domain.events import EventKind
+from service.domain.records import Experiment, Placement
+from service.domain.states import ExperimentState
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot
+from service.scheduling.fair_pass import FairPass
+from service.scheduling.queue import Queue
+from service.scheduling.scheduler import lost_attempts
+from service.store import Store
+from tests.conformance.building import Submit
+
+CLUSTER = ClusterSnapshot(0.0, True, None, (ClusterNode("1", "1", True, {"CPU": 2.0}, {}),))
+
+
+@pytest.fixture
+def fair_pass(store: Store) -> FairPass:
+    return FairPass(store)
+
+
+def started(store: Store, queue: Queue) -> Experiment:
+    """The next experiment, with a driver."""
+    (claimed,) = queue.claim("s", lease_s=30)
+    store.driver_started(claimed.id, claimed.attempt, "node", 1)
+    return claimed
+
+
+def allowances(store: Store, experiment_id: int) -> dict[str, Allowance]:
+    return dict(store.requests(experiment_id, 1).allowances)
+
+
+def hold(store: Store, experiment_id: int, devices: int, *, since_s: float) -> None:
+    """Devices at 0.9 USD an hour each."""
+    placed = Placement(
+        id="placement", hardware="cpu", workers=1, devices=devices, price_usd_per_hour=devices * 0.9,
+        power_w=15.0, placed_s=since_s, ready_s=None, released_s=None, seen_s=since_s,
+    )  # fmt: skip
+    store.record_placements(experiment_id, 1, [placed])
+
+
+def used(store: Store) -> dict[tuple[str, str], float]:
+    with store.database.read() as connection:
+        rows = connection.execute(share_statements.SHARE_USAGE).all()
+    return {(row.project, row.owner): row.usd for row in rows}
+
+
+def test_a_grid_makes_room_for_a_newcomer_that_is_claimed(
+    store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
+) -> None:
+    grid = submit(20)
+    started(store, queue)
+    assert fair_pass.divide(CLUSTER, queue.active(), 3) == []
+    assert allowances(store, grid.id)["cpu"].devices == 2
+    hold(store, grid.id, 2, since_s=store.clock())
+    newcomer = submit(owner="bob")
+    assert fair_pass.divide(CLUSTER, queue.active(), 3) == [newcomer.id]
+    shared = allowances(store, grid.id)["cpu"]
+    assert (shared.devices, shared.preemptible) == (1, True)
+    assert shared.reason is not None
+    assert f"experiment {newcomer.id} of bob" in shared.reason
+    (claimed,) = queue.claim("s", lease_s=30, max_active=4, among=[newcomer.id])
+    assert (claimed.id, claimed.state, claimed.attempt) == (newcomer.id, ExperimentState.starting, 1)
+    assert allowances(store, newcomer.id) == {"cpu": Allowance(1)}
+
+
+def test_others_projects_are_not_named(
+    store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
+) -> None:
+    store.create_project("secret")
+    grid = submit(20)
+    started(store, queue)
+    submit(owner="bob", project="secret")
+    fair_pass.divide(CLUSTER, queue.active(), 3)
+    reason = allowances(store, grid.id)["cpu"].reason
+    assert reason is not None
+    assert reason.endswith("devices go to 1 experiment of other projects")
+
+
+def test_what_may_hold_nothing_is_not_claimed(
+    store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
+) -> None:
+    grid = submit(20, priority=90)
+    started(store, queue)
+    hold(store, grid.id, 2, since_s=store.clock())
+    waiting = submit(owner="bob")
+    assert fair_pass.divide(CLUSTER, queue.active(), 3) == []
+    assert allowances(store, grid.id)["cpu"].devices == 2
+    queue.heartbeat("s", node="n", pid=1)
+    reason = "no cpu device is free; devices go to experiment 1 of ada; next in line"
+    assert queue.position(waiting.id).reason == reason.replace("experiment 1", f"experiment {grid.id}")
+
+
+def test_what_waits_for_a_free_kind_is_not_held_up_by_what_is_first(
+    store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
+) -> None:
+    grid = submit(20, priority=90)
+    started(store, queue)
+    hold(store, grid.id, 3, since_s=store.clock())
+    submit(owner="bob")
+    gpu = submit(owner="eve", hardware="T4")
+    nodes = (*CLUSTER.nodes, _gpu_node("2"))
+    assert fair_pass.divide(ClusterSnapshot(0.0, True, None, nodes), queue.active(), 1) == [gpu.id]
+
+
+def test_hardware_that_the_cluster_lacks_is_not_limited(
+    store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
+) -> None:
+    wanted = submit(hardware="T4")
+    large = submit(resources={"cpus_per_worker": 8}, owner="bob")
+    assert fair_pass.divide(CLUSTER, [], 3) == [wanted.id, large.id]
+    started(store, queue)
+    assert allowances(store, wanted.id) == {}
+
+
+def test_only_named_experiments_are_claimed_and_only_if_they_wait(
+    store: Store, queue: Queue, submit: Submit
+) -> None:
+    first, second, third = submit(), submit(), submit()
+    store.request_pause(third.id)
+    (claimed,) = queue.claim("s", lease_s=30, among=[third.id, second.id, 10_000])
+    assert claimed.id == second.id
+    assert queue.claim("s", lease_s=30, among=[third.id, second.id]) == []
+    assert queue.claim("s", lease_s=30, max_active=1, among=[first.id]) == []
+
+
+def test_two_schedulers_charge_the_use_of_devices_once(
+    store: Store, queue: Queue, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [store.clock()]
+    store.clock = lambda: now[0]
+    grid = submit(20)
+    started(store, queue)
+    hold(store, grid.id, 2, since_s=now[0])
+    both = FairPass(store), FairPass(store)
+    for _ in range(10):
+        now[0] += 20.0
+        for each in both:
+            each.divide(CLUSTER, queue.active(), 0)
+    assert used(store) == {("default", "ada"): pytest.approx(1.8 * 200 / 3600, rel=1e-3)}
+
+
+def test_use_halves_within_a_half_life(store: Store, queue: Queue, submit: Submit) -> None:
+    now = [store.clock()]
+    store.clock = lambda: now[0]
+    grid = submit(20)
+    started(store, queue)
+    hold(store, grid.id, 2, since_s=now[0] - 50)
+    fair_pass = FairPass(store)
+    fair_pass.divide(CLUSTER, queue.active(), 0)
+    (before,) = used(store).values()
+    now[0] += 7 * 86_400.0
+    fair_pass.divide(CLUSTER, queue.active(), 0)
+    (after,) = used(store).values()
+    a_minute = 1.8 * 60 / 3600  # The most that is charged for the time without a scheduler.
+    assert after == pytest.approx(before / 2 + a_minute, rel=1e-3)
+
+
+def _gpu_node(id: str) -> ClusterNode:
+    has = {"CPU": 1.0, "GPU": 1.0, "accelerator_type:T4": 1.0}
+    return ClusterNode(id, id, True, has, {})
+
+
+def test_an_experiment_that_yields_is_queued_and_no_attempt_is_lost(
+    store: Store, queue: Queue, submit: Submit
+) -> None:
+    experiment = submit()
+    started(store, queue)
+    yielded = "no cpu device is free"
+    assert store.release_experiment(experiment.id, 1, delay_s=0.0, yielded=yielded) is ExperimentState.queued
+    event = store.events(experiment.id)[-1]
+    assert (event.kind, event.message) == (
+        EventKind.experiment_yielded,
+        "queued until it may hold devices: no cpu device is free",
+    )
+    assert lost_attempts(store, experiment.id) == 0
+    assert started(store, queue).attempt == 2
