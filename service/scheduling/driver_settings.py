@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from pathlib import Path
 
 from service.config.settings import Settings
@@ -43,7 +44,7 @@ def write(settings: Settings) -> Path:
     text = json.dumps(document, indent=1)
     if path.exists() and path.read_text() == text:
         return path
-    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial = path.with_suffix(f".{uuid.uuid4().hex[:8]}.partial")
     partial.touch(mode=0o600)
     partial.write_text(text)
     partial.replace(path)
