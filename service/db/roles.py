@@ -33,6 +33,7 @@ DRIVER_GRANTS: Mapping[sa.Table, tuple[str, ...]] = {
     schema.attempts: _WRITE,
     schema.attempt_usage: _WRITE,
     schema.placements: _WRITE,
+    schema.allowances: _READ,
     schema.run_references: _READ,
     schema.run_summaries: _REPLACE,
     schema.metric_names: _ADD,

@@ -1,69 +1,63 @@
-"""On a real Ray: people of two projects share two CPUs, and their results are those of undisturbed runs."""
+"""On a real Ray: a grid makes room for a newcomer at a step boundary, and its results stay the same."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
 from service.db import share_statements
-from service.domain.records import Experiment
+from service.domain.records import Run
 from service.domain.states import ExperimentState, RunState
 from tests.execution.cluster import Running
 from trainers.errors import FailureClass
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-
-GRID: dict[str, Any] = {"seeds": [0, 1, 2, 3], "length": {"steps": 4000}, "checkpoint": {"every_s": 1.0}}
-ONE: dict[str, Any] = {"seeds": [7], "length": {"steps": 400}}
+LONG = {"length": {"steps": 1_000_000}, "seeds": [0]}
 
 
-def losses(running: Running, experiment: Experiment) -> list[dict[int, float]]:
-    """Loss by step of each run, in grid order."""
+def losses(running: Running, run: Run, upto: int) -> list[tuple[int, float]]:
     return [
-        {point.step: point.value for point in running.store.points(run.id)["loss"]}
-        for run in running.runs(experiment)
+        (point.step, point.value)
+        for point in running.store.points(run.id, ["loss"])["loss"]
+        if point.step <= upto
     ]
 
 
-def undisturbed(running: Running, **fields: Any) -> list[dict[int, float]]:
-    """The same experiment with the cluster to itself."""
-    experiment = running.submit(**fields)
-    assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
-    return losses(running, experiment)
+def preempted(running: Running, runs: list[Run]) -> list[Run]:
+    """The runs with an attempt that was preempted."""
+    ended = ((run, attempt) for run in runs for attempt in running.store.attempts(run.id))
+    return [run for run, attempt in ended if attempt.failure_class is FailureClass.preempted]
 
 
-def test_a_newcomer_starts_at_a_step_boundary_of_a_grid_and_both_results_stay_the_same(
-    running: Running,
-) -> None:
-    grid_alone, one_alone = undisturbed(running, **GRID), undisturbed(running, **ONE)
-
+def test_a_newcomer_does_not_wait_for_a_run_of_a_grid_to_end(running: Running) -> None:
     for project in ("nlp", "vision"):
         running.store.create_project(project)
-    grid = running.submit(owner="ada", project="nlp", **GRID)
-    first, second, *_ = running.runs(grid)
-    for run in (first, second):
+    # All three runs train the same: what is interrupted can be compared with what is not.
+    grid = running.submit(project="nlp", search={"axes": {"checkpoint.every_s": [600.0, 601.0]}}, **LONG)
+    for run in running.runs(grid):
         running.wait_until_training(run.id)
-    newcomers = [
-        running.submit(owner="bob", project="nlp", **ONE),
-        running.submit(owner="eve", project="vision", **ONE),
-    ]
-    runs = [running.runs(newcomer)[0] for newcomer in newcomers]
-    running.wait_for(lambda: any(running.store.run(run.id).attempt for run in runs))
-    ended = {run.state for run in running.runs(grid)} & {RunState.succeeded}
-    assert not ended, running.story()  # It did not wait for a run of the grid to end.
+    newcomer = running.submit(owner="eve", project="vision", **LONG)
+    (alone,) = running.runs(newcomer)
+    running.wait_until_training(alone.id, beyond_step=20)
 
-    for experiment in (*newcomers, grid):
-        assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
-    assert losses(running, grid) == grid_alone
-    assert [losses(running, newcomer) for newcomer in newcomers] == [one_alone, one_alone]
+    (interrupted,) = preempted(running, running.runs(grid))
+    assert (interrupted.own_failures, interrupted.infrastructure_failures) == (0, 0)
+    assert interrupted.checkpoint_step is not None  # Long before the next one was due.
+    states = sorted(run.state for run in running.runs(grid))
+    assert states == [RunState.queued, RunState.running], running.story()
 
-    attempts = [attempt for run in running.runs(grid) for attempt in running.store.attempts(run.id)]
-    preempted = [each for each in attempts if each.failure_class is FailureClass.preempted]
-    assert preempted
-    assert all((run.own_failures, run.infrastructure_failures) == (0, 0) for run in running.runs(grid))
+    compared = max(interrupted.checkpoint_step + 20, running.store.run(alone.id).step)
+    running.wait_until_training(alone.id, beyond_step=compared)
+    running.store.request_cancel(newcomer.id)
+    assert running.wait_until_ended(newcomer) is ExperimentState.cancelled
+    running.wait_until_training(interrupted.id, beyond_step=compared)
+    assert running.store.attempts(interrupted.id)[-1].resumed_from_step == interrupted.checkpoint_step
+    expected = losses(running, alone, compared)
+    assert expected[-1][0] == compared
+    assert losses(running, interrupted, compared) == expected
+
+    running.store.request_cancel(grid.id)
+    assert running.wait_until_ended(grid) is ExperimentState.cancelled
     with running.store.database.read() as connection:
         used = {(row.project, row.owner): row.usd for row in connection.execute(share_statements.SHARE_USAGE)}
     assert used["nlp", "ada"] > used["vision", "eve"] > 0.0
-    for experiment in (*newcomers, grid):
-        assert running.store.experiment_totals(experiment.id).cost_usd > 0.0
+    assert all(running.store.experiment_totals(each.id).cost_usd > 0.0 for each in (grid, newcomer))

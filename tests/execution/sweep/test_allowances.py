@@ -81,7 +81,7 @@ def test_the_newest_run_beyond_the_allowance_is_preempted_and_queued_again(
     assert (run.state, run.own_failures, run.infrastructure_failures) == (RunState.queued, 0, 0)
     assert not sweep.preempted
     assert sweep.next_turn() is Wait.later
-    events = [event for event in store.events(experiment.id) if event.kind == EventKind.run_retrying]
+    events = [event for event in store.events(experiment.id) if event.kind == EventKind.run_preempted]
     assert ["its share is 1 of the cpu devices" in event.message for event in events] == [True]
     complete(sweep, store, first)
     again = given(sweep)
