@@ -28,7 +28,7 @@ FORGET_ALLOWANCES: Delete = sa.delete(allowances)
 STORE_ALLOWANCES: Insert = insert(allowances)
 """Stores new allowances."""
 
-DIVIDE_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305412)")
+DIVIDE_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305419)")
 """PostgreSQL: one scheduler divides the devices at a time."""
 
 SHARE_USAGE = select(share_usage)
