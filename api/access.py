@@ -24,6 +24,8 @@ from fastapi.routing import iter_route_contexts
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
+from api.addresses import client_address
+from api.identity import Identity
 from api.principals import Principals
 from api.problems import ProblemError
 from service.config.settings import Settings
@@ -172,6 +174,21 @@ RULES: Mapping[str, Rule] = {
     "healthz": PUBLIC,
     "readyz": SIGNED_IN,
     "metrics": Rule(Action.operate, own_token=lambda settings: settings.metrics_token),
+    # Logging in
+    "login_page": PUBLIC,
+    "login_options": PUBLIC,
+    "login_with_token": PUBLIC,
+    "login_with_provider": PUBLIC,
+    "login_from_provider": PUBLIC,
+    "device_code": PUBLIC,
+    "device_token": PUBLIC,
+    "device_page": PUBLIC,
+    "logout": SIGNED_IN,
+    "whoami": SIGNED_IN,
+    "list_sessions": SIGNED_IN,
+    "end_session": SIGNED_IN,
+    "describe_device_login": SIGNED_IN,
+    "decide_device_login": SIGNED_IN,
     # Static files and texts, the same for every installation
     "openapi_document": PUBLIC,
     "explain_problem": PUBLIC,
@@ -182,19 +199,6 @@ RULES: Mapping[str, Rule] = {
     "static": PUBLIC,
 }
 """The rule of every operation, by the name of its endpoint; a route without one is refused at the start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """A user whom something other than a token identifies: a session, a proxy."""
-
-    user: str
-    scope: Scope = Scope.admin
-    """Most that the request may do in their name."""
-
-
-Identify = Callable[[Request], Identity | None]
-"""Looks for one kind of identity in a request; None = it has none of this kind. Called in worker threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +268,7 @@ async def authenticated(request: Request) -> Caller:
     state = request.app.state
     if not state.closed:
         name = _named_owner(request) or own_name()
-        return Caller(local(name), name, _address(request))
+        return Caller(local(name), name, client_address(request))
     principal = await _principal(request)
     named = _named_owner(request)
     if named not in (None, principal.user) and not principal.administrator:
@@ -272,7 +276,7 @@ async def authenticated(request: Request) -> Caller:
             "forbidden",
             f"header {OWNER_HEADER}: only an administrator may submit as {named}; leave the header out",
         )
-    return Caller(principal, named or principal.user, _address(request))
+    return Caller(principal, named or principal.user, client_address(request))
 
 
 async def _principal(request: Request) -> Principal:
@@ -285,21 +289,31 @@ async def _principal(request: Request) -> Principal:
         try:
             return await principals.of_token(text)
         except Refused as refusal:
+            request.app.state.throttle.failed_bearer(request, text)
             raise _invalid_token(str(refusal)) from None
     for identify in request.app.state.identities:
         identity: Identity | None = await run_in_threadpool(identify, request)
         if identity is not None:
-            try:
-                return await principals.of_user(identity.user, identity.scope)
-            except Refused as refusal:
-                raise ProblemError(
-                    "unauthenticated", str(refusal), headers={"WWW-Authenticate": _REALM}
-                ) from None
+            request.state.identity = identity
+            return await _identified(principals, identity)
     raise ProblemError(
         "unauthenticated",
-        "this server requires a token; send Authorization: Bearer <token>",
+        "this server requires a token; send Authorization: Bearer <token>, or log in at /login",
         headers={"WWW-Authenticate": _REALM},
     )
+
+
+async def _identified(principals: Principals, identity: Identity) -> Principal:
+    try:
+        if identity.token_sha256 is not None:
+            found = await principals.of_token_hash(identity.token_sha256)
+        elif identity.own_token:
+            found = _FIRST
+        else:
+            found = await principals.of_user(identity.user, identity.scope)
+    except Refused as refusal:
+        raise ProblemError("unauthenticated", str(refusal), headers={"WWW-Authenticate": _REALM}) from None
+    return found
 
 
 _FIRST = Principal(FIRST_ADMINISTRATOR, UserKind.person, Scope.admin, administrator=True)
@@ -337,10 +351,6 @@ def _named_owner(request: Request) -> str | None:
             "or digit",
         )
     return name
-
-
-def _address(request: Request) -> str | None:
-    return None if request.client is None else request.client.host
 
 
 @lru_cache(maxsize=1)

@@ -8,13 +8,15 @@ from contextlib import asynccontextmanager
 from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
 
-from api import failures, openapi
-from api.access import Identify, authorised, refuse_unruled
+from api import failures, login, openapi
+from api.access import authorised, refuse_unruled
 from api.checks import Checks
 from api.cluster_view import ClusterView
 from api.deps import known_parameters
 from api.guard import Guard
 from api.intake import Intake
+from api.login import device
+from api.login import routes as logins
 from api.metrics import RequestMetrics, ServiceCollector
 from api.principals import Principals
 from api.project_view import ProjectView
@@ -43,6 +45,7 @@ def create_app(settings: Settings) -> FastAPI:
     Raises:
         UnusableDatabase: when the database cannot be used as it is.
         LookupError: a route has no rule in `api.access.RULES`.
+        ValueError: the settings of provider or proxy contradict each other.
     """
     store = Store.open(settings)
     registry = CollectorRegistry()
@@ -61,15 +64,14 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.cluster = ClusterView(app.state.queue)
     app.state.catalogue = settings.catalogue()
     app.state.checks = Checks()
-    app.state.closed = settings.token is not None
-    identities: list[Identify] = []
-    app.state.identities = identities
+    app.state.closed = settings.asks_who()
     app.state.principals = Principals(store)
     app.state.projects = ProjectView(store)
     app.state.intake = Intake(
         store, settings, app.state.catalogue, app.state.cluster, app.state.checks, app.state.projects
     )
     app.state.streams = Streams(store)
+    login.install(app, settings)
     app.state.registry = registry
     registry.register(ServiceCollector(lambda: system.figures(store, app.state.queue)))
     app.add_middleware(Guard, settings=settings, metrics=RequestMetrics(registry))
@@ -86,3 +88,8 @@ def include_routes(app: FastAPI) -> None:
     guarded = [Depends(authorised), Depends(known_parameters)]
     for module in (experiments, analysis, runs, queue, specs, people, projects, notices, system, docs, pages):
         app.include_router(module.router, dependencies=guarded)
+    for router in (logins.router, device.router):
+        app.include_router(router, dependencies=guarded)
+    # A provider adds parameters of its own to the address that it sends people back to.
+    for router in (logins.pages, device.oauth):
+        app.include_router(router, dependencies=[Depends(authorised)])

@@ -19,6 +19,7 @@ from starlette.routing import Match
 
 from api.access import authenticated
 from api.guard import REQUEST_ID, SECURITY_HEADERS
+from api.login.returning import login_instead
 from api.problems import RETRY_AFTER_S, ProblemError, from_spec_error, respond
 from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
 from service.config.document import MAX_BYTES, Problem, SpecError
@@ -85,7 +86,7 @@ def _retry_after(error: StoreError) -> dict[str, str] | None:
 
 async def _on_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, ProblemError)
-    return respond(error, request.url.path)
+    return login_instead(request, error) or respond(error, request.url.path)
 
 
 async def _on_spec_error(request: Request, error: Exception) -> Response:

@@ -35,7 +35,14 @@ class Principals:
         Raises:
             Refused: it is not accepted.
         """
-        sha256 = hashlib.sha256(text.encode()).hexdigest()
+        return await self.of_token_hash(hashlib.sha256(text.encode()).hexdigest())
+
+    async def of_token_hash(self, sha256: str) -> Principal:
+        """Returns whom a token belongs to, by its hash.
+
+        Raises:
+            Refused: it is not accepted.
+        """
 
         def read() -> Principal:
             principal = self._store.principal_of_token(sha256)

@@ -11,6 +11,7 @@ import uvicorn
 from api.access import MIN_TOKEN_LENGTH
 from api.app import create_app
 from api.connection import BoundedProtocol
+from api.login import refuse_invalid
 from service.config.process import freeze_loaded
 from service.config.settings import Settings
 
@@ -69,10 +70,11 @@ def serve(settings: Settings, *, listener: socket.socket | None = None) -> None:
 
 
 def refuse_unsafe(settings: Settings) -> None:
-    """Checks the address and the token.
+    """Checks the address, the token, and the settings of provider and proxy.
 
     Raises:
         UnsafeAddress: with one line that says what to set.
+        ValueError: likewise, for provider or proxy.
     """
     token = settings.token.get_secret_value() if settings.token is not None else None
     if token is not None and (
@@ -82,7 +84,8 @@ def refuse_unsafe(settings: Settings) -> None:
             f"STILLHOUSE_TOKEN needs {MIN_TOKEN_LENGTH} or more printable ASCII characters; make one with: "
             "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
         )
-    if token is None and not is_loopback(settings.host):
+    refuse_invalid(settings)
+    if not settings.asks_who() and not is_loopback(settings.host):
         raise UnsafeAddress(
             f"refusing to listen on {settings.host} without a token: set STILLHOUSE_TOKEN to "
             f"{MIN_TOKEN_LENGTH} or more random characters, or STILLHOUSE_HOST to 127.0.0.1"

@@ -14,7 +14,13 @@ router = APIRouter(include_in_schema=False)
 _FILES = Path(__file__).parent.parent / "static"
 _TYPES = {
     "index.html": "text/html",
+    "login.html": "text/html",
+    "device.html": "text/html",
     "page.css": "text/css",
+    "session.js": "text/javascript",
+    "login.js": "text/javascript",
+    "device.js": "text/javascript",
+    "account.js": "text/javascript",
     "page.js": "text/javascript",
     "chart.js": "text/javascript",
     "icon.svg": "image/svg+xml",
@@ -24,16 +30,21 @@ _TYPES = {
 @router.get("/")
 def page() -> Response:
     """The web page."""
-    return _file("index.html")
+    return file("index.html")
 
 
 @router.get("/static/{name}")
 def static(name: str) -> Response:
     """One of the page's files."""
-    return _file(name)
+    return file(name)
 
 
-def _file(name: str) -> Response:
+def file(name: str) -> Response:
+    """Returns one of the page's files.
+
+    Raises:
+        ProblemError: `not-found` for any other name.
+    """
     if name not in _TYPES:
         raise ProblemError("not-found", "the web page has no such file")
     content = (_FILES / name).read_bytes()

@@ -15,6 +15,7 @@ function h(name, attributes = {}, ...children) {
 
 async function get(path) {
   const answer = await fetch(`/api/v1${path}`, { headers: { Accept: "application/json" } });
+  if (answer.status === 401) return logInAgain();
   const body = await answer.json();
   if (!answer.ok) throw new Error(body.detail || answer.statusText);
   return body;
@@ -149,7 +150,10 @@ function showExperiment(id) {
   function follow() {
     source = new EventSource(`/api/v1/experiments/${id}/stream`);
     source.addEventListener("open", () => { live.textContent = "live"; });
-    source.addEventListener("error", () => { if (!closed) live.textContent = "connecting …"; });
+    source.addEventListener("error", () => {
+      if (!closed) live.textContent = "connecting …";
+      if (source.readyState === EventSource.CLOSED) get("/whoami").catch(() => {});  // Refused: logged out?
+    });
     source.addEventListener("event", (message) => { events.push(JSON.parse(message.data)); dirty = true; });
     source.addEventListener("run", (message) => take(JSON.parse(message.data)));
     source.addEventListener("experiment", (message) => { Object.assign(experiment, JSON.parse(message.data)); dirty = true; });
@@ -209,7 +213,7 @@ function show() {
     if (link.getAttribute("href") === place) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   });
   const match = place.match(/^#\/experiments\/(\d+)$/);
-  leave = match ? showExperiment(match[1]) : place === "#/queue" ? showQueue() : showExperiments();
+  leave = match ? showExperiment(match[1]) : place === "#/queue" ? showQueue() : place === "#/account" ? showSessions() : showExperiments();
 }
 addEventListener("hashchange", show);
 show();

@@ -16,6 +16,7 @@ from service.cli import (
     deciding,
     exporting,
     inspecting,
+    logging_in,
     notifying,
     people,
     profiling,
@@ -116,6 +117,10 @@ app.command(rich_help_panel=_START)(upkeep.doctor)
 app.command(rich_help_panel=_START)(upkeep.backup)
 app.command(rich_help_panel=_START)(upkeep.restore)
 app.add_typer(upkeep.database, name="db", rich_help_panel=_START)
+
+app.command(rich_help_panel=_START)(logging_in.login)
+app.command(rich_help_panel=_START)(logging_in.logout)
+app.command(rich_help_panel=_START)(logging_in.whoami)
 
 app.command(rich_help_panel=_SUBMIT)(inspecting.inspect)
 app.command(rich_help_panel=_SUBMIT)(submitting.validate)

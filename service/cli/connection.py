@@ -34,7 +34,7 @@ def read_settings() -> Settings:
         lines = []
         for entry in error.errors(include_url=False):
             variable = f"STILLHOUSE_{'_'.join(str(part) for part in entry['loc']).upper()}"
-            shown = "" if "TOKEN" in variable else f"={entry['input']}"
+            shown = "" if "TOKEN" in variable or "SECRET" in variable else f"={entry['input']}"
             lines.append(f"{variable}{shown}: {entry['msg'][0].lower()}{entry['msg'][1:]}")
         raise Failure(lines, ExitCode.usage) from None
 
@@ -59,7 +59,7 @@ def connected(*, patient: bool = False) -> Iterator[Client]:
 @contextmanager
 def client_errors() -> Iterator[None]:
     """Turn every error of a client into a `Failure` with its exit code."""
-    from service.client import ApiError, ClientError, Unreachable
+    from service.client import ApiError, ClientError, LoginRefused, Unreachable, UnsafeCredentials
 
     try:
         yield
@@ -69,6 +69,8 @@ def client_errors() -> Iterator[None]:
         ) from None
     except ApiError as error:
         raise failure_of(error) from None
+    except (LoginRefused, UnsafeCredentials) as error:
+        raise Failure(str(error), ExitCode.refused) from None
     except ClientError as error:
         raise Failure(str(error), ExitCode.unreachable) from None
 

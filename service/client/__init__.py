@@ -12,7 +12,9 @@ safe because it carries an idempotency key. Everything else that the server refu
 
 from __future__ import annotations
 
+from service.client.access import AccessCalls, LoginRefused
 from service.client.analysis import AnswerCalls
+from service.client.credentials import UnsafeCredentials
 from service.client.experiments import ExperimentCalls
 from service.client.installation import InstallationCalls
 from service.client.live import (
@@ -65,6 +67,7 @@ __all__ = [
     "Happened",
     "HardwareEntry",
     "LogLine",
+    "LoginRefused",
     "MeasurementRow",
     "MetricSeries",
     "NewLine",
@@ -82,11 +85,14 @@ __all__ = [
     "Span",
     "Totals",
     "Unreachable",
+    "UnsafeCredentials",
     "Validated",
 ]
 
 
-class Client(ExperimentCalls, RunCalls, AnswerCalls, PeopleCalls, InstallationCalls, NoticeCalls):
+class Client(
+    ExperimentCalls, RunCalls, AnswerCalls, PeopleCalls, InstallationCalls, NoticeCalls, AccessCalls
+):
     """One connection pool to one server; thread-safe.
 
     Args: see `service.client.wire.Wire`.

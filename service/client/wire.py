@@ -94,9 +94,14 @@ class Wire:
 
     @classmethod
     def from_settings(cls, settings: Settings, *, attempts: int = _ATTEMPTS) -> Self:
-        """The client of the server that the settings name."""
-        token = settings.token.get_secret_value() if settings.token else None
-        return cls(str(settings.url), token=token, attempts=attempts)
+        """The client of the server that the settings name, with their token or the one that a login kept.
+
+        Raises:
+            UnsafeCredentials: others may have read the one that was kept.
+        """
+        from service.client.credentials import token_for
+
+        return cls(str(settings.url), token=token_for(settings), attempts=attempts)
 
     def __enter__(self) -> Self:
         return self

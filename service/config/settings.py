@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from enum import StrEnum
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 
 from pydantic import AnyHttpUrl, Field, SecretStr, ValidationError, field_validator
@@ -65,6 +66,19 @@ class Settings(BaseSettings):
     """Bearer token that opens `/metrics` and nothing else; unset = a user's token with scope `operate`."""
     url: AnyHttpUrl = AnyHttpUrl("http://127.0.0.1:8400")
     """Where the command line and the client find the API."""
+    oidc_issuer: str | None = None
+    """Issuer of the OpenID provider that people log in with; unset = none."""
+    oidc_client_id: str | None = None
+    """Id that the provider knows this installation by."""
+    oidc_client_secret: SecretStr | None = None
+    """Secret that goes with the id; unset = a public client, which PKCE alone protects."""
+    oidc_scopes: str = "openid profile email"
+    """Scopes asked of the provider, separated by spaces."""
+    proxy_user_header: str | None = None
+    """Header in which a trusted proxy names the user that it has logged in; unset = none is believed."""
+    proxy_trusted: str = ""
+    """Addresses or networks of trusted proxies, separated by commas: their user header and X-Forwarded-For
+    are believed, nobody else's."""
     ray_dashboard_url: str = "http://127.0.0.1:8265"
     """Ray dashboard, through which jobs are submitted."""
     lease_s: float = Field(default=30.0, gt=0)
@@ -103,6 +117,24 @@ class Settings(BaseSettings):
     def _hosts_can_be_read(cls, value: str) -> str:
         AllowedHosts.read(value)
         return value
+
+    def asks_who(self) -> bool:
+        """Returns whether requests must show whom they come from: a token, a provider or a proxy is set."""
+        return self.token is not None or self.oidc_issuer is not None or self.proxy_user_header is not None
+
+    def trusted_proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """Returns the networks of trusted proxies.
+
+        Raises:
+            ValueError: naming the variable and the entry that is not an address or a network.
+        """
+        networks = []
+        for entry in filter(None, (part.strip() for part in self.proxy_trusted.split(","))):
+            try:
+                networks.append(ip_network(entry))
+            except ValueError as error:
+                raise ValueError(f"STILLHOUSE_PROXY_TRUSTED: {entry!r}: {error}") from None
+        return tuple(networks)
 
     def resolved_database_url(self) -> str:
         """Returns the database URL, with the default filled in."""

@@ -567,6 +567,7 @@ sessions = Table(  # Browsers that are logged in.
     Column("last_used_s", Real, nullable=False),
     Column("expires_s", Real, nullable=False),
     Column("csrf", Text, nullable=False),
+    Column("token_sha256", Text),  # Token that it was opened with, and ends with.
     Column("from_address", Text),
     Column("agent", Text),
     sqlite_with_rowid=False,
@@ -584,6 +585,10 @@ device_grants = Table(  # Command lines that wait for someone to let them in.
     Column("denied_s", Real),
     Column("last_poll_s", Real),
     Column("name", Text, nullable=False),
+    Column("from_address", Text),
+    Column("scope", WordOf(Scope), nullable=False),  # Of the token that it will be given, and
+    Column("project", Text, ForeignKey(projects.c.name)),  # the project, and
+    Column("token_expires_s", Real),  # its end.
     sqlite_with_rowid=False,
 )
 

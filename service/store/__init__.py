@@ -6,7 +6,7 @@
 `driving` (what the driver of an experiment does to it) and `attempts` (what it does to the runs), both
 fenced by attempts, `placing` (which devices it holds, and what its runs wait for) and `recording` (batches
 of points, logs and measurements); `noticing` (who is told what) and `figures` (what processes measure of
-themselves); `people`, `projects` and `audit` (who changed what).
+themselves); `people`, `projects`, `sessions` (who is logged in) and `audit` (who changed what).
 `service.scheduling.queue.Queue` claims from the same database.
 """
 
@@ -56,6 +56,7 @@ from service.store.recording import (
 from service.store.removal import Removal
 from service.store.requests import Requesting
 from service.store.series import Series
+from service.store.sessions import Sessions
 from service.store.submission import Keyed, NewExperiment, Submission, body_sha256
 
 __all__ = [
@@ -107,6 +108,7 @@ class Store(
     Audit,
     Noticing,
     FigureRows,
+    Sessions,
 ):
     """The database of one installation.
 

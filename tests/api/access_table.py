@@ -20,6 +20,7 @@ from service.spec.experiment import validate
 from service.store import Store
 
 FIRST_TOKEN = "stillhouse-" + "f" * 32
+USER_CODE = "BCDF-GHJK"
 METRICS_TOKEN = "stillhouse-metrics-" + "m" * 32
 
 REFUSED = ("nobody", "expired", "revoked", "disabled", "unknown", "malformed", "metrics")
@@ -73,19 +74,24 @@ MANAGE = _row(
 ADMINISTER = _row("403", administrator="ok", first_token="ok")
 OPERATE = _row("403", administrator="ok", administrator_operate="ok", first_token="ok", metrics="ok")
 
+NO_PROVIDER = _row("404", **dict.fromkeys(REFUSED, "404"))
+"""A provider is not set here."""
+
 EXPECTED: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(
         (
             "healthz", "openapi_document", "explain_problem", "documentation", "start_documentation",
-            "documentation_asset", "page", "static",
+            "documentation_asset", "page", "static", "login_page", "login_options", "login_with_token",
+            "device_page", "device_code", "device_token",
         ),
         PUBLIC,
     ),
     **dict.fromkeys(
         (
             "list_experiments", "list_runs", "export_runs", "get_queue", "list_hardware", "get_cluster",
-            "get_spec_schema", "readyz", "list_projects", "list_tokens",
-            "list_subscriptions", "list_deliveries",
+            "get_spec_schema", "readyz", "list_projects", "list_tokens", "list_subscriptions",
+            "list_deliveries", "whoami", "logout", "list_sessions", "end_session", "describe_device_login",
+            "decide_device_login",
         ),
         ANYONE_SIGNED_IN,
     ),
@@ -119,6 +125,7 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(
         ("list_users", "add_user", "change_user", "list_audit", "export_audit", "create_project"), ADMINISTER
     ),
+    **dict.fromkeys(("login_with_provider", "login_from_provider"), NO_PROVIDER),
     "metrics": OPERATE,
 }  # fmt: skip
 """What each operation answers to whom: `ok` is anything but a refusal, as `the body is missing`."""
@@ -161,6 +168,8 @@ class World:
             .replace("{run_id}", str(run_id))
             .replace("{slug}", "forbidden")
             .replace("{project}", "nlp")
+            .replace("{user_code}", USER_CODE)
+            .replace("{session_id}", "0" * 15)  # Refused for its form, after the rule.
             .replace("{name}", _NAMES.get(template.split("/")[1], "disabled"))
         )
 
@@ -229,6 +238,7 @@ def populate(store: Store) -> World:
     insert(store, schema.projects, projects)
     insert(store, schema.members, members)
     insert(store, schema.tokens, tokens)
+    store.begin_device_login("0" * 64, USER_CODE, "laptop", Scope.operate, None)
     experiment_id, run_id = World(store, 0, 0).submit()
     store.request_cancel(experiment_id)
     return World(store, experiment_id, run_id)

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 
 from api import access
 from api.app import create_app
+from api.identity import Identity, Via
 from service.config.settings import Settings
 from service.db import schema
 from service.domain.access import Scope
@@ -304,7 +305,9 @@ def test_a_stream_ends_when_its_reader_may_not_read_it_any_more(
 
 def test_an_identity_stands_for_its_user(app: FastAPI, client: TestClient, world: World) -> None:
     app.state.identities.append(
-        lambda request: access.Identity(request.cookies["who"], Scope.read) if request.cookies else None
+        lambda request: (
+            Identity(request.cookies["who"], Via.proxy, scope=Scope.read) if request.cookies else None
+        )
     )
     assert client.get(EXPERIMENTS).status_code == 401
     here = f"{EXPERIMENTS}/{world.experiment_id}"

@@ -1,0 +1,217 @@
+"""Device logins (RFC 8628): a command line shows a code, and someone who is logged in lets it in.
+
+The two endpoints for devices speak OAuth: forms in, JSON with `error` out. The two for people are part of the
+API.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+from urllib.parse import parse_qs, quote
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from api.addresses import client_address
+from api.deps import CurrentUser, SettingsDep, StoreDep
+from api.login.codes import new_user_code, normalised
+from api.login.sessions import digest
+from api.login.shapes import Decision
+from api.problems import ProblemError, declared
+from api.routes.pages import file
+from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE, Throttle, address_key, too_many
+from service.db.errors import Conflict, NotFound
+from service.domain.access import Actor, Scope
+from service.domain.serialization import to_json
+from service.domain.sessions import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, POLL_EVERY_S, DeviceGrant
+from service.store.sessions import Approval, Polled
+
+T = TypeVar("T")
+
+GRANT_TYPE = "urn:ietf:params:oauth:grant-type:device_code"
+
+oauth = APIRouter(include_in_schema=False)
+"""What devices use, and the page for people."""
+router = APIRouter(tags=["people"])
+
+_NO_STORE = {"Cache-Control": "no-store", "Pragma": "no-cache"}
+_LONGEST_FORM = 4_096
+_MOST_FIELDS = 16
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,79}")
+
+UserCode = Annotated[
+    str,
+    Path(min_length=1, max_length=20, description="Code that the device shows.", examples=["WDJB-MJHT"]),
+]
+
+
+@oauth.post("/device/code")
+async def device_code(request: Request, store: StoreDep, settings: SettingsDep) -> Response:
+    """Begins a device login: codes for the device and for the person, and where that person goes."""
+    throttle: Throttle = request.app.state.throttle
+    wait_s = throttle.take(DEVICE_CODE, address_key(request))
+    if wait_s > 0.0:
+        raise too_many(DEVICE_CODE, wait_s)
+    form = await _form(request)
+    name = form.get("name", "a command line")
+    if not _NAME.fullmatch(name):
+        return _error("invalid_request", f"name: {name[:80]!r}: up to 80 letters, digits, spaces and . _ @ -")
+    try:
+        scope = Scope(form.get("scope", Scope.operate))
+    except ValueError:
+        return _error("invalid_scope", f"scope: {form['scope'][:40]!r}: {', '.join(Scope)}")
+    device_secret = secrets.token_urlsafe(32)
+    grant = await run_in_threadpool(
+        store.begin_device_login,
+        digest(device_secret),
+        new_user_code(),
+        name,
+        scope,
+        client_address(request) or None,
+    )
+    page = f"{str(settings.url).rstrip('/')}/device"
+    return JSONResponse(
+        {
+            "device_code": device_secret,
+            "user_code": grant.user_code,
+            "verification_uri": page,
+            "verification_uri_complete": f"{page}?user_code={quote(grant.user_code)}",
+            "expires_in": int(GRANT_LASTS_S),
+            "interval": int(POLL_EVERY_S),
+        },
+        headers=_NO_STORE,
+    )
+
+
+@oauth.post("/device/token")
+async def device_token(request: Request, store: StoreDep) -> Response:
+    """Gives an approved device its token, once; until then, says why there is none yet."""
+    throttle: Throttle = request.app.state.throttle
+    wait_s = throttle.take(DEVICE_POLL, address_key(request))
+    if wait_s > 0.0:
+        raise too_many(DEVICE_POLL, wait_s)
+    form = await _form(request)
+    if form.get("grant_type") != GRANT_TYPE:
+        return _error("unsupported_grant_type", f"grant_type must be {GRANT_TYPE}")
+    if not form.get("device_code"):
+        return _error("invalid_request", "device_code is missing")
+    polled = await run_in_threadpool(store.poll_device_login, digest(form["device_code"]))
+    if isinstance(polled, Polled):
+        return _error(str(polled), _WHY[polled])
+    try:
+        token = await run_in_threadpool(
+            store.create_token,
+            polled.user,
+            name=polled.name,
+            scope=polled.scope,
+            project=polled.project,
+            lasts_s=polled.lasts_s,
+            actor=Actor(polled.user, None, client_address(request) or None),
+        )
+    except (Conflict, NotFound) as error:  # Disabled or demoted since the approval.
+        return _error(str(Polled.denied), str(error))
+    return JSONResponse(
+        {
+            "access_token": token.secret,
+            "token_type": "Bearer",
+            "expires_in": int(polled.lasts_s),
+            "scope": str(token.scope),
+        },
+        headers=_NO_STORE,
+    )
+
+
+_WHY = {
+    Polled.pending: "nobody has approved it yet; ask again after the interval",
+    Polled.too_fast: "asked too soon; wait 5 s longer between two requests",
+    Polled.denied: "the login was denied",
+    Polled.expired: "the code has expired; begin again",
+}
+
+
+@oauth.get("/device")
+def device_page(user_code: Annotated[str | None, Query()] = None) -> Response:
+    """The page on which a device login is approved; its script reads the code."""
+    return file("device.html")
+
+
+@router.get(
+    "/api/v1/device-logins/{user_code}",
+    response_model=DeviceGrant,
+    responses=declared("not-found", "too-many-requests"),
+    summary="A device that asks to be let in",
+)
+def describe_device_login(
+    user_code: UserCode, request: Request, user: CurrentUser, store: StoreDep
+) -> Response:
+    """What asks, from where, for what; only while it waits for a decision."""
+    grant = _guessed(request, user.principal.user, lambda: store.pending_device_login(normalised(user_code)))
+    return Response(to_json(grant), media_type="application/json", headers=_NO_STORE)
+
+
+@router.post(
+    "/api/v1/device-logins/{user_code}/decision",
+    status_code=204,
+    responses=declared("not-found", "csrf-failed", "too-many-requests"),
+    summary="Let a device in, or turn it away",
+)
+def decide_device_login(
+    user_code: UserCode, decision: Decision, request: Request, user: CurrentUser, store: StoreDep
+) -> Response:
+    """The device gets a token of the user who approves, for at most what they may do themselves."""
+    principal = user.principal
+    code = normalised(user_code)
+    grant = _guessed(request, principal.user, lambda: store.pending_device_login(code))
+    approval = None
+    if decision.approve:
+        own_end_s = store.token(principal.token_id).expires_s if principal.token_id is not None else None
+        end_s = grant.created_s + DEVICE_TOKEN_LASTS_S
+        scope = grant.scope if principal.scope.includes(grant.scope) else principal.scope
+        if scope is Scope.admin and not principal.administrator:
+            scope = Scope.operate
+        approval = Approval(
+            principal.user,
+            scope,
+            principal.restricted_to,
+            end_s if own_end_s is None else min(end_s, own_end_s),
+        )
+    store.decide_device_login(code, approval, principal.actor(client_address(request) or None))
+    return Response(status_code=204)
+
+
+def _guessed(request: Request, user: str, look: Callable[[], T]) -> T:
+    """Returns what a code names; wrong codes are counted by address and by user."""
+    throttle: Throttle = request.app.state.throttle
+    keys = (address_key(request), f"user {user}")
+    for key in keys:
+        throttle.refuse(USER_CODE, key)
+    try:
+        return look()
+    except NotFound as error:
+        for key in keys:
+            throttle.take(USER_CODE, key)
+        raise ProblemError(
+            "not-found", "no device with this code is waiting: it may have expired; begin again"
+        ) from error
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """Returns the fields of a form; of one that is sent twice, the first."""
+    body = await request.body()
+    if len(body) > _LONGEST_FORM:
+        raise ProblemError("body-too-large", f"the form has more than {_LONGEST_FORM:,} bytes")
+    try:
+        fields = parse_qs(body.decode("ascii"), max_num_fields=_MOST_FIELDS)
+    except ValueError:
+        raise ProblemError(
+            "malformed-request", "the body is not a form (application/x-www-form-urlencoded)"
+        ) from None
+    return {name: values[0] for name, values in fields.items()}
+
+
+def _error(error: str, description: str) -> Response:
+    return JSONResponse({"error": error, "error_description": description}, 400, headers=_NO_STORE)

@@ -1,0 +1,233 @@
+"""Logging in and out, in a browser: the page, a pasted token, the provider; and who is logged in."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import JSONResponse, RedirectResponse
+
+from api.access import FIRST_ADMINISTRATOR
+from api.addresses import client_address
+from api.deps import CurrentUser, SettingsDep, StoreDep
+from api.identity import Identity, Via
+from api.login import cookies
+from api.login.departure import LOGIN_LASTS_S, Departure, ProviderError
+from api.login.people import AccountDisabled, ensure_user, person_logs_in
+from api.login.returning import login_address, safe_return
+from api.login.sessions import digest, held_session, log_in, log_out, own_token_sha256, refuse_foreign_page
+from api.login.shapes import ListedSession, LoginOptions, PastedToken, Sessions
+from api.problems import ProblemError, declared
+from api.routes.pages import file
+from api.throttle import LOGIN, OIDC, Throttle, address_key
+from service.domain.access import Action, UserKind
+from service.domain.serialization import to_json
+from service.domain.sessions import IDLE_S, PUBLIC_ID_LENGTH, Whoami
+from service.store.principals import Refused
+
+if TYPE_CHECKING:
+    from api.login.oidc import Provider
+
+_logger = logging.getLogger(__name__)
+
+pages = APIRouter(include_in_schema=False)
+"""What a browser opens; not for programs."""
+router = APIRouter(tags=["people"])
+
+_NO_STORE = {"Cache-Control": "no-store"}
+
+SessionId = Annotated[
+    str,
+    Path(pattern=f"^[0-9a-f]{{{PUBLIC_ID_LENGTH}}}$", description="Id of the session, as the list has it."),
+]
+
+
+@pages.get("/login")
+def login_page(
+    return_to: Annotated[str | None, Query(alias="return")] = None, problem: str | None = None
+) -> Response:
+    """The login page; its script reads the parameters."""
+    return file("login.html")
+
+
+@pages.get("/login/options")
+def login_options(request: Request, settings: SettingsDep) -> Response:
+    """How one can log in here."""
+    issuer = settings.oidc_issuer
+    options = LoginOptions(request.app.state.closed, urlsplit(issuer).hostname if issuer else None)
+    return Response(to_json(options), media_type="application/json", headers=_NO_STORE)
+
+
+@pages.post("/login/token")
+def login_with_token(request: Request, pasted: PastedToken, store: StoreDep) -> Response:
+    """Opens a session with a token, which caps what the session may do and ends it with itself."""
+    refuse_foreign_page(request)
+    jar = cookies.jar_for_login(request)
+    throttle: Throttle = request.app.state.throttle
+    address = address_key(request)
+    throttle.refuse(LOGIN, address)
+    sha256 = digest(pasted.token.strip())
+    own = own_token_sha256(request)
+    if own is not None and hmac.compare_digest(sha256, own):
+        user = FIRST_ADMINISTRATOR
+        ensure_user(store, user, administrator=True)
+    else:
+        try:
+            user = store.principal_of_token(sha256).user
+        except Refused as refusal:
+            throttle.take(LOGIN, address)
+            raise ProblemError("invalid-token", str(refusal)) from None
+    answer = Response(status_code=204, headers=_NO_STORE)
+    log_in(request, answer, jar, user, token_sha256=sha256)
+    return answer
+
+
+@pages.get("/login/oidc")
+def login_with_provider(
+    request: Request, return_to: Annotated[str | None, Query(alias="return")] = None
+) -> Response:
+    """Sends the browser to the provider; back to the login page if the provider does not answer."""
+    back = safe_return(return_to)
+    provider: Provider | None = request.app.state.provider
+    if provider is None:
+        raise ProblemError("not-found", "no OpenID provider is set; log in with a token")
+    jar = cookies.jar_for_login(request)
+    throttle: Throttle = request.app.state.throttle
+    throttle.count(OIDC, address_key(request))
+    try:
+        url, departure = provider.depart(back)
+    except ProviderError as error:
+        return _failed(back, error)
+    answer = RedirectResponse(url, 303, _NO_STORE)
+    cookies.put(answer, jar, jar.provider_login, departure.packed(), LOGIN_LASTS_S)
+    return answer
+
+
+@pages.get("/login/oidc/callback")
+def login_from_provider(
+    request: Request,
+    state: str = "",
+    code: str | None = None,
+    iss: str | None = None,
+    error: str | None = None,
+    error_description: str | None = None,
+    session_state: str | None = None,
+    scope: str | None = None,
+) -> Response:
+    """Opens a session for whom the provider vouches; a login is used once, whatever becomes of it."""
+    provider: Provider | None = request.app.state.provider
+    if provider is None:
+        raise ProblemError("not-found", "no OpenID provider is set; log in with a token")
+    jar = cookies.jar_for_login(request)
+    throttle: Throttle = request.app.state.throttle
+    throttle.count(OIDC, address_key(request))
+    departure = Departure.unpacked(request.cookies.get(jar.provider_login, ""))
+    if departure is None:
+        return RedirectResponse(login_address("/", "provider-late"), 303, _NO_STORE)
+    back = safe_return(departure.return_to)
+    given = {"state": state, "code": code, "iss": iss, "error": error}
+    try:
+        person = provider.arrive(
+            departure, {name: value for name, value in given.items() if value is not None}
+        )
+        answer: Response = RedirectResponse(back, 303, _NO_STORE)
+        log_in(request, answer, jar, person_logs_in(request, person, request.app.state.groups))
+    except ProviderError as failure:
+        answer = _failed(back, failure)
+    except AccountDisabled:
+        answer = RedirectResponse(login_address(back, "account-disabled"), 303, _NO_STORE)
+    cookies.drop(answer, jar, jar.provider_login)
+    return answer
+
+
+def _failed(back: str, error: ProviderError) -> Response:
+    _logger.warning("login through the provider: %s", error)
+    return RedirectResponse(login_address(back, error.problem), 303, _NO_STORE)
+
+
+@router.post(
+    "/logout",
+    status_code=200,
+    responses=declared("csrf-failed"),
+    summary="End this session",
+    response_class=JSONResponse,
+)
+def logout(request: Request, user: CurrentUser) -> Response:
+    """Ends the session that the request came with; `provider` is where to end the one there, or null."""
+    identity: Identity | None = getattr(request.state, "identity", None)
+    provider: Provider | None = request.app.state.provider
+    by_provider = identity is not None and identity.subject is not None and identity.token_sha256 is None
+    where = provider.end_url() if provider is not None and by_provider else None
+    answer = JSONResponse({"provider": where}, headers=_NO_STORE)
+    log_out(request, answer)
+    return answer
+
+
+@router.get(
+    "/api/v1/whoami",
+    response_model=Whoami,
+    responses=declared(),
+    summary="Who sends this request",
+)
+def whoami(request: Request, user: CurrentUser) -> Response:
+    """The user, how they were recognised, and what limits what they may do."""
+    principal = user.principal
+    identity: Identity | None = getattr(request.state, "identity", None)
+    if principal.kind is UserKind.local:
+        via, csrf = "open", None
+    elif identity is None:
+        via, csrf = "token", None
+    else:
+        held = held_session(request) if identity.via is Via.session else None
+        via, csrf = str(identity.via), held.csrf if held is not None else None
+    answer = Whoami(
+        user.owner,
+        via,
+        principal.scope,
+        principal.administrator,
+        dict(principal.roles),
+        principal.restricted_to,
+        principal.token_name,
+        csrf,
+    )
+    return Response(to_json(answer), media_type="application/json", headers=_NO_STORE)
+
+
+@router.get(
+    "/api/v1/sessions",
+    response_model=Sessions,
+    responses=declared("forbidden"),
+    summary="Browsers that are logged in",
+)
+def list_sessions(
+    request: Request,
+    user: CurrentUser,
+    store: StoreDep,
+    everyone: Annotated[bool, Query(description="Those of all users; for administrators.")] = False,
+) -> Response:
+    """One's own sessions, or everyone's."""
+    if everyone and (reason := user.principal.lacks(Action.administer)):
+        raise ProblemError("forbidden", reason)
+    identity: Identity | None = getattr(request.state, "identity", None)
+    current = identity.session if identity is not None else None
+    found = store.live_sessions(IDLE_S, own_token_sha256(request), None if everyone else user.principal.user)
+    listed = Sessions([ListedSession(**asdict(one), current=one.id == current) for one in found])
+    return Response(to_json(listed), media_type="application/json", headers=_NO_STORE)
+
+
+@router.delete(
+    "/api/v1/sessions/{session_id}",
+    status_code=204,
+    responses=declared("not-found", "csrf-failed"),
+    summary="End a session",
+)
+def end_session(session_id: SessionId, request: Request, user: CurrentUser, store: StoreDep) -> Response:
+    """Ends one of one's own sessions, or as an administrator anyone's; its browser must log in again."""
+    own_only = not user.principal.may(Action.administer)
+    actor = user.principal.actor(client_address(request) or None)
+    store.end_session_by_id(session_id, actor, own_only=own_only)
+    return Response(status_code=204)

@@ -1,0 +1,259 @@
+"""Browser sessions and device logins: opened, recognised, and ended at once when their ground goes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from service.db import schema, session_statements
+from service.db.errors import NotFound
+from service.domain.access import Actor, Scope
+from service.domain.people import User
+from service.domain.sessions import (
+    GRANT_LASTS_S,
+    POLL_EVERY_S,
+    TOUCH_EVERY_S,
+    DeviceGrant,
+    OpenSession,
+    Session,
+    public_id,
+)
+from service.store.audit import note_change
+from service.store.base import StorePart, storable
+
+
+class Polled(StrEnum):
+    """What a poll for a device login that gives no token is answered with; the words are RFC 8628's."""
+
+    pending = "authorization_pending"
+    too_fast = "slow_down"
+    denied = "access_denied"
+    expired = "expired_token"
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """What someone grants to a device."""
+
+    user: str
+    scope: Scope
+    project: str | None
+    """Only project of its token; None = all of the user's."""
+    token_expires_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Approved:
+    """The token that an approved device is to be given."""
+
+    name: str
+    user: str
+    scope: Scope
+    project: str | None
+    lasts_s: float
+
+
+class Sessions(StorePart):
+    """The part of the store that knows who is logged in, and which command lines wait to be."""
+
+    def begin_session(
+        self,
+        sha256: str,
+        user: str,
+        *,
+        csrf: str,
+        lasting_s: float,
+        idle_s: float,
+        token_sha256: str | None,
+        agent: str | None,
+        replaces: str | None,
+        actor: Actor,
+    ) -> None:
+        """Opens a session, and ends the one that the same browser held before.
+
+        Args:
+            sha256: hash of what the browser holds.
+            user: who is logged in.
+            csrf: what its changes carry.
+            lasting_s: longest life.
+            idle_s: longest time between two requests; sessions beyond it are removed.
+            token_sha256: hash of the token that opened it.
+            agent: what the browser calls itself.
+            replaces: hash of the session that it held.
+            actor: who logs in, from where.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> None:
+            connection.execute(session_statements.forget_expired_sessions(now, idle_s))
+            if replaces is not None:
+                connection.execute(session_statements.end_session(replaces))
+            connection.execute(
+                sa.insert(schema.sessions),
+                {
+                    "sha256": sha256,
+                    "user": user,
+                    "created_s": now,
+                    "last_used_s": now,
+                    "expires_s": now + lasting_s,
+                    "csrf": csrf,
+                    "token_sha256": token_sha256,
+                    "from_address": actor.address,
+                    "agent": None if agent is None else storable(agent),
+                },
+            )
+            note_change(connection, actor, "session.begin", public_id(sha256), now, after={"user": user})
+
+        self.database.write(body)
+
+    def open_session(self, sha256: str, idle_s: float, own_token_sha256: str | None) -> OpenSession | None:
+        """Returns a session by the hash of what a browser holds; None if it is not good any more.
+
+        Args:
+            sha256: the hash.
+            idle_s: longest time between two requests.
+            own_token_sha256: hash of the installation's own token.
+        """
+        now = self.clock()
+        with self.database.read() as connection:
+            row = (
+                connection.execute(session_statements.open_session(sha256, now, idle_s, own_token_sha256))
+                .mappings()
+                .one_or_none()
+            )
+        if row is None:
+            return None
+        if row["last_used_s"] < now - TOUCH_EVERY_S:
+            touch = session_statements.touch_session(sha256, now)
+            self.database.write(lambda connection: connection.execute(touch).close())
+        return OpenSession(Session.from_row(row), row["csrf"], row["token_sha256"], row["subject"])
+
+    def live_sessions(
+        self, idle_s: float, own_token_sha256: str | None, user: str | None = None
+    ) -> list[Session]:
+        """Returns the sessions of a user, or everyone's, the last used first."""
+        statement = session_statements.live_sessions(self.clock(), idle_s, own_token_sha256, user)
+        with self.database.read() as connection:
+            return [Session.from_row(row) for row in connection.execute(statement).mappings()]
+
+    def end_session(self, sha256: str) -> None:
+        """Ends a session by the hash of what its browser holds; nothing if it has ended."""
+        self.database.write(
+            lambda connection: connection.execute(session_statements.end_session(sha256)).close()
+        )
+
+    def end_session_by_id(self, id: str, actor: Actor, *, own_only: bool) -> None:
+        """Ends a session by its public id.
+
+        Args:
+            id: the public id.
+            actor: who ends it.
+            own_only: whether it must be the actor's own.
+
+        Raises:
+            NotFound: there is none, or it is not theirs.
+        """
+        now = self.clock()
+
+        def body(connection: Connection) -> None:
+            user = connection.execute(session_statements.user_of_session(id)).scalar()
+            if user is None or (own_only and user != actor.user):
+                raise NotFound("session", id)
+            connection.execute(session_statements.end_session_by_id(id))
+            note_change(connection, actor, "session.end", id, now, before={"user": user})
+
+        self.database.write(body)
+
+    def begin_device_login(
+        self, device_sha256: str, user_code: str, name: str, scope: Scope, from_address: str | None
+    ) -> DeviceGrant:
+        """Notes that a command line asks to be let in."""
+        now, name = self.clock(), storable(name)
+        row = {
+            "device_sha256": device_sha256,
+            "user_code": user_code,
+            "created_s": now,
+            "expires_s": now + GRANT_LASTS_S,
+            "name": name,
+            "from_address": from_address,
+            "scope": scope,
+        }
+
+        def body(connection: Connection) -> None:
+            connection.execute(session_statements.forget_expired_grants(now))
+            connection.execute(sa.insert(schema.device_grants), row)
+
+        self.database.write(body)
+        return DeviceGrant(user_code, name, from_address, now, now + GRANT_LASTS_S, scope)
+
+    def pending_device_login(self, user_code: str) -> DeviceGrant:
+        """Returns a device login that waits for a decision.
+
+        Raises:
+            NotFound: there is none with this code, or it has expired or been decided.
+        """
+        with self.database.read() as connection:
+            row = (
+                connection.execute(session_statements.pending_grant(user_code, self.clock()))
+                .mappings()
+                .one_or_none()
+            )
+        if row is None:
+            raise NotFound("waiting device login", user_code)
+        return DeviceGrant.from_row(row)
+
+    def decide_device_login(self, user_code: str, approval: Approval | None, actor: Actor) -> None:
+        """Approves or denies a device login that waits for it.
+
+        Args:
+            user_code: the code that it shows.
+            approval: what it is given; None = it is denied.
+            actor: who decides.
+
+        Raises:
+            NotFound: there is none with this code, or it has expired or been decided.
+        """
+        now = self.clock()
+        granted = None if approval is None else asdict(approval)
+        values = {"denied_s": now} if granted is None else {"approved_s": now, **granted}
+        action = "device.deny" if granted is None else "device.approve"
+
+        def body(connection: Connection) -> None:
+            decided = connection.execute(session_statements.decide_grant(user_code, now, values))
+            if decided.rowcount == 0:
+                raise NotFound("waiting device login", user_code)
+            note_change(connection, actor, action, user_code, now, after=granted)
+
+        self.database.write(body)
+
+    def poll_device_login(self, device_sha256: str) -> Polled | Approved:
+        """Returns what an approved device login is given, once; or why it is given nothing yet."""
+        now = self.clock()
+
+        def body(connection: Connection) -> Polled | Approved:
+            row = connection.execute(session_statements.grant(device_sha256)).one_or_none()
+            if row is None or (row.expires_s <= now and row.denied_s is None):
+                return Polled.expired
+            if row.denied_s is not None:
+                return Polled.denied
+            in_time = session_statements.note_poll(device_sha256, now, POLL_EVERY_S)
+            if not connection.execute(in_time).rowcount:
+                return Polled.too_fast
+            if row.approved_s is None:
+                return Polled.pending
+            if not connection.execute(session_statements.take_grant(device_sha256)).rowcount:
+                return Polled.expired
+            return Approved(
+                f"{row.name} {row.user_code}", row.user, row.scope, row.project, row.token_expires_s - now
+            )
+
+        return self.database.write(body)
+
+    def user_of_subject(self, subject: str) -> User | None:
+        """Returns the user whom an OpenID provider knows by this identity."""
+        with self.database.read() as connection:
+            row = connection.execute(session_statements.user_of_subject(subject)).mappings().one_or_none()
+        return None if row is None else User.from_row(row)
