@@ -43,6 +43,7 @@ class Installation:
             database_url=database.fresh(folder),
             lease_s=LEASE_S,
             max_concurrent_experiments=ACTIVE,
+            keep_deleted_days=0.0,  # What is deleted goes at once, so that removals meet the faults.
             offline=True,
         )
         self._node = Node(folder, seed, _LINGER_S)
