@@ -33,7 +33,7 @@ EXPERIMENT: dict[str, Any] = {
     **dict.fromkeys(field.name for field in fields(ExperimentStatus)),
     "id": 3, "name": "n", "owner": "o", "state": "queued", "priority": 50, "attempt": 0,
     "spec_sha256": "0", "run_count": 1, "not_before_s": 0.0, "created_s": 1.0, "queued_s": 1.0,
-    "run_states": {"queued": 1},
+    "project": "default", "pool": "default", "tags": [], "notes": "", "run_states": {"queued": 1},
 }  # fmt: skip
 RUN: dict[str, Any] = {
     **dict.fromkeys(field.name for field in fields(Run)),
@@ -162,7 +162,7 @@ def test_lists_are_read_page_by_page() -> None:
 
 def test_follow_connects_again_after_the_last_event() -> None:
     event = {"experiment_id": 3, "number": 1, "run_id": None, "attempt": None, "at_s": 1.0, "kind": "k",
-             "message": "m", "data": None}  # fmt: skip
+             "message": "m", "data": None, "actor": None}  # fmt: skip
 
     def broken() -> Iterator[bytes]:
         yield sse("event", {**event, "number": 2}, "2").encode()
