@@ -57,14 +57,17 @@ def login(
         say(f"logged in to {url} as {found.user}, scope {found.scope}")
 
 
-def logout() -> None:
+def logout(as_json: Json = False) -> None:
     """Forget the token that is kept for the server of STILLHOUSE_URL; `stillhouse token revoke` ends it."""
     from service.client import credentials
 
     url = str(read_settings().url).rstrip("/")
     if not credentials.forget(url):
         raise Failure(f"no token is kept for {url}", ExitCode.not_found)
-    say(f"logged out of {url}")
+    if as_json:
+        print_json({"url": url})
+    else:
+        say(f"logged out of {url}")
 
 
 def whoami(as_json: Json = False) -> None:

@@ -19,8 +19,6 @@ import socket
 import time
 from urllib.parse import SplitResult, urlsplit
 
-import httpx
-
 from service.config.hosts import Address, AllowedHosts, literal_address
 from service.config.settings import Settings
 from service.notices.errors import BadSubscription, Undeliverable
@@ -70,6 +68,8 @@ class Webhook:
         Raises:
             Undeliverable: the host is not allowed, does not answer in time, or answers with an error.
         """
+        import httpx  # Not by the API, which only checks targets, and stays small.
+
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._send(outgoing, settings)
@@ -80,6 +80,8 @@ class Webhook:
             raise Undeliverable(f"{type(error).__name__}: {line}") from None
 
     async def _send(self, outgoing: Outgoing, settings: Settings) -> str:
+        import httpx
+
         try:
             self.check(outgoing.target, settings)
         except BadSubscription as error:  # The operator's list has changed since.

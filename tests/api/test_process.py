@@ -19,7 +19,7 @@ from service.client import Client
 from service.config.settings import Settings
 from tests.api.conftest import SPEC, wait_until
 
-RSS_LIMIT_MIB = 200
+RSS_LIMIT_MIB = 210
 
 
 def environment(settings: Settings, port: int, **more: str) -> dict[str, str]:
