@@ -41,6 +41,14 @@ UNLISTED = {
     "documentation_asset": ("get", "/docs/{name}"),
     "page": ("get", "/"),
     "static": ("get", "/static/{name}"),
+    "login_page": ("get", "/login"),
+    "login_options": ("get", "/login/options"),
+    "login_with_token": ("post", "/login/token"),
+    "login_with_provider": ("get", "/login/oidc"),
+    "login_from_provider": ("get", "/login/oidc/callback"),
+    "device_code": ("post", "/device/code"),
+    "device_token": ("post", "/device/token"),
+    "device_page": ("get", "/device"),
 }
 """What the OpenAPI document leaves out."""
 
