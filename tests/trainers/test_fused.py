@@ -17,12 +17,12 @@ from trainers.entrypoint import train
 from trainers.errors import BadSpecError
 from trainers.models import dropout, parity, student
 from trainers.models.encoders import ENCODERS
-from trainers.models.heads import ClassHead
+from trainers.models.heads import IGNORED, ClassHead
 from trainers.models.origin import Preset
 from trainers.models.student import Student
 from trainers.precision import Arithmetic
 from trainers.reporting import NeverStop
-from trainers.tasks.losses import class_loss
+from trainers.tasks.losses import class_loss, computed_by, cross_entropies
 
 HEAD = ClassHead(("no", "yes"))
 LENGTHS = [24, 3, 17, 24, 9]
@@ -137,6 +137,36 @@ def test_missing_kernels_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(kernels, "why_unavailable", lambda device: "no C++ compiler found; install g++")
     with pytest.raises(BadSpecError, match=r"model.encoder fused: no C\+\+ compiler found"):
         build("fused", "tiny")
+
+
+@pytest.mark.parametrize("encoder", ["huggingface", "fused"])
+def test_a_run_computes_its_losses_with_the_operator_of_its_encoder(
+    encoder: str, config_in, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, ...]] = []
+    operator = kernels.cross_entropy
+
+    def counted(logits: torch.Tensor, labels: torch.Tensor, **options: int) -> torch.Tensor:
+        seen.append(tuple(logits.shape))
+        return operator(logits, labels, **options)
+
+    monkeypatch.setattr(kernels, "cross_entropy", counted)
+    changes = {"model": {"student": "tiny", "encoder": encoder}, "length": {"steps": 2}}
+    train(config_in(tmp_path, **changes), Recorder(), NeverStop())
+    assert seen.count((8, 2)) >= 2 if ENCODERS[encoder].cross_entropy else not seen
+    monkeypatch.undo()
+    assert losses_by(None) == pytest.approx(losses_by(ENCODERS[encoder].cross_entropy), rel=1e-6)
+
+
+def losses_by(operator: Any) -> list[float]:
+    """Losses of four rows, one of them ignored, and their gradient's largest value."""
+    logits = torch.linspace(-3, 3, 20).sin().view(4, 5).requires_grad_()
+    with computed_by(operator):
+        losses = cross_entropies(logits, torch.tensor([0, IGNORED, 4, 2]))
+    losses.sum().backward()
+    assert logits.grad is not None
+    assert not logits.grad[1].any()
+    return [*losses.tolist(), float(logits.grad.max())]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from trainers.models.families import BERT_BLOCK, FAMILIES, Attention, FamilyInfo
 from trainers.registry import by_name
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers.modeling_utils import PreTrainedModel
 
 
@@ -36,6 +37,8 @@ class EncoderInfo:
         quantises: Its layers compute with quantised copies of their weights, as `model.binary` says; it alone
             runs the folders of such models.
         evaluations: Values of `numerics.evaluation` that it evaluates in.
+        cross_entropy: (N,) losses of (N, C) logits and (N,) labels, 0 where a label has the value given last;
+            None = torch's.
     """
 
     name: str
@@ -51,6 +54,7 @@ class EncoderInfo:
     pipelines: bool = True
     quantises: bool = False
     evaluations: tuple[str, ...] = ("same", "fp32", "half", "fp16", "bf16")
+    cross_entropy: Callable[[Tensor, Tensor, int], Tensor] | None = None
 
     def supports(self, family: FamilyInfo) -> bool:
         """Returns whether it runs the models of a family."""
@@ -122,6 +126,12 @@ def _fused(model: PreTrainedModel) -> None:
     fused.install(model)
 
 
+def _fused_cross_entropy(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
+    from cuda_ext import encoder
+
+    return encoder.cross_entropy(logits, labels, ignore_index=ignored)
+
+
 def _binary(model: PreTrainedModel) -> None:
     from trainers.models.binary import install
 
@@ -155,6 +165,7 @@ FUSED = EncoderInfo(
     packs=True,
     attention=(Attention.full,),
     blocks=(BERT_BLOCK,),
+    cross_entropy=_fused_cross_entropy,
 )
 BINARY = EncoderInfo(
     name="binary",

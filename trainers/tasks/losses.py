@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+from trainers.models.heads import IGNORED
 
 if TYPE_CHECKING:
     import torch
 
     from trainers.data.batches import Batch
 
+CrossEntropy = Callable[["torch.Tensor", "torch.Tensor", int], "torch.Tensor"]
+"""(N,) losses of (N, C) logits and (N,) labels, 0 where a label has the given value."""
 
-def class_loss(logits: torch.Tensor, batch: Batch, ignored: int = -100) -> torch.Tensor:
+
+def _plain(logits: torch.Tensor, labels: torch.Tensor, ignored: int) -> torch.Tensor:
+    from torch.nn import functional
+
+    return functional.cross_entropy(logits.float(), labels, ignore_index=ignored, reduction="none")
+
+
+_operator: Final[ContextVar[CrossEntropy]] = ContextVar("cross_entropy", default=_plain)
+
+
+@contextmanager
+def computed_by(operator: CrossEntropy | None) -> Iterator[None]:
+    """Computes the cross-entropies inside it with an encoder's operator; None = with torch's."""
+    token = _operator.set(operator or _plain)
+    try:
+        yield
+    finally:
+        _operator.reset(token)
+
+
+def cross_entropies(logits: torch.Tensor, labels: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:
+    """Returns the (N,) cross-entropies in fp32, by the operator of the run's encoder where it has one.
+
+    Args:
+        logits: (N, C).
+        labels: (N,) classes.
+        ignored: label whose loss is 0.
+    """
+    return _operator.get()(logits, labels, ignored)
+
+
+def class_loss(logits: torch.Tensor, batch: Batch, ignored: int = IGNORED) -> torch.Tensor:
     """Returns the cross-entropy of (B, C) logits, summed over the batch.
 
     With weights it is their product with each example's. They are never normalised within a batch: then the
@@ -21,9 +59,5 @@ def class_loss(logits: torch.Tensor, batch: Batch, ignored: int = -100) -> torch
         batch: Batch with classes as labels.
         ignored: class that has no logit.
     """
-    from torch.nn import functional
-
-    if batch.weights is None:
-        return functional.cross_entropy(logits.float(), batch.labels, ignore_index=ignored, reduction="sum")
-    each = functional.cross_entropy(logits.float(), batch.labels, ignore_index=ignored, reduction="none")
-    return (each * batch.weights).sum()
+    each = cross_entropies(logits, batch.labels, ignored)
+    return (each if batch.weights is None else each * batch.weights).sum()

@@ -38,6 +38,7 @@ from trainers.models.heads import VocabularyHead
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Judged, Prepared, Task
 from trainers.tasks.dataset import Pace, overlap_policy
+from trainers.tasks.losses import cross_entropies
 from trainers.tasks.mlm import MaskFields
 
 if TYPE_CHECKING:
@@ -135,9 +136,7 @@ class Mlm(Task):
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the cross-entropy, the mean over each sequence's guessed tokens, summed over sequences."""
-        from torch.nn import functional
-
-        of_tokens = functional.cross_entropy(logits.float(), _right(batch), reduction="none")
+        of_tokens = cross_entropies(logits, _right(batch))
         return (of_tokens / batch.guesses_of_sequence()).sum()
 
 

@@ -19,9 +19,10 @@ from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out_groups
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
-from trainers.models.heads import IGNORED, Head, SpanHead
+from trainers.models.heads import Head, SpanHead
 from trainers.tasks.base import Scoring
 from trainers.tasks.dataset import DatasetTask
+from trainers.tasks.losses import cross_entropies
 from trainers.tasks.squad_v2 import SpanFields
 from trainers.tasks.squad_v2.scoring import GoldQuestions, SpanScoring
 from trainers.tasks.squad_v2.windows import Answer, Question, tokenise_windows
@@ -147,17 +148,13 @@ class SquadV2(DatasetTask[Question]):
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Mean of the cross-entropies of first and last token, summed over windows; padding cannot win."""
         import torch
-        from torch.nn import functional
 
         scores = logits.float()
         if batch.attention_mask is not None:
             scores = scores.masked_fill(~batch.attention_mask[:, :, None], -torch.inf)
         # Positions are the classes, in (2 B, S): with more dimensions a GPU has no deterministic kernel.
         scores = scores.transpose(1, 2).flatten(0, 1)
-        return (
-            functional.cross_entropy(scores, batch.labels.flatten(), ignore_index=IGNORED, reduction="sum")
-            / 2
-        )
+        return cross_entropies(scores, batch.labels.flatten()).sum() / 2
 
 
 def _stride(task: configuration.Task) -> int:

@@ -23,6 +23,7 @@ from trainers.errors import BadDataError
 from trainers.models.heads import IGNORED, TokenHead
 from trainers.tasks.base import Scoring
 from trainers.tasks.dataset import DatasetTask
+from trainers.tasks.losses import cross_entropies
 from trainers.tasks.token_classification import TagFields
 from trainers.tasks.token_classification.scoring import EntityScoring
 from trainers.tasks.token_classification.tags import (
@@ -182,12 +183,8 @@ class TokenClassification(DatasetTask[Tagged]):
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the cross-entropy, the mean over each text's words, summed over texts."""
-        from torch.nn import functional
-
         # Flat: of logits in more dimensions the loss has no deterministic kernel on a GPU.
-        each = functional.cross_entropy(
-            logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="none"
-        )
+        each = cross_entropies(logits.flatten(0, 1), batch.labels.flatten())
         of_texts = each.view_as(batch.labels).sum(1)
         return (of_texts / (batch.labels != IGNORED).sum(1).clamp(min=1)).sum()
 
