@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -266,6 +268,33 @@ def test_tokenizer_without_special_tokens_around_texts_is_refused(folder):
     file.write_text(json.dumps({**json.loads(file.read_text()), "post_processor": None}))
     with pytest.raises(BadSpecError, match=r"no post_processor adds the special tokens"):
         tokenizers.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "special"),
+    [
+        ("deberta-v2", "spm.model", {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}),
+        ("xlm-roberta", "sentencepiece.bpe.model", {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}),
+    ],
+)
+def test_a_sentencepiece_model_gives_the_pieces_of_its_own_library(tmp_path, family, name, special):
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the film was not good", "a very bad film", "not a bad story at all"] * 20),
+        model_writer=written,
+        vocab_size=40,
+        hard_vocab_limit=False,
+        user_defined_symbols=["[MASK]"] if "pad" in special else [],
+        minloglevel=2,
+        **{f"{role}_piece": piece for role, piece in special.items()},
+        **{f"{role}_id": number for number, role in enumerate(special)},
+    )
+    (tmp_path / name).write_bytes(written.getvalue())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    text = "The bad film, not a story"
+    found = tokenizers.load(tmp_path).encode(text).tokens
+    own = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    assert found == [special["bos"], *own.encode(text, out_type=str), special["eos"]]
 
 
 @pytest.mark.parametrize("name", ["spm.model", "sentencepiece.bpe.model"])
