@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -167,6 +170,20 @@ def losses_by(operator: Any) -> list[float]:
     assert logits.grad is not None
     assert not logits.grad[1].any()
     return [*losses.tolist(), float(logits.grad.max())]
+
+
+def test_a_fresh_process_differentiates_the_losses() -> None:
+    program = (
+        "import torch; from trainers.models.encoders import FUSED; "
+        "x = torch.zeros(2, 3, requires_grad=True); "
+        "FUSED.cross_entropy(x, torch.tensor([0, 2]), -100).sum().backward(); print(x.grad.tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    third = pytest.approx(1 / 3)
+    assert json.loads(done.stdout) == [
+        [pytest.approx(-2 / 3), third, third],
+        [third, third, pytest.approx(-2 / 3)],
+    ]
 
 
 @pytest.mark.slow

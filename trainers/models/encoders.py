@@ -129,6 +129,7 @@ def _fused(model: PreTrainedModel) -> None:
 def _fused_cross_entropy(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
     from cuda_ext import encoder
 
+    encoder.require(logits.device.type)
     return encoder.cross_entropy(logits, labels, ignore_index=ignored)
 
 

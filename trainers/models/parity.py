@@ -13,6 +13,7 @@ from torch import nn
 from trainers.data.batches import Batch
 from trainers.models.student import Student
 from trainers.precision import Arithmetic
+from trainers.tasks.losses import computed_by
 
 _MARGIN = 4.0
 """Times the default encoder's own rounding: sums in another order round elsewhere, and no better."""
@@ -80,12 +81,13 @@ def measure(
         arithmetic: Arithmetic of the run.
     """
     device = batch.input_ids.device
-    exact = _Passed.of(
-        copy.deepcopy(student).to(device, torch.float64), batch.padded(), loss_of, Arithmetic()
-    )
-    rounded = copy.deepcopy(student).to(device)
-    arithmetic.prepare(rounded)
-    rounding = exact.differences(_Passed.of(rounded, batch.padded(), loss_of, arithmetic))
+    with computed_by(None):
+        exact = _Passed.of(
+            copy.deepcopy(student).to(device, torch.float64), batch.padded(), loss_of, Arithmetic()
+        )
+        rounded = copy.deepcopy(student).to(device)
+        arithmetic.prepare(rounded)
+        rounding = exact.differences(_Passed.of(rounded, batch.padded(), loss_of, arithmetic))
     other = copy.deepcopy(student).to(device)
     install(other)
     arithmetic.prepare(other)
