@@ -29,6 +29,7 @@ from api.routes import (
     people,
     projects,
     queue,
+    run_files,
     runs,
     specs,
     system,
@@ -86,7 +87,8 @@ def include_routes(app: FastAPI) -> None:
     """Adds all routes, each behind its rule but for the health check, which touches nothing."""
     app.include_router(system.health)
     guarded = [Depends(authorised), Depends(known_parameters)]
-    for module in (experiments, analysis, runs, queue, specs, people, projects, notices, system, docs, pages):
+    about_runs = (experiments, analysis, runs, run_files, queue, specs)
+    for module in (*about_runs, people, projects, notices, system, docs, pages):
         app.include_router(module.router, dependencies=guarded)
     for router in (logins.router, device.router):
         app.include_router(router, dependencies=guarded)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
-from api.deps import CatalogueDep, CurrentUser, PageSize, PageToken, QueueDep
+from api.deps import CatalogueDep, CurrentUser, PageSize, PageToken, QueueDep, StoreDep
 from api.problems import declared
 from service.config.hardware import HardwareEntry
+from service.domain.holding import HeldDevices
 from service.domain.records import Items, QueueListing
 from service.scheduling.cluster import Cluster
 
@@ -31,6 +33,16 @@ def get_queue(
 async def list_hardware(catalogue: CatalogueDep) -> Items[HardwareEntry]:
     """Every kind of device that a spec may name, with price, power, peaks and where each comes from."""
     return Items([HardwareEntry.of(entry, catalogue) for entry in catalogue.values()])
+
+
+@router.get("/cluster/held", responses=declared(), summary="List the devices that are held")
+def list_held_devices(
+    store: StoreDep,
+    user: CurrentUser,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Most entries in the answer.")] = 1000,
+) -> Items[HeldDevices]:
+    """Who holds which devices, the longest held first; without names where the reader does not see them."""
+    return Items(store.held_devices(limit=limit, visible=user.visible))
 
 
 @router.get("/cluster", responses=declared(), summary="Get the cluster")

@@ -197,11 +197,24 @@ def get_logs(
         int | None,
         Query(ge=0, le=MAX_ID, description="Lines after the one with this `cursor`; none = from the first."),
     ] = None,
+    before: Annotated[
+        int | None,
+        Query(
+            ge=0,
+            le=MAX_ID,
+            description="The last lines before the one with this `cursor`, instead of the first ones.",
+        ),
+    ] = None,
     attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="This attempt only.")] = None,
+    contains: Annotated[
+        str | None,
+        Query(min_length=1, max_length=200, description="Lines with this text, in upper or lower case."),
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most lines in the answer.")] = 1000,
 ) -> Items[LogLine]:
     """Lines for people, the oldest first."""
-    return Items(store.logs(run_id, after=after, limit=limit, attempt=attempt))
+    lines = store.logs(run_id, after=after, before=before, limit=limit, attempt=attempt, containing=contains)
+    return Items(lines)
 
 
 @router.get(

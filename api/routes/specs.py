@@ -14,6 +14,8 @@ from api.body import SPEC_BODY, SpecBody
 from api.deps import CatalogueDep, ChecksDep, CurrentUser, PageSize, SettingsDep, StoreDep
 from api.problems import SPEC_PROBLEMS, ProblemError, declared
 from service.config.document import SpecError
+from service.config.examples import Example, examples
+from service.domain.records import Items
 from service.planner.forecasting import budget_problems, forecast_of
 from service.planner.notes import notes_of
 from service.planner.preview import Preview, Validated, planned_runs
@@ -45,6 +47,12 @@ async def get_spec_schema() -> JSONResponse:
 
 
 _SCHEMA: dict[str, Any] = json_schema()
+
+
+@router.get("/examples", responses=declared(), summary="List examples of specs")
+def list_examples() -> Items[Example]:
+    """Specs to begin with, each with the question that it answers."""
+    return Items(list(examples()))
 
 
 @router.post(

@@ -19,11 +19,12 @@ from service.cli.output import console, note, print_json, say
 from service.cli.rendering import print_comparison
 from service.cli.stop_requests import StopRequests
 from service.client import Client
+from service.config.examples import examples_folder
 from service.config.settings import Settings
 from service.domain.states import RunState
 from service.local.local_service import LocalService, ServiceStartError
 
-SPEC = Path(__file__).parents[2] / "examples" / "demo.yaml"
+SPEC = "demo.yaml"
 TRAIN_TEXTS = 800
 TEST_TEXTS = 400
 TEXTS_SEED = 0
@@ -59,8 +60,9 @@ def run(stop: StopRequests, *, as_json: bool = False) -> bool:
         KeyboardInterrupt: on Ctrl-C, after everything was stopped.
     """
     started = time.monotonic()
-    if not SPEC.is_file():
-        raise Failure(f"{SPEC}: not found; run the demo from a checkout of the project", ExitCode.not_found)
+    folder_of_examples = examples_folder()
+    if folder_of_examples is None or not (spec := folder_of_examples / SPEC).is_file():
+        raise Failure(f"examples/{SPEC}: not found; install the package again", ExitCode.not_found)
     folder = Path(tempfile.mkdtemp(prefix="stillhouse-demo-")).resolve()
     os.environ.pop("RAY_ADDRESS", None)  # A cluster elsewhere could not read the temporary folder.
     note(f"demo in {folder}")
@@ -70,7 +72,7 @@ def run(stop: StopRequests, *, as_json: bool = False) -> bool:
     try:
         addresses = service.start()
         note(f"service ready at {addresses.api_url}, Ray dashboard at {addresses.ray_dashboard_url}")
-        succeeded, planned = _experiment(addresses.api_url, folder, as_json=as_json)
+        succeeded, planned = _experiment(addresses.api_url, spec, folder, as_json=as_json)
     except ServiceStartError as error:
         raise Failure(str(error), ExitCode.not_succeeded) from None
     finally:
@@ -85,10 +87,10 @@ def run(stop: StopRequests, *, as_json: bool = False) -> bool:
     return succeeded == planned
 
 
-def _experiment(url: str, folder: Path, *, as_json: bool) -> tuple[int, int]:
+def _experiment(url: str, spec: Path, folder: Path, *, as_json: bool) -> tuple[int, int]:
     """Submit, follow and compare; how many runs succeeded, and of how many."""
     with client_errors(), Client(url) as client:
-        experiment = client.submit(SPEC.read_bytes())
+        experiment = client.submit(spec.read_bytes())
         note(f"submitted experiment {experiment.id}: {experiment.name}, {experiment.run_count} runs")
         if as_json:
             client.wait(experiment.id)

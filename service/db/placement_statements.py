@@ -8,10 +8,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Select, Update, func, select, update
 
-from service.db.schema import placements, runs
+from service.db.schema import attempts, experiments, placements, runs
+from service.db.statements import ACTIVE_RUN_STATES
 from service.domain.states import RunState
 
-_p, _r = placements.c, runs.c
+_a, _p, _r, _x = attempts.c, placements.c, runs.c, experiments.c
 
 
 def placements_of(experiment_id: int) -> Select[Any]:
@@ -26,6 +27,36 @@ def devices_held_by_others(experiment_id: int) -> Select[Any]:
         .where(_p.released_s.is_(None), _p.experiment_id != experiment_id)
         .group_by(_p.experiment_id, _p.hardware)
         .order_by(_p.experiment_id, _p.hardware)
+    )
+
+
+def held_now(limit: int) -> Select[Any]:
+    """Returns devices that are held, oldest first, each with its experiment and the run that is on it."""
+    active = (
+        select(_r.experiment_id, _r.id.label("run_id"), _a.node, _a.placement)
+        .join(attempts, (_a.run_id == _r.id) & (_a.number == _r.attempt))
+        .where(_r.state.in_(ACTIVE_RUN_STATES))
+        .subquery()
+    )
+    on_it = (active.c.experiment_id == _p.experiment_id) & (active.c.placement == _p.id)
+    return (
+        select(
+            _p.hardware,
+            _p.devices,
+            _p.workers,
+            _p.placed_s,
+            active.c.node,
+            active.c.run_id,
+            _x.id,
+            _x.name,
+            _x.owner,
+            _x.project,
+        )
+        .join(experiments, _x.id == _p.experiment_id)
+        .outerjoin(active, on_it)
+        .where(_p.released_s.is_(None))
+        .order_by(_p.placed_s, _p.experiment_id, _p.id)
+        .limit(limit)
     )
 
 

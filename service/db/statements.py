@@ -299,15 +299,28 @@ def summary_of_run(run_id: int) -> Select[Any]:
     return select(c.summary).join(runs, _r.id == c.run_id).where(c.run_id == run_id, VISIBLE_RUN)
 
 
-def log_lines_of_run(run_id: int, *, after: tuple[int, int], attempt: int | None, limit: int) -> Select[Any]:
-    """Logs lines that follow (attempt, number), in order."""
+def log_lines_of_run(
+    run_id: int,
+    *,
+    after: tuple[int, int],
+    before: tuple[int, int] | None = None,
+    attempt: int | None,
+    containing: str | None = None,
+    limit: int,
+) -> Select[Any]:
+    """Returns lines after (attempt, number), in order; with `before`, the last before it, newest first."""
     c = log_lines.c
-    statement = select(log_lines).where(
-        c.run_id == run_id, sa.tuple_(c.attempt, c.number) > sa.tuple_(*after)
-    )
+    place = sa.tuple_(c.attempt, c.number)
+    statement = select(log_lines).where(c.run_id == run_id, place > sa.tuple_(*after))
     if attempt is not None:
         statement = statement.where(c.attempt == attempt)
-    return statement.order_by(c.attempt, c.number).limit(limit)
+    if containing is not None:
+        statement = statement.where(c.message.icontains(containing, autoescape=True))
+    if before is None:
+        return statement.order_by(c.attempt, c.number).limit(limit)
+    return (
+        statement.where(place < sa.tuple_(*before)).order_by(c.attempt.desc(), c.number.desc()).limit(limit)
+    )
 
 
 def last_log_line(run_id: int) -> Select[Any]:

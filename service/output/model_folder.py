@@ -97,30 +97,14 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
         NotFound: the run does not exist.
         NoModel: it has no such checkpoint, or one that is not whole.
     """
-    run = store.run(run_id)
-    source = store.source_of(run)
-    path = checkpoint_of(settings, source, which)
-    best = manifest.read_best(checkpoints_of(settings, source)) if which == "best" else None
-    spec = json.loads(store.run_config(run_id))
-    attempts = store.attempts(run_id)
-    told = Told(
-        run=run,
-        which=which,
-        step=manifest.CheckpointId.of(path).step,
-        score=None if best is None else best.score,
-        spec=spec,
-        spec_sha256=store.experiment(run.experiment_id).spec_sha256,
-        summary=store.summary(run_id),
-        measurements=store.measurements(run_id),
-        facts=(attempts[-1].facts if attempts else None) or {},
-        model_type=_model_type(path),
-    )
+    told = _told(store, settings, run_id, which)
+    path = checkpoint_of(settings, store.source_of(told.run), which)
     try:
         sealed = manifest.sealed_files(path)[WEIGHTS]
         texts = {
             "README.md": model_card(told).encode(),
             "config.json": (path / "config.json").read_bytes(),
-            **tokenizer_files(path, int(spec["task"]["max_length"])),
+            **tokenizer_files(path, int(told.spec["task"]["max_length"])),
         }
         weights = (path / WEIGHTS).open("rb")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -135,6 +119,40 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
     }
     text = json.dumps(listing, indent=1).encode()
     return ModelFolder(f"run-{run_id}", (_File(MANIFEST, len(text), _sha256(text), io.BytesIO(text)), *files))
+
+
+def read_model_card(store: Store, settings: Settings, run_id: int, which: Which) -> str:
+    """Returns the model card of a run's best or last checkpoint, as Markdown.
+
+    Raises:
+        NotFound, NoModel: as `open_model`.
+    """
+    return model_card(_told(store, settings, run_id, which))
+
+
+def _told(store: Store, settings: Settings, run_id: int, which: Which) -> Told:
+    """Returns what the card of a checkpoint is written from.
+
+    Raises:
+        NotFound, NoModel: as `open_model`.
+    """
+    run = store.run(run_id)
+    source = store.source_of(run)
+    path = checkpoint_of(settings, source, which)
+    best = manifest.read_best(checkpoints_of(settings, source)) if which == "best" else None
+    attempts = store.attempts(run_id)
+    return Told(
+        run=run,
+        which=which,
+        step=manifest.CheckpointId.of(path).step,
+        score=None if best is None else best.score,
+        spec=json.loads(store.run_config(run_id)),
+        spec_sha256=store.experiment(run.experiment_id).spec_sha256,
+        summary=store.summary(run_id),
+        measurements=store.measurements(run_id),
+        facts=(attempts[-1].facts if attempts else None) or {},
+        model_type=_model_type(path),
+    )
 
 
 def _model_type(folder: Path) -> str:

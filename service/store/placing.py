@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import Connection
 
 from service.db import placement_statements, schema, statements
+from service.domain.access import EVERYTHING, Visibility
 from service.domain.events import EventKind
+from service.domain.holding import HeldDevices, Holder
 from service.domain.records import Placement
 from service.store.base import (
     NewEvent,
@@ -84,6 +86,27 @@ class Placing(StorePart):
         with self.database.read() as connection:
             rows = connection.execute(placement_statements.placements_of(experiment_id)).mappings()
             return [Placement.from_row(row) for row in rows]
+
+    def held_devices(self, *, limit: int, visible: Visibility = EVERYTHING) -> list[HeldDevices]:
+        """Returns what is held now, oldest first; what the reader does not see is without names."""
+        with self.database.read() as connection:
+            rows = connection.execute(placement_statements.held_now(limit)).all()
+        found = []
+        for hardware, devices, workers, placed_s, node, run_id, *experiment in rows:
+            holder = Holder(*experiment)
+            seen = visible.includes(holder.project)
+            found.append(
+                HeldDevices(
+                    hardware,
+                    devices,
+                    workers,
+                    placed_s,
+                    node,
+                    run_id if seen else None,
+                    holder if seen else None,
+                )
+            )
+        return found
 
     def held_by_others(self, experiment_id: int) -> list[Held]:
         """Returns what other experiments hold now, by experiment and hardware."""

@@ -327,30 +327,43 @@ class Reading(StorePart):
         return found or {}
 
     def logs(
-        self, run_id: int, *, after: int | None = None, limit: int = 1000, attempt: int | None = None
+        self,
+        run_id: int,
+        *,
+        after: int | None = None,
+        before: int | None = None,
+        limit: int = 1000,
+        attempt: int | None = None,
+        containing: str | None = None,
     ) -> list[LogLine]:
         """Logs lines of a run in order.
 
         Args:
             run_id: the run.
             after: `LogLine.cursor` of the last line that the caller has; None = from the first.
+            before: cursor of a line; the last lines before it, instead of the first after `after`.
             limit: most lines.
             attempt: only lines of this attempt.
+            containing: only lines with this text, in upper or lower case.
 
         Raises:
             NotFound: the run does not exist.
         """
         place = (-1, -1) if after is None else divmod(after, 1 << 32)
+        end = None if before is None else divmod(before, 1 << 32)
         with self.database.read() as connection:
             source = source_of(connection, run_id)
             rows = (
                 connection.execute(
-                    statements.log_lines_of_run(source, after=place, attempt=attempt, limit=limit)
+                    statements.log_lines_of_run(
+                        source, after=place, before=end, attempt=attempt, containing=containing, limit=limit
+                    )
                 )
                 .mappings()
                 .all()
             )
-        return [LogLine.from_row(row) for row in rows]
+        lines = [LogLine.from_row(row) for row in rows]
+        return lines if before is None else lines[::-1]
 
     def events(self, experiment_id: int, *, after: int = 0, limit: int = 500) -> list[Event]:
         """Events of an experiment that follow number `after`; without gaps, in commit order.

@@ -1,0 +1,49 @@
+"""Specs to begin with: the files of the folder `examples`, in a checkout or as installed with the package."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.domain.serialization import Serializable
+
+
+@dataclass(frozen=True, slots=True)
+class Example(Serializable):
+    """A spec to begin with."""
+
+    name: str
+    """Name of its file, without the suffix."""
+    title: str
+    """First sentence of its comment: the question that it answers."""
+    text: str
+    """The spec, with comments."""
+
+
+_SENTENCE = re.compile(r".*?[.?](?=\s|$)", re.DOTALL)
+
+
+def examples_folder() -> Path | None:
+    """Returns the folder of the examples: next to the sources, or where pip put it; None = not installed."""
+    beside = Path(__file__).parents[2] / "examples"
+    installed = Path(sysconfig.get_path("data")) / "share" / "stillhouse" / "examples"
+    return next((folder for folder in (beside, installed) if folder.is_dir()), None)
+
+
+def examples() -> Iterator[Example]:
+    """Yields the examples by name; none where the folder is not installed."""
+    folder = examples_folder()
+    for path in sorted(folder.glob("*.yaml")) if folder is not None else ():
+        text = path.read_text(encoding="utf-8")
+        yield Example(path.stem, _title(text), text)
+
+
+def _title(text: str) -> str:
+    """Returns the first sentence of a text's comment, on one line."""
+    comment = re.match(r"(?:#.*\n)*", text)
+    words = " ".join(line.lstrip("# ") for line in (comment[0] if comment else "").splitlines())
+    sentence = _SENTENCE.match(words)
+    return sentence[0] if sentence else words.strip()

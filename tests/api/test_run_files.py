@@ -1,0 +1,116 @@
+"""What a run was resolved to, its checkpoints, its log by parts, who holds devices, and the examples."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from fastapi.testclient import TestClient
+
+from service.config.examples import examples, examples_folder
+from service.config.settings import Settings
+from service.domain.access import Visibility
+from service.domain.records import LogLine, Placement
+from service.spec.experiment import ExperimentSpec, validate
+from service.spec.models import checkpoints_folder
+from service.store import RecordBatch
+from tests.api.conftest import Driver
+from tests.api.test_reading import problem
+from trainers.checkpoints import manifest
+
+API = "/api/v1"
+
+
+def save(folder: Path, attempt: int, step: int) -> Path:
+    """Writes a sealed checkpoint of one file."""
+    path = manifest.CheckpointId(attempt, step).path(folder)
+    path.mkdir(parents=True)
+    (path / "weights").write_bytes(b"x" * step)
+    files = {"weights": manifest.seal(path / "weights")}
+    document = {"format": manifest.FORMAT, "attempt": attempt, "step": step, "files": files}
+    (path / manifest.MANIFEST).write_text(json.dumps(document))
+    return path
+
+
+def test_a_runs_configuration_is_a_spec_with_its_values(client: TestClient, driver: Driver) -> None:
+    driver.submit(search={"axes": {"precision": ["fp32", "bf16"]}}, seeds=[3])
+    answer = client.get(f"{API}/runs/2/config")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["precision"] == "bf16"
+    assert isinstance(validate(answer.json()), ExperimentSpec)
+    problem(client, "/runs/77/config", 404, "not-found")
+
+
+def test_checkpoints_are_listed_newest_first_with_what_is_wrong(
+    client: TestClient, driver: Driver, settings: Settings
+) -> None:
+    experiment = driver.submit()
+    (run,) = driver.start(experiment)
+    assert client.get(f"{API}/runs/{run.id}/checkpoints").json() == {"items": []}
+    folder = checkpoints_folder(settings, experiment.id, run.id)
+    for attempt, step in ((1, 10), (1, 20), (2, 15)):
+        save(folder, attempt, step)
+    mark = manifest.best_mark(folder, manifest.CheckpointId(1, 20), "accuracy", 0.9)
+    assert mark is not None
+    (manifest.attempt_folder(folder, 1) / manifest.BEST).write_text(mark)
+    (manifest.CheckpointId(1, 10).path(folder) / "weights").write_bytes(b"short")
+    found = client.get(f"{API}/runs/{run.id}/checkpoints").json()["items"]
+    assert [(one["attempt"], one["step"], one["best"]) for one in found] == [
+        (2, 15, False), (1, 20, True), (1, 10, False),
+    ]  # fmt: skip
+    assert [one["size_bytes"] for one in found] == [15, 20, 10]
+    assert [one["problem"] for one in found] == [None, None, "weights has 5 bytes, the manifest says 10"]
+
+
+def test_a_model_card_needs_a_checkpoint(client: TestClient, driver: Driver) -> None:
+    (run,) = driver.start(driver.submit())
+    body = problem(client, f"/runs/{run.id}/model-card", 409, "no-model")
+    assert body["detail"] == f"run {run.id} is running and has saved no checkpoint yet"
+
+
+def test_a_log_is_read_from_its_end_and_searched(client: TestClient, driver: Driver) -> None:
+    (run,) = driver.start(driver.submit())
+    words = ["starting", "loss 0.9", "50% done", "Loss is nan", "done_"]
+    lines = [LogLine(run.id, 1, number, 1.0, "info", word) for number, word in enumerate(words, 1)]
+    driver.store.record(RecordBatch(logs=lines))
+
+    def messages(**params: object) -> list[str]:
+        answer = client.get(f"{API}/runs/{run.id}/logs", params=params)
+        assert answer.status_code == 200, answer.text
+        return [line["message"] for line in answer.json()["items"]]
+
+    assert messages(before=2**62, limit=2) == ["Loss is nan", "done_"]
+    fourth = client.get(f"{API}/runs/{run.id}/logs").json()["items"][3]["cursor"]
+    assert messages(before=fourth, limit=2) == ["loss 0.9", "50% done"]
+    assert messages(contains="LOSS") == ["loss 0.9", "Loss is nan"]
+    assert messages(contains="0%") == ["50% done"]
+    assert messages(contains="e_") == ["done_"]
+    assert messages(contains="loss", before=fourth) == ["loss 0.9"]
+
+
+def test_held_devices_name_their_run_where_it_may_be_seen(client: TestClient, driver: Driver) -> None:
+    assert client.get(f"{API}/cluster/held").json() == {"items": []}
+    experiment = driver.submit()
+    (claimed,) = driver.queue.claim("scheduler", lease_s=60.0)
+    driver.store.driver_started(claimed.id, claimed.attempt, "here", 1)
+    held = Placement("g", "cpu", 1, 2, 0.1, 10.0, time.time(), None, None, time.time())
+    driver.store.record_placements(experiment.id, 1, [held])
+    (free,) = client.get(f"{API}/cluster/held").json()["items"]
+    assert (free["devices"], free["run_id"], free["experiment"]["owner"]) == (2, None, "ada")
+    driver.store.open_attempt(1, 1, placement="g", node="node-a")
+    (busy,) = client.get(f"{API}/cluster/held").json()["items"]
+    assert (busy["run_id"], busy["node"], busy["experiment"]["id"]) == (1, "node-a", experiment.id)
+    (hidden,) = driver.store.held_devices(limit=10, visible=Visibility(frozenset()))
+    assert (hidden.run_id, hidden.experiment, hidden.devices) == (None, None, 2)
+
+
+def test_examples_are_valid_specs_with_a_question(client: TestClient) -> None:
+    found = client.get(f"{API}/examples").json()["items"]
+    assert examples_folder() is not None
+    assert [one["name"] for one in found] == [one.name for one in examples()]
+    by_name = {one["name"]: one for one in found}
+    question = "Does bf16, or a larger batch, make this small BERT cheaper without losing accuracy?"
+    assert by_name["demo"]["title"] == question
+    assert all(one["title"] and "\n" not in one["title"] for one in found)
+    assert client.post(f"{API}/specs/validate", content=by_name["demo"]["text"]).status_code == 422
