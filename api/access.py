@@ -120,6 +120,8 @@ RULES: Mapping[str, Rule] = {
     "recommend_experiment": _SEE_ALL,
     "speedup_experiment": _SEE_ALL,
     "report_experiment": _SEE_ALL,
+    "list_figures": _SEE_ALL,
+    "get_figure": _SEE_ALL,
     # Runs
     "list_runs": SIGNED_IN,
     "export_runs": SIGNED_IN,

@@ -24,6 +24,7 @@ from api.routes import (
     analysis,
     docs,
     experiments,
+    figures,
     notices,
     pages,
     people,
@@ -87,7 +88,7 @@ def include_routes(app: FastAPI) -> None:
     """Adds all routes, each behind its rule but for the health check, which touches nothing."""
     app.include_router(system.health)
     guarded = [Depends(authorised), Depends(known_parameters)]
-    about_runs = (experiments, analysis, runs, run_files, queue, specs)
+    about_runs = (experiments, analysis, figures, runs, run_files, queue, specs)
     for module in (*about_runs, people, projects, notices, system, docs, pages):
         app.include_router(module.router, dependencies=guarded)
     for router in (logins.router, device.router):

@@ -79,6 +79,22 @@ def _bounds(description: str, example: str) -> Any:
     )
 
 
+Strategy = Annotated[
+    Literal[
+        "balance",
+        "time_cost_energy",
+        "time_energy_cost",
+        "cost_time_energy",
+        "cost_energy_time",
+        "energy_time_cost",
+        "energy_cost_time",
+    ]
+    | None,
+    Query(description="A named weighting; none without weights = balance."),
+]
+Weights = Annotated[list[str] | None, _bounds("Weights of your own", "cost_usd=0.5")]
+
+
 class ReportFormat(StrEnum):
     """How a report is written."""
 
@@ -142,20 +158,8 @@ def score_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
     selection: Selected,
-    strategy: Annotated[
-        Literal[
-            "balance",
-            "time_cost_energy",
-            "time_energy_cost",
-            "cost_time_energy",
-            "cost_energy_time",
-            "energy_time_cost",
-            "energy_cost_time",
-        ]
-        | None,
-        Query(description="A named weighting; none without weights = balance."),
-    ] = None,
-    weight: Annotated[list[str] | None, _bounds("Weights of your own", "cost_usd=0.5")] = None,
+    strategy: Strategy = None,
+    weight: Weights = None,
     as_published: Annotated[
         bool, Query(description="Let the strategy weigh the published study's time and occupancy.")
     ] = False,

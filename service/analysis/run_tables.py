@@ -69,14 +69,7 @@ def read_run_table(
             if environment:
                 key = json.dumps(environment, sort_keys=True, default=str)
                 environments.setdefault(key, (environment, []))[1].append(id)
-        if len(ids) > 1:
-            specs = {
-                (experiment, cell): json.loads(canonical)
-                for experiment, cell, canonical in connection.execute(
-                    run_table_statements.resolved_specs(ids)
-                )
-            }
-            runs = with_differing_fields(runs, specs)
+    runs = with_their_differences(store, ids, runs)
     disturbed = disturbances(runs)
     left_out = {run.id for run in runs if run.id in disturbed} if selection.undisturbed else frozenset()
     if selection.with_overhead:
@@ -100,6 +93,16 @@ def read_run_table(
         references=tuple(run for run in every if run.is_reference),
         unit_scores=unit_scores,
     )
+
+
+def with_their_differences(store: Store, experiment_ids: Sequence[int], runs: Sequence[Run]) -> list[Run]:
+    """Runs of one or several experiments, each field in which those differ written into their points."""
+    if len(experiment_ids) < 2:
+        return list(runs)
+    with store.database.read() as connection:
+        rows = connection.execute(run_table_statements.resolved_specs(experiment_ids))
+        specs = {(experiment, cell): json.loads(canonical) for experiment, cell, canonical in rows}
+    return with_differing_fields(runs, specs)
 
 
 def with_differing_fields(

@@ -1,9 +1,9 @@
 """The store: what people submitted, what became of it, and every figure, in SQL.
 
 `Store` is one object per process, thread-safe. Its parts: `submission` (experiments come in),
-`reading` and `series` (lists, records, points), `principals` (who asks), `accounting` (what was used),
-`requests` (what people ask of an experiment), `organising` (tags, notes, archive), `removal` (what goes),
-`driving` (what the driver of an experiment does to it) and `attempts` (what it does to the runs), both
+`reading`, `series` and `curves` (lists, records, points), `principals` (who asks), `accounting` (what was
+used), `requests` (what people ask of an experiment), `organising` (tags, notes, archive), `removal` (what
+goes), `driving` (what the driver of an experiment does to it) and `attempts` (what it does to the runs), both
 fenced by attempts, `placing` (which devices it holds, and what its runs wait for) and `recording` (batches
 of points, logs and measurements); `noticing` (who is told what) and `figures` (what processes measure of
 themselves); `people`, `projects`, `sessions` (who is logged in) and `audit` (who changed what).
@@ -36,6 +36,7 @@ from service.db.errors import (
 from service.store.accounting import Accounting
 from service.store.attempts import Attempts
 from service.store.audit import Audit
+from service.store.curves import Curves
 from service.store.driving import Driving, Requests
 from service.store.figures import FigureRows
 from service.store.noticing import Noticing
@@ -96,6 +97,7 @@ class Store(
     Principals,
     Accounting,
     Series,
+    Curves,
     Requesting,
     Organising,
     Removal,

@@ -104,7 +104,7 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
             "report_experiment", "get_run", "get_points", "get_measurements", "get_run_ledger", "get_summary",
             "get_attempts", "get_logs", "get_model", "get_model_card", "get_run_config", "list_checkpoints",
             "get_trace", "get_kernel_trace", "get_predictions",
-            "stream_run", "get_project",
+            "stream_run", "get_project", "list_figures", "get_figure",
         ),
         LOOK,
     ),
@@ -170,6 +170,7 @@ class World:
             .replace("{run_id}", str(run_id))
             .replace("{slug}", "forbidden")
             .replace("{project}", "nlp")
+            .replace("{figure}", "curve")
             .replace("{user_code}", USER_CODE)
             .replace("{session_id}", "0" * 15)  # Refused for its form, after the rule.
             .replace("{name}", _NAMES.get(template.split("/")[1], "disabled"))

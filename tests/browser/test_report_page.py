@@ -12,7 +12,6 @@ import pytest
 from benchmarks.simulated import open_store, sweep
 from service.config.settings import Settings
 from service.output.report import gather, html
-from service.output.report.figures import figures
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _OFFLINE = (
@@ -47,7 +46,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> t
     store.close()
     path = folder / "report.html"
     path.write_text(html(contents).text, encoding="utf-8")
-    return path, len(figures(contents))
+    return path, len(contents.figures)
 
 
 @pytest.mark.slow

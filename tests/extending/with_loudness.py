@@ -77,7 +77,7 @@ def _known() -> dict[str, Any]:
     from service.config.hardware import CATALOGUE
     from service.domain.formats import figure
     from service.domain.metrics import MARGINS, better_of
-    from service.output.report.contents import CURVES
+    from service.output.figures.material import CURVES
     from service.planner.forecast import RunForecast, forecast_run
     from service.spec.experiment import json_schema, validate
     from service.spec.fields import axis_names

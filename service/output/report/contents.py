@@ -5,12 +5,8 @@ What cannot be answered is not left out: its section says why.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import TypeVar
+from dataclasses import dataclass
 
 import yaml
 
@@ -22,65 +18,27 @@ from service.analysis.answers import (
     SpeedupAnswer,
     TestedPair,
 )
-from service.analysis.candidates import label_of
-from service.analysis.errors import AnalysisError
-from service.analysis.question import Question
 from service.analysis.results import Recommendation
 from service.analysis.run_table import RunTable, UnitScores, no_scores
-from service.analysis.run_tables import read_curves, read_run_table
+from service.analysis.run_tables import read_curves
 from service.analysis.score import STRATEGIES
 from service.analysis.selection import EVERYTHING, Selection
 from service.domain.ledger import Ledger
 from service.domain.records import PointRow, Run
 from service.domain.states import RunState
+from service.output.figures.figure import Figure
+from service.output.figures.material import ByLabel, Material, Unanswered, answered
+from service.output.figures.registry import figures_of_report
 from service.output.traces import TracedStep
 from service.store import Store
-from trainers.figures import SCORES
 from trainers.predictions import LabelCounts
 
-Answer = TypeVar("Answer")
-
-CURVES = (
-    "loss",
-    *(name for name, score in SCORES.items() if score.drawn),
-    "flipped_signs_pct",
-    "near_zero_pct",
-)
-"""Points that are drawn over steps, where runs have them."""
+OF_SIGNS = ("flipped_signs_pct", "near_zero_pct")
+"""Points of models of few bits, of which the section about them takes the last."""
 POINTS_PER_CURVE = 60
-"""Most points of one run's curve: what a plot 400 pixels wide can show."""
-MOST_TRACED = 8
-"""Most runs of which a step is drawn."""
+"""Most points that are read of one run's curve."""
 MOST_ROWS = 200
 """Most rows of one table."""
-TIME_PARTS = (
-    "setup_time_s", "data_wait_time_s", "forward_time_s", "backward_time_s", "bubble_time_s",
-    "optimizer_time_s", "communication_time_s", "checkpoint_time_s", "validation_time_s", "test_time_s",
-    "profiling_time_s",
-)  # fmt: skip
-"""The parts that sum to a run's time, in the order in which they are stacked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unanswered:
-    """Why there is no answer."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ByLabel:
-    """What a configuration made of each label of the test part.
-
-    Attributes:
-        point: Configuration.
-        runs: its runs that are counted.
-        counts: their counts together.
-    """
-
-    point: Mapping[str, object]
-    runs: tuple[int, ...]
-    counts: LabelCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +52,8 @@ class Contents:
         recommendation, comparison, frontier, effects, speedup: answers, or why there is none.
         verdicts: the recommended configuration against each other one.
         scores: an answer per named strategy.
-        curves: points by run id and name.
-        steps: by run id, a step of the first run of each configuration that traced some.
-        breakdown: mean seconds of each part of a run's time, by configuration.
+        curves: points by run id and name, of the metrics that tables and the speed-up need.
+        figures: Plots in the order of the report.
         caveats: Caveats for the reader, in words.
         ledgers: Ledgers of the experiments, all their runs included.
         by_label: Counts by label of the recommended configuration, without one of the first; None = the
@@ -114,8 +71,7 @@ class Contents:
     verdicts: tuple[TestedPair, ...] | Unanswered
     scores: Mapping[str, ScoreAnswer] | Unanswered
     curves: Mapping[int, Mapping[str, Sequence[PointRow]]]
-    steps: Mapping[int, TracedStep]
-    breakdown: Mapping[str, Mapping[str, float]]
+    figures: tuple[Figure, ...]
     caveats: tuple[str, ...]
     ledgers: tuple[Ledger, ...] = ()
     by_label: ByLabel | None = None
@@ -145,111 +101,37 @@ def gather(
         FilterError: the filter cannot be understood.
         AnalysisError: there is no run, or the runs are of different tasks or data.
     """
-    run_table = read_run_table(store, experiment_ids, selection, unit_scores=unit_scores)
-    question = Question(run_table)
-    curves = read_curves(store, run_table.finished, CURVES, max_points=POINTS_PER_CURVE)
-    specs = tuple(store.experiment_spec(experiment.id)[0] for experiment in run_table.experiments)
-    ledgers = [store.ledger(experiment.id) for experiment in run_table.experiments]
-    steps = _steps(run_table.finished, traced)
-    found = contents(question, specs, curves, ledgers, made_at_s=time.time(), steps=steps)
-    return replace(found, by_label=_by_label(found, label_counts))
-
-
-def _by_label(found: Contents, label_counts: Callable[[Run], LabelCounts | None]) -> ByLabel | None:
-    chosen, finished = found.recommendation, found.run_table.finished
-    if not finished:
-        return None
-    label = label_of(finished[0].point) if isinstance(chosen, Unanswered) else chosen.winner
-    runs = [run for run in finished if label_of(run.point) == label]
-    counted = {run.id: counts for run in runs if (counts := label_counts(run)) is not None}
-    if not counted:
-        return None
-    return ByLabel(runs[0].point, tuple(counted), LabelCounts.added_up(list(counted.values())))
-
-
-def _steps(runs: Sequence[Run], traced: Callable[[Run], TracedStep | None]) -> dict[int, TracedStep]:
-    """Returns a step of the first run of each configuration, as far as they are drawn."""
-    found: dict[int, TracedStep] = {}
-    seen: set[str] = set()
-    for run in runs:
-        label = label_of(run.point)
-        if label in seen or len(found) == MOST_TRACED:
-            continue
-        if (step := traced(run)) is not None:
-            found[run.id] = step
-            seen.add(label)
-    return found
-
-
-def contents(
-    question: Question,
-    specs: Sequence[str],
-    curves: Mapping[int, Mapping[str, Sequence[PointRow]]],
-    ledgers: Sequence[Ledger] = (),
-    *,
-    made_at_s: float,
-    steps: Mapping[int, TracedStep] = MappingProxyType({}),
-) -> Contents:
-    """Answers everything. Pure.
-
-    Args:
-        question: Question about the runs.
-        specs: text of each experiment's spec.
-        curves: points by run id and name.
-        ledgers: Ledgers of the experiments.
-        made_at_s: now, in Unix seconds.
-        steps: traced steps by run id.
-    """
-    run_table = question.run_table
-    recommendation = _answer(question.recommend)
-    comparison = _answer(question.compare)
-    effects = _answer(question.effects)
-    judged = question.judged_by.name
-    validated = question.validated_by.name
+    material = Material(
+        store, experiment_ids, selection, traced=traced, unit_scores=unit_scores, label_counts=label_counts
+    )
+    question = material.question
+    run_table, judged, validated = material.run_table, question.judged_by.name, question.validated_by.name
+    names = (validated, *(name for name in OF_SIGNS if name in material.point_names))
+    curves = read_curves(store, run_table.finished, names, max_points=POINTS_PER_CURVE)
     evaluated = {run: series[validated] for run, series in curves.items() if validated in series}
+    recommendation, effects = material.recommendation, material.effects
+    comparison = answered(question.compare)
     return Contents(
         run_table=run_table,
-        specs=tuple(specs),
-        made_at_s=made_at_s,
+        specs=tuple(store.experiment_spec(experiment.id)[0] for experiment in run_table.experiments),
+        made_at_s=material.made_at_s,
         recommendation=recommendation,
         comparison=comparison,
-        frontier=_answer(question.frontier),
+        frontier=answered(material.frontier),
         effects=effects,
-        speedup=_answer(lambda: question.speedup(curves=evaluated)),
+        speedup=answered(lambda: question.speedup(curves=evaluated)),
         verdicts=recommendation
         if isinstance(recommendation, Unanswered)
-        else _answer(
+        else answered(
             lambda: question.claims_against(recommendation.winner, ("cost_usd", "total_time_s", judged))
         ),
-        scores=_answer(lambda: {name: question.score(strategy=name) for name in STRATEGIES}),
+        scores=answered(lambda: {name: question.score(strategy=name) for name in STRATEGIES}),
         curves=curves,
-        steps=steps,
-        breakdown=breakdown(run_table),
+        figures=tuple(figures_of_report(material)),
         caveats=tuple(_caveats(run_table, recommendation, comparison, effects)),
-        ledgers=tuple(ledgers),
+        ledgers=material.ledgers,
+        by_label=material.by_label,
     )
-
-
-def _answer(ask: Callable[[], Answer]) -> Answer | Unanswered:
-    try:
-        return ask()
-    except AnalysisError as error:
-        return Unanswered(str(error))
-
-
-def breakdown(run_table: RunTable) -> dict[str, dict[str, float]]:
-    """Mean seconds of each part of a run's time, by configuration; runs without the parts give none."""
-    found: dict[str, dict[str, list[float]]] = {}
-    columns = {part: run_table.column(part).tolist() for part in TIME_PARTS}
-    for position, run in enumerate(run_table.runs):
-        if run.state is RunState.succeeded:
-            for part, column in columns.items():
-                if math.isfinite(column[position]):
-                    found.setdefault(label_of(run.point), {}).setdefault(part, []).append(column[position])
-    return {
-        label: {part: sum(values) / len(values) for part, values in parts.items()}
-        for label, parts in found.items()
-    }
 
 
 def _caveats(

@@ -17,7 +17,6 @@ import jinja2
 
 from service.domain.formats import utc
 from service.output.report.contents import Contents
-from service.output.report.figures import as_mapping
 from service.output.report.sections import Plot, sections
 
 _FOLDER = files("service.output.report")
@@ -39,7 +38,8 @@ class ReportPage:
 def html(contents: Contents) -> ReportPage:
     """Returns the whole report."""
     parts = sections(contents)
-    drawn = [as_mapping(b.figure) for part in parts for b in part.blocks if isinstance(b, Plot)]
+    plots = [block.figure for part in parts for block in part.blocks if isinstance(block, Plot)]
+    drawn = [{"id": plot.id, "data": plot.data, "layout": plot.layout} for plot in plots]
     data = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     scripts = (_plotly(), _read("page.js")) if drawn else ()
     policy = _policy(scripts)

@@ -23,8 +23,9 @@ from service.domain.metrics import finite
 from service.domain.neighbours import in_words
 from service.domain.records import Run
 from service.output import ledger_words
-from service.output.report.contents import MOST_ROWS, Contents, Unanswered, description_of
-from service.output.report.figures import Figure, figures
+from service.output.figures.figure import Figure
+from service.output.figures.material import Unanswered
+from service.output.report.contents import MOST_ROWS, OF_SIGNS, Contents, description_of
 from trainers.tasks.info import NO_LOSS
 
 MOST_IN_MATRIX = 12
@@ -89,7 +90,7 @@ class ReportSection:
 
 def sections(contents: Contents) -> list[ReportSection]:
     """Returns the whole report in order; a section without anything to say is left out."""
-    drawn = {figure.id: Plot(figure) for figure in figures(contents)}
+    drawn = {figure.id: Plot(figure) for figure in contents.figures}
 
     def plots(prefix: str) -> list[Block]:
         return [plot for id, plot in drawn.items() if id.startswith(prefix)]
@@ -248,8 +249,6 @@ _OF_BITS = (
     "test_score",
 )  # fmt: skip
 """Figures of the section about bits, of a run's summary."""
-_OF_SIGNS = ("flipped_signs_pct", "near_zero_pct")
-"""Points of the same section, of which the last counts."""
 
 
 def _bits(contents: Contents) -> Iterable[Block]:
@@ -273,12 +272,12 @@ def _bits(contents: Contents) -> Iterable[Block]:
             )
             for name in _OF_BITS
         ]
-        for name in _OF_SIGNS:
+        for name in OF_SIGNS:
             series = [contents.curves.get(run.id, {}).get(name) for run in runs]
             values.append((name, [float(points[-1].value) for points in series if points]))
         shown = [figure(name, sum(found) / len(found)) if found else "-" for name, found in values]
         rows.append([point_text(runs[0].point) or "all runs", *shown])
-    names = (*_OF_BITS, *_OF_SIGNS)
+    names = (*_OF_BITS, *OF_SIGNS)
     yield Table(
         ["configuration", *(title(name) for name in names)], rows, frozenset(range(1, 1 + len(names)))
     )

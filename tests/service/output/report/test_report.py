@@ -16,9 +16,9 @@ from service.analysis.errors import AnalysisError
 from service.analysis.selection import Selection
 from service.domain.formats import title
 from service.domain.records import PointRow
+from service.output.figures.figure import PALETTE, unit_of
+from service.output.figures.material import TIME_PARTS, Unanswered
 from service.output.report import Contents, gather, html, markdown
-from service.output.report.contents import TIME_PARTS, Unanswered
-from service.output.report.figures import PALETTE, figures, unit_of
 from service.output.report.sections import Block, Paragraph, Table, sections
 from tests.service.output.report.conftest import Sweep
 from trainers.predictions import LabelCounts
@@ -50,7 +50,7 @@ def test_the_page_says_what_the_markdown_says(simulated: Sweep) -> None:
 
 
 def test_every_kind_of_plot_is_drawn_and_plotly_knows_every_property(simulated: Sweep) -> None:
-    drawn = figures(simulated.contents())
+    drawn = simulated.contents().figures
     kinds = {figure.id.partition("-")[0] for figure in drawn}
     assert kinds == {"curve", "tradeoff", "effect", "breakdown", "timeline"}
     for figure in drawn:
@@ -64,7 +64,7 @@ def test_the_bars_of_a_runs_time_are_all_of_its_phases() -> None:
 
 
 def test_every_axis_of_numbers_has_a_unit(simulated: Sweep) -> None:
-    for figure in figures(simulated.contents()):
+    for figure in simulated.contents().figures:
         horizontal = any(trace.get("orientation") == "h" for trace in figure.data)
         axes = ["xaxis"] if horizontal or figure.id.startswith("effect") else ["xaxis", "yaxis"]
         for axis in axes:
@@ -85,7 +85,7 @@ def test_units_are_the_declared_ones(name: str, unit: str) -> None:
 
 def test_only_colours_that_everybody_tells_apart_are_used(simulated: Sweep) -> None:
     used = set(
-        re.findall(r"#[0-9A-Fa-f]{6}", json.dumps([figure.data for figure in figures(simulated.contents())]))
+        re.findall(r"#[0-9A-Fa-f]{6}", json.dumps([figure.data for figure in simulated.contents().figures]))
     )
     assert used <= set(PALETTE)
 
@@ -173,7 +173,7 @@ def test_the_confusion_matrix_of_the_recommended_configuration_is_added_up_over_
     assert f"| war \\| 1 | {1 * runs} | {2 * runs} |" in text
     page = html(contents).text
     assert "<td>war | 1</td>" in page
-    drawn = next(figure for figure in figures(contents) if figure.id == "confusion")
+    drawn = next(figure for figure in contents.figures if figure.id == "confusion")
     assert drawn.data[0]["z"][0] == pytest.approx([5 / 7, 2 / 7], rel=1e-4)
     plotly.graph_objects.Figure(data=drawn.data, layout=drawn.layout)
 
@@ -191,7 +191,7 @@ def test_labels_without_a_matrix_have_their_figures(simulated: Sweep) -> None:
     counts = LabelCounts(["city", "person"], [4, 0], [2, 0], [1, 0])
     contents = gather(simulated.store, [simulated.experiment.id], label_counts=lambda run: counts)
     assert [type(block) for block in _blocks(contents, "labels")] == [Paragraph, Table]
-    assert "confusion" not in {figure.id for figure in figures(contents)}
+    assert "confusion" not in {figure.id for figure in contents.figures}
 
 
 def test_models_of_few_bits_have_a_section_of_their_own(simulated: Sweep) -> None:

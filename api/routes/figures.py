@@ -1,0 +1,120 @@
+"""Figures of experiments as plotly JSON: the same functions draw those of a report.
+
+`service.output.figures` lists the kinds; this module knows how a request names one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import orjson
+from fastapi import APIRouter, Path, Query
+from fastapi.responses import Response
+
+from api.deps import ExperimentId, SettingsDep, StoreDep
+from api.problems import declared
+from api.routes.analysis import Also, Metrics, Selected, Strategy, Weights
+from service.output.figures.figure import Choices, Figure
+from service.output.figures.options import MOST_CURVES, Band, By, Options, XAxis
+
+router = APIRouter(prefix="/api/v1/experiments", tags=["answers"])
+
+_PROBLEMS = declared("not-found", "invalid-filter", "no-answer", "not-comparable")
+
+
+@router.get("/{experiment_id}/figures", responses=declared("not-found"), summary="List figures")
+def list_figures(experiment_id: ExperimentId, store: StoreDep, also: Also = None) -> Choices:
+    """What can be drawn: kinds of figures with the parameters that each takes, metrics, axes."""
+    from service.output.figures.choices import choices
+
+    return choices(store, [experiment_id, *(also or ())])
+
+
+@router.get(
+    "/{experiment_id}/figures/{figure}",
+    response_model=Figure,
+    responses=_PROBLEMS,
+    summary="Get a figure",
+)
+def get_figure(
+    experiment_id: ExperimentId,
+    figure: Annotated[
+        str, Path(max_length=100, description="Kind of figure, by its id.", examples=["curve"])
+    ],
+    store: StoreDep,
+    selection: Selected,
+    settings: SettingsDep,
+    metric: Metrics = None,
+    over: Annotated[
+        list[str] | None,
+        Query(
+            max_length=100,
+            description="Figures over which the frontier is found; none = those that are drawn.",
+            examples=[["cost_usd"]],
+        ),
+    ] = None,
+    x: Annotated[XAxis, Query(description="What curves are drawn over.")] = XAxis.step,
+    by: Annotated[
+        By | None, Query(description="A line per configuration (mean over seeds) or per run.")
+    ] = None,
+    band: Annotated[
+        Band, Query(description="Band around a mean: one standard deviation, or the range.")
+    ] = Band.sd,
+    smooth: Annotated[
+        float,
+        Query(ge=0, le=0.999, description="Weight of what came before in the exponentially weighted mean."),
+    ] = 0.0,
+    max_curves: Annotated[int | None, Query(ge=1, le=MOST_CURVES, description="Most lines.")] = None,
+    unfinished: Annotated[
+        bool, Query(description="Draw curves of runs that have not succeeded, or not yet, as well.")
+    ] = True,
+    strategy: Strategy = None,
+    weight: Weights = None,
+    run: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Run of which a step is drawn.")] = None,
+    also: Also = None,
+) -> Response:
+    """Traces and layout for plotly, without colours of a theme; a parameter that changes nothing is refused.
+
+    Long series come averaged over ranges of steps; the note says so.
+    """
+    from service.analysis.words import assignments
+    from service.output.figures.material import Material
+    from service.output.figures.registry import drawn
+    from service.output.predictions import known_labels
+    from service.output.traces import traced_step
+
+    material = Material(
+        store,
+        [experiment_id, *(also or ())],
+        selection,
+        traced=partial(traced_step, settings),
+        label_counts=partial(known_labels, store, settings),
+    )
+    options = Options(
+        metric=tuple(metric or ()),
+        over=tuple(over or ()),
+        x=x,
+        by=by,
+        band=band,
+        smooth=smooth,
+        max_curves=max_curves,
+        unfinished=unfinished,
+        strategy=strategy,
+        weight=assignments(weight, "weight"),
+        run=run,
+    )
+    found = drawn(figure, material, options)
+    # Tens of thousands of numbers, which nothing needs to check again.
+    return Response(
+        orjson.dumps(
+            {
+                "id": found.id,
+                "caption": found.caption,
+                "data": found.data,
+                "layout": found.layout,
+                "note": found.note,
+            }
+        ),
+        media_type="application/json",
+    )

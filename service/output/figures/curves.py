@@ -1,0 +1,431 @@
+"""Learning curves: the mean of each configuration with a band, or single runs, over steps, time or cost.
+
+Nothing is averaged in silence: the legend says over how many seeds, and what the band is.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from service.analysis.candidates import label_of
+from service.analysis.errors import AnalysisError, BadQuestion
+from service.analysis.run_tables import with_their_differences
+from service.analysis.selection import Selection
+from service.domain.formats import point_text, scale_for
+from service.domain.neighbours import disturbances
+from service.domain.records import Run
+from service.domain.states import RunState
+from service.output.figures.figure import (
+    DASHES,
+    PALETTE,
+    SYMBOLS,
+    Figure,
+    Trace,
+    axis_title,
+    capitalised,
+    faded,
+    layout,
+    rounded,
+    rounded_or_gap,
+    with_legend,
+    word,
+)
+from service.output.figures.options import MOST_CURVES, Band, By, Options, XAxis
+from service.store import Store
+from service.store.curves import Bucket, Rates
+
+MOST_CELLS = 12
+"""Configurations whose curves are drawn together unless asked otherwise; more cannot be told apart."""
+_MOST_RUNS_SHOWN = 50
+_MOST_RUNS_READ = 600
+_MOST_POINTS, _FEWEST_EACH, _MOST_EACH = 20_000, 40, 200
+"""Points of a figure, and of one curve: what a plot of some 1,000 pixels can show."""
+_MOST_DETAILED = 12
+"""Single runs around which the range of each bucket is drawn."""
+_MOST_FAINT = 40
+"""Curves that are drawn a second time as they are measured when they are smoothed."""
+_MOST_NAMED = 30
+"""Curves that the legend names."""
+_FEW_POINTS = 8
+"""Points of a curve that are marked one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One run's values of a metric.
+
+    Attributes:
+        run: the run, with the fields in which several experiments differ among its axes.
+        x: place of each bucket on the axis.
+        buckets: its values.
+    """
+
+    run: Run
+    x: list[float]
+    buckets: list[Bucket]
+
+
+@dataclass(frozen=True, slots=True)
+class CurveSet:
+    """Curves that are drawn together.
+
+    Attributes:
+        metric: their metric.
+        curves: by label of the configuration, in the order of the grid.
+        of: how many configurations or runs there were to choose from.
+        unit: unit of the axis.
+        width: steps of a bucket.
+        exact: values are means of all points of a bucket.
+        without_x: runs whose place on the axis is not known.
+        cut: runs of the chosen configurations beyond what is read at once.
+    """
+
+    metric: str
+    curves: Mapping[str, list[Curve]]
+    of: int
+    unit: str
+    width: int
+    exact: bool
+    without_x: int
+    cut: int
+
+
+def read(store: Store, experiment_ids: Sequence[int], selection: Selection, options: Options) -> CurveSet:
+    """Reads the curves of a metric in a handful of statements, however many runs there are.
+
+    Raises:
+        NotFound: there is no such experiment.
+        FilterError: the filter cannot be understood.
+        AnalysisError: no run has the metric.
+        BadQuestion: not exactly one metric is named.
+    """
+    if len(options.metric) != 1:
+        raise BadQuestion("metric", "a curve shows one metric; name one, such as metric=loss")
+    (metric,) = options.metric
+    chosen, of = _chosen(store, experiment_ids, selection.filter, options)
+    cut = max(0, len(chosen) - _MOST_RUNS_READ)
+    runs = with_their_differences(store, experiment_ids, store.runs_by_id(chosen[:_MOST_RUNS_READ]))
+    if selection.undisturbed:
+        disturbed = disturbances(runs)
+        runs = [run for run in runs if run.id not in disturbed]
+    groups = len({label_of(run.point) for run in runs}) if options.by is not By.run else len(runs)
+    each = min(_MOST_EACH, max(_FEWEST_EACH, _MOST_POINTS // max(1, groups)))
+    sources = [run.reused_from or run.id for run in runs]
+    found = store.buckets(sources, metric, each)
+    place, unit, factor = _axis(options.x, found.of_runs, store.rates(sources), runs)
+    curves: dict[str, list[Curve]] = {}
+    without_x = 0
+    for run in runs:
+        buckets = found.of_runs.get(run.reused_from or run.id, [])
+        x = [place(run, bucket) for bucket in buckets]
+        known = [value * factor for value in x if value is not None]
+        if len(known) < len(x):
+            without_x += 1
+        elif buckets:
+            curves.setdefault(label_of(run.point), []).append(Curve(run, known, buckets))
+    if not curves:
+        over = f" and {options.x} at its points" if without_x else ""
+        raise AnalysisError(
+            f"no run has {metric}{over} yet; name another metric or axis, or widen the filter"
+        )
+    return CurveSet(metric, curves, of, unit, found.width, found.exact, without_x, cut)
+
+
+def _chosen(
+    store: Store, experiment_ids: Sequence[int], filter: str | None, options: Options
+) -> tuple[list[int], int]:
+    """Returns the runs that are drawn, and how many lines there would be without a limit.
+
+    Of several experiments each has its turn, so that all of them are seen.
+    """
+    queues: list[list[list[int]]] = []
+    for experiment_id in dict.fromkeys(experiment_ids):
+        begun = store.begun_runs(experiment_id, filter)
+        if not options.unfinished:
+            begun = [run for run in begun if run.state is RunState.succeeded]
+        if options.by is By.run:
+            # Those that run now are what a reader of a running experiment looks for.
+            begun.sort(key=lambda run: run.state is not RunState.running)
+            queues.append([[run.id] for run in begun])
+        else:
+            cells: dict[str, list[int]] = {}
+            for run in begun:
+                cells.setdefault(run.cell, []).append(run.id)
+            queues.append(list(cells.values()))
+    of = sum(map(len, queues))
+    most = options.max_curves or (_MOST_RUNS_SHOWN if options.by is By.run else MOST_CELLS)
+    taken: list[tuple[int, int, list[int]]] = []
+    for turn in range(max(map(len, queues), default=0)):
+        taken += [(at, turn, queue[turn]) for at, queue in enumerate(queues) if turn < len(queue)]
+        if len(taken) >= most:
+            break
+    return [id for _, _, ids in sorted(taken[: min(most, MOST_CURVES)]) for id in ids], of
+
+
+Place = Callable[[Run, Bucket], float | None]
+
+
+def _axis(
+    x: XAxis, of_runs: Mapping[int, Sequence[Bucket]], rates: Mapping[int, Rates], runs: Sequence[Run]
+) -> tuple[Place, str, float]:
+    """Returns where a bucket stands on an axis, the axis' unit, and the factor from the value to it."""
+    if x is XAxis.step:
+        return (lambda run, bucket: bucket.step), "optimizer updates", 1.0
+
+    def rate(run: Run) -> float | None:
+        """Of what is counted, per second of the run's attempts or per step."""
+        of = rates[run.reused_from or run.id]
+        if x is XAxis.time:
+            return 1.0
+        if x is XAxis.cost:
+            return of.price_usd_per_hour / 3600
+        if x is XAxis.energy:
+            if run.energy_kwh and run.total_time_s:
+                return run.energy_kwh / run.total_time_s
+            return of.power_w / 3.6e6 or None
+        if run.tokens_per_s and run.samples_per_s:
+            return run.global_batch_size * run.tokens_per_s / run.samples_per_s
+        return None
+
+    by_run = {run.id: rate(run) for run in runs}
+
+    def place(run: Run, bucket: Bucket) -> float | None:
+        counted = bucket.step if x is XAxis.tokens else bucket.active_s
+        of = by_run[run.id]
+        return None if counted is None or of is None else counted * of
+
+    if x is XAxis.tokens:
+        return place, "tokens", 1.0
+    name = {XAxis.time: "total_time_s", XAxis.cost: "cost_usd", XAxis.energy: "energy_kwh"}[x]
+    ends = [place(run, last[-1]) for run in runs if (last := of_runs.get(run.reused_from or run.id))]
+    scale = scale_for(name, [end for end in ends if end is not None])
+    return place, scale.unit, scale.factor
+
+
+_OVER = {
+    XAxis.step: "steps",
+    XAxis.time: "time in attempts, without waits between them",
+    XAxis.tokens: "tokens without padding, at the run's mean per step",
+    XAxis.cost: "cost, the price of the run's devices x time in attempts",
+    XAxis.energy: "energy, the run's mean power (rated power until it ends) x time in attempts",
+}
+_BANDS = {
+    Band.sd: "a band of one standard deviation to each side",
+    Band.range: "a band from the least to the greatest seed",
+}
+_BANDS_IN_SHORT = {Band.sd: "± 1 SD", Band.range: "range"}
+
+
+def draw(found: CurveSet, options: Options) -> Figure:
+    """Returns the figure of a set of curves."""
+    single = options.by is By.run
+    drawn = sum(map(len, found.curves.values())) if single else len(found.curves)
+    data = [*(_runs(found, options) if single else _cells(found, options))]
+    count = sum(map(len, found.curves.values()))
+    what = (
+        "one line per run"
+        if single
+        else f"mean over seeds (n), with {_BANDS[options.band]} if there are two or more seeds"
+    )
+    smoothed = (
+        f" Smoothed: exponentially weighted mean over the drawn points, weight {options.smooth:g} on what "
+        "came before" + ("; faint lines are as measured." if drawn <= _MOST_FAINT else ".")
+        if options.smooth
+        else ""
+    )
+    names = [trace["name"] for trace in data if trace.get("showlegend", True)]
+    x_title = f"{'step' if options.x is XAxis.step else options.x} ({found.unit})"
+    shape = with_legend(
+        layout(x_title, axis_title(found.metric), height=380), names if len(names) <= _MOST_NAMED else []
+    )
+    shape["hoverlabel"] = {"namelength": -1}
+    if len(names) > _MOST_NAMED:
+        shape["showlegend"] = False
+    return Figure(
+        f"curve-{word(found.metric)}",
+        f"{capitalised(found.metric)} over {_OVER[options.x]}: {what}.{smoothed}",
+        data,
+        shape,
+        " ".join(_notes(found, drawn, count, single=single)),
+    )
+
+
+def _notes(found: CurveSet, drawn: int, count: int, *, single: bool) -> Iterator[str]:
+    if drawn < found.of:
+        yield f"{drawn:,} of {found.of:,} {'runs' if single else 'configurations'} are drawn."
+    if found.cut:
+        yield f"Only {count:,} runs are read at once; {found.cut:,} more are left out."
+    if any(bucket.count > 1 for curves in found.curves.values() for one in curves for bucket in one.buckets):
+        value = "mean" if found.exact else "mean of least and greatest values"
+        yield f"Each point is the {value} over {found.width:,} steps."
+    if found.without_x:
+        yield f"Left out, because their place on the axis is not known yet: {found.without_x:,} runs."
+    if single and drawn > _MOST_NAMED:
+        yield "Hover over a line for its run; lines of one configuration share a colour."
+
+
+def _cells(found: CurveSet, options: Options) -> Iterator[Trace]:
+    for number, curves in enumerate(found.curves.values()):
+        mean = _mean(curves)
+        if not mean.x:
+            continue
+        name = point_text(curves[0].run.point) or "all runs"
+        several = any(low != high for low, high in zip(mean.low, mean.high, strict=True))
+        band = f", {_BANDS_IN_SHORT[options.band]}" if several else ""
+        line = _Line(
+            number, f"{name} (n={len(curves)}{band})", f"cell-{number}", [curve.run.id for curve in curves]
+        )
+        if several:
+            low, high = (mean.low, mean.high) if options.band is Band.range else mean.deviating()
+            yield line.band(mean.x, _smoothed(low, options.smooth), _smoothed(high, options.smooth))
+        if options.smooth and len(found.curves) <= _MOST_FAINT:
+            yield line.faint(mean.x, mean.y)
+        yield line.line(mean.x, _smoothed(mean.y, options.smooth))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    x: list[float]
+    y: list[float]
+    sd: list[float]
+    low: list[float]
+    high: list[float]
+
+    def deviating(self) -> tuple[list[float], list[float]]:
+        """Returns the ends of a band of one standard deviation to each side."""
+        return (
+            [mean - sd for mean, sd in zip(self.y, self.sd, strict=True)],
+            [mean + sd for mean, sd in zip(self.y, self.sd, strict=True)],
+        )
+
+
+def _mean(curves: Sequence[Curve]) -> _Mean:
+    """Mean and spread over runs where at least half of them have a value."""
+    at: dict[int, list[tuple[float, float]]] = {}
+    for curve in curves:
+        for x, bucket in zip(curve.x, curve.buckets, strict=True):
+            if bucket.mean is not None and math.isfinite(bucket.mean):
+                at.setdefault(bucket.number, []).append((x, bucket.mean))
+    enough = max(1, math.ceil(len(curves) / 2))
+    places = [at[number] for number in sorted(at) if len(at[number]) >= enough]
+    values = [[y for _, y in place] for place in places]
+    return _Mean(
+        [statistics.fmean(x for x, _ in place) for place in places],
+        [statistics.fmean(ys) for ys in values],
+        [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in values],
+        [min(ys) for ys in values],
+        [max(ys) for ys in values],
+    )
+
+
+def _runs(found: CurveSet, options: Options) -> Iterator[Trace]:
+    count = sum(map(len, found.curves.values()))
+    several = count > len(found.curves)
+    number = -1
+    for at, (label, curves) in enumerate(found.curves.items()):
+        del label
+        for curve in curves:
+            number += 1
+            name = f"run:{curve.run.id} {point_text(curve.run.point)} seed={curve.run.seed}".replace(
+                "  ", " "
+            )
+            # Runs of a configuration share its colour where there are many.
+            colour = at if several and count > len(PALETTE) else number
+            line = _Line(colour, name, f"run-{curve.run.id}", [curve.run.id], width=2 if count <= 40 else 1)
+            values = [bucket.mean for bucket in curve.buckets]
+            if found.width > 1 and count <= _MOST_DETAILED:
+                known = [
+                    (x, bucket.low, bucket.high)
+                    for x, bucket in zip(curve.x, curve.buckets, strict=True)
+                    if bucket.low is not None and bucket.high is not None
+                ]
+                if any(low < high for _, low, high in known):
+                    yield line.band(*map(list, zip(*known, strict=True)))
+            if options.smooth and count <= _MOST_FAINT:
+                yield line.faint(curve.x, values)
+            yield line.line(curve.x, _smoothed(values, options.smooth))
+
+
+def _smoothed(values: Sequence[float | None], weight: float) -> list[float | None]:
+    """The exponentially weighted mean of what came before and each value, without a bias to the start."""
+    if not weight:
+        return list(values)
+    found: list[float | None] = []
+    total = norm = 0.0
+    for value in values:
+        if value is None or not math.isfinite(value):
+            found.append(None)
+            continue
+        total = weight * total + (1 - weight) * value
+        norm = weight * norm + (1 - weight)
+        found.append(total / norm)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """How one line is drawn, and the traces that belong to it."""
+
+    number: int
+    name: str
+    group: str
+    runs: list[int]
+    width: int = 2
+
+    @property
+    def _colour(self) -> str:
+        return PALETTE[self.number % len(PALETTE)]
+
+    def line(self, x: Sequence[float], y: Sequence[float | None]) -> Trace:
+        """Returns the line that the legend names."""
+        marked = len(x) <= _FEW_POINTS
+        return {
+            "type": "scatter",
+            "x": rounded(x),
+            "y": rounded_or_gap(y),
+            "mode": "lines+markers" if marked else "lines",
+            "name": self.name,
+            "legendgroup": self.group,
+            "line": {
+                "color": self._colour,
+                "width": self.width,
+                "dash": DASHES[self.number // len(PALETTE) % len(DASHES)],
+            },
+            **({"marker": {"symbol": SYMBOLS[self.number % len(SYMBOLS)], "size": 7}} if marked else {}),
+            "meta": {"part": "line", "runs": self.runs},
+        }
+
+    def band(self, x: Sequence[float], low: Sequence[float | None], high: Sequence[float | None]) -> Trace:
+        """Returns the area between two lines."""
+        return {
+            "type": "scatter",
+            "x": rounded([*x, *reversed(x)]),
+            "y": rounded_or_gap([*high, *reversed(low)]),
+            "fill": "toself",
+            "fillcolor": faded(self._colour),
+            "line": {"width": 0},
+            "mode": "lines",
+            "name": self.name,
+            "legendgroup": self.group,
+            "showlegend": False,
+            "hoverinfo": "skip",
+            "meta": {"part": "band", "runs": self.runs},
+        }
+
+    def faint(self, x: Sequence[float], y: Sequence[float | None]) -> Trace:
+        """Returns the line as measured, behind the smoothed one."""
+        return {
+            "type": "scatter",
+            "x": rounded(x),
+            "y": rounded_or_gap(y),
+            "mode": "lines",
+            "name": self.name,
+            "legendgroup": self.group,
+            "showlegend": False,
+            "hoverinfo": "skip",
+            "line": {"color": faded(self._colour, 0.3), "width": 1},
+            "meta": {"part": "measured", "runs": self.runs},
+        }

@@ -1,0 +1,141 @@
+"""What a figure is, what can be drawn, and what all of them share: colours, layout, names of axes. Pure.
+
+Colours are Okabe and Ito's, which people with any common form of colour blindness tell apart; past
+eight series, dashes and symbols go on where colours repeat. Text, grid and background take the
+page's colours when it is shown, so that one figure serves light, dark and print. Traces are of kinds
+that plotly draws as SVG: WebGL and parallel coordinates need `eval`, which the page forbids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from service.domain.formats import title
+from service.domain.serialization import Serializable
+from trainers.figures import DECLARED, SCORES, Better
+
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8A800")
+DASHES = ("solid", "dash", "dot", "dashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
+
+Trace = dict[str, Any]
+Layout = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure(Serializable):
+    """One plot: plain data for plotly, without colours of a theme."""
+
+    id: str
+    """Word that names it in a page."""
+    caption: str
+    """What it shows and how to read it, in a few sentences."""
+    data: list[Trace]
+    """plotly traces."""
+    layout: Layout
+    """plotly layout without theme."""
+    note: str = ""
+    """What is left out or estimated; empty = nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class FigureInfo(Serializable):
+    """A kind of figure, as the API lists it."""
+
+    id: str
+    """Word that names it in the address."""
+    title: str
+    """Heading of the figure."""
+    about: str
+    """What it answers, in one sentence."""
+    reads: tuple[str, ...]
+    """Parameters that change it; it refuses others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawable(Serializable):
+    """A metric or figure of runs."""
+
+    name: str
+    """Name with its unit."""
+    title: str
+    """Name as headings show it."""
+    unit: str
+    """Its unit in words."""
+    better: Better | None
+    """Which direction wins; null = neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices(Serializable):
+    """What can be drawn of some experiments."""
+
+    figures: list[FigureInfo]
+    """Kinds of figures."""
+    points: list[Drawable]
+    """Metrics that have curves."""
+    metrics: list[Drawable]
+    """Figures that runs end with."""
+    axes: list[str]
+    """Axes of the grids, by dotted name."""
+
+
+def layout(x: str, y: str, *, height: int) -> Layout:
+    """Returns a layout with these titles of the axes and this height in pixels."""
+    return {
+        "height": height,
+        "margin": {"l": 70, "r": 16, "t": 12, "b": 52},
+        "xaxis": {"title": {"text": x, "standoff": 8}, "automargin": True, "zeroline": False},
+        "yaxis": {"title": {"text": y, "standoff": 8}, "automargin": True, "zeroline": False},
+        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"},
+        "hovermode": "closest",
+    }
+
+
+def with_legend(layout: Layout, names: Sequence[str]) -> Layout:
+    """Returns the room for the legend above the plot: about 100 characters of names fit into a line."""
+    longest = max((len(name) for name in names), default=0) + 8
+    lines = math.ceil(len(names) / max(1, 120 // longest))
+    layout["height"] += 22 * max(0, lines - 1)
+    return layout
+
+
+def axis_title(name: str) -> str:
+    """Returns a figure's name with its unit."""
+    return f"{title(name)} ({unit_of(name)})"
+
+
+def capitalised(name: str) -> str:
+    """Returns a figure's name as a sentence begins with it."""
+    words = title(name)
+    return words[0].upper() + words[1:]
+
+
+def unit_of(name: str) -> str:
+    """Returns the unit of a figure as an axis title shows it."""
+    unit = DECLARED[name].unit if name in DECLARED else "1"
+    return "share, 0 to 1" if name in SCORES and SCORES[name].share is not None else unit
+
+
+def word(name: str) -> str:
+    """Returns a figure's name as part of an id."""
+    return name.replace("_", "-")
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    """Five significant digits: what a pixel can show, at half the bytes."""
+    return [float(f"{value:.5g}") for value in values]
+
+
+def rounded_or_gap(values: Iterable[float | None]) -> list[float | None]:
+    """The same where values may be missing: plotly leaves a gap there."""
+    return [float(f"{value:.5g}") if value is not None and math.isfinite(value) else None for value in values]
+
+
+def faded(colour: str, opacity: float = 0.18) -> str:
+    """Returns a colour of the palette that lets others through."""
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity:g})"

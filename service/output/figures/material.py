@@ -1,0 +1,208 @@
+"""What figures are drawn from: each part is read or answered when a figure first needs it, and kept.
+
+The report and the API make one `Material` per document or request, so that a figure costs what it shows:
+curves need no analysis, and the trade-off no points.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from service.analysis.answers import EffectsAnswer, FrontierAnswer
+from service.analysis.candidates import label_of
+from service.analysis.errors import AnalysisError
+from service.analysis.question import Question
+from service.analysis.results import Recommendation
+from service.analysis.run_table import RunTable, UnitScores, no_scores
+from service.analysis.run_tables import read_run_table
+from service.analysis.selection import EVERYTHING, Selection
+from service.domain.ledger import Ledger
+from service.domain.records import Run
+from service.domain.states import RunState
+from service.output.figures import curves
+from service.output.figures.options import Options
+from service.output.traces import TracedStep
+from service.store import Store
+from trainers.figures import SCORES
+from trainers.predictions import LabelCounts
+
+Answer = TypeVar("Answer")
+
+CURVES = (
+    "loss",
+    *(name for name, score in SCORES.items() if score.drawn),
+    "flipped_signs_pct",
+    "near_zero_pct",
+)
+"""Points that a report draws over steps, where runs have them."""
+MOST_TRACED = 8
+"""Most runs of which a report draws a step."""
+TIME_PARTS = (
+    "setup_time_s", "data_wait_time_s", "forward_time_s", "backward_time_s", "bubble_time_s",
+    "optimizer_time_s", "communication_time_s", "checkpoint_time_s", "validation_time_s", "test_time_s",
+    "profiling_time_s",
+)  # fmt: skip
+"""The parts that sum to a run's time, in the order in which they are stacked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """Why there is no answer."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ByLabel:
+    """What a configuration made of each label of the test part.
+
+    Attributes:
+        point: Configuration.
+        runs: its runs that are counted.
+        counts: their counts together.
+    """
+
+    point: Mapping[str, object]
+    runs: tuple[int, ...]
+    counts: LabelCounts
+
+
+def answered(ask: Callable[[], Answer]) -> Answer | Unanswered:
+    """Returns an answer, or why there is none."""
+    try:
+        return ask()
+    except AnalysisError as error:
+        return Unanswered(str(error))
+
+
+class Material:
+    """Runs, answers, curves and charges of some experiments.
+
+    Args:
+        store: Store with the runs.
+        experiment_ids: one, or several that are answered together.
+        selection: Selection among their runs.
+        traced: a step of a run, where it traced some.
+        unit_scores: reads a run's scores of the test part's units.
+        label_counts: reads a run's counts by label.
+        made_at_s: now, in Unix seconds; None = the clock.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        experiment_ids: Sequence[int],
+        selection: Selection = EVERYTHING,
+        *,
+        traced: Callable[[Run], TracedStep | None] = lambda run: None,
+        unit_scores: UnitScores = no_scores,
+        label_counts: Callable[[Run], LabelCounts | None] = lambda run: None,
+        made_at_s: float | None = None,
+    ) -> None:
+        self.store = store
+        self.experiment_ids = tuple(dict.fromkeys(experiment_ids))
+        self.selection = selection
+        self.made_at_s = time.time() if made_at_s is None else made_at_s
+        self._traced, self._unit_scores, self._label_counts = traced, unit_scores, label_counts
+        self._frontiers: dict[tuple[str, ...], FrontierAnswer] = {}
+
+    @cached_property
+    def run_table(self) -> RunTable:
+        """All runs with everything that judges them."""
+        return read_run_table(self.store, self.experiment_ids, self.selection, unit_scores=self._unit_scores)
+
+    @cached_property
+    def question(self) -> Question:
+        """The runs, comparable."""
+        return Question(self.run_table)
+
+    @cached_property
+    def recommendation(self) -> Recommendation | Unanswered:
+        """The recommended configuration."""
+        return answered(self.question.recommend)
+
+    @cached_property
+    def effects(self) -> EffectsAnswer | Unanswered:
+        """Effects of the axes on the metrics of the project's question."""
+        return answered(self.question.effects)
+
+    def frontier(self, metrics: Sequence[str] = ()) -> FrontierAnswer:
+        """Returns what nothing else beats on every metric at once.
+
+        Raises:
+            AnalysisError: no configuration has all metrics.
+        """
+        key = tuple(metrics)
+        if key not in self._frontiers:
+            self._frontiers[key] = self.question.frontier(metrics=key)
+        return self._frontiers[key]
+
+    @cached_property
+    def point_names(self) -> list[str]:
+        """Metrics that the runs have points of."""
+        return self.store.point_names(self.experiment_ids)
+
+    def curves(self, options: Options) -> curves.CurveSet:
+        """Reads the curves of a metric.
+
+        Raises:
+            AnalysisError: no run has the metric.
+        """
+        return curves.read(self.store, self.experiment_ids, self.selection, options)
+
+    @cached_property
+    def ledgers(self) -> tuple[Ledger, ...]:
+        """What was used, with all runs, by experiment."""
+        return tuple(self.store.ledger(id) for id in self.experiment_ids)
+
+    @cached_property
+    def breakdown(self) -> Mapping[str, Mapping[str, float]]:
+        """Mean seconds of each part of a run's time, by configuration; runs without the parts give none."""
+        return breakdown(self.run_table)
+
+    @cached_property
+    def steps(self) -> Mapping[int, TracedStep]:
+        """A step of the first run of each configuration that traced some, as far as they are drawn."""
+        found: dict[int, TracedStep] = {}
+        seen: set[str] = set()
+        for run in self.run_table.finished:
+            label = label_of(run.point)
+            if label in seen or len(found) == MOST_TRACED:
+                continue
+            if (step := self._traced(run)) is not None:
+                found[run.id] = step
+                seen.add(label)
+        return found
+
+    @cached_property
+    def by_label(self) -> ByLabel | None:
+        """Counts by label of the recommended configuration, else of the first; None = there are none."""
+        chosen, finished = self.recommendation, self.run_table.finished
+        if not finished:
+            return None
+        label = label_of(finished[0].point) if isinstance(chosen, Unanswered) else chosen.winner
+        runs = [run for run in finished if label_of(run.point) == label]
+        counted = {run.id: counts for run in runs if (counts := self._label_counts(run)) is not None}
+        if not counted:
+            return None
+        return ByLabel(runs[0].point, tuple(counted), LabelCounts.added_up(list(counted.values())))
+
+
+def breakdown(run_table: RunTable) -> dict[str, dict[str, float]]:
+    """Mean seconds of each part of a run's time, by configuration; runs without the parts give none."""
+    found: dict[str, dict[str, list[float]]] = {}
+    columns = {part: run_table.column(part).tolist() for part in TIME_PARTS}
+    for position, run in enumerate(run_table.runs):
+        if run.state is RunState.succeeded:
+            for part, column in columns.items():
+                if math.isfinite(column[position]):
+                    found.setdefault(label_of(run.point), {}).setdefault(part, []).append(column[position])
+    return {
+        label: {part: sum(values) / len(values) for part, values in parts.items()}
+        for label, parts in found.items()
+    }

@@ -1,0 +1,301 @@
+"""Every kind of figure, in one place: the report, the API and the page read this list.
+
+A new kind is one entry: what it is called, which options it reads, which of its figures a report has, and
+the function that draws one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from service.analysis.errors import AnalysisError, BadQuestion
+from service.config.hardware import nearest
+from service.output.figures import answers, curves, parallel, times
+from service.output.figures.figure import Figure, FigureInfo
+from service.output.figures.material import CURVES, Material, Unanswered
+from service.output.figures.options import By, Options
+
+_MOST_LINES = 10_000
+"""Most lines of parallel coordinates."""
+
+
+@dataclass(frozen=True, slots=True)
+class FigureKind:
+    """A kind of figure.
+
+    Attributes:
+        id: word that names it in addresses.
+        title: heading of the figure.
+        about: what it answers, in one sentence.
+        reads: names of the options that it reads.
+        draw: returns one figure; raises `AnalysisError` where there is nothing to draw.
+        of_report: options of each figure of this kind that a report has.
+    """
+
+    id: str
+    title: str
+    about: str
+    reads: tuple[str, ...]
+    draw: Callable[[Material, Options], Figure]
+    of_report: Callable[[Material], Iterable[Options]] = lambda material: ()
+
+
+def _curve(material: Material, options: Options) -> Figure:
+    return curves.draw(material.curves(options), options)
+
+
+def _report_curves(material: Material) -> Iterator[Options]:
+    known = set(material.point_names)
+    for name in CURVES:
+        if name in known:
+            yield Options(metric=(name,), unfinished=False)
+
+
+def _trade_off(material: Material, options: Options) -> Figure:
+    if options.metric and not 2 <= len(options.metric) <= 3:
+        raise BadQuestion(
+            "metric", "a trade-off shows two or three figures; name metric twice or three times"
+        )
+    over = options.over or options.metric
+    answer = material.frontier(dict.fromkeys((*over, *options.metric)) if over else ())
+    names = [metric.name for metric in answer.metrics]
+    drawn = [material.question.metric(name).name for name in options.metric]
+    if not drawn:
+        costs = [name for name in answers.COSTS[1:] if name in names[:-1]]
+        drawn = [costs[0] if costs else names[0], names[-1]]
+    if len(set(drawn)) < 2:
+        raise BadQuestion("metric", f"a trade-off needs two different figures; {drawn[0]} is the only one")
+    runs = answers.runs_by_label(material.run_table.finished)
+    return answers.trade_off(answer, drawn, runs, judged_by_all=len(names) > len(drawn))
+
+
+def _report_trade_offs(material: Material) -> Iterator[Options]:
+    answer = material.frontier()
+    names = [metric.name for metric in answer.metrics]
+    judged = names[-1]  # The task's headline comes last.
+    if judged not in answers.COSTS:
+        for name in answers.COSTS:
+            if name in names:
+                yield Options(metric=(name, judged), over=tuple(names))
+
+
+def _effect(material: Material, options: Options) -> Figure:
+    if len(options.metric) > 1:
+        raise BadQuestion("metric", "effects are drawn of one figure; name one metric")
+    if not options.metric:
+        answer = material.effects
+        if isinstance(answer, Unanswered):
+            raise AnalysisError(answer.reason)
+        return answers.effect(answer.items[0])
+    (wanted,) = (material.question.metric(name).name for name in options.metric)
+    if not isinstance(material.effects, Unanswered):
+        for item in material.effects.items:
+            if item.model.metric == wanted:
+                return answers.effect(item)
+    return answers.effect(material.question.effects(metrics=options.metric).items[0])
+
+
+def _report_effects(material: Material) -> Iterator[Options]:
+    if not isinstance(material.effects, Unanswered):
+        yield from (Options(metric=(item.model.metric,)) for item in material.effects.items)
+
+
+def _score(material: Material, options: Options) -> Figure:
+    return answers.score(material.question.score(strategy=options.strategy, weights=options.weight or None))
+
+
+def _parallel(material: Material, options: Options) -> Figure:
+    question, table = material.question, material.run_table
+    metrics = list(
+        dict.fromkeys(question.metric(name) for name in options.metric) or material.frontier().metrics
+    )
+    if options.by is By.cell:
+        answer = question.frontier(metrics=[f"{metric.name}:{metric.better}" for metric in metrics])
+        runs = answers.runs_by_label(table.finished)
+        places = {label: at for at, label in enumerate(runs)}
+        members = sorted([*answer.members, *answer.others], key=lambda member: places[member.label])
+        return parallel.of_cells(members[:_MOST_LINES], metrics, runs)
+    known = np.logical_or.reduce([np.isfinite(table.column(metric.name)) for metric in metrics])
+    finished = {run.id for run in table.finished}
+    positions = [at for at in np.flatnonzero(known).tolist() if table.runs[at].id in finished][:_MOST_LINES]
+    if not positions:
+        raise AnalysisError(f"no run has {' or '.join(metric.name for metric in metrics)} yet")
+    return parallel.of_runs(table, positions, metrics)
+
+
+def _confusion(material: Material, options: Options) -> Figure:
+    del options
+    if material.by_label is None or not material.by_label.counts.confusion:
+        raise AnalysisError("no run kept counts by label of its test part")
+    return answers.confusion(material.by_label)
+
+
+def _breakdown(material: Material, options: Options) -> Figure:
+    del options
+    if not material.breakdown:
+        raise AnalysisError("no run has reported where its time went yet")
+    return times.breakdown(material.breakdown, material.run_table.finished)
+
+
+def _money(material: Material, options: Options) -> Figure:
+    del options
+    if not any(ledger.total.cost_usd for ledger in material.ledgers):
+        raise AnalysisError("nothing has been paid for yet")
+    return times.money(material.ledgers, material.run_table.runs)
+
+
+def _step(material: Material, options: Options) -> Figure:
+    runs = {run.id: run for run in material.run_table.runs}
+    chosen = options.run if options.run is not None else next(iter(material.steps), None)
+    if chosen is None or chosen not in material.steps:
+        named = "no run" if chosen is None else f"run:{chosen}"
+        raise AnalysisError(f"{named} traced its steps here; submit with telemetry.trace_steps, such as 5")
+    return times.step(runs[chosen], material.steps[chosen])
+
+
+def _timeline(material: Material, options: Options) -> Figure:
+    del options
+    started = [run for run in material.run_table.runs if run.started_s is not None]
+    if not started:
+        raise AnalysisError("no run has started yet")
+    return times.timeline(started, material.made_at_s)
+
+
+def _once(material: Material) -> tuple[Options, ...]:
+    del material
+    return (Options(),)
+
+
+FIGURES: Mapping[str, FigureKind] = MappingProxyType(
+    {
+        kind.id: kind
+        for kind in (
+            FigureKind(
+                "curve",
+                "Curves",
+                "How a metric develops over steps, time, tokens, cost or energy.",
+                ("metric", "x", "by", "band", "smooth", "max_curves", "unfinished"),
+                _curve,
+                _report_curves,
+            ),
+            FigureKind(
+                "tradeoff",
+                "Trade-off",
+                "Two or three figures against each other, and which configurations nothing beats.",
+                ("metric", "over"),
+                _trade_off,
+                _report_trade_offs,
+            ),
+            FigureKind(
+                "effect",
+                "Effects",
+                "What each value of each axis changes.",
+                ("metric",),
+                _effect,
+                _report_effects,
+            ),
+            FigureKind(
+                "parallel",
+                "Parallel coordinates",
+                "Axes and figures of every run side by side.",
+                ("metric", "by"),
+                _parallel,
+            ),
+            FigureKind(
+                "score",
+                "Scores",
+                "Configurations by a weighted sum of figures.",
+                ("strategy", "weight"),
+                _score,
+            ),
+            FigureKind(
+                "confusion",
+                "Confusion matrix",
+                "Which labels of the test part the recommended configuration mixes up.",
+                (),
+                _confusion,
+                _once,
+            ),
+            FigureKind(
+                "breakdown",
+                "Time of a run",
+                "Which parts a run's time has, by configuration.",
+                (),
+                _breakdown,
+                _once,
+            ),
+            FigureKind(
+                "step",
+                "One step",
+                "What each worker did in one step of a run.",
+                ("run",),
+                _step,
+                lambda material: [Options(run=id) for id in material.steps],
+            ),
+            FigureKind(
+                "timeline",
+                "Time line",
+                "When each run ran.",
+                (),
+                _timeline,
+                _once,
+            ),
+            FigureKind(
+                "money",
+                "Money",
+                "What was paid for: work that counts, lost work, overhead and waiting.",
+                (),
+                _money,
+            ),
+        )
+    }
+)
+"""By id, in the order of the report."""
+
+
+def kind_of(id: str) -> FigureKind:
+    """Returns a kind of figure.
+
+    Raises:
+        BadQuestion: there is none of that id.
+    """
+    if id not in FIGURES:
+        raise BadQuestion("figure", f"unknown figure '{id[:100]}'; {nearest(id[:100], FIGURES)}")
+    return FIGURES[id]
+
+
+def drawn(id: str, material: Material, options: Options) -> Figure:
+    """Returns one figure.
+
+    Raises:
+        BadQuestion: there is no such figure, it does not read an option that is given, or one makes no sense.
+        AnalysisError: there is nothing to draw.
+    """
+    kind = kind_of(id)
+    for name in options.given():
+        if name not in kind.reads:
+            takes = ", ".join(kind.reads) or "none"
+            raise BadQuestion(name, f"{name} changes nothing about the figure '{id}'; it takes {takes}")
+    return kind.draw(material, options)
+
+
+def figures_of_report(material: Material) -> list[Figure]:
+    """Returns all figures that a report has, in its order; what cannot be drawn is left out."""
+    found: list[Figure] = []
+    for kind in FIGURES.values():
+        # Where there is no answer, a section of the report says why.
+        with suppress(AnalysisError):
+            for options in kind.of_report(material):
+                with suppress(AnalysisError):
+                    found.append(kind.draw(material, options))
+    return found
+
+
+def listed() -> list[FigureInfo]:
+    """Returns all kinds of figures, as the API lists them."""
+    return [FigureInfo(kind.id, kind.title, kind.about, kind.reads) for kind in FIGURES.values()]

@@ -1,0 +1,245 @@
+"""Where time and money went: parts of a run's time, when runs ran, one step, what was paid for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service.analysis.candidates import label_of
+from service.domain.formats import figure as figure_text
+from service.domain.formats import point_text, scale_for
+from service.domain.ledger import OUTSIDE_ATTEMPTS, Ledger
+from service.domain.records import Run
+from service.output.figures.figure import PALETTE, Figure, Trace, layout, rounded, with_legend
+from service.output.figures.material import TIME_PARTS
+from service.output.ledger_words import PARTS
+from service.output.traces import TracedStep
+
+MOST_BARS = 100
+"""Configurations, or runs, that one figure has a bar for."""
+_STATES = {
+    "succeeded": PALETTE[2],
+    "stopped": PALETTE[1],
+    "failed": PALETTE[5],
+    "cancelled": PALETTE[6],
+}
+_PHASES = {
+    "forward": PALETTE[0],
+    "backward": PALETTE[4],
+    "optimizer": PALETTE[2],
+    "communication": PALETTE[1],
+    "bubble": PALETTE[5],
+    "data_wait": PALETTE[3],
+    "setup": PALETTE[7],
+    "checkpoint": PALETTE[6],
+    "validation": PALETTE[0],
+    "test": PALETTE[4],
+    "profiling": PALETTE[2],
+}
+"""Colours of a run's phases, those of a step first, in the order of a step's legend."""
+_HATCHED = ("validation", "test", "profiling")
+"""That share their colour with another phase."""
+_PAID: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "kept": ("work that counts", {"color": PALETTE[2]}),
+    "lost": ("lost work", {"color": PALETTE[5], "pattern": {"shape": "/"}}),
+    "overhead": ("overhead and waiting", {"color": PALETTE[1]}),
+}
+"""Parts of the money, with their names and marks."""
+_MOST_TIMED = 500
+"""Runs that the time line shows one by one."""
+
+
+def breakdown(found: Mapping[str, Mapping[str, float]], runs: Sequence[Run]) -> Figure:
+    """Returns the parts of a run's time by configuration.
+
+    Args:
+        found: mean seconds of each part by label of the configuration.
+        runs: runs of these configurations.
+    """
+    points = {label_of(run.point): run.point for run in runs}
+    labels = list(found)[:MOST_BARS]
+    largest = max(sum(parts.values()) for parts in found.values())
+    scale = scale_for("total_time_s", [largest])
+    names = [point_text(points[label]) or "all runs" for label in labels]
+    data: list[Trace] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": names,
+            "x": rounded([found[label].get(part, 0.0) * scale.factor for label in labels]),
+            "name": part.removesuffix("_time_s").replace("_", " "),
+            "marker": _mark(part.removesuffix("_time_s")),
+            "hovertemplate": "%{y}: %{x:.3g} " + scale.unit + "<extra>%{fullData.name}</extra>",
+        }
+        for part in TIME_PARTS
+        if any(of.get(part) for of in found.values())
+    ]
+    shape = layout(f"time ({scale.unit}), mean over seeds", "", height=150 + 26 * len(labels))
+    shape |= {"barmode": "stack"}
+    shape["yaxis"]["autorange"] = "reversed"
+    left = len(found) - len(labels)
+    return Figure(
+        "breakdown",
+        "Breakdown of the time of a run, mean over seeds.",
+        data,
+        shape,
+        f"The first {len(labels)} of {len(found):,} configurations." if left else "",
+    )
+
+
+def _mark(phase: str) -> dict[str, Any]:
+    return {"color": _PHASES[phase], **({"pattern": {"shape": "/"}} if phase in _HATCHED else {})}
+
+
+def timeline(runs: Sequence[Run], now_s: float) -> Figure:
+    """Returns when each run ran.
+
+    Args:
+        runs: runs that have started.
+        now_s: where bars of runs end that have not ended, Unix time.
+    """
+    begun = (
+        sorted(runs, key=lambda run: run.started_s or 0.0)[:_MOST_TIMED] if len(runs) > _MOST_TIMED else runs
+    )
+    origin = min(run.started_s for run in begun if run.started_s is not None)
+    last = max(run.ended_s or now_s for run in begun) - origin
+    scale = scale_for("total_time_s", [last])
+    data: list[Trace] = []
+    for state in dict.fromkeys(str(run.state) for run in begun):
+        of = [run for run in begun if str(run.state) == state]
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "y": [f"run:{run.id}" for run in of],
+                "base": rounded([((run.started_s or 0.0) - origin) * scale.factor for run in of]),
+                "x": rounded(
+                    [((run.ended_s or now_s) - (run.started_s or 0.0)) * scale.factor for run in of]
+                ),
+                "text": [f"{point_text(run.point)} seed={run.seed}" for run in of],
+                "textposition": "none",
+                "name": state,
+                "marker": {"color": _STATES.get(state, PALETTE[4])},
+                "hovertemplate": "%{y} %{text}<br>from %{base:.4g} "
+                + scale.unit
+                + "<extra>"
+                + state
+                + "</extra>",
+            }
+        )
+    dense = len(begun) > 60
+    shape = layout(
+        f"time since the first run started ({scale.unit})",
+        "run",
+        height=min(1600, 140 + (8 if dense else 18) * len(begun)),
+    )
+    shape["yaxis"] |= {
+        "autorange": "reversed",
+        "categoryorder": "array",
+        "categoryarray": [f"run:{run.id}" for run in begun],
+        "showticklabels": not dense,
+    }
+    shape |= {"bargap": 0.15, "barmode": "overlay"}
+    return Figure(
+        "timeline",
+        "When each run ran, from first start to end, including waits between attempts.",
+        data,
+        shape,
+        f"The first {len(begun)} of {len(runs):,} runs." if len(begun) < len(runs) else "",
+    )
+
+
+def step(run: Run, traced: TracedStep) -> Figure:
+    """Returns one step of a run: a row per worker, a bar per phase; what waits stands out."""
+    data: list[Trace] = []
+    for phase in dict.fromkeys([*_PHASES, *(bar.phase for bar in traced.bars)]):
+        bars = [bar for bar in traced.bars if bar.phase == phase]
+        if not bars:
+            continue
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "y": [bar.row for bar in bars],
+                "base": rounded([bar.begin_ms for bar in bars]),
+                "x": rounded([bar.end_ms - bar.begin_ms for bar in bars]),
+                "text": [
+                    "" if bar.micro_batch is None else f"micro-batch {bar.micro_batch + 1}" for bar in bars
+                ],
+                "textposition": "none",
+                "name": phase.replace("_", " "),
+                "marker": {"color": _PHASES.get(phase, PALETTE[6]), "line": {"width": 1}},
+                "hovertemplate": "%{y} %{text}<br>%{x:.4g} ms from %{base:.4g} ms"
+                "<extra>%{fullData.name}</extra>",
+            }
+        )
+    shape = layout("time since the start of the step (ms)", "worker", height=170 + 34 * len(traced.rows))
+    shape["yaxis"] |= {"autorange": "reversed", "categoryorder": "array", "categoryarray": [*traced.rows]}
+    shape |= {"bargap": 0.2, "barmode": "overlay"}
+    point = point_text(run.point)
+    return Figure(
+        f"step-{run.id}",
+        f"Step {traced.step} of run:{run.id}{f' ({point})' if point else ''}, a step of median duration: "
+        "each worker's timeline. `stillhouse trace` has all traced steps.",
+        data,
+        shape,
+    )
+
+
+def money(ledgers: Sequence[Ledger], runs: Sequence[Run]) -> Figure:
+    """Returns what was paid for, by configuration: work that counts, lost work, overhead, and waiting.
+
+    Args:
+        ledgers: Ledgers of the experiments.
+        runs: the runs that are shown.
+    """
+    of_run = {account.run_id: account.total for ledger in ledgers for account in ledger.runs}
+    cells: dict[str, dict[str, float]] = {}
+    for run in runs:
+        if (total := of_run.get(run.id)) is not None:
+            parts = cells.setdefault(point_text(run.point) or "all runs", dict.fromkeys(_PAID, 0.0))
+            parts["lost"] += total.lost_usd
+            parts["overhead"] += total.overhead_usd
+            parts["kept"] += max(0.0, total.cost_usd - total.lost_usd - total.overhead_usd)
+    rows = sorted(cells.items(), key=lambda cell: -sum(cell[1].values()))
+    shown, rest = rows[:MOST_BARS], rows[MOST_BARS:]
+    if rest:
+        shown.append(
+            (f"{len(rest):,} more configurations", {part: sum(of[part] for _, of in rest) for part in _PAID})
+        )
+    # What the sweep paid for outside of attempts belongs to no configuration.
+    outside = {
+        f"{PARTS.get(part.part, part.part)} (no configuration)": part.cost_usd
+        for ledger in ledgers
+        for part in ledger.overhead
+        if part.part in OUTSIDE_ATTEMPTS and part.cost_usd
+    }
+    names = [*(name for name, _ in shown), *outside]
+    scale = scale_for("cost_usd", [*(sum(of.values()) for _, of in shown), *outside.values()])
+    data: list[Trace] = []
+    for part, (said, mark) in _PAID.items():
+        values = [of[part] for _, of in shown]
+        values += list(outside.values()) if part == "overhead" else [0.0] * len(outside)
+        if any(values):
+            data.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "y": names,
+                    "x": rounded(value * scale.factor for value in values),
+                    "name": said,
+                    "marker": mark,
+                    "hovertemplate": "%{y}: %{x:.4g} " + scale.unit + "<extra>%{fullData.name}</extra>",
+                }
+            )
+    total = sum(ledger.total.cost_usd for ledger in ledgers)
+    shape = layout(f"cost ({scale.unit}), sum over seeds", "", height=150 + 26 * len(names))
+    shape |= {"barmode": "stack"}
+    shape["yaxis"]["autorange"] = "reversed"
+    return Figure(
+        "money",
+        "What was paid for, summed over seeds and attempts: work that a result holds, work that was lost, "
+        f"and overhead that no configuration caused. All together: {figure_text('cost_usd', total)}.",
+        data,
+        with_legend(shape, [trace["name"] for trace in data]),
+    )
