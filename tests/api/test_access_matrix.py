@@ -77,7 +77,13 @@ def test_everyone_may_do_what_the_table_says(closed: tuple[TestClient, World], c
     assert found == {operation: row[column] for operation, row in EXPECTED.items()}
 
 
-MISSING = {"experiment_id": "98765", "run_id": "98765", "project": "nowhere", "name": "disabled"}
+MISSING = {
+    "experiment_id": "98765",
+    "run_id": "98765",
+    "project": "nowhere",
+    "name": "disabled",
+    "figure": "curve",
+}
 
 
 def test_what_is_hidden_answers_as_what_is_missing(closed: tuple[TestClient, World]) -> None:
