@@ -204,6 +204,7 @@ RULES: Mapping[str, Rule] = {
     "documentation_asset": PUBLIC,
     "page": PUBLIC,
     "static": PUBLIC,
+    "plotly_script": PUBLIC,
 }
 """The rule of every operation, by the name of its endpoint; a route without one is refused at the start."""
 

@@ -34,6 +34,7 @@ from api.routes import (
     runs,
     specs,
     system,
+    vendor,
 )
 from api.stream import Streams
 from service.config.settings import Settings
@@ -89,7 +90,7 @@ def include_routes(app: FastAPI) -> None:
     app.include_router(system.health)
     guarded = [Depends(authorised), Depends(known_parameters)]
     about_runs = (experiments, analysis, figures, runs, run_files, queue, specs)
-    for module in (*about_runs, people, projects, notices, system, docs, pages):
+    for module in (*about_runs, people, projects, notices, system, docs, vendor, pages):
         app.include_router(module.router, dependencies=guarded)
     for router in (logins.router, device.router):
         app.include_router(router, dependencies=guarded)

@@ -81,8 +81,8 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(
         (
             "healthz", "openapi_document", "explain_problem", "documentation", "start_documentation",
-            "documentation_asset", "page", "static", "login_page", "login_options", "login_with_token",
-            "device_page", "device_code", "device_token",
+            "documentation_asset", "page", "static", "plotly_script", "login_page", "login_options",
+            "login_with_token", "device_page", "device_code", "device_token",
         ),
         PUBLIC,
     ),

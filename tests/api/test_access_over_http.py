@@ -41,6 +41,7 @@ UNLISTED = {
     "documentation_asset": ("get", "/docs/{name}"),
     "page": ("get", "/"),
     "static": ("get", "/static/{name}"),
+    "plotly_script": ("get", "/static/vendor/plotly.min.js"),
     "login_page": ("get", "/login"),
     "login_options": ("get", "/login/options"),
     "login_with_token": ("post", "/login/token"),

@@ -89,7 +89,7 @@ def test_answers_and_reports_know_its_scores(found):
     assert found["margins"] == {"error_rate": 0.02, "test_error_rate": 0.02, "cut_off": None}
     assert "error_rate" in found["curves"]
     assert "cut_off" not in found["curves"]
-    assert found["drawn"] == ["error_rate", "loss"]
+    assert sorted(found["drawn"]) == ["curve-error-rate", "curve-loss"]
     assert found["figure"] == "0.031"
 
 

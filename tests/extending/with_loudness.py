@@ -157,7 +157,7 @@ def _trained(settings: Any, experiment_id: int) -> dict[str, Any]:
         "data": facts["data"],
         "data_unread": input_identity(config, config.workspace),
         "judged_by": (judged.name, judged.better),
-        "drawn": sorted({name for curves in contents.curves.values() for name in curves}),
+        "drawn": [figure.id for figure in contents.figures if figure.id.startswith("curve-")],
         "card": card_text,
     }
     store.close()

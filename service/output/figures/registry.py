@@ -62,7 +62,7 @@ def _trade_off(material: Material, options: Options) -> Figure:
             "metric", "a trade-off shows two or three figures; name metric twice or three times"
         )
     over = options.over or options.metric
-    answer = material.frontier(dict.fromkeys((*over, *options.metric)) if over else ())
+    answer = material.frontier(tuple(dict.fromkeys((*over, *options.metric))) if over else ())
     names = [metric.name for metric in answer.metrics]
     drawn = [material.question.metric(name).name for name in options.metric]
     if not drawn:

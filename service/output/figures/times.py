@@ -232,14 +232,14 @@ def money(ledgers: Sequence[Ledger], runs: Sequence[Run]) -> Figure:
                     "hovertemplate": "%{y}: %{x:.4g} " + scale.unit + "<extra>%{fullData.name}</extra>",
                 }
             )
-    total = sum(ledger.total.cost_usd for ledger in ledgers)
+    paid = sum(ledger.total.cost_usd for ledger in ledgers)
     shape = layout(f"cost ({scale.unit}), sum over seeds", "", height=150 + 26 * len(names))
     shape |= {"barmode": "stack"}
     shape["yaxis"]["autorange"] = "reversed"
     return Figure(
         "money",
         "What was paid for, summed over seeds and attempts: work that a result holds, work that was lost, "
-        f"and overhead that no configuration caused. All together: {figure_text('cost_usd', total)}.",
+        f"and overhead that no configuration caused. All together: {figure_text('cost_usd', paid)}.",
         data,
         with_legend(shape, [trace["name"] for trace in data]),
     )

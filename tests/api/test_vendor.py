@@ -1,0 +1,37 @@
+"""Plotly's script from the installed package: compressed, and kept by browsers for as long as its version."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+from importlib.resources import files
+
+import pytest
+from fastapi.testclient import TestClient
+
+SCRIPT = "/static/vendor/plotly.min.js"
+VERSION = importlib.metadata.version("plotly")
+
+
+def test_the_address_without_a_version_leads_to_the_installed_one(client: TestClient) -> None:
+    for address in (SCRIPT, f"{SCRIPT}?v=0.1"):
+        answer = client.get(address, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (307, f"{SCRIPT}?v={VERSION}")
+        assert answer.headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [("gzip, br", "gzip"), ("identity", None), ("br;q=1, gzip;q=0", None), ("*", "gzip")],
+)
+def test_the_script_is_that_of_the_package(client: TestClient, accepted: str, encoding: str | None) -> None:
+    installed = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
+    with client.stream("GET", f"{SCRIPT}?v={VERSION}", headers={"Accept-Encoding": accepted}) as answer:
+        sent = b"".join(answer.iter_raw())
+    assert answer.headers.get("content-encoding") == encoding
+    assert (gzip.decompress(sent) if encoding else sent) == installed
+    assert "immutable" in answer.headers["cache-control"]
+    assert answer.headers["vary"] == "Accept-Encoding"
+    assert answer.headers["content-type"].startswith("text/javascript")
+    if encoding:
+        assert len(sent) < len(installed) / 3
