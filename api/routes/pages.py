@@ -1,51 +1,75 @@
-"""The web page: static files that read the API like any other client."""
+"""The web application: files that read the API like any other client, and the shell that pages start in."""
 
 from __future__ import annotations
 
+import hashlib
+import mimetypes
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from typing import Annotated, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Header
 from fastapi.responses import Response
 
 from api.problems import ProblemError
 
 router = APIRouter(include_in_schema=False)
 
-_FILES = Path(__file__).parent.parent / "static"
-_TYPES = {
-    "index.html": "text/html",
-    "login.html": "text/html",
-    "device.html": "text/html",
-    "page.css": "text/css",
-    "session.js": "text/javascript",
-    "login.js": "text/javascript",
-    "device.js": "text/javascript",
-    "account.js": "text/javascript",
-    "page.js": "text/javascript",
-    "chart.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
+PAGES: Final = (
+    "/", "/compare", "/experiments/{id}", "/experiments/{id}/{tab}", "/runs/{id}", "/runs/{id}/{tab}",
+    "/queue", "/new", "/hardware", "/projects", "/projects/{name}", "/people", "/tokens", "/audit",
+    "/account",
+)  # fmt: skip
+"""Paths of pages; `api/static/app.js` has the same."""
+_FOLDER: Final = Path(__file__).parent.parent / "static"
+_FILES: Final[Mapping[str, Path]] = {
+    str(path.relative_to(_FOLDER)): path for path in _FOLDER.rglob("*") if path.is_file()
 }
+"""What may be asked for, by name: nothing outside the folder, whatever the name."""
+_TYPES: Final = {".js": "text/javascript", ".svg": "image/svg+xml"}
+"""Where the table of the operating system may say something else."""
 
 
-@router.get("/")
 def page() -> Response:
-    """The web page."""
+    """The shell, in which the page of the address is drawn."""
     return file("index.html")
 
 
-@router.get("/static/{name}")
-def static(name: str) -> Response:
-    """One of the page's files."""
-    return file(name)
+for _path in PAGES:
+    router.add_api_route(_path, page, methods=["GET"])
 
 
-def file(name: str) -> Response:
-    """Returns one of the page's files.
+@router.get("/static/{name:path}")
+def static(name: str, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+    """One of the application's files."""
+    return file(name, if_none_match)
+
+
+def file(name: str, known: str | None = None) -> Response:
+    """Returns one of the application's files, or that it has not changed.
+
+    Args:
+        name: relative path in `api/static`.
+        known: value of If-None-Match.
 
     Raises:
         ProblemError: `not-found` for any other name.
     """
-    if name not in _TYPES:
+    path = _FILES.get(name)
+    if path is None:
         raise ProblemError("not-found", "the web page has no such file")
-    content = (_FILES / name).read_bytes()
-    return Response(content, media_type=_TYPES[name], headers={"Cache-Control": "no-cache"})
+    changed_ns = path.stat().st_mtime_ns
+    content, tag = _read(path, changed_ns)
+    headers = {"Cache-Control": "no-cache", "ETag": tag}
+    if known == tag:
+        return Response(status_code=304, headers=headers)
+    kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    return Response(content, media_type=kind, headers=headers)
+
+
+@lru_cache(maxsize=256)
+def _read(path: Path, changed_ns: int) -> tuple[bytes, str]:
+    """Content and entity tag of a file as it was changed last."""
+    content = path.read_bytes()
+    return content, f'"{hashlib.sha256(content).hexdigest()[:32]}"'

@@ -83,7 +83,7 @@ def composed(outgoing: Outgoing, settings: Settings) -> EmailMessage:
     mail["Subject"] = " ".join(f"[stillhouse] {subject}".split())[:200]
     lines = [str(data["message"]), ""]
     if experiment:
-        address = f"{str(settings.url).rstrip('/')}/#/experiments/{experiment['id']}"
+        address = f"{str(settings.url).rstrip('/')}/experiments/{experiment['id']}"
         lines.append(f"experiment  {experiment['id']} ({experiment['name']}) of {experiment['owner']}")
         lines.append(f"see         {address}")
     if data.get("project"):

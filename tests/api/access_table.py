@@ -173,11 +173,12 @@ class World:
             .replace("{figure}", "curve")
             .replace("{user_code}", USER_CODE)
             .replace("{session_id}", "0" * 15)  # Refused for its form, after the rule.
+            .replace("{name:path}", "app.js")
             .replace("{name}", _NAMES.get(template.split("/")[1], "disabled"))
         )
 
 
-_NAMES = {"docs": "swagger-ui.css", "static": "page.js"}
+_NAMES = {"docs": "swagger-ui.css"}
 
 
 def headers_of(column: str) -> dict[str, str]:

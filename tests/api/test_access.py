@@ -318,7 +318,7 @@ def test_an_identity_stands_for_its_user(app: FastAPI, client: TestClient, world
 
 def test_the_page_is_shown_without_a_token_and_its_data_are_not(client: TestClient) -> None:
     assert client.get("/").status_code == 200
-    assert client.get("/static/page.js").status_code == 200
+    assert client.get("/static/app.js").status_code == 200
     assert client.get("/nope").status_code == 401
     assert client.get(EXPERIMENTS).status_code == 401
 

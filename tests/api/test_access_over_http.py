@@ -40,7 +40,7 @@ UNLISTED = {
     "start_documentation": ("get", "/docs/start.js"),
     "documentation_asset": ("get", "/docs/{name}"),
     "page": ("get", "/"),
-    "static": ("get", "/static/{name}"),
+    "static": ("get", "/static/{name:path}"),
     "plotly_script": ("get", "/static/vendor/plotly.min.js"),
     "login_page": ("get", "/login"),
     "login_options": ("get", "/login/options"),

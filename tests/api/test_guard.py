@@ -31,7 +31,7 @@ def guarded(settings: Settings) -> Iterator[TestClient]:
         yield client
 
 
-PUBLIC = ("/healthz", "/openapi.json", "/problems/x", "/", "/docs", "/static/page.js")
+PUBLIC = ("/healthz", "/openapi.json", "/problems/x", "/", "/docs", "/static/app.js")
 
 
 def test_every_operation_with_data_needs_the_token(guarded: TestClient) -> None:
@@ -43,7 +43,7 @@ def test_every_operation_with_data_needs_the_token(guarded: TestClient) -> None:
     ]
     assert len(paths) > 30
     for method, path in [*paths, ("get", "/"), ("get", "/docs"), ("get", "/openapi.json"), ("get", "/nope"),
-                         ("patch", EXPERIMENTS), ("get", "/static/page.js")]:  # fmt: skip
+                         ("patch", EXPERIMENTS), ("get", "/static/app.js")]:  # fmt: skip
         answer = guarded.request(method, path)
         if path in PUBLIC:
             assert answer.status_code in (200, 404), path

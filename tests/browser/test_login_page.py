@@ -64,7 +64,7 @@ def in_page(tab: Page, words: str) -> None:
 def test_a_token_logs_in_by_keyboard_and_leads_back(tab: Page, closed: FastAPI) -> None:
     secret = closed.state.store.create_token("ada", name="page", scope=Scope.submit).secret
     with running(closed) as url:
-        tab.open(f"{url}/#/queue")
+        tab.open(f"{url}/queue")
         tab.wait("location.pathname === '/login' && document.activeElement.id === 'token'")
         fits(tab)
         tab.type("wrong")
@@ -76,7 +76,7 @@ def test_a_token_logs_in_by_keyboard_and_leads_back(tab: Page, closed: FastAPI) 
         tab.press(*TAB)
         assert tab.value("document.activeElement.id") == "enter"
         tab.press(*ENTER)
-        tab.wait("location.pathname + location.hash === '/#/queue'")
+        tab.wait("location.pathname === '/queue'")
         in_page(tab, "Nothing is waiting")
         tab.wait("document.getElementById('who').textContent === 'ada'")
         (cookie,) = tab.cookies()
@@ -86,7 +86,7 @@ def test_a_token_logs_in_by_keyboard_and_leads_back(tab: Page, closed: FastAPI) 
         assert secret not in tab.value("JSON.stringify({...localStorage, ...sessionStorage})")
         fits(tab)
 
-        tab.value("location.hash = '#/account'")
+        tab.open(f"{url}/account")
         in_page(tab, "Your sessions")
         assert tab.value("document.querySelectorAll('main tbody tr').length") == 1
         tab.value("document.getElementById('out').click()")
@@ -106,7 +106,7 @@ def test_the_login_page_follows_the_colour_scheme(tab: Page, closed: FastAPI) ->
             tab.open(f"{url}/login")
             in_page(tab, "Token")
             grounds.append(tab.value("getComputedStyle(document.body).backgroundColor"))
-    assert grounds == ["rgb(251, 250, 248)", "rgb(20, 23, 28)"]
+    assert grounds == ["rgb(247, 248, 249)", "rgb(17, 21, 26)"]
     assert tab.errors == []
 
 
@@ -155,7 +155,7 @@ def test_a_login_at_a_real_provider(tab: Page, settings: Settings) -> None:
         with running(app) as url:
             # The port is known only now.
             app.state.provider._settings = settings.model_copy(update={**more, "url": AnyHttpUrl(url)})
-            tab.open(f"{url}/#/queue")
+            tab.open(f"{url}/queue")
             in_page(tab, "Log in with localhost")
             fits(tab)
             tab.value("document.getElementById('leave').click()")
@@ -163,7 +163,7 @@ def test_a_login_at_a_real_provider(tab: Page, settings: Settings) -> None:
             tab.wait(f"location.origin === {provider.url!r} && {field} !== null")
             tab.value(f"{field}.value = 'grace@example.org'")
             tab.value(f"{field}.form.requestSubmit()")
-            tab.wait(f"location.href === {url + '/#/queue'!r}")
+            tab.wait(f"location.href === {url + '/queue'!r}")
             in_page(tab, "Nothing is waiting")
             tab.wait("document.getElementById('who').textContent === 'grace'")
             tab.value("document.getElementById('out').click()")

@@ -65,7 +65,7 @@ def test_a_mail_arrives_encrypted_after_a_login(tmp_path: Path, monkeypatch: pyt
     assert mail["Subject"] == "[stillhouse] conformance: experiment.cancelled"
     assert mail["Message-ID"] == f"<{entry.message_id}@example.com>"
     assert mail.get_content_type() == "text/plain"
-    assert f"/#/experiments/{experiment}" in mail.get_content()
+    assert f"/experiments/{experiment}" in mail.get_content()
 
 
 def test_nothing_is_sent_to_a_server_without_encryption(tmp_path: Path) -> None:
