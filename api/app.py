@@ -90,10 +90,11 @@ def include_routes(app: FastAPI) -> None:
     app.include_router(system.health)
     guarded = [Depends(authorised), Depends(known_parameters)]
     about_runs = (experiments, analysis, figures, runs, run_files, queue, specs)
-    for module in (*about_runs, people, projects, notices, system, docs, vendor, pages):
+    for module in (*about_runs, people, projects, notices, system, docs, vendor):
         app.include_router(module.router, dependencies=guarded)
     for router in (logins.router, device.router):
         app.include_router(router, dependencies=guarded)
-    # A provider adds parameters of its own to the address that it sends people back to.
-    for router in (logins.pages, device.oauth):
+    # A provider adds parameters of its own to the address that it sends people back to; those of a page are
+    # for its script.
+    for router in (logins.pages, device.oauth, pages.router):
         app.include_router(router, dependencies=[Depends(authorised)])

@@ -203,6 +203,8 @@ class Place:
     """Cursor of the last log line."""
     steps: Mapping[str, int] | None = None
     """Last step of each metric; None when only `step` is known, as after a reconnect."""
+    newest: bool = False
+    """The follower has all that there is so far, wherever that ends."""
 
     @classmethod
     def parse(cls, text: str | None) -> Place:
@@ -291,6 +293,9 @@ class RunSource:
 
     def catch_up(self, place: Place, snapshot: RunSnapshot) -> Iterator[bytes]:
         """Yields the run, then its log and its points up to a snapshot."""
+        if place.newest:
+            yield _frame("run", snapshot.payload, str(snapshot.place))
+            return
         yield _frame("run", snapshot.payload, str(place))
         place = place.resumed(snapshot.attempts)
         for lines in self._lines(place.line, snapshot.place.line):

@@ -57,8 +57,14 @@ async def existing(run_id: RunId, store: StoreDep) -> int:
     return (await run_in_threadpool(store.run, run_id)).id
 
 
-async def _place(last_event_id: LastEventId = None) -> Place:
-    return Place.parse(last_event_id)
+async def _place(
+    last_event_id: LastEventId = None,
+    now: Annotated[
+        bool,
+        Query(description="Begin with what comes next, for a reader that has the rest from lists."),
+    ] = False,
+) -> Place:
+    return Place(newest=True) if now and last_event_id is None else Place.parse(last_event_id)
 
 
 @router.get(

@@ -148,6 +148,22 @@ def test_a_run_streams_points_and_lines_to_its_end(fast: Streams, http: httpx.Cl
     assert (seen[-1][0], seen[-1][2]["run"]["state"]) == ("end", "succeeded")
 
 
+def test_a_reader_that_has_the_rest_gets_what_comes_next(
+    fast: Streams, http: httpx.Client, driver: Driver
+) -> None:
+    (run,) = driver.start(driver.submit())
+    driver.report(run, "loss", [1, 2], [0.5, 0.4])
+    driver.store.record(RecordBatch(logs=[LogLine(run.id, 1, 1, 0.0, "info", "before")]))
+    with following(http, f"/runs/{run.id}/stream?now=true") as stream:
+        first, last_id, data = next(stream)
+        assert (first, data["latest"]["loss"]["step"]) == ("run", 2)
+        driver.store.record(RecordBatch(logs=[LogLine(run.id, 1, 2, 0.0, "info", "after")]))
+        assert next(data["message"] for name, _, data in stream if name == "log") == "after"
+    with following(http, f"/runs/{run.id}/stream?now=true", last_id=last_id) as stream:
+        # A reconnect continues from where it was, whatever the address says.
+        assert next(data["message"] for name, _, data in stream if name == "log") == "after"
+
+
 def test_a_run_stream_goes_on_where_it_broke_off(fast: Streams, http: httpx.Client, driver: Driver) -> None:
     (run,) = driver.start(driver.submit())
     driver.report(run, "loss", [1, 2, 3], [0.5, 0.4, 0.3])
