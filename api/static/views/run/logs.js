@@ -1,0 +1,120 @@
+// The log of a run: its last lines, which follow; earlier ones on demand; and a search over all of it.
+
+import { get } from "../../core/api.js";
+import { debounced, h, replace } from "../../core/dom.js";
+import { count } from "../../core/format.js";
+import { query, setQuery } from "../../core/router.js";
+import { choice } from "../parts.js";
+
+const PAGE = 400, MOST_KEPT = 4000, MOST_FOUND = 500, NEWEST = Number.MAX_SAFE_INTEGER;
+
+/** A text with the places marked that a search found. */
+function marked(text, wanted) {
+  if (!wanted) return [text];
+  const parts = [], small = text.toLowerCase(), word = wanted.toLowerCase();
+  let from = 0;
+  for (let at = small.indexOf(word); at >= 0; at = small.indexOf(word, from)) {
+    parts.push(text.slice(from, at), h("mark", {}, text.slice(at, at + word.length)));
+    from = at + word.length;
+  }
+  return [...parts, text.slice(from)];
+}
+
+export async function show(panel, context, { signal }) {
+  const asked = query(), path = `/runs/${context.id}/logs`;
+  const view = { search: asked.get("search") || "", attempt: asked.get("attempt") || "", line: Number(asked.get("line")) || 0, follow: !asked.get("line") };
+  let lines = [], first = 0, waiting = [], ready = false, reached = false;
+  context.on("log", (line) => (ready ? taken([line]) : waiting.push(line)));
+
+  const list = h("ol"), box = h("div", { class: "log", tabindex: "0", role: "log", "aria-label": "Log of the run", "aria-live": "off" }, list);
+  const note = h("span", { class: "quiet", role: "status" });
+  const search = h("input", { type: "search", placeholder: "Search the log", "aria-label": "Search the log", value: view.search, maxlength: 200 });
+  const follows = h("input", { type: "checkbox", checked: view.follow });
+  const earlier = h("button", { type: "button" }, "Earlier lines");
+  const attempts = choice("attempt", [["", "all attempts"], ...Array.from({ length: context.run.attempt }, (_, i) => [String(i + 1), `attempt ${i + 1}`])], view.attempt, { "aria-label": "Attempt" });
+  const parameters = (more) => ({ attempt: view.attempt, contains: view.search, ...more });
+
+  const time = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const row = (line) => h("li", { id: `line-${line.cursor}`, class: `${line.level} ${line.cursor === view.line ? "here" : ""}` },
+    h("a", { class: "at", href: `?line=${line.cursor}`, title: `${new Date(line.at_s * 1000).toLocaleString()}: show the lines around this one`, onclick: (event) => { event.preventDefault(); around(line.cursor); } }, time.format(new Date(line.at_s * 1000))),
+    h("span", { class: "level" }, line.level === "info" ? "" : line.level), h("span", { class: "message" }, marked(line.message, view.search)));
+
+  function told() {
+    note.textContent = view.search ? `${count(lines.length)} line${lines.length === 1 ? "" : "s"} with “${view.search}”${lines.length >= MOST_FOUND ? ", the last ones" : ""}` : lines.length ? "" : "No lines yet.";
+    earlier.hidden = reached || !lines.length;
+  }
+
+  function taken(fresh) {
+    const last = lines.at(-1)?.cursor ?? -1;
+    const wanted = fresh.filter((line) => line.cursor > last && (!view.attempt || String(line.attempt) === view.attempt) && (!view.search || line.message.toLowerCase().includes(view.search.toLowerCase())));
+    if (!wanted.length || (view.line && !view.follow)) return;
+    lines.push(...wanted);
+    list.append(...wanted.map(row));
+    while (lines.length > MOST_KEPT && view.follow) { lines.shift(); list.firstChild.remove(); reached = false; }
+    told();
+    if (view.follow) box.scrollTop = box.scrollHeight;
+  }
+
+  async function load() {
+    ready = false;
+    const mine = ++first;
+    box.setAttribute("aria-busy", "true");
+    let items;
+    const limit = view.search ? MOST_FOUND : PAGE;
+    if (view.line && !view.search) {
+      const [before, after] = await Promise.all([get(path, { attempt: view.attempt, before: view.line + 1, limit: PAGE / 2 }, { signal }), get(path, { attempt: view.attempt, after: view.line, limit: PAGE / 2 }, { signal })]);
+      items = [...before.items, ...after.items];
+      reached = before.items.length < PAGE / 2;
+    } else {
+      ({ items } = await get(path, parameters({ before: NEWEST, limit }), { signal }));
+      reached = items.length < limit;
+    }
+    if (mine !== first) return;
+    lines = items;
+    replace(list, lines.map(row));
+    box.setAttribute("aria-busy", "false");
+    ready = true;
+    const missed = waiting;
+    waiting = [];
+    taken(missed);
+    told();
+    const here = view.line && list.querySelector(".here");
+    if (here) box.scrollTop = here.offsetTop - box.clientHeight / 2; else box.scrollTop = box.scrollHeight;
+  }
+
+  function around(cursor) {
+    Object.assign(view, { line: cursor, search: "", follow: false });
+    search.value = "";
+    follows.checked = false;
+    setQuery({ line: cursor, search: null });
+    return load();
+  }
+
+  earlier.addEventListener("click", async () => {
+    const { items } = await get(path, parameters({ before: lines[0].cursor, limit: PAGE }), { signal });
+    const from = box.scrollHeight - box.scrollTop;
+    lines.unshift(...items);
+    list.prepend(...items.map(row));
+    box.scrollTop = box.scrollHeight - from;
+    reached = items.length < PAGE;
+    told();
+  }, { signal });
+  const again = debounced(load, 250, signal);
+  search.addEventListener("input", () => { view.search = search.value; view.line = 0; setQuery({ search: view.search, line: null }); again(); }, { signal });
+  attempts.addEventListener("change", () => { view.attempt = attempts.value; setQuery({ attempt: view.attempt }); load(); }, { signal });
+  follows.addEventListener("change", () => {
+    view.follow = follows.checked;
+    if (!view.follow) return;
+    if (view.line) { view.line = 0; setQuery({ line: null }); load(); } else box.scrollTop = box.scrollHeight;
+  }, { signal });
+  box.addEventListener("scroll", () => {
+    const end = box.scrollHeight - box.scrollTop - box.clientHeight < 8;
+    if (ready && view.follow && !end) { view.follow = false; follows.checked = false; }
+  }, { signal, passive: true });
+  context.on("again", () => { if (!view.line) load().catch(() => {}); });
+
+  await load();
+  replace(panel, h("div", { class: "tools" }, h("span", { class: "grow" }, search), context.run.attempt > 1 ? attempts : null, h("label", {}, follows, " follow"), note), earlier, box);
+  const here = view.line && list.querySelector(".here");
+  if (here) box.scrollTop = here.offsetTop - box.clientHeight / 2; else box.scrollTop = box.scrollHeight;
+}

@@ -1,0 +1,160 @@
+"""One run in the browser: its tabs, a log that is followed and searched, live curves, cancel and retry."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from playwright.sync_api import Page, expect
+
+from service.config.settings import Settings
+from service.domain.records import LogLine, MeasurementRow, Placement, Run
+from service.domain.states import RunState
+from service.scheduling.queue import Queue
+from service.spec.experiment import validate
+from service.spec.models import checkpoints_folder
+from service.store import PointBatch, RecordBatch, Store
+from tests.api.test_traces import write_trace
+from tests.browser.conftest import HOSTILE, ready
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def run(app: FastAPI, settings: Settings) -> Run:
+    """A run at work, with everything that a run can show."""
+    store: Store = app.state.store
+    document = {"name": "shown", "task": {"name": "imdb"}, "telemetry": {"trace_steps": 3}}
+    spec = validate(document)
+    new, _ = store.submit(spec, list(spec.runs()), spec_text=json.dumps(document), owner="ada")
+    Queue(store).claim("scheduler", lease_s=3600)
+    store.driver_started(new.id, 1, "driver", 0)
+    now = time.time()
+    (run,) = store.all_runs(new.id)
+    store.record_placements(
+        new.id, 1, [Placement("g", "cpu", 1, 2, 0.1, 10.0, now - 60, now - 50, None, now)]
+    )
+    first = store.open_attempt(run.id, 1, placement="g", node="node-a")
+    facts = {"torch": "2.13.0", "encoder_parity": {"largest_difference": 1e-6, "tolerance": 1e-4}}
+    store.run_started(run.id, first, total_steps=60, resumed_from_step=0, facts=facts)
+    steps = list(range(1, 31))
+    lines = [
+        LogLine(run.id, first, n, now + n, "warning" if n == 700 else "info", f"step {n} of many")
+        for n in range(1, 901)
+    ]
+    lines[499] = LogLine(run.id, first, 500, now + 500, "error", f"a needle {HOSTILE}")
+    measured = [
+        MeasurementRow(
+            run.id, first, "window_energy_kwh", 0.001 * n, "kWh", "sampled", "device:0", now + n, now + n + 1
+        )
+        for n in range(1, 6)
+    ]
+    measured += [
+        MeasurementRow(
+            run.id, first, f"{kind}_ms_per_step", 1.5, "ms", "counter", f"{kind}:{HOSTILE}", now, now + 1
+        )
+        for kind in ("kernel", "operator")
+    ]
+    store.record(
+        RecordBatch(
+            points=[
+                PointBatch(run.id, first, "loss", steps, [1 / n for n in steps], [now + n for n in steps])
+            ],
+            logs=lines,
+            measurements=measured,
+        )
+    )
+    write_trace(checkpoints_folder(settings, new.id, run.id))
+    return store.run(run.id)
+
+
+@pytest.mark.parametrize("tab", ["", "curves", "logs", "profile", "counters", "files", "config"])
+def test_every_tab_stands_up(
+    page: Page, site: str, run: Run, looked_at: Callable[[str], None], tab: str
+) -> None:
+    page.goto(f"{site}/runs/{run.id}/{tab}".rstrip("/"))
+    ready(page)
+    expect(page.get_by_role("navigation", name="Parts of the run").locator("[aria-current]")).to_have_count(1)
+    assert page.locator("main img").count() == 0
+    looked_at(f"run-{tab or 'overview'}")
+
+
+def test_the_log_follows_is_searched_and_leads_to_a_line(
+    page: Page, app: FastAPI, site: str, run: Run
+) -> None:
+    store: Store = app.state.store
+    page.goto(f"{site}/runs/{run.id}/logs")
+    ready(page)
+    log = page.get_by_role("log")
+    expect(log.get_by_text("step 900 of many")).to_be_visible()
+    expect(page.locator("#live")).to_have_text("live")
+    store.record(
+        RecordBatch(logs=[LogLine(run.id, 1, 901, time.time(), "info", "a line that came just now")])
+    )
+    expect(log.get_by_text("a line that came just now")).to_be_visible()
+    page.get_by_role("button", name="Earlier lines").click()
+    expect(log.get_by_text("step 120 of many")).to_have_count(1)
+    page.get_by_label("Search the log").fill("NEEDLE")
+    expect(log.locator("li")).to_have_count(1)
+    expect(log.locator("mark")).to_have_text("needle")
+    assert "search=NEEDLE" in page.url
+    log.get_by_role("link").click()
+    expect(log.locator(".here")).to_contain_text("a needle")
+    expect(log.get_by_text("step 499 of many")).to_be_visible()
+    page.reload()
+    ready(page)
+    expect(log.locator(".here")).to_be_in_viewport()
+
+
+def test_curves_grow_while_one_looks(page: Page, app: FastAPI, site: str, run: Run) -> None:
+    store: Store = app.state.store
+    page.goto(f"{site}/runs/{run.id}/curves?metric=loss")
+    ready(page)
+    page.wait_for_selector("[data-metric=loss] [data-drawn=true]")
+    now = time.time()
+    store.record(RecordBatch(points=[PointBatch(run.id, 1, "accuracy", [31], [0.75], [now])]))
+    expect(page.get_by_label("Add a metric")).to_contain_text("accuracy")
+    page.get_by_label("Add a metric").select_option("accuracy")
+    page.wait_for_selector("[data-metric=accuracy] [data-drawn=true]")
+    assert "metric=loss&metric=accuracy" in page.url
+    page.get_by_label("smoothing").select_option("0.9")
+    expect(page.locator("[data-metric=loss] .note")).to_contain_text("exponential mean")
+
+
+def test_a_run_is_cancelled_after_a_question_and_retried(
+    page: Page, app: FastAPI, site: str, run: Run
+) -> None:
+    store: Store = app.state.store
+    page.goto(f"{site}/runs/{run.id}")
+    ready(page)
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel", exact=True).click()
+    assert store.run(run.id).cancel_requested_s is None
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("button", name="Cancel the run").click()
+    expect(page.get_by_text("cancelling")).to_be_visible()
+    assert store.run(run.id).cancel_requested_s is not None
+    store.finish_run(run.id, 1, RunState.cancelled)
+    expect(page.locator("main .state.cancelled").first).to_be_visible()
+    page.get_by_role("button", name="Retry").click()
+    expect(page.locator("main .state.queued").first).to_be_visible()
+
+
+def test_checkpoints_and_configuration_are_listed(
+    page: Page, site: str, settings: Settings, run: Run, tmp_path: Path
+) -> None:
+    from tests.api.test_run_files import save
+
+    save(checkpoints_folder(settings, run.experiment_id, run.id), 1, 20)
+    page.goto(f"{site}/runs/{run.id}/files")
+    ready(page)
+    expect(page.get_by_role("table", name="Checkpoints")).to_contain_text("attempt-000001/step-00000020")
+    page.get_by_role("link", name="Configuration", exact=True).click()
+    ready(page)
+    expect(page.get_by_role("table", name="Configuration")).to_contain_text("telemetry.trace_steps")
+    expect(page.get_by_role("table", name="Record")).to_contain_text("2.13.0")
+    expect(page.get_by_role("table", name="encoder_parity")).to_contain_text("tolerance")
