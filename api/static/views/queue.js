@@ -1,23 +1,105 @@
-// What waits, and why.
+// What waits and why, what runs, who holds which devices; and steering of what one may steer.
 
-import { get } from "../core/api.js";
+import { get, whoami } from "../core/api.js";
 import { h, replace } from "../core/dom.js";
-import { empty } from "../core/states.js";
-import { plainTable } from "../core/table.js";
+import { count, duration, money, progress, relative, state, when } from "../core/format.js";
+import { query, setQuery } from "../core/router.js";
+import { empty, failed } from "../core/states.js";
+import { choice, counted, every, section, shortTable } from "./parts.js";
+import { priorityOf, steering } from "./steer.js";
 
-const EVERY_MS = 3000;
+const REFRESH_S = 3, PAGE = 50, MOST_CELLS = 256, MOST_ACTIVE = 100;
+const ENDED = ["succeeded", "failed", "cancelled", "stopped"];
+const OWN_RESOURCE = /^(node:|accelerator_type:|memory$|object_store_memory$)/;
 
-/** Shows the queue. */
-export async function show(main, _parameters, { signal }) {
-  const draw = (queue) => replace(main, h("h1", {}, "Queue"),
-    h("p", { class: "quiet" }, queue.schedulers_alive.length ? `Running schedulers: ${queue.schedulers_alive.join(", ")}` : "No scheduler is running, so nothing will start."),
-    queue.items.length
-      ? plainTable("Queue", [{ title: "position", numeric: true }, "experiment", "owner", { title: "reason", wide: true }], queue.items.map((entry) => [
-        entry.position, entry.experiment ? h("a", { href: `/experiments/${entry.experiment.id}` }, `${entry.experiment.id} ${entry.experiment.name}`) : "–",
-        entry.experiment?.owner ?? "", entry.reason]))
-      : empty("Nothing is waiting."));
-  const read = () => get("/queue", {}, { signal });
-  draw(await read());
-  const timer = setInterval(() => read().then(draw, () => {}), EVERY_MS);
-  return { title: "Queue", leave: () => clearInterval(timer) };
+const tone = (experiment) => (experiment ? `tone-${experiment.id % 8}` : "tone-hidden");
+const link = (experiment) => h("a", { href: `/experiments/${experiment.id}` }, `${experiment.id} ${experiment.name}`);
+const ended = (counts) => ENDED.reduce((sum, name) => sum + (counts[name] || 0), 0);
+
+/** The devices of a node as cells: held ones in the colour of their experiment, the others free or used otherwise. */
+function cells(node, resource, held, kinds) {
+  const total = Math.floor(node.resources[resource]), free = Math.floor(node.available[resource] ?? total);
+  const own = held.filter((one) => (kinds.get(one.hardware)?.accelerator_type ? resource !== "CPU" : resource === "CPU"));
+  const filled = own.flatMap((one) => Array(Math.round(one.devices)).fill(one)).slice(0, total), other = Math.max(0, total - free - filled.length);
+  const words = `${resource}: ${count(free)} of ${count(total)} free`;
+  return h("div", { class: "resource" }, h("span", { class: "quiet" }, words),
+    total <= MOST_CELLS ? h("span", { class: "cells", role: "img", "aria-label": `${words}; ${own.map((one) => `${one.devices} held by ${one.experiment ? one.experiment.name : "another project"}`).join(", ") || "none held"}` },
+      filled.map((one) => h("i", { class: tone(one.experiment), title: one.experiment ? `${one.experiment.id} ${one.experiment.name} of ${one.experiment.owner}${one.run_id ? `, run ${one.run_id}` : ""}` : "held by a project that you do not see" })),
+      Array.from({ length: other }, () => h("i", { class: "tone-other", title: "in use" })), Array.from({ length: Math.max(0, total - filled.length - other) }, () => h("i", { title: "free" }))) : progress(total - free, total));
+}
+
+function map(cluster, held, kinds) {
+  if (!cluster.nodes.length) return empty(cluster.at_s ? "The cluster has no nodes." : "No scheduler has looked at a cluster yet.");
+  const placed = new Map(cluster.nodes.map((node) => [node, held.filter((one) => one.node === node.name || one.node === node.id)]));
+  const known = new Set([...placed.values()].flat()), elsewhere = held.filter((one) => !known.has(one));
+  if (cluster.nodes.length === 1) placed.set(cluster.nodes[0], held); // It cannot be another.
+  return [
+    h("p", { class: "quiet" }, `As the scheduler saw it ${relative(cluster.at_s)}.`, cluster.reachable ? "" : " Ray does not answer now.", " ", cluster.dashboard_url ? h("a", { href: cluster.dashboard_url, rel: "noopener", target: "_blank" }, "Ray dashboard") : null),
+    h("div", { class: "grid" }, cluster.nodes.map((node) => h("div", { class: "card pad node" }, h("h3", {}, node.name, node.alive ? null : h("span", { class: "bad" }, " does not answer")),
+      Object.keys(node.resources).filter((name) => !OWN_RESOURCE.test(name) && node.resources[name] >= 1).map((name) => cells(node, name, placed.get(node), kinds))))),
+    shortTable("Who holds devices", [
+      ["Devices", (one) => h("span", {}, h("i", { class: `swatch ${tone(one.experiment)}`, "aria-hidden": "true" }), ` ${count(one.devices)} × ${one.hardware}`)], ["Experiment", (one) => (one.experiment ? link(one.experiment) : h("span", { class: "quiet" }, "of a project that you do not see")), "wide"],
+      ["Run", (one) => (one.run_id ? h("a", { href: `/runs/${one.run_id}` }, one.run_id) : "–"), "num"], ["Owner", (one) => one.experiment?.owner ?? "–"], ["Project", (one) => one.experiment?.project ?? "–"], ["Node", (one) => one.node ?? "–"],
+      ["Held for", (one) => duration(Date.now() / 1000 - one.since_s), "num"],
+    ], held, "Nothing is held."), elsewhere.length && cluster.nodes.length > 1 ? h("p", { class: "quiet" }, `${elsewhere.length} placement${elsewhere.length === 1 ? " is" : "s are"} on nodes that are not known yet.`) : null];
+}
+
+/** What each project holds and waits for. */
+function byProject(held, waiting, active, kinds) {
+  const projects = new Map(), of = (name) => { if (!projects.has(name)) projects.set(name, { name, devices: {}, usd: 0, running: 0, waiting: 0 }); return projects.get(name); };
+  for (const one of held.filter(({ experiment }) => experiment)) {
+    const project = of(one.experiment.project);
+    project.devices[one.hardware] = (project.devices[one.hardware] || 0) + one.devices;
+    project.usd += one.devices * (kinds.get(one.hardware)?.price_usd_per_hour ?? 0);
+  }
+  for (const experiment of active) of(experiment.project).running += 1;
+  for (const { experiment } of waiting) if (experiment) of(experiment.project).waiting += 1;
+  return shortTable("Projects", [["Project", (one) => h("a", { href: `/projects/${encodeURIComponent(one.name)}` }, one.name)], ["Holds", (one) => Object.entries(one.devices).map(([name, many]) => `${many} × ${name}`).join(", ") || "–"],
+    ["Price", (one) => `${money(one.usd)}/h`, "num"], ["Running", (one) => count(one.running), "num"], ["Waiting", (one) => count(one.waiting), "num"]], [...projects.values()].sort((a, b) => b.usd - a.usd), "Nothing runs and nothing waits.");
+}
+
+export async function show(main, parameters, { signal }) {
+  const [who, hardware] = await Promise.all([whoami(), get("/hardware", {}, { signal })]);
+  const kinds = new Map(hardware.items.map((one) => [one.name, one])), area = h("div"), problem = h("div"), tools = h("div", { class: "tools" });
+  let token = query().get("page") || null, projects = new Set();
+
+  async function draw() {
+    const states = (names) => `state IN (${names.map((name) => `'${name}'`).join(", ")})`;
+    const list = (filter, parameters) => get("/experiments", { filter, page_size: MOST_ACTIVE, ...parameters }, { signal });
+    let found;
+    try {
+      found = await Promise.all([get("/queue", { page_size: PAGE, page_token: token }, { signal }), get("/cluster", {}, { signal }), get("/cluster/held", {}, { signal }),
+        list(states(["starting", "running"])), list(states(["paused"])), list(states(["failed", "cancelled"]), { order_by: "ended_s desc", page_size: 10 })]);
+      replace(problem);
+    } catch (error) {
+      if (error.name !== "AbortError") replace(problem, failed(error, draw));
+      return;
+    }
+    if (main.querySelector("dialog[open]") || area.contains(document.activeElement) && document.activeElement.matches("select")) return; // Someone chooses.
+    const [queue, cluster, { items: held }, active, paused, over] = found, chosen = query().get("project") || "";
+    for (const one of [...active.items, ...paused.items, ...queue.items.map((entry) => entry.experiment)]) if (one) projects.add(one.project);
+    const wanted = (one) => !chosen || one?.project === chosen, focus = document.activeElement?.getAttribute("aria-label");
+    replace(tools, projects.size > 1 || chosen ? h("label", {}, "project ", choice("project", [["", "all"], ...[...projects].sort()], chosen, { onchange: (event) => { setQuery({ project: event.target.value }); draw(); } })) : null,
+      h("span", { class: "quiet" }, queue.schedulers_alive.length ? `Schedulers: ${queue.schedulers_alive.join(", ")}` : ""));
+    const acts = ["", (one) => steering(one, who, draw)], runs = ["Runs", (one) => [progress(ended(one.run_states), one.run_count, one.state), h("span", { class: "quiet" }, counted(one.run_states))], "wide"];
+    const common = [["Experiment", link, "wide"], ["Project", (one) => one.project], ["Owner", (one) => one.owner]];
+    replace(area,
+      queue.schedulers_alive.length ? null : h("p", { class: "card pad problem" }, "No scheduler is running, so nothing will start. Start one with ", h("code", {}, "stillhouse scheduler"), "."),
+      section(`Waiting (${count(queue.total)})`, shortTable("Waiting experiments, the next one first", [
+        ["#", (one) => one.position, "num"], ["Experiment", (one) => (one.experiment ? link(one.experiment) : h("span", { class: "quiet" }, "of another project")), "wide"], ["Project", (one) => one.experiment?.project ?? "–"], ["Owner", (one) => one.experiment?.owner ?? "–"],
+        ["Priority", (one) => (one.experiment ? priorityOf(one.experiment, who, draw) : "–")], ["Since", (one) => (one.experiment ? h("span", {}, relative(one.experiment.queued_s)) : "–")], ["Why it waits", (one) => one.reason, "wide"],
+        ["", (one) => (one.experiment ? steering(one.experiment, who, draw) : null)]], queue.items.filter((one) => wanted(one.experiment)), "Nothing is waiting."),
+      h("p", { class: "actions" }, token ? h("button", { type: "button", onclick: () => { token = null; setQuery({ page: null }); draw(); } }, "First page") : null,
+        queue.next_page_token ? h("button", { type: "button", onclick: () => { token = queue.next_page_token; setQuery({ page: token }); draw(); } }, "Next page") : null)),
+      section(`Running (${count(active.items.length)}${active.next_page_token ? " and more" : ""})`, shortTable("Running experiments", [...common, ["State", (one) => state(one.state)], runs, ["Started", (one) => when(one.started_s)], acts], active.items.filter(wanted), "Nothing is running.")),
+      paused.items.length ? section("Paused", shortTable("Paused experiments", [...common, runs, acts], paused.items.filter(wanted))) : null,
+      section("Devices", map(cluster, held, kinds)), section("Projects", byProject(held, queue.items, active.items, kinds)),
+      over.items.length ? section("Failed or cancelled lately", shortTable("Failed or cancelled experiments", [...common, ["State", (one) => state(one.state)], ["Ended", (one) => h("span", {}, relative(one.ended_s))], ["Failure", (one) => one.failure_message ?? "", "wide"], acts], over.items.filter(wanted))) : null);
+    if (focus) area.querySelector(`[aria-label="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
+  }
+
+  await draw();
+  replace(main, h("div", { class: "head" }, h("h1", {}, "Queue"), tools), problem, area);
+  every(REFRESH_S, draw, signal);
+  return { title: "Queue" };
 }
