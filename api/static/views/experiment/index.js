@@ -1,43 +1,58 @@
-// An experiment: its answer, its state, and its tabs.
+// An experiment: the answer first, then its state and what can be done, then its tabs.
 
-import { get } from "../../core/api.js";
+import { get, maySteer, whoami } from "../../core/api.js";
 import { h, replace } from "../../core/dom.js";
 import { duration, energy, money, progress, state, when } from "../../core/format.js";
 import { failure, loading } from "../../core/states.js";
 import { follow, painter } from "../../core/stream.js";
 import { ended } from "../experiments.js";
+import { actions } from "./actions.js";
+import { answer } from "./answer.js";
 
 /** Tabs by the last part of the path, in their order. */
 const TABS = [
   ["runs", "Runs", () => import("./runs.js")],
   ["events", "Events", () => import("./events.js")],
+  ["spec", "Spec", () => import("./spec.js")],
 ];
 
 /** Shows an experiment. */
 export async function show(main, { id, tab = "runs" }, { signal }) {
-  const context = { id: Number(id), experiment: await get(`/experiments/${id}`, {}, { signal }), onChange: (call) => listeners.add(call), onEvent: (call) => heard.add(call) };
-  const listeners = new Set(), heard = new Set();
-  const head = h("div"), panel = h("section", { class: "panel", "aria-busy": "true" }, loading());
-  const tabs = h("nav", { class: "tabs", "aria-label": "Parts of the experiment" }, TABS.map(([name, title]) =>
-    h("a", { href: `/experiments/${id}/${name}`, "aria-current": name === tab ? "page" : null }, title)));
-  const draw = painter(() => replace(head, header(context.experiment)), signal);
-  replace(main, head, tabs, panel);
-  replace(head, header(context.experiment));
+  const [experiment, who] = await Promise.all([get(`/experiments/${id}`, {}, { signal }), whoami()]);
+  const listeners = new Set();
+  const context = { id: Number(id), experiment, onChange: (call) => listeners.add(call) };
+  const head = h("div"), does = h("div"), said = h("div"), panel = h("section", { class: "panel", "aria-busy": "true" }, loading());
   const found = TABS.find(([name]) => name === tab) || TABS[0];
+  const tabs = h("nav", { class: "tabs", "aria-label": "Parts of the experiment" }, TABS.map(([name, title]) =>
+    h("a", { href: `/experiments/${id}/${name}`, "aria-current": name === found[0] ? "page" : null }, title)));
+  const again = async () => { Object.assign(experiment, await get(`/experiments/${id}`, {}, { signal })); draw(); };
+  const draw = () => {
+    replace(head, header(experiment));
+    replace(does, actions(experiment, maySteer(who, experiment), again));
+  };
+  replace(main, head, said, does, tabs, panel);
+  draw();
+  answer(said, experiment, signal);
   try {
     await (await found[2]()).show(panel, context, { signal });
   } catch (error) {
-    if (error.name !== "AbortError") replace(panel, failure(error));
+    if (error.name === "AbortError") throw error;
+    replace(panel, failure(error));
   }
   panel.setAttribute("aria-busy", "false");
-  const changed = (kind, data) => { listeners.forEach((call) => call(kind, data)); draw(); };
+  const paint = painter(draw, signal);
+  const changed = (kind, data) => { listeners.forEach((call) => call(kind, data)); paint(); };
   follow(`/api/v1/experiments/${id}/stream`, {
-    experiment: (data) => { Object.assign(context.experiment, data); changed("experiment", data); },
+    experiment: (data) => { Object.assign(experiment, data); changed("experiment", data); },
     run: (data) => changed("run", data),
     event: (data) => changed("event", data),
-    end: async (data) => { Object.assign(context.experiment, data, await get(`/experiments/${id}`, {}, { signal }).catch(() => ({}))); changed("end", data); },
+    end: async (data) => {
+      Object.assign(experiment, data, await get(`/experiments/${id}`, {}, { signal }).catch(() => ({})));
+      changed("end", data);
+      answer(said, experiment, signal);
+    },
   }, { signal });
-  return { title: context.experiment.name };
+  return { title: experiment.name };
 }
 
 function header(experiment) {
@@ -48,10 +63,13 @@ function header(experiment) {
     h("p", { class: "quiet" }, h("a", { href: "/" }, "Experiments"), ` / ${experiment.id}`),
     h("h1", {}, experiment.name),
     h("p", {}, state(experiment.state), " ", progress(done, experiment.run_count, experiment.state), ` ${done} of ${experiment.run_count} runs ended`),
-    h("dl", { class: "facts" }, fact("owner", experiment.owner), fact("project", experiment.project), fact("submitted", when(experiment.created_s)),
+    h("dl", { class: "facts" }, fact("owner", experiment.owner), fact("project", h("a", { href: `/projects/${encodeURIComponent(experiment.project)}` }, experiment.project)),
+      fact("submitted", when(experiment.created_s)),
       experiment.started_s ? fact("time", duration(until - experiment.started_s)) : null,
       experiment.totals ? [fact("cost", money(experiment.totals.cost_usd)), fact("energy", energy(experiment.totals.energy_kwh))] : null,
       experiment.waiting && experiment.state === "queued" ? fact("waits", experiment.waiting.reason) : null),
+    experiment.tags.length ? h("p", {}, experiment.tags.map((tag) => [h("span", { class: "chip" }, tag), " "])) : null,
+    experiment.notes ? h("p", { class: "notes" }, experiment.notes) : null,
     experiment.failure_message ? h("p", { class: "card pad problem" }, `${experiment.failure_class}: ${experiment.failure_message}`) : null,
   ];
 }

@@ -1,0 +1,97 @@
+"""Experiments in the browser: found, compared, steered, tagged, read, and deleted with a way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from fastapi import FastAPI
+from playwright.sync_api import Page, expect
+
+from service.domain.states import ExperimentState
+from tests.browser.conftest import ready
+
+pytestmark = pytest.mark.slow
+
+
+def names(page: Page) -> list[str]:
+    return page.locator("table[aria-label=Experiments] tbody a").all_inner_texts()
+
+
+def test_experiments_are_found_and_the_address_keeps_how(
+    page: Page, site: str, seeded: dict[str, int]
+) -> None:
+    page.goto(site)
+    ready(page)
+    page.get_by_role("searchbox").fill("precision")
+    expect(page.locator("table[aria-label=Experiments] tbody a")).to_have_count(2)
+    page.get_by_role("combobox", name="State").select_option("succeeded")
+    expect(page.locator("table[aria-label=Experiments] tbody a")).to_have_count(1)
+    page.reload()
+    ready(page)
+    assert names(page) == ["precision"]
+    assert "filter=precision" in page.url and "state=succeeded" in page.url
+    page.goto(f"{site}/?filter=owner = 'ada' and state = 'queued'")
+    ready(page)
+    assert names(page) == ["waiting"]
+
+
+def test_a_wrong_filter_says_what_is_wrong_and_stays_to_be_mended(
+    page: Page, site: str, seeded: dict[str, int], looked_at: Callable[[str], None]
+) -> None:
+    page.goto(f"{site}/?filter=colour = 'red'")
+    ready(page)
+    expect(page.get_by_role("alert")).to_contain_text("colour")
+    looked_at("experiments-wrong-filter")
+    page.get_by_role("searchbox").fill("")
+    expect(page.locator("table[aria-label=Experiments] tbody a")).to_have_count(4)
+
+
+def test_columns_order_and_selection(page: Page, site: str, seeded: dict[str, int]) -> None:
+    page.goto(site)
+    ready(page)
+    page.get_by_role("button", name="id", exact=True).click()
+    expect(page.locator("th[aria-sort]")).to_have_text("id ↑")
+    expect(page.locator("table[aria-label=Experiments] tbody a").first).to_have_text("precision")
+    page.get_by_text("Columns").click()
+    page.get_by_role("checkbox", name="priority").check()
+    expect(page.get_by_role("columnheader", name="priority")).to_be_visible()
+    page.get_by_label(f"Select {seeded['done']}").check()
+    page.get_by_label(f"Select {seeded['running']}").check()
+    link = page.get_by_role("link", name="Compare 2")
+    assert link.get_attribute("href") == f"/compare?ids={seeded['done']},{seeded['running']}"
+
+
+def test_an_experiment_is_cancelled_tagged_and_deleted_with_a_way_back(
+    page: Page, site: str, app: FastAPI, seeded: dict[str, int], looked_at: Callable[[str], None]
+) -> None:
+    store = app.state.store
+    page.goto(f"{site}/experiments/{seeded['queued']}")
+    ready(page)
+    page.get_by_role("button", name="Tags").click()
+    looked_at("dialog")
+    page.get_by_label("Words").fill("baseline <b>bold</b>")
+    page.get_by_role("button", name="Set").click()
+    expect(page.get_by_role("alert")).to_contain_text("tag")
+    page.get_by_label("Words").fill("baseline")
+    page.get_by_role("button", name="Set").click()
+    expect(page.locator(".chip")).to_have_text("baseline")
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("button", name="Cancel the experiment").click()
+    expect(page.locator("main .state").first).to_have_text("cancelled")
+    assert store.experiment(seeded["queued"]).state is ExperimentState.cancelled
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    page.wait_for_url(f"{site}/")
+    ready(page)
+    page.get_by_role("button", name="Undo").click()
+    page.wait_for_url(f"{site}/experiments/{seeded['queued']}")
+
+
+def test_a_spec_is_read_and_compared(
+    page: Page, site: str, seeded: dict[str, int], looked_at: Callable[[str], None]
+) -> None:
+    page.goto(f"{site}/experiments/{seeded['done']}/spec?against={seeded['queued']}")
+    ready(page)
+    expect(page.get_by_role("table", name="Differences")).to_contain_text("search.axes.precision")
+    looked_at("spec")
