@@ -76,7 +76,7 @@ def test_an_experiment_is_cancelled_tagged_and_deleted_with_a_way_back(
     page.get_by_label("Words").fill("baseline")
     page.get_by_role("button", name="Set").click()
     expect(page.locator(".chip")).to_have_text("baseline")
-    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("button", name="Cancel waiting").click()
     page.get_by_role("button", name="Cancel the experiment").click()
     expect(page.locator("main .state").first).to_have_text("cancelled")
     assert store.experiment(seeded["queued"]).state is ExperimentState.cancelled
@@ -95,3 +95,27 @@ def test_a_spec_is_read_and_compared(
     ready(page)
     expect(page.get_by_role("table", name="Differences")).to_contain_text("search.axes.precision")
     looked_at("spec")
+
+
+def test_runs_are_filtered_sorted_gathered_and_pinned(
+    page: Page, site: str, seeded: dict[str, int], looked_at: Callable[[str], None]
+) -> None:
+    page.goto(f"{site}/experiments/{seeded['done']}/runs")
+    ready(page)
+    rows = page.locator("table[aria-label=Runs] tbody tr:not(.gap)")
+    expect(rows).to_have_count(8)
+    page.get_by_role("searchbox").fill("axis.precision = 'bf16'")
+    expect(rows).to_have_count(4)
+    page.get_by_role("button", name="seed").click()
+    expect(rows.first.locator("td").nth(4)).to_have_text("0")
+    page.get_by_role("searchbox").fill("")
+    expect(rows).to_have_count(8)
+    page.get_by_label("Together by").select_option("batch.global_size")
+    page.get_by_role("button", name="Pin run 8").click()
+    expect(rows.first.locator("a")).to_have_text("8")
+    expect(page.get_by_role("button", name="Pin run 8")).to_have_attribute("aria-pressed", "true")
+    sizes = [row.locator("td").nth(3).inner_text() for row in rows.all()[1:]]
+    assert sizes == sorted(sizes)
+    looked_at("runs")
+    page.get_by_role("searchbox").fill("nonsense = 1")
+    expect(page.get_by_role("alert")).to_contain_text("nonsense")

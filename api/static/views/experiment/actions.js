@@ -1,33 +1,27 @@
 // What can be done with an experiment; buttons are shown to those who may.
 
-import { send } from "../../core/api.js";
+import { maySteer, send } from "../../core/api.js";
 import { act, ask, confirm, toast } from "../../core/dialog.js";
 import { h } from "../../core/dom.js";
 import { go } from "../../core/router.js";
+import { priorityOf, steering } from "../steer.js";
 
-const RESTS = ["succeeded", "failed", "cancelled", "stopped"];
+const ENDED = ["succeeded", "failed", "cancelled"];
 
 /**
  * The buttons.
  * @param {Object} experiment
- * @param {boolean} may whether the reader may steer it
+ * @param {Object} who reads it
  * @param {() => Promise<void>} again reads the experiment anew
  */
-export function actions(experiment, may, again) {
+export function actions(experiment, who, again) {
   const path = `/experiments/${experiment.id}`;
-  const over = RESTS.includes(experiment.state);
-  const button = (title, work, attributes = {}) =>
-    h("button", { type: "button", onclick: (event) => act(event.currentTarget, async () => { await work(); await again(); }), ...attributes }, title);
-  const post = (what) => send("POST", `${path}/${what}`);
-  return h("p", { class: "tools" },
+  const over = ENDED.includes(experiment.state), may = maySteer(who, experiment);
+  const button = (title, work) => h("button", { type: "button", onclick: (event) => act(event.currentTarget, async () => { await work(); await again(); }) }, title);
+  return h("div", { class: "tools" },
+    steering(experiment, who, again),
     may && [
-      !over && experiment.state !== "paused" && button("Pause", async () => { await post("pause"); toast("Pausing at the next step boundary", { undo: () => post("resume").then(again) }); }),
-      (experiment.state === "paused" || (experiment.pause_requested_s && !over)) && button("Resume", () => post("resume")),
-      !over && button("Cancel", async () => {
-        if (await confirm("Cancel the experiment?", "Its running runs stop at once, and those that wait are never started. Results so far stay; retry starts the rest again.", "Cancel the experiment")) await post("cancel");
-      }, { class: "danger" }),
-      over && button("Retry", () => post("retry")),
-      !over && button("Priority", () => setPriority(experiment)),
+      !over && h("label", {}, "Priority ", priorityOf(experiment, who, again)),
       button("Tags", () => setTags(experiment)),
       button("Notes", () => setNotes(experiment)),
       button(experiment.archived_s ? "Take back from the archive" : "Archive", async () => {
@@ -47,13 +41,6 @@ async function remove(experiment) {
   await send("DELETE", `/experiments/${experiment.id}`);
   await go("/");
   toast(`Deleted ${experiment.name}`, { undo: async () => { await send("POST", `/experiments/${experiment.id}/restore`); await go(`/experiments/${experiment.id}`); } });
-}
-
-function setPriority(experiment) {
-  const choices = ["low", "normal", "high", "urgent"];
-  return ask("Priority", [h("label", {}, "Class", h("select", { name: "priority" }, choices.map((name) => h("option", { value: name, selected: experiment.priority === name }, name))))], {
-    action: "Set", check: ({ priority }) => send("PUT", `/experiments/${experiment.id}/priority`, { priority }),
-  });
 }
 
 function setTags(experiment) {

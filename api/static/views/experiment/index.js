@@ -1,6 +1,6 @@
 // An experiment: the answer first, then its state and what can be done, then its tabs.
 
-import { get, maySteer, whoami } from "../../core/api.js";
+import { get, whoami } from "../../core/api.js";
 import { h, replace } from "../../core/dom.js";
 import { duration, energy, money, progress, state, when } from "../../core/format.js";
 import { failure, loading } from "../../core/states.js";
@@ -28,7 +28,7 @@ export async function show(main, { id, tab = "runs" }, { signal }) {
   const again = async () => { Object.assign(experiment, await get(`/experiments/${id}`, {}, { signal })); draw(); };
   const draw = () => {
     replace(head, header(experiment));
-    replace(does, actions(experiment, maySteer(who, experiment), again));
+    replace(does, actions(experiment, who, again));
   };
   replace(main, head, said, does, tabs, panel);
   draw();
