@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import mimetypes
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Header
 from fastapi.responses import Response
 
+from api.compression import takes_gzip
 from api.problems import ProblemError
 
 router = APIRouter(include_in_schema=False)
@@ -41,17 +43,22 @@ for _path in PAGES:
 
 
 @router.get("/static/{name:path}")
-def static(name: str, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+def static(
+    name: str,
+    if_none_match: Annotated[str | None, Header()] = None,
+    accept_encoding: Annotated[str, Header()] = "",
+) -> Response:
     """One of the application's files."""
-    return file(name, if_none_match)
+    return file(name, if_none_match, compressed=takes_gzip(accept_encoding))
 
 
-def file(name: str, known: str | None = None) -> Response:
+def file(name: str, known: str | None = None, *, compressed: bool = False) -> Response:
     """Returns one of the application's files, or that it has not changed.
 
     Args:
         name: relative path in `api/static`.
         known: value of If-None-Match.
+        compressed: whether it may be sent with gzip.
 
     Raises:
         ProblemError: `not-found` for any other name.
@@ -60,16 +67,20 @@ def file(name: str, known: str | None = None) -> Response:
     if path is None:
         raise ProblemError("not-found", "the web page has no such file")
     changed_ns = path.stat().st_mtime_ns
-    content, tag = _read(path, changed_ns)
-    headers = {"Cache-Control": "no-cache", "ETag": tag}
+    content, tag = _read(path, changed_ns, compressed)
+    headers = {"Cache-Control": "no-cache", "ETag": tag, "Vary": "Accept-Encoding"}
     if known == tag:
         return Response(status_code=304, headers=headers)
     kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    if compressed:
+        headers["Content-Encoding"] = "gzip"
     return Response(content, media_type=kind, headers=headers)
 
 
 @lru_cache(maxsize=256)
-def _read(path: Path, changed_ns: int) -> tuple[bytes, str]:
-    """Content and entity tag of a file as it was changed last."""
+def _read(path: Path, changed_ns: int, compressed: bool) -> tuple[bytes, str]:
+    """Content, as it is sent, and entity tag of a file as it was changed last."""
     content = path.read_bytes()
+    if compressed:
+        content = gzip.compress(content, mtime=0)
     return content, f'"{hashlib.sha256(content).hexdigest()[:32]}"'

@@ -14,6 +14,8 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import RedirectResponse, Response
 
+from api.compression import takes_gzip
+
 router = APIRouter(include_in_schema=False)
 
 PLOTLY = "/static/vendor/plotly.min.js"
@@ -29,7 +31,7 @@ def plotly_script(
     if v != version:
         return RedirectResponse(f"{PLOTLY}?v={version}", headers={"Cache-Control": "no-cache"})
     headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
-    if _takes_gzip(accept_encoding):
+    if takes_gzip(accept_encoding):
         return Response(
             _compressed(), media_type="text/javascript", headers=headers | {"Content-Encoding": "gzip"}
         )
@@ -44,11 +46,3 @@ def _script() -> bytes:
 def _compressed() -> bytes:
     """The script as 1.5 MB, which the process keeps from the first time on."""
     return gzip.compress(_script(), compresslevel=6, mtime=0)
-
-
-def _takes_gzip(accepted: str) -> bool:
-    for part in accepted.split(","):
-        name, _, weight = part.strip().partition(";")
-        if name.strip().lower() in ("gzip", "*"):
-            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-    return False

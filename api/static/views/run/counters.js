@@ -6,7 +6,7 @@ import { count, number, numeric, when } from "../../core/format.js";
 import { query, setQuery } from "../../core/router.js";
 import { empty } from "../../core/states.js";
 import { choice, section, shortTable } from "../parts.js";
-import { figure } from "./series.js";
+import { COLOURS, figure } from "./series.js";
 
 const apart = (scope) => /^(kernel|operator):/.test(scope);
 
@@ -20,10 +20,10 @@ export async function show(panel, context, { signal }) {
   }
   if (!groups.size) { replace(panel, empty("Nothing has been measured yet.")); return; }
   const plotted = [...new Set([...groups.values()].filter((rows) => rows.length > 1).map(([first]) => first.name))].sort();
-  const area = h("div", { class: "card pad" }), place = h("div", { class: "plot" });
+  const area = h("div", { class: "card pad" }), place = h("div", { class: "figure-place" });
   const draw = (name) => {
     const own = [...groups.values()].filter(([first]) => first.name === name), begin = Math.min(...own.flat().map((one) => one.start_s));
-    return figure(place, { id: `measured-${name}`, caption: name, data: own.map((rows) => ({ type: "scatter", mode: "lines+markers", name: `${rows[0].scope}, ${rows[0].provenance}`, x: rows.map((one) => one.end_s - begin), y: rows.map((one) => numeric(one.value)) })),
+    return figure(place, { id: `measured-${name}`, caption: name, data: own.map((rows, number) => ({ type: "scatter", mode: "lines+markers", line: { color: COLOURS[number % COLOURS.length] }, name: `${rows[0].scope}, ${rows[0].provenance}`, x: rows.map((one) => one.end_s - begin), y: rows.map((one) => numeric(one.value)) })),
       layout: { height: 320, margin: { t: 10, r: 16, b: 44, l: 72 }, showlegend: own.length > 1, legend: { orientation: "h", y: 1.12 }, xaxis: { title: { text: "seconds since the first window" } }, yaxis: { title: { text: `${name} (${own[0][0].unit})` } } } });
   };
   const asked = query().get("name"), chosen = plotted.includes(asked) ? asked : plotted[0];

@@ -46,12 +46,12 @@ export async function show(panel, context, { signal }) {
   async function drawPlots() {
     const shown = chosen();
     if (!shown.length) { replace(area, empty("It has reported no points yet.")); return; }
-    const nodes = shown.map((name) => [...area.children].find((node) => node.dataset.metric === name) || h("section", { class: "card pad", "data-metric": name, "aria-label": titled(name) }, h("h2", {}, titled(name)), h("div", { class: "plot" }), h("p", { class: "quiet note" })));
+    const nodes = shown.map((name) => [...area.children].find((node) => node.dataset.metric === name) || h("section", { class: "card pad", "data-metric": name, "aria-label": titled(name) }, h("h2", {}, titled(name)), h("div", { class: "figure-place" }), h("p", { class: "quiet note" })));
     if (nodes.length !== area.children.length || nodes.some((node, place) => area.children[place] !== node)) replace(area, nodes);
     await Promise.all(shown.map((name, place) => {
       const one = series[name];
       nodes[place].querySelector(".note").textContent = [one.bucket_steps ? `Each ${one.bucket_steps} steps: least and greatest value.` : "", view.smooth ? `Bold: exponential mean of weight ${view.smooth}; faint: as reported.` : ""].filter(Boolean).join(" ");
-      return figure(nodes[place].querySelector(".plot"), lineFigure(name, one, { ...view, started: context.run.started_s }));
+      return figure(nodes[place].querySelector(".figure-place"), lineFigure(name, one, { ...view, started: context.run.started_s }));
     }));
   }
 

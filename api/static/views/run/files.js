@@ -8,8 +8,9 @@ import { code, download, section, shortTable } from "../parts.js";
 export async function show(panel, context, { signal }) {
   const base = `/api/v1/runs/${context.id}`, card = h("div"), checkpoints = h("div");
   const refused = (error) => { if (error instanceof ApiError && error.status === 409) return h("p", { class: "quiet" }, error.message); throw error; };
+  const cardOf = (checkpoint) => getText(`/runs/${context.id}/model-card`, { checkpoint }, { signal, accept: "text/markdown" });
   const read = async () => {
-    const [{ items }, text] = await Promise.all([get(`/runs/${context.id}/checkpoints`, {}, { signal }), getText(`/runs/${context.id}/model-card`, {}, { signal, accept: "text/markdown" }).catch(refused)]);
+    const [{ items }, text] = await Promise.all([get(`/runs/${context.id}/checkpoints`, {}, { signal }), cardOf("best").catch(() => cardOf("last")).catch(refused)]);
     replace(checkpoints, shortTable("Checkpoints", [
       ["Step", (one) => [count(one.step), one.best ? h("span", { class: "chip" }, "best") : null], "num"], ["Attempt", (one) => one.attempt, "num"], ["Saved", (one) => when(one.saved_s)], ["Size", (one) => bytes(one.size_bytes), "num"],
       ["Whole", (one) => (one.problem ? h("span", { class: "bad" }, one.problem) : "yes"), "wide"], ["Folder", (one) => h("code", {}, one.path), "wide"]], items, "It has saved no checkpoint that is on this machine."));

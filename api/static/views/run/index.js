@@ -17,7 +17,7 @@ const ENDED = new Set(["succeeded", "failed", "cancelled", "stopped"]);
 
 export async function show(main, { id, tab = "" }, { signal }) {
   const [first, who] = await Promise.all([get(`/runs/${id}`, {}, { signal }), whoami()]);
-  const experiment = await get(`/experiments/${first.experiment_id}`, {}, { signal });
+  const [experiment, cluster] = await Promise.all([get(`/experiments/${first.experiment_id}`, {}, { signal }), get("/cluster", {}, { signal })]);
   const listeners = [];
   const context = { id: Number(id), run: first, latest: {}, experiment, who, on: (kind, handle) => listeners.push([kind, handle]) };
   const tell = (kind, data) => listeners.forEach(([wanted, handle]) => { if (wanted === kind) handle(data); });
@@ -56,6 +56,7 @@ export async function show(main, { id, tab = "" }, { signal }) {
         Number.isFinite(numeric(run.test_score)) ? ["on the test part", number(run.test_score)] : null,
         Number.isFinite(numeric(run.cost_usd)) ? ["cost", money(run.cost_usd)] : null, Number.isFinite(numeric(run.energy_kwh)) ? ["energy", energy(run.energy_kwh), h("span", { class: "quiet" }, ` ${run.energy_provenance || ""}`)] : null,
         run.checkpoint_step ? ["checkpoint", `step ${count(run.checkpoint_step)}`] : null, run.ended_s ? ["ended", relative(run.ended_s)] : null,
+        cluster.dashboard_url && experiment.submission_id ? ["Ray", h("a", { href: `${cluster.dashboard_url}/#/jobs/${encodeURIComponent(experiment.submission_id)}`, rel: "noopener", target: "_blank" }, "job in the dashboard")] : null,
         ["batch", count(run.global_batch_size)], ["optimizer", run.optimizer], ["precision", run.precision], ["model", run.student],
       ]));
   }

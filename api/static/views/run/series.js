@@ -3,6 +3,8 @@
 import { figure } from "../../core/figure.js";
 import { numeric } from "../../core/format.js";
 
+/** Okabe and Ito's colours without yellow. */
+export const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"];
 const UNITS = [["_s", "s"], ["_ms", "ms"], ["_kwh", "kWh"], ["_usd", "USD"], ["_mib", "MiB"], ["_pct", "%"], ["_per_s", "1/s"], ["_w", "W"]];
 
 /** A metric's name with its unit. */
@@ -24,7 +26,7 @@ export function smoothed(values, weight) {
 /** A figure with one metric: {steps, values, at_s, attempts?, bucket_steps}. */
 export function lineFigure(name, series, { x = "step", smooth = 0, started = 0, log = false } = {}) {
   const values = series.values.map(numeric), at = x === "time" ? series.at_s.map((second) => second - (started || series.at_s[0])) : series.steps;
-  const drawn = { type: "scatter", mode: series.steps.length < 40 ? "lines+markers" : "lines", x: at, y: values.map((value) => (Number.isFinite(value) ? value : null)), name };
+  const drawn = { type: "scatter", mode: series.steps.length < 40 ? "lines+markers" : "lines", line: { color: COLOURS[0] }, x: at, y: values.map((value) => (Number.isFinite(value) ? value : null)), name };
   const data = smooth ? [{ ...drawn, opacity: 0.3, showlegend: false }, { ...drawn, mode: "lines", y: smoothed(values, smooth), name: `${name}, smoothed ${smooth}` }] : [drawn];
   const layout = { height: 320, margin: { t: 10, r: 16, b: 44, l: 64 }, showlegend: Boolean(smooth), legend: { orientation: "h", y: 1.12 },
     xaxis: { title: { text: x === "time" ? "seconds since the start" : "step" } }, yaxis: { title: { text: titled(name) }, type: log ? "log" : "linear" } };
